@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -298,7 +299,7 @@ type policies struct{ p spiffe.Policy }
 func (p *policies) Policy() spiffe.Policy { return p.p }
 
 func TestForwardedAllocations(t *testing.T) {
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
 	a, r := forwardedCertificate(t), forwarded(loopback, web)

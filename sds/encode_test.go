@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -238,14 +237,6 @@ func worstRequest() []byte {
 	return in
 }
 
-func BenchmarkDecodeWorst(b *testing.B) {
-	in := worstRequest()
-	b.ReportAllocs()
-	for b.Loop() {
-		_, _ = decode(in, false, maxNames)
-	}
-}
-
 // FuzzDecodeRequest compares our reading of both requests with the generated code's.
 func FuzzDecodeRequest(f *testing.F) {
 	for _, m := range []proto.Message{
@@ -290,38 +281,4 @@ func FuzzDecodeRequest(f *testing.F) {
 			}, b)
 		}
 	})
-}
-
-func BenchmarkEncode(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	secret := pair(b, ca, "default")
-	e, err := newEntry("default", secret, nil)
-	require.NoError(b, err)
-	b.Run("secret", func(b *testing.B) { // once for each rotation
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = newEntry("default", secret, nil)
-		}
-	})
-	b.Run("response", func(b *testing.B) { // once for each rotation and kind of stream
-		r := &response{holding: holding{false, e.version}, entries: []*entry{e}}
-		b.ReportAllocs()
-		for b.Loop() {
-			_ = r.encode("k3x9-1")
-		}
-	})
-}
-
-func BenchmarkDecode(b *testing.B) {
-	node := protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), make([]byte, 16<<10))
-	in, err := protofield.Write(func(w *protofield.Writer) {
-		w.AddBytes(2, node)
-		w.Text(3, "default")
-		w.Text(5, "k3x9-1")
-	})
-	require.NoError(b, err)
-	b.ReportAllocs()
-	for b.Loop() {
-		_, _ = decode(in, false, maxNames)
-	}
 }

@@ -2,14 +2,9 @@ package sds_test
 
 import (
 	"context"
-	"io"
 	"net"
-	"net/http"
-	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -29,10 +24,7 @@ import (
 // each get their own, and speak mTLS to each other while the identities and the root rotate and the agent is away.
 func TestEnvoyOfAgent(t *testing.T) {
 	t.Parallel()
-	envoytest.Binary(t)
-	dir, err := os.MkdirTemp("", "sds") // t.TempDir is too long for a Unix socket
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := envoytest.Dir(t)
 	run := background(t)
 
 	authority := spiffetest.NewCA(t, "example.org")
@@ -53,20 +45,9 @@ func TestEnvoyOfAgent(t *testing.T) {
 		run(caller+" SDS", s.Run)
 	}
 
-	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.Header.Get("X-Forwarded-Client-Cert"))
-	}))
-	t.Cleanup(app.Close)
-	fill := func(bootstrap, socket, api, backend string) string {
-		_, port, err := net.SplitHostPort(backend)
-		require.NoError(t, err)
-		return strings.NewReplacer("SOCKET", socket, "API_TYPE", api, "BACKEND", port).Replace(bootstrap)
-	}
-	server := envoytest.Start(t, dir, "server", fill(serverBootstrap, "backend.sock", "DELTA_GRPC", app.Listener.Addr().String()))
-	server.WaitLive(20 * time.Second)
-	client := envoytest.Start(t, dir, "client", fill(clientBootstrap, "frontend.sock", "GRPC", server.ListenerAddr("ingress", 20*time.Second)))
-	client.WaitLive(20 * time.Second)
-	load := startLoad(t, "http://"+client.ListenerAddr("egress", 20*time.Second))
+	server, client, url := startMesh(t, dir,
+		socketOf(serverBootstrap, "backend.sock", "DELTA_GRPC"), socketOf(clientBootstrap, "frontend.sock", "GRPC"))
+	load := startLoad(t, url)
 
 	// arrived waits until both Envoys have the identities that the agent has now, each its own.
 	arrived := func() {

@@ -2,10 +2,6 @@ package sds_test
 
 import (
 	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,10 +24,7 @@ import (
 // Kubernetes makes them, and has them speak mTLS to each other while both are swapped, and while files are missing.
 func TestEnvoyOfFiles(t *testing.T) {
 	t.Parallel()
-	envoytest.Binary(t)
-	dir, err := os.MkdirTemp("", "sds") // t.TempDir is too long for a Unix socket
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := envoytest.Dir(t)
 	run := background(t)
 
 	authority := spiffetest.NewCA(t, "example.org")
@@ -65,27 +58,18 @@ func TestEnvoyOfFiles(t *testing.T) {
 		}
 		return svid
 	}
-	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.Header.Get("X-Forwarded-Client-Cert"))
-	}))
-	t.Cleanup(app.Close)
 	names := func(workload string) (cert, root string) {
 		at := filepath.Join(dir, workload)
 		return "file-cert:" + at + "/tls.crt~" + at + "/tls.key", "file-root:" + at + "/ca.crt"
 	}
-	fill := func(bootstrap, workload, api, backend string) string {
-		_, port, err := net.SplitHostPort(backend)
-		require.NoError(t, err)
+	fill := func(bootstrap, workload, api string) string {
 		cert, root := names(workload)
-		return strings.NewReplacer("SOCKET", "sds.sock", "API_TYPE", api, "BACKEND", port,
-			"name: default", "name: "+cert, "{name: ROOTCA,", `{name: "`+root+`",`).Replace(bootstrap)
+		return strings.NewReplacer("name: default", "name: "+cert, "{name: ROOTCA,", `{name: "`+root+`",`).Replace(
+			socketOf(bootstrap, "sds.sock", api))
 	}
 	svids := map[string]*spiffe.SVID{"frontend": swap("frontend"), "backend": swap("backend")}
-	server := envoytest.Start(t, dir, "server", fill(serverBootstrap, "backend", "DELTA_GRPC", app.Listener.Addr().String()))
-	server.WaitLive(20 * time.Second)
-	client := envoytest.Start(t, dir, "client", fill(clientBootstrap, "frontend", "GRPC", server.ListenerAddr("ingress", 20*time.Second)))
-	client.WaitLive(20 * time.Second)
-	load := startLoad(t, "http://"+client.ListenerAddr("egress", 20*time.Second))
+	server, client, url := startMesh(t, dir, fill(serverBootstrap, "backend", "DELTA_GRPC"), fill(clientBootstrap, "frontend", "GRPC"))
+	load := startLoad(t, url)
 	envoys := map[string]*envoytest.Envoy{"frontend": client, "backend": server}
 
 	// arrived waits until both Envoys have what is in the files.

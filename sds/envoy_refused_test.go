@@ -56,8 +56,7 @@ type early struct {
 }
 
 func startEarly(t *testing.T, h *sds.Handler, api, timeout string) *early {
-	envoytest.Binary(t)
-	dir := socketDir(t)
+	dir := envoytest.Dir(t)
 	background(t)("SDS", (&unixsocket.Server{Path: filepath.Join(dir, "s.sock"), Handler: h}).Run)
 	return &early{t: t, Envoy: envoytest.Start(t, dir, "early", strings.NewReplacer("SOCKET", "s.sock", "API_TYPE", api, "TIMEOUT", timeout).Replace(refusedBootstrap))}
 }

@@ -3,10 +3,7 @@ package sds_test
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -55,10 +52,7 @@ func (f *federated) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 // federation has brought the other's roots, and not after it has taken them away.
 func TestEnvoyAllRoots(t *testing.T) {
 	t.Parallel()
-	envoytest.Binary(t)
-	dir, err := os.MkdirTemp("", "sds") // t.TempDir is too long for a Unix socket
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := envoytest.Dir(t)
 	run := background(t)
 	home, abroad := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
 	var mesh federated
@@ -73,21 +67,9 @@ func TestEnvoyAllRoots(t *testing.T) {
 	}
 	serve("backend", home)
 	serve("frontend", abroad)
-	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.Header.Get("X-Forwarded-Client-Cert"))
-	}))
-	t.Cleanup(app.Close)
-	fill := func(bootstrap, socket, backend string) string {
-		_, port, err := net.SplitHostPort(backend)
-		require.NoError(t, err)
-		return strings.NewReplacer("SOCKET", socket, "API_TYPE", "GRPC", "BACKEND", port,
-			"spiffe://example.org/ns/demo/sa/frontend", "spiffe://partner.test/ns/demo/sa/frontend").Replace(bootstrap)
-	}
-	server := envoytest.Start(t, dir, "server", fill(serverBootstrap, "backend.sock", app.Listener.Addr().String()))
-	server.WaitLive(20 * time.Second)
-	client := envoytest.Start(t, dir, "client", fill(clientBootstrap, "frontend.sock", server.ListenerAddr("ingress", 20*time.Second)))
-	client.WaitLive(20 * time.Second)
-	address := "http://" + client.ListenerAddr("egress", 20*time.Second)
+	accepts := strings.ReplaceAll(socketOf(serverBootstrap, "backend.sock", "GRPC"),
+		"spiffe://example.org/ns/demo/sa/frontend", "spiffe://partner.test/ns/demo/sa/frontend")
+	server, _, address := startMesh(t, dir, accepts, socketOf(clientBootstrap, "frontend.sock", "GRPC"))
 	becomes := func(want bool) {
 		t.Helper()
 		require.Eventually(t, func() bool {

@@ -4,10 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -195,10 +194,7 @@ func TestEnvoy(t *testing.T) {
 }
 
 func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
-	envoytest.Binary(t)
-	dir, err := os.MkdirTemp("", "sds") // t.TempDir is too long for a Unix socket
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := envoytest.Dir(t)
 	run := background(t)
 
 	td := spiffe.MustParseTrustDomain("example.org")
@@ -223,22 +219,9 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	}
 	frontend, backend := start("frontend"), start("backend")
 
-	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.Header.Get("X-Forwarded-Client-Cert"))
-	}))
-	t.Cleanup(app.Close)
-	fill := func(bootstrap, socket, api, backend string) string {
-		_, port, _ := strings.Cut(backend, ":")
-		return strings.NewReplacer("SOCKET", socket, "API_TYPE", api, "BACKEND", port).Replace(bootstrap)
-	}
-	appURL, err := url.Parse(app.URL)
-	require.NoError(t, err)
-	server := envoytest.Start(t, dir, "server", fill(serverBootstrap+unknownListener, backend.socket, serverAPI, appURL.Host))
-	server.WaitLive(20 * time.Second)
-	client := envoytest.Start(t, dir, "client", fill(clientBootstrap, frontend.socket, clientAPI, server.ListenerAddr("ingress", 20*time.Second)))
-	client.WaitLive(20 * time.Second)
-
-	load := startLoad(t, "http://"+client.ListenerAddr("egress", 20*time.Second))
+	server, client, url := startMesh(t, dir,
+		socketOf(serverBootstrap+unknownListener, backend.socket, serverAPI), socketOf(clientBootstrap, frontend.socket, clientAPI))
+	load := startLoad(t, url)
 	sees := func(e *envoytest.Envoy, m *secretcache.Manager) func() bool {
 		return func() bool {
 			svid, err := m.SVID()
@@ -299,6 +282,31 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	assert.Zero(t, server.Stat("sds.no-such-secret.update_rejected"))
 	t.Logf("%d requests, each with a handshake; default updated %d and %d times", done,
 		client.Stat("sds.default.update_success"), server.Stat("sds.default.update_success"))
+}
+
+// socketOf has a bootstrap take its secrets from a socket.
+func socketOf(bootstrap, socket, api string) string {
+	return strings.NewReplacer("SOCKET", socket, "API_TYPE", api).Replace(bootstrap)
+}
+
+// startMesh starts two Envoys, of which the first forwards to an application that tells who its client is, and the second
+// to the first, and returns the URL of the second.
+func startMesh(t *testing.T, dir, serverBootstrap, clientBootstrap string) (server, client *envoytest.Envoy, url string) {
+	t.Helper()
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Header.Get("X-Forwarded-Client-Cert"))
+	}))
+	t.Cleanup(app.Close)
+	start := func(name, bootstrap, backend string) *envoytest.Envoy {
+		_, port, err := net.SplitHostPort(backend)
+		require.NoError(t, err)
+		e := envoytest.Start(t, dir, name, strings.ReplaceAll(bootstrap, "BACKEND", port))
+		e.WaitLive(20 * time.Second)
+		return e
+	}
+	server = start("server", serverBootstrap, app.Listener.Addr().String())
+	client = start("client", clientBootstrap, server.ListenerAddr("ingress", 20*time.Second))
+	return server, client, "http://" + client.ListenerAddr("egress", 20*time.Second)
 }
 
 // load is a stream of requests through both Envoys.

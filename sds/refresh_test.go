@@ -252,27 +252,6 @@ func TestSubscribeAgain(t *testing.T) {
 	wantDelta(t, d.recv(), nil, db)
 }
 
-// A strict stream ends when it loses the right to a name.
-func TestRefreshStrict(t *testing.T) {
-	t.Parallel()
-	m, src, r := newMint(t), newFakeSource(), newRights()
-	db := m.pair("db")
-	src.put("db", db)
-	r.set("db", true)
-	h := handler(t, src, &sds.Options{Strict: true, Resolve: sds.Allow(r.authorize)})
-	socket, _ := serve(t, h)
-	s := openSotW(t, dial(t, socket))
-	s.ask("db")
-	rs := s.recv()
-	want(t, rs, db)
-	s.ack(rs, "db")
-	r.set("db", false)
-	h.Refresh()
-	code, messages := s.status()
-	assert.Equal(t, codeNotFound, code)
-	assert.Zero(t, messages)
-}
-
 // A fetch that waited for its secret asks again before it answers.
 func TestFetchAsksAgain(t *testing.T) {
 	t.Parallel()

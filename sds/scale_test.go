@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -53,7 +52,7 @@ func TestScaleIdleStreams(t *testing.T) { // not parallel: it measures
 	each, goroutines := idleStreams(t, ours, n, 60_000)
 	t.Logf("%d streams: %.0f bytes and %.2f goroutines each, a bare handler %.0f bytes", n, each, goroutines, base)
 	assert.LessOrEqual(t, goroutines, 2.05)
-	if !raceDetector {
+	if !rounds.Race {
 		assert.LessOrEqual(t, each, 1.15*base)
 	}
 }
@@ -89,99 +88,6 @@ func (c client) answer(r *envoysds.DiscoveryResponse, reject bool, names ...stri
 	}
 	_, err = c.in.Write(frame(0, b))
 	return err
-}
-
-// TestScaleEvents has streams receive 200 random events, of 20 names of which each wants some, and answer as they like:
-// at once, late, and with a rejection of what is not the newest. All end on the newest content of each name.
-func TestScaleEvents(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	streams, events := scaled(1000, 200), 200
-	const names, conns = 20, 5
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1))
-	m, src := newMint(t), newFakeSource()
-	type change struct {
-		name   string
-		secret *pki.Secret
-	}
-	var changes []change
-	newest := map[string][]byte{} // the chain
-	for i := range events + names {
-		name := fmt.Sprint("name-", i) // each once, first
-		if i >= names {
-			name = fmt.Sprint("name-", random.IntN(names))
-		}
-		s := m.pair(name)
-		changes = append(changes, change{name, s})
-		newest[name], _, _ = s.KeyPair()
-	}
-	for _, c := range changes[:names] {
-		src.put(c.name, c.secret)
-	}
-	socket, _ := serve(t, handler(t, src, nil))
-	clients := make([]*http.Client, conns)
-	for i := range clients {
-		clients[i] = dial(t, socket)
-	}
-	var pushes atomic.Int64
-	failed := make(chan error, streams)
-	for i := range streams {
-		s := client{open(t, clients[i%conns], "StreamSecrets")}
-		random := rand.New(rand.NewPCG(seed, uint64(i)+2))
-		var wanted []string
-		for _, j := range random.Perm(names)[:1+random.IntN(4)] {
-			wanted = append(wanted, fmt.Sprint("name-", j))
-		}
-		sotw(s).ask(wanted...)
-		go func() {
-			failed <- func() error {
-				for missing := slices.Clone(wanted); len(missing) > 0; {
-					r, err := s.receive()
-					if err != nil {
-						return fmt.Errorf("stream %d waits for %v: %w", i, missing, err)
-					}
-					pushes.Add(1)
-					last := false
-					for _, a := range r.GetResources() {
-						var secret envoysds.Secret
-						if err := proto.Unmarshal(a.GetValue(), &secret); err != nil {
-							return err
-						}
-						name := secret.GetName()
-						chain := secret.GetTlsCertificate().GetCertificateChain().GetInlineBytes()
-						is := bytes.Equal(chain, newest[name])
-						if !is && slices.Contains(wanted, name) && !slices.Contains(missing, name) {
-							return fmt.Errorf("stream %d got old content of %s after the newest", i, name)
-						}
-						if is {
-							last = true
-							missing = slices.DeleteFunc(missing, func(m string) bool { return m == name })
-						}
-					}
-					if random.IntN(4) == 0 {
-						time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
-					}
-					if err := s.answer(r, !last && random.IntN(5) == 0, wanted...); err != nil {
-						return err
-					}
-				}
-				return nil
-			}()
-		}()
-		time.AfterFunc(time.Minute, s.cancel)
-	}
-	for _, c := range changes[names:] {
-		src.put(c.name, c.secret)
-		if random.IntN(3) == 0 {
-			time.Sleep(time.Duration(random.IntN(5)) * time.Millisecond)
-		}
-	}
-	for range streams {
-		require.NoError(t, <-failed)
-	}
-	t.Logf("%d streams, %d events, %d responses", streams, events, pushes.Load())
 }
 
 // TestScaleBadClient has clients measure how long each push takes them, by turns in quiet and beside one of each kind of bad

@@ -157,21 +157,13 @@ type Options struct {
 	// handler in front that adds it with http.Request.WithContext; see the examples.
 	Resolve func(ctx context.Context, resourceName string) (sourceName string, err error)
 
-	// Strict ends a stream with code NotFound if it asks for a name that does not exist, or that it may not have (any
-	// more), for clients that should fail instead of waiting.
-	//
-	// It is not for Envoy, which opens the stream again, after waits of 0.5 s at first and 30 s at most: a secret
-	// that appears later arrives after seconds instead of milliseconds (3 and 19 s were seen with Envoy 1.40, ten
-	// seconds after its start), and with delta Envoy is live only after its initial_fetch_timeout.
-	Strict bool
-
 	// RequireHeader refuses requests without the header "workload.spiffe.io: true", which a client that was tricked
 	// into making a request does not send. Envoy sends it if initial_metadata of its gRPC service says so.
 	RequireHeader bool
 
 	// MaxNames is how many names one stream may ask for; 0 means 1,000. Raise it where an Envoy takes all its secrets
 	// on one stream. A delta stream is told that a name too many does not exist, and may ask for it again when there
-	// is room; it ends with code ResourceExhausted if there are twice as many. A SotW stream, and one that is Strict,
+	// is room; it ends with code ResourceExhausted if there are twice as many. A SotW stream
 	// ends with one too many.
 	MaxNames int
 

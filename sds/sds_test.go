@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -218,35 +219,6 @@ func TestPushes(t *testing.T) {
 	}
 }
 
-func TestStrict(t *testing.T) {
-	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
-	src.fail("down", errors.New("CA down"))
-	deny := func(_ context.Context, name string) error {
-		if name == "denied" {
-			return errors.New("not yours")
-		}
-		return nil
-	}
-	socket, _ := serve(t, handler(t, src, &sds.Options{Strict: true, Resolve: sds.Allow(deny)}))
-	c := dial(t, socket)
-	for _, name := range []string{"unknown", "denied"} {
-		s := openSotW(t, c)
-		s.ask(name)
-		code, _ := s.status()
-		assert.Equal(t, codeNotFound, code, name)
-		d := openDelta(t, c)
-		d.subscribe(name)
-		code, _ = d.status()
-		assert.Equal(t, codeNotFound, code, name)
-	}
-	s := openSotW(t, c)
-	s.ask("default", "down")
-	want(t, s.recv(), web) // a failed look-up is not an unknown name
-}
-
 func TestOptionsRefused(t *testing.T) {
 	t.Parallel()
 	src := newFakeSource()
@@ -325,55 +297,44 @@ func TestResolve(t *testing.T) {
 // may not have it any more by then.
 func TestResolveBeforeSending(t *testing.T) {
 	t.Parallel()
-	for _, strict := range []bool{false, true} {
-		m, src := newMint(t), newFakeSource()
-		web, db := m.pair("web"), m.pair("db")
-		src.put("web", web)
-		src.put("db", db)
-		var denied atomic.Bool
-		asked := make(chan string, 100)
-		h := handler(t, src, &sds.Options{Strict: strict, Resolve: sds.Allow(func(_ context.Context, name string) error {
-			asked <- name
-			if name == "db" && denied.Load() {
-				return errors.New("no longer")
-			}
-			return nil
-		})})
-		socket, _ := serve(t, h)
-		c := dial(t, socket)
-		s, d := openSotW(t, c), openDelta(t, c)
-		s.ask("web")
-		r := s.recv()
-		want(t, r, web)
-		d.subscribe("web")
-		rd := d.recv()
-		wantDelta(t, rd, nil, web)
-		s.ask("web", "db") // no answer to the first response yet, so that the second waits
-		d.subscribe("db")
-		for n := 0; n < 2; {
-			if <-asked == "db" {
-				n++
-			}
+	m, src := newMint(t), newFakeSource()
+	web, db := m.pair("web"), m.pair("db")
+	src.put("web", web)
+	src.put("db", db)
+	var denied atomic.Bool
+	asked := make(chan string, 100)
+	h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
+		asked <- name
+		if name == "db" && denied.Load() {
+			return errors.New("no longer")
 		}
-		denied.Store(true)
-		s.ack(r, "web", "db")
-		d.ack(rd)
-		if strict {
-			code, messages := s.status()
-			assert.Equal(t, codeNotFound, code)
-			assert.Zero(t, messages)
-			code, messages = d.status()
-			assert.Equal(t, codeNotFound, code)
-			assert.Zero(t, messages)
-			continue
+		return nil
+	})})
+	socket, _ := serve(t, h)
+	c := dial(t, socket)
+	s, d := openSotW(t, c), openDelta(t, c)
+	s.ask("web")
+	r := s.recv()
+	want(t, r, web)
+	d.subscribe("web")
+	rd := d.recv()
+	wantDelta(t, rd, nil, web)
+	s.ask("web", "db") // no answer to the first response yet, so that the second waits
+	d.subscribe("db")
+	for n := 0; n < 2; {
+		if <-asked == "db" {
+			n++
 		}
-		rd = d.recv()
-		wantDelta(t, rd, []string{"db"})
-		d.ack(rd)
-		web = m.pair("web")
-		src.put("web", web)
-		want(t, s.recv(), web)
 	}
+	denied.Store(true)
+	s.ack(r, "web", "db")
+	d.ack(rd)
+	rd = d.recv()
+	wantDelta(t, rd, []string{"db"})
+	d.ack(rd)
+	web = m.pair("web")
+	src.put("web", web)
+	want(t, s.recv(), web)
 }
 
 func TestRequireHeader(t *testing.T) {
@@ -755,19 +716,4 @@ func TestManyNames(t *testing.T) {
 }
 
 // syncBuffer is a log that tests read while it is written.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
+type syncBuffer = logtest.Buffer

@@ -23,9 +23,6 @@ type session struct {
 	// It sets the item's cur to nil if the client is to get other content, about which there will be news.
 	allow func(*item) bool
 
-	strict  bool  // a name that is asked for has to exist
-	refused error // set by next if one does not: ends the stream
-
 	items    map[string]*item
 	over     map[string]bool // delta: names without room; the client is still to be told that they do not exist
 	queue    []*item         // those with news, oldest first; may have dropped ones
@@ -167,7 +164,7 @@ func (s *session) refuse(name string, out *outcome) error {
 	if out.over++; s.over[name] {
 		return nil
 	}
-	if s.strict || len(s.over) >= s.maxNames { // which a client that answers does not reach
+	if len(s.over) >= s.maxNames { // which a client that answers does not reach
 		return errTooMany(s.maxNames)
 	}
 	if s.over == nil {
@@ -286,8 +283,6 @@ func (s *session) settled(it *item) bool {
 // include adds the news of a name to a response, and returns its size.
 func (s *session) include(it *item, r *response) (size int) {
 	switch e := it.cur.entry; {
-	case e == nil && s.strict:
-		s.refused = errNotFound(it.name)
 	case e != nil && it.sent != e.version:
 		r.entries = append(r.entries, e)
 		s.mark(it, e.version)

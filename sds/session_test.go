@@ -352,13 +352,6 @@ func TestSessionRefuses(t *testing.T) {
 		_, err = d.send(request{names: many[4:]})
 		assert.Equal(t, grpchttp.ResourceExhausted, codeOf(t, err))
 	})
-	t.Run("delta that is strict", func(t *testing.T) {
-		t.Parallel()
-		d := drive(t, true, map[string]string{})
-		d.s.strict = true
-		_, err := d.send(request{names: many[:6]})
-		assert.Equal(t, grpchttp.ResourceExhausted, codeOf(t, err))
-	})
 	t.Run("SotW counts the wanted ones", func(t *testing.T) {
 		t.Parallel()
 		d := drive(t, false, map[string]string{})

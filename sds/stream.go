@@ -68,7 +68,6 @@ func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool
 	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.frames)}
 	s.ctx, s.end = context.WithCancelCause(ctx)
 	s.held = holdings{h: h, peer: p}
-	s.session.strict = h.opts.Strict
 	if h.opts.Resolve != nil {
 		s.session.allow = s.resolve
 	}
@@ -157,8 +156,8 @@ func (s *stream) next(msg []byte) (*frame, error) {
 	}
 	s.collect()
 	r := s.session.next()
-	if s.session.refused != nil || r == nil {
-		return nil, s.session.refused
+	if r == nil {
+		return nil, nil
 	}
 	s.out.Lock()
 	return r.frame, nil

@@ -55,7 +55,7 @@ func generate(name string) func(context.Context, *secretcache.Manager) error {
 }
 
 func TestReadsDoNotAllocate(t *testing.T) {
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
 	m := filled(t, 10)
@@ -70,7 +70,7 @@ func TestReadsDoNotAllocate(t *testing.T) {
 // goroutine.
 func TestMemory(t *testing.T) {
 	rounds.Slow(t)
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("the race detector needs memory of its own")
 	}
 	many := 1000

@@ -32,7 +32,7 @@ func TestReadersNeverMiss(t *testing.T) {
 	}
 	// On a machine that is busy it takes longer until readers and writer have met often enough.
 	enough := int64(rounds.Of(150))
-	if raceDetector {
+	if rounds.Race {
 		enough = 100
 	}
 	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")

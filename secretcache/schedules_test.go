@@ -51,7 +51,7 @@ func TestSchedules(t *testing.T) {
 	switch {
 	case *long:
 		n = 10_000
-	case raceDetector:
+	case rounds.Race:
 		n = 60
 	}
 	if *oneSchedule >= 0 {

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -380,7 +381,7 @@ func TestRepeatedPeerCost(t *testing.T) {
 		}
 	}
 	repeat()
-	if raceEnabled {
+	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
 	assert.Zero(t, testing.AllocsPerRun(100, repeat))

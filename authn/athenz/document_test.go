@@ -374,7 +374,7 @@ func TestDocumentTimes(t *testing.T) {
 	conformance.Covers(t, "ATH-3.2-2", "ATH-3.2-3", "ATH-3.2-7")
 	k := athenztest.NewKeys(t)
 	synctest.Test(t, func(t *testing.T) {
-		signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: k.Private, Lifetime: 15 * time.Minute})
+		signer, err := athenz.NewSigner(k.Private, "", 15*time.Minute)
 		require.NoError(t, err)
 		text, err := signer.SignDocument(t.Context(), athenztest.Subject())
 		require.NoError(t, err)
@@ -392,15 +392,18 @@ func TestDocumentTimes(t *testing.T) {
 func TestSignerRefuses(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-5-4", "ATH-5-7", "ATH-5-8")
-	for name, o := range map[string]athenz.SignerOptions{
+	for name, o := range map[string]struct {
+		dir, key string
+		life     time.Duration
+	}{
 		"no folder":      {},
-		"a secret name":  {Dir: "/keys", KeyName: "../x"},
-		"a hidden one":   {Dir: "/keys", KeyName: ".x"},
-		"a long life":    {Dir: "/keys", Lifetime: 16 * time.Minute},
-		"a short life":   {Dir: "/keys", Lifetime: time.Millisecond},
-		"no life at all": {Dir: "/keys", Lifetime: -time.Minute},
+		"a secret name":  {"/keys", "../x", 0},
+		"a hidden one":   {"/keys", ".x", 0},
+		"a long life":    {"/keys", "", 16 * time.Minute},
+		"a short life":   {"/keys", "", time.Millisecond},
+		"no life at all": {"/keys", "", -time.Minute},
 	} {
-		_, err := athenz.NewSigner(o)
+		_, err := athenz.NewSigner(o.dir, o.key, o.life)
 		require.ErrorContains(t, err, "athenz: new signer: ", name)
 	}
 	for _, o := range [][2]string{{}, {"/keys", "a b"}} {
@@ -491,14 +494,4 @@ func FuzzVerify(f *testing.F) {
 		}
 		require.Nil(t, d)
 	})
-}
-
-func ExampleParsePodSubject() {
-	s, err := athenz.ParsePodSubject("pod:media-sports/web-0?d=media.sports&n=frontend&i=10.1.2.3")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println(s.Namespace, s.Pod, s.Service, s.IP)
-	// Output: media-sports web-0 media.sports.frontend 10.1.2.3
 }

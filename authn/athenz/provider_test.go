@@ -100,7 +100,7 @@ func TestProvider(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-11.1-1", "ATH-11.1-2", "ATH-11.1-5", "ATH-11.1-6", "ATH-11.1-8", "ATH-11.1-9", "ATH-11.1-10", "ATH-11.2-1", "ATH-11.2-2", "ATH-11.2-3", "ATH-11.2-4",
-		"ATH-11.2-5", "ATH-11.3-2", "ATH-12-1", "ATH-12-2", "ATH-12-3", "ATH-12-4", "ATH-12-5", "ATH-12-6", "ATH-12-8", "ATH-12-9", "ATH-12-10", "ATH-12-12",
+		"ATH-11.2-5", "ATH-12-1", "ATH-12-2", "ATH-12-3", "ATH-12-4", "ATH-12-5", "ATH-12-6", "ATH-12-8", "ATH-12-9", "ATH-12-10", "ATH-12-12",
 		"ATH-18-9")
 	c := athenztest.New(t)
 	client := c.MutualTLS(cafake.ZTSName)
@@ -335,7 +335,7 @@ func TestUsedAsLongAsGood(t *testing.T) {
 	keys := athenztest.NewKeys(t)
 	subject := athenztest.Subject()
 	synctest.Test(t, func(t *testing.T) {
-		signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: keys.Private, Lifetime: life})
+		signer, err := athenz.NewSigner(keys.Private, "", life)
 		require.NoError(t, err)
 		verifier, err := athenz.NewVerifier(keys.Public, "")
 		require.NoError(t, err)

@@ -121,7 +121,7 @@ func TestClocksApart(t *testing.T) {
 	t.Parallel()
 	r := newReplicas(t)
 	r.API.Put(usedObject, map[string]any{})
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: r.Keys.Private, Lifetime: time.Second})
+	signer, err := athenz.NewSigner(r.Keys.Private, "", time.Second)
 	require.NoError(t, err)
 	document, err := signer.SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -38,7 +39,7 @@ func again(t testing.TB) map[string]struct {
 }
 
 func TestAllocations(t *testing.T) {
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
 	for name, c := range again(t) {

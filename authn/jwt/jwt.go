@@ -1,5 +1,5 @@
-// Package jwt proves callers by signed tokens: JSON Web Tokens of an OpenID Connect issuer, such as the API server of a
-// Kubernetes cluster or a build system, and JWT-SVIDs.
+// Package jwt proves callers by signed tokens: JSON Web Tokens of an OpenID Connect issuer, such as the API
+// server of a Kubernetes cluster or a build system, and JWT-SVIDs.
 //
 // [New] makes an [Authenticator] for the tokens of one issuer, and [SVID] one for JWT-SVIDs. authn.FirstOf
 // asks several, for several issuers:
@@ -26,8 +26,9 @@
 // A header with "crit" is refused, and so is a "typ" other than JWT, JOSE and at+jwt: another kind of token that the
 // issuer signs, such as for a logout, is no proof. Other members of a header are ignored.
 //
-// A token that is bound to a client certificate (the claim "cnf" with "x5t#S256", RFC 8705) counts if the client of the TLS
-// connection has presented that one. One that is bound otherwise is refused, such as by DPoP, and so is each JWT-SVID with "cnf".
+// A token that is bound to a client certificate (the claim "cnf" with "x5t#S256", RFC 8705) counts if the
+// client of the TLS connection has presented that one. One that is bound otherwise is refused, such as by DPoP,
+// and so is each JWT-SVID with "cnf".
 //
 // # Keys
 //
@@ -40,8 +41,8 @@
 // A document has at most 1 MiB, and a key set 256 keys. Keys of other types and for other uses are left out; a set
 // without a usable key is a failure.
 //
-// A verified token is cached while the key set is the same, so that it costs one signature check. Tokens of more than 4 KiB
-// are not cached.
+// A verified token is cached while the key set is the same, so that it costs one signature check. Tokens of
+// more than 4 KiB are not cached.
 //
 // # What it does not do
 //
@@ -63,13 +64,14 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
-	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // method is what a Caller's Method says.
 const method = "jwt"
+
+const leeway = token.DefaultLeeway // of "exp", "nbf" and "iat", for clocks that disagree
 
 const maxRemembered = 1000 // tokens
 
@@ -91,25 +93,13 @@ type Options struct {
 	// are refused.
 	TrustDomain spiffe.TrustDomain
 
-	// Caller, if set, takes the place of that rule: it returns the ID, Name, DNSNames or Pod of the caller with these
-	// claims, which are verified. The method and the end of the proof are set by this package. It must depend on the
-	// claims alone, as the result is remembered with the token, and be safe for concurrent use. An error refuses the
-	// token, and so does a caller without a name.
+	// Caller, if set, takes the place of that rule: it returns the ID, Name, DNSNames or Pod of the caller with
+	// these claims, which are verified. The method and the end of the proof are set by this package. It must
+	// depend on the claims alone, as the result is remembered with the token, and be safe for concurrent use.
+	// An error refuses the token, and so does a caller without a name. A Caller also decides which actors may
+	// act for a subject, whereas with TrustDomain a token with an actor (the claim "act" of RFC 8693 section
+	// 4.1) is refused.
 	Caller func(*Claims) (*authn.Caller, error)
-
-	// Actors, if set, requires that a token names an actor, which acts for its subject (the claim "act" of RFC 8693 section 4.1),
-	// and returns the policy for the SPIFFE ID of the present actor. Earlier actors are in [Claims].Actors, for the record: the
-	// standard has them decide about nothing. It must depend on the subject alone. Nil requires none: with TrustDomain a token with an actor is then refused, as it
-	// would make the actor the subject, and with Caller that function decides.
-	Actors func(subject string) spiffe.Policy
-
-	// Algorithms are those that a token may be signed with, of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384
-	// and ES512. Nil means all of them.
-	Algorithms []string
-
-	// Leeway is how long a token is accepted after its "exp" and before its "nbf" and "iat", for clocks that
-	// disagree: from 0 to two minutes. Nil means one minute.
-	Leeway *time.Duration
 
 	// AllowPlaintext accepts tokens over connections that are neither TLS nor Unix sockets, too. It is for servers
 	// whose connections are protected otherwise, such as by a proxy in the same pod.
@@ -125,7 +115,10 @@ type Claims struct {
 	Issuer, Subject string
 	Audiences       []string
 	Expires         time.Time
-	Actors          []string // who acts for the subject: the present actor, and those before it; mostly none
+
+	// Actors act for the subject: first the present one, then those before it, which are for the record (RFC
+	// 8693 section 4.1). Mostly there are none.
+	Actors []string
 
 	payload []byte
 }
@@ -143,17 +136,13 @@ func (c *Claims) Decode(into any) error {
 // Authenticator proves callers by the tokens of one issuer. [New] makes one. It is an [authn.Authenticator] and safe
 // for concurrent use. It starts a goroutine for each fetch of keys, which ends with it, and no other.
 type Authenticator struct {
-	redacted   // it remembers tokens
-	issuer     string
-	audiences  []string
-	caller     func(*Claims) (*authn.Caller, error)
-	decides    bool                               // caller is the user's
-	actors     func(subject string) spiffe.Policy // nil for none
-	algorithms []jws.Algorithm                    // nil for all
-	leeway     time.Duration
-	plaintext  bool
-	keys       *keys
-	memory     *token.Memory[keySet, kept]
+	redacted  // it remembers tokens
+	issuer    string
+	audiences []string
+	caller    func(*Claims) (*authn.Caller, error)
+	plaintext bool
+	keys      *keys
+	memory    *token.Memory[keySet, kept]
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -171,11 +160,8 @@ type kept struct {
 func New(o Options) (*Authenticator, error) {
 	a := &Authenticator{
 		redacted: redact.New(fmt.Sprintf("jwt.Authenticator(%.256q)", o.Issuer)),
-		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller, decides: o.Caller != nil, actors: o.Actors,
-		leeway: token.DefaultLeeway, plaintext: o.AllowPlaintext, memory: token.NewMemory[keySet, kept](maxRemembered),
-	}
-	if o.Leeway != nil {
-		a.leeway = *o.Leeway
+		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
+		plaintext: o.AllowPlaintext, memory: token.NewMemory[keySet, kept](maxRemembered),
 	}
 	err := a.set(&o)
 	if err == nil {
@@ -189,24 +175,15 @@ func New(o Options) (*Authenticator, error) {
 
 // set checks the options that need no network.
 func (a *Authenticator) set(o *Options) error {
-	for _, name := range o.Algorithms {
-		alg, ok := jws.ParseAlgorithm(name)
-		if !ok {
-			return fmt.Errorf("Options.Algorithms has %.20q, which is none of RS, PS and ES with 256, 384 and 512", name)
-		}
-		a.algorithms = append(a.algorithms, alg)
-	}
 	switch {
 	case o.Issuer == "":
 		return errors.New("Options.Issuer is empty")
 	case len(o.Audiences) == 0 || slices.Contains(o.Audiences, ""):
-		return errors.New("Options.Audiences is empty, or has an empty one: every token of the issuer would be accepted; name this server as its clients do")
-	case o.Algorithms != nil && len(o.Algorithms) == 0:
-		return errors.New("Options.Algorithms is empty, so that no token is accepted; nil means all of them")
-	case a.leeway < 0 || a.leeway > token.MaxLeeway:
-		return fmt.Errorf("Options.Leeway is %v, not from 0 to %v", a.leeway, token.MaxLeeway)
+		return errors.New("Options.Audiences is empty, or has an empty one: every token of the issuer would be " +
+			"accepted; name this server as its clients do")
 	case o.Caller == nil && o.TrustDomain.IsZero():
-		return fmt.Errorf("Options.TrustDomain and Caller are both missing, so that no token would name a caller: %w", spiffe.ErrZero)
+		return fmt.Errorf("Options.TrustDomain and Caller are both missing, so that no token would name a caller: %w",
+			spiffe.ErrZero)
 	case o.Caller != nil && !o.TrustDomain.IsZero():
 		return errors.New("Options.TrustDomain and Caller are both set; Caller decides about trust domains itself")
 	case o.Caller == nil:
@@ -218,6 +195,10 @@ func (a *Authenticator) set(o *Options) error {
 
 // serviceAccount is the rule for callers that are Kubernetes service accounts.
 func serviceAccount(td spiffe.TrustDomain, c *Claims) (*authn.Caller, error) {
+	if len(c.Actors) > 0 { // which would become the subject
+		return nil, fmt.Errorf("%.256q acts for the subject %.256q (act), and no actor is allowed here",
+			c.Actors[0], c.Subject)
+	}
 	namespace, name, err := kube.ParseUser(c.Subject)
 	if err != nil {
 		return nil, err
@@ -245,9 +226,10 @@ func (a *Authenticator) Fetch(ctx context.Context) error {
 // Authenticate proves the caller by the token in the authorization header, see [authn.Bearer]. The method of the
 // caller is "jwt", and NotAfter is "exp". The Caller is the same for every request with the same token.
 //
-// The error wraps [authn.ErrNoCredential] if there is no token, or one that is not for this method: no JWT, or one of
-// another issuer. It wraps [authn.ErrRefused] if the token is refused, with jwtsvid.ErrExpired and jwtsvid.ErrAudience
-// for two of the reasons. It wraps neither if the keys of the issuer cannot be fetched: the same token may be good later.
+// The error wraps [authn.ErrNoCredential] if there is no token, or one that is not for this method: no JWT, or
+// one of another issuer. It wraps [authn.ErrRefused] if the token is refused, with jwtsvid.ErrExpired and
+// jwtsvid.ErrAudience for two of the reasons. It wraps neither if the keys of the issuer cannot be fetched: the
+// same token may be good later.
 func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if a.keys == nil {
 		return nil, errNotMade
@@ -276,7 +258,8 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 // recall returns the caller of a token that was verified with the present keys and is in time.
 func (a *Authenticator) recall(r *http.Request, text string, now time.Time) *authn.Caller {
 	k, set, ok := a.memory.Find(text)
-	if !ok || set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) || bindingFault(k.certificate, r) != nil {
+	if !ok || set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) ||
+		bindingFault(k.certificate, r) != nil {
 		return nil
 	}
 	return k.caller
@@ -290,13 +273,14 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 	signed, e := kind.Parse(text)
 	var c claims
 	if e == nil {
-		e = a.headerFault(signed)
+		e = headerFault(signed)
 	}
 	if e == nil {
 		c, e = readClaims(signed.Payload)
 	}
 	if e == nil && c.issuer != a.issuer { // before anything is done for it
-		return nil, fmt.Errorf("the token is of the issuer %.256q, and not of %.256q: %w", c.issuer, a.issuer, authn.ErrNoCredential)
+		return nil, fmt.Errorf("the token is of the issuer %.256q, and not of %.256q: %w", c.issuer, a.issuer,
+			authn.ErrNoCredential)
 	}
 	if e == nil {
 		e = a.claimsFault(&c, now)
@@ -315,11 +299,11 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 	if err != nil {
 		return nil, refuse(err)
 	}
-	from, until := c.notBefore.At, c.expires.At.Add(a.leeway)
+	from, until := c.notBefore.At, c.expires.At.Add(leeway)
 	if c.issuedAt.At.After(from) {
 		from = c.issuedAt.At
 	}
-	a.memory.Keep(text, kept{caller, c.certificate, from.Add(-a.leeway), until}, set, until)
+	a.memory.Keep(text, kept{caller, c.certificate, from.Add(-leeway), until}, set, until)
 	return caller, nil
 }
 
@@ -328,9 +312,6 @@ func refuse(err error) error { return fmt.Errorf("%w: %w", authn.ErrRefused, err
 
 // name returns the caller of verified claims.
 func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
-	if err := a.mayAct(c); err != nil {
-		return nil, err
-	}
 	named, err := a.caller(&Claims{c.issuer, c.subject, c.audiences, c.expires.At, c.actors, payload})
 	if err != nil {
 		return nil, err
@@ -341,24 +322,4 @@ func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
 	caller := *named
 	caller.Method, caller.NotAfter, caller.Actors = method, c.expires.At, c.actors
 	return &caller, nil
-}
-
-// mayAct returns why the actor of a token, or a token without one, is refused.
-func (a *Authenticator) mayAct(c *claims) error {
-	switch {
-	case a.actors == nil && (a.decides || len(c.actors) == 0):
-		return nil
-	case a.actors == nil:
-		return fmt.Errorf("%.256q acts for the subject %.256q (act), and no actor is allowed here", c.actors[0], c.subject)
-	case len(c.actors) == 0:
-		return fmt.Errorf("the token of %.256q names no actor (act), and one is required", c.subject)
-	}
-	id, err := spiffe.ParseID(c.actors[0])
-	if err == nil {
-		err = a.actors(c.subject).Check(id)
-	}
-	if err != nil {
-		return fmt.Errorf("%.256q may not act for the subject %.256q: %w", c.actors[0], c.subject, err)
-	}
-	return nil
 }

@@ -26,18 +26,12 @@ import (
 
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	long, negative := 121*time.Second, -time.Second
 	for want, edit := range map[string]func(*jwt.Options){
 		"Issuer is empty":                         func(o *jwt.Options) { o.Issuer = "" },
 		"Audiences is empty":                      func(o *jwt.Options) { o.Audiences = nil },
 		"or has an empty one":                     func(o *jwt.Options) { o.Audiences = []string{"a", ""} },
 		"are both missing":                        func(o *jwt.Options) { o.TrustDomain = spiffe.TrustDomain{} },
 		"are both set":                            func(o *jwt.Options) { o.Caller = func(*jwt.Claims) (*authn.Caller, error) { return nil, nil } },
-		`Algorithms has "none"`:                   func(o *jwt.Options) { o.Algorithms = []string{"RS256", "none"} },
-		`Algorithms has "HS256"`:                  func(o *jwt.Options) { o.Algorithms = []string{"HS256"} },
-		"Algorithms is empty":                     func(o *jwt.Options) { o.Algorithms = []string{} },
-		"Leeway is 2m1s":                          func(o *jwt.Options) { o.Leeway = &long },
-		"Leeway is -1s":                           func(o *jwt.Options) { o.Leeway = &negative },
 		`Issuer: the scheme is "http"`:            func(o *jwt.Options) { o.Issuer = "http://oidc.example.org" },
 		`Issuer: "kubernetes" is no URL`:          func(o *jwt.Options) { o.Issuer = "kubernetes" },
 		`Issuer: the scheme is "file"`:            func(o *jwt.Options) { o.Issuer = "file://localhost/keys" },
@@ -147,7 +141,7 @@ func TestRefused(t *testing.T) {
 	}
 	encode := func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
 	good := sign("p256", nil)
-	a := newAuthenticator(t, newIssuer("p256", "p384", "rsa"), func(o *jwt.Options) { o.Algorithms = []string{"ES256", "RS256"} })
+	a := newAuthenticator(t, newIssuer("p256", "p384", "rsa"))
 	_, err := a.Authenticate(request(t, good))
 	require.NoError(t, err)
 	for name, c := range map[string]struct{ text, want string }{
@@ -180,7 +174,6 @@ func TestRefused(t *testing.T) {
 		"unknown kid":           {sign("other", nil), `the issuer has no key "other" for ES256`},
 		"kid of another type":   {signRaw("p256", "", "rsa", "JWT", mustJSON(claims(nil))), `the issuer has no key "rsa" for ES256`},
 		"kid is a number":       {signHeader(`{"alg":"ES256","kid":1}`, nil), `"kid" is not a string`},
-		"algorithm not allowed": {sign("p384", nil), "ES384 is not one of [ES256 RS256]"},
 		"none":                  {encode(`{"alg":"none"}`) + "." + encode(mustJSON(claims(nil))) + ".", "algorithm"},
 		"HS256":                 {signHeader(`{"alg":"HS256","kid":"p256"}`, nil), "algorithm"},
 		"alg is missing":        {signHeader(`{"kid":"p256"}`, nil), "algorithm"},
@@ -327,12 +320,11 @@ func TestRememberedInTime(t *testing.T) {
 	t.Parallel()
 	keys() // outside the bubble
 	synctest.Test(t, func(t *testing.T) {
-		none := time.Duration(0)
-		a := newAuthenticator(t, newIssuer("p256"), func(o *jwt.Options) { o.Leeway = &none })
+		a := newAuthenticator(t, newIssuer("p256"))
 		text := sign("p256", map[string]any{"exp": time.Now().Unix() + 30})
 		first, err := a.Authenticate(request(t, text))
 		require.NoError(t, err)
-		time.Sleep(29 * time.Second)
+		time.Sleep(89 * time.Second) // the leeway is a minute
 		again, err := a.Authenticate(request(t, text))
 		require.NoError(t, err)
 		assert.Same(t, first, again)

@@ -176,7 +176,7 @@ func TestUsedDocuments(t *testing.T) {
 	api.Put("/api/v1/namespaces/media-sports/pods/web-0", map[string]any{
 		"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
 	})
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: p.Path("private")})
+	signer, err := athenz.NewSigner(p.Path("private"), "", 0)
 	require.NoError(t, err)
 	document, err := signer.SignDocument(t.Context(), athenztest.Subject())
 	require.NoError(t, err)

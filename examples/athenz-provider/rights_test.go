@@ -35,7 +35,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 	api, server := kubetest.StartGuard(t, rights["k8s-admin/athenz-callback"])
 	api.Put("/api/v1/namespaces/k8s-admin/configmaps/used-documents", map[string]any{})
 	at := programtest.Serve(t, daemon.Run, environ(p, "KUBERNETES_API="+server, "USED_DOCUMENTS=k8s-admin/used-documents", "SIGNING_ADDR=off", "HEALTH_ADDR=off"), io.Discard, 1)
-	signer, err := athenz.NewSigner(athenz.SignerOptions{Dir: p.Path("private")})
+	signer, err := athenz.NewSigner(p.Path("private"), "", 0)
 	require.NoError(t, err)
 	for namespace, domain := range map[string]string{"media-sports": "media.sports", "media-news": "media.news"} {
 		for _, name := range []string{"web-0", "web-1"} {

@@ -64,7 +64,7 @@ func TestOIDC(t *testing.T) {
 			return new(net.Dialer).DialContext(ctx, network, map[string]string{"oidc.example.org:443": s.at.OIDC.Addr().String()}[addr])
 		},
 	}}
-	verifier, err := jwt.New(jwt.Options{Issuer: issuer, Audiences: []string{"bank"}, Algorithms: []string{"RS256"}, HTTPClient: client, Caller: func(c *jwt.Claims) (*authn.Caller, error) {
+	verifier, err := jwt.New(jwt.Options{Issuer: issuer, Audiences: []string{"bank"}, HTTPClient: client, Caller: func(c *jwt.Claims) (*authn.Caller, error) {
 		id, err := spiffe.ParseID(c.Subject)
 		return &authn.Caller{ID: id}, err
 	}})

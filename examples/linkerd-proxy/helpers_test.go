@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 )
 
@@ -88,19 +89,4 @@ func together(t *testing.T, tests map[string]func(*testing.T)) {
 }
 
 // quietLog keeps what is logged.
-type quietLog struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *quietLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *quietLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
+type quietLog = logtest.Buffer

@@ -5,6 +5,7 @@ package conns
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"net"
 	"slices"
@@ -96,7 +97,8 @@ var process = budget{of: map[string]int{}}
 
 // refusals are the connections of the process that were refused, by the label of the reason.
 var refusals = func() map[string]*metrics.Counter {
-	metrics.Process.Gauges("svidkit_connection_descriptors", "The number of file descriptors that accepted connections may take, by state; a reserve is not among them.",
+	metrics.Process.Gauges("svidkit_connection_descriptors",
+		"The number of file descriptors that accepted connections may take, by state; a reserve is not among them.",
 		func(add metrics.Add) {
 			if usable, known := usableDescriptors(); known {
 				process.Lock()
@@ -105,12 +107,14 @@ var refusals = func() map[string]*metrics.Counter {
 				add(float64(max(usable-process.held, 0)), "state", "free")
 			}
 		})
-	return metrics.Process.Counters("svidkit_connections_refused_total", "The number of connections that were closed at once because of a limit, by the reason.",
+	return metrics.Process.Counters("svidkit_connections_refused_total",
+		"The number of connections that were closed at once because of a limit, by the reason.",
 		"reason", slices.Sorted(maps.Values(labels))...)
 }()
 
 var labels = map[string]string{
-	DescriptorReserve: "descriptors", Crowded: "crowded", limit.CallerShare: "too_many_of_peer", limit.TotalShare: "too_many", handshakes: handshakes,
+	DescriptorReserve: "descriptors", Crowded: "crowded", limit.CallerShare: "too_many_of_peer",
+	limit.TotalShare: "too_many", handshakes: handshakes,
 }
 
 const handshakes = "handshakes"
@@ -191,7 +195,8 @@ func crowded(peer []string, of map[string]int, all, free, each int) *limit.Error
 		if has >= times*free && !(none && 4*free > all) {
 			return &limit.Error{Reason: Crowded}
 		}
-		if free = max((times*free-has+times)/(times+1), 1); i == 0 && each > 0 { // of those within it, this one included
+		// of those within it, this one included
+		if free = max((times*free-has+times)/(times+1), 1); i == 0 && each > 0 {
 			free = min(free, each-has)
 		}
 		times = 32
@@ -246,22 +251,27 @@ func (l closing) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &counted{c, l.Listener}, nil
+	return &closer{c, func() { l.Closed(c) }}, nil
 }
 
-// counted is a connection that counts until it is closed.
-type counted struct {
+// closer is a connection that calls a function when it is closed.
+type closer struct {
 	net.Conn
-	of *Listener
+	closed func()
 }
 
-func (c *counted) Close() error {
-	defer c.of.Closed(c.Conn)
+func (c *closer) Close() error {
+	defer c.closed()
 	return c.Conn.Close()
 }
 
 // CloseWrite says that nothing more follows, if the connection can.
-func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
+func (c *closer) CloseWrite() error {
+	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
 
 // TCPPeer returns the peer of a connection by TCP: its address, and the user if it begins on this machine. Other
 // connections of the system have one peer, and those within the process, as tests have them, none.

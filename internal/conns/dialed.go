@@ -2,7 +2,6 @@ package conns
 
 import (
 	"context"
-	"errors"
 	"net"
 	"sync"
 )
@@ -15,7 +14,7 @@ type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 // zero value has none. It is safe for concurrent use.
 type Dialed struct {
 	mu   sync.Mutex
-	open map[*dialed]struct{}
+	open map[net.Conn]struct{}
 	over context.Context // done with the next Close, and from End on; nil if there was no dial since the last Close
 	end  context.CancelCauseFunc
 }
@@ -44,12 +43,11 @@ func (d *Dialed) Dial(dial Dial) Dial {
 		case err != nil:
 			return nil, err
 		}
-		c := &dialed{Conn: raw, of: d}
 		if d.open == nil {
-			d.open = map[*dialed]struct{}{}
+			d.open = map[net.Conn]struct{}{}
 		}
-		d.open[c] = struct{}{}
-		return c, nil
+		d.open[raw] = struct{}{}
+		return &closer{raw, func() { d.forget(raw) }}, nil
 	}
 }
 
@@ -79,29 +77,12 @@ func (d *Dialed) close(err error) {
 	d.open = nil
 	d.mu.Unlock()
 	for c := range open {
-		_ = c.Conn.Close() // below TLS, which would wait to say that it ends
+		_ = c.Close() // below TLS, which would wait to say that it ends
 	}
 }
 
-// dialed is a connection that is in the set until it is closed.
-type dialed struct {
-	net.Conn
-	of *Dialed
-}
-
-func (c *dialed) Close() error {
-	c.of.mu.Lock()
-	delete(c.of.open, c)
-	c.of.mu.Unlock()
-	return c.Conn.Close()
-}
-
-// CloseWrite says that nothing more follows, if the connection can.
-func (c *dialed) CloseWrite() error { return closeWrite(c.Conn) }
-
-func closeWrite(c net.Conn) error {
-	if h, ok := c.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return errors.ErrUnsupported
+func (d *Dialed) forget(c net.Conn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.open, c)
 }

@@ -31,10 +31,12 @@ func owner(c net.Conn) (uid uint32, known bool) {
 		return 0, false
 	}
 	defer syscall.Close(s)
-	if syscall.SetsockoptTimeval(s, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &syscall.Timeval{Usec: ownerTimeoutMicro}) != nil {
+	if syscall.SetsockoptTimeval(s, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO,
+		&syscall.Timeval{Usec: ownerTimeoutMicro}) != nil {
 		return 0, false
 	}
-	if syscall.Sendto(s, ownerRequest(there.AddrPort(), here.AddrPort()), 0, &syscall.SockaddrNetlink{Family: syscall.AF_NETLINK}) != nil {
+	if syscall.Sendto(s, ownerRequest(there.AddrPort(), here.AddrPort()), 0,
+		&syscall.SockaddrNetlink{Family: syscall.AF_NETLINK}) != nil {
 		return 0, false
 	}
 	answer := make([]byte, 512)

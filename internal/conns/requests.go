@@ -26,7 +26,8 @@ const (
 
 	maxHeader  = 64 << 10 // bytes of the header of a request
 	headerUnit = 8 << 10  // bytes of it that count as a request
-	maxWork    = 1664     // requests that are under way in the process, some 16 KiB each; a thousand fit on one connection
+	// requests that are under way in the process, some 16 KiB each; a thousand fit on one connection
+	maxWork = 1664
 )
 
 // Reasons of a [limit.Error] for requests.
@@ -60,7 +61,8 @@ func (b *budget) give(peer []string, n int) {
 	b.add(peer, -n)
 }
 
-var busy = metrics.Process.Counters("svidkit_requests_refused_total", "The number of requests that were refused at once because of a limit, by the reason.",
+var busy = metrics.Process.Counters("svidkit_requests_refused_total",
+	"The number of requests that were refused at once because of a limit, by the reason.",
 	"reason", slices.Sorted(maps.Values(busyLabels))...)
 
 var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: labels[limit.CallerShare]}
@@ -325,7 +327,8 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 	admitted()
 	q, wire := &request{names: from.names, n: n}, http.NewResponseController(w)
 	return &answer{
-		ResponseWriter: w, wire: wire, http1: isHTTP1(r), read: deadline{end: wire.SetReadDeadline}, write: deadline{end: wire.SetWriteDeadline},
+		ResponseWriter: w, wire: wire, http1: isHTTP1(r), read: deadline{end: wire.SetReadDeadline},
+		write:   deadline{end: wire.SetWriteDeadline},
 		request: r.WithContext(context.WithValue(r.Context(), requestKey{}, q)), counted: q,
 	}
 }

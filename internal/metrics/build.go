@@ -17,10 +17,12 @@ var Process Set
 // them: a page has them once.
 func WriteProcess(w io.Writer) error {
 	var s Set
-	s.Gauges("svidkit_build_info", "The version of svidkit, the version of Go, and the revision of the source if it is a build of a checkout.", func(add Add) {
-		b := build()
-		add(1, "version", b.version, "goversion", b.goversion, "revision", b.revision)
-	})
+	s.Gauges("svidkit_build_info",
+		"The version of svidkit, the version of Go, and the revision of the source if it is a build of a checkout.",
+		func(add Add) {
+			b := build()
+			add(1, "version", b.version, "goversion", b.goversion, "revision", b.revision)
+		})
 	s.families = append(s.families, Process.families...)
 	return s.Write(w)
 }

@@ -124,7 +124,8 @@ func (l *Log) flush(k kind) {
 }
 
 func (l *Log) write(k kind, attrs []slog.Attr) {
-	l.logger.LogAttrs(context.Background(), k.level, k.message, append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
+	l.logger.LogAttrs(context.Background(), k.level, k.message,
+		append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
 }
 
 // Patient returns a logger that writes to logger; nil discards. A handler that blocks, such as one whose pipe is
@@ -207,7 +208,8 @@ func (e errorLog) Write(p []byte) (int, error) {
 	line := strings.TrimSuffix(string(p), "\n")
 	if rest, ok := strings.CutPrefix(line, "http: TLS handshake error from "); ok {
 		remote, err, _ := strings.Cut(rest, ": ")
-		e.log.Log(e.level, "http: TLS handshake error", "handshake failed", slog.String("remote", remote), slog.String("err", err))
+		e.log.Log(e.level, "http: TLS handshake error", "handshake failed", slog.String("remote", remote),
+			slog.String("err", err))
 	} else {
 		log.Print(line)
 	}

@@ -637,7 +637,7 @@ func TestMany(t *testing.T) { // not parallel: it counts goroutines and memory
 		}
 		each := float64(heap()-before) / many
 		t.Logf("%.0f bytes for each entry", each)
-		if !raceDetector {
+		if !rounds.Race {
 			assert.Less(t, each, 200.0)
 		}
 		goroutines := runtime.NumGoroutine()

@@ -80,7 +80,7 @@ func TestFleet(t *testing.T) {
 		return slices.Max(count[:]) / (all / float64(bins-first))
 	}
 	fleet := rounds.Of(250_000)
-	if raceDetector {
+	if rounds.Race {
 		fleet = 100_000
 	}
 	assert.Less(t, peak(fleet, 0.2), 3.0)

@@ -2,6 +2,7 @@ package istioagent
 
 import (
 	"cmp"
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -22,7 +23,8 @@ type (
 // node is how an Envoy, or a program with gRPC, introduces itself to the control plane.
 func (c *Config) node() object {
 	metadata := object{
-		"NAMESPACE": c.namespace, "SERVICE_ACCOUNT": c.serviceAccount, "CLUSTER_ID": c.clusterID, "NAME": c.pod, "INSTANCE_IPS": c.address,
+		"NAMESPACE": c.namespace, "SERVICE_ACCOUNT": c.serviceAccount, "CLUSTER_ID": c.clusterID, "NAME": c.pod,
+		"INSTANCE_IPS":      c.address,
 		"ENVOY_STATUS_PORT": c.Envoy.readyPort, "ENVOY_PROMETHEUS_PORT": c.Envoy.metricsPort,
 		"PROXY_CONFIG": c.Envoy.proxyConfig, "LABELS": c.podInfo("labels"), "ANNOTATIONS": c.podInfo("annotations"),
 	}
@@ -31,7 +33,8 @@ func (c *Config) node() object {
 	}
 	namespace := cmp.Or(c.namespace, "default")
 	return object{
-		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(c.address, "127.0.0.1"), cmp.Or(c.pod, "pod"), namespace,
+		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(c.address, "127.0.0.1"),
+			cmp.Or(c.pod, "pod"), namespace,
 			cmp.Or(c.Envoy.Domain, namespace+".svc.cluster.local")),
 		"cluster": cmp.Or(c.Envoy.cluster, cmp.Or(c.serviceAccount, "proxy")+"."+namespace), "metadata": metadata,
 	}
@@ -41,7 +44,8 @@ func (c *Config) node() object {
 func (c *Config) writeGRPC() error {
 	bootstrap := object{
 		"xds_servers": list{object{
-			"server_uri": "unix://" + c.xdsSocket(), "channel_creds": list{object{"type": "insecure"}}, "server_features": list{"xds_v3"},
+			"server_uri": "unix://" + c.xdsSocket(), "channel_creds": list{object{"type": "insecure"}},
+			"server_features": list{"xds_v3"},
 		}},
 		"node":                                   c.node(),
 		"server_listener_resource_name_template": "xds.istio.io/grpc/lds/inbound/%s",
@@ -69,107 +73,80 @@ func (c *Config) writeGRPC() error {
 	return fileset.Replace(dir, filepath.Base(name), fileset.File{Data: data, Mode: 0o644})
 }
 
+// bootstrapParts has the parts of a bootstrap by their names, with values such as "{NAME}" to fill in.
+//
+//go:embed bootstrap.json
+var bootstrapParts []byte
+
+// filled returns a part of the bootstrap with the values, names and values in turn.
+func filled(part string, values ...any) json.RawMessage {
+	var parts map[string]json.RawMessage
+	if err := json.Unmarshal(bootstrapParts, &parts); err != nil {
+		panic("istioagent: bootstrap.json: " + err.Error()) // it is part of the program
+	}
+	var pairs []string
+	for i := 0; i < len(values); i += 2 {
+		value, _ := json.Marshal(values[i+1]) // of texts, numbers and JSON
+		pairs = append(pairs, fmt.Sprintf(`"{%s}"`, values[i]), string(value))
+	}
+	return json.RawMessage(strings.NewReplacer(pairs...).Replace(string(parts[part])))
+}
+
 // Bootstrap writes a configuration for an Envoy, in JSON, which Envoy takes as --config-path FILE.json. It has the
-// cluster sds-grpc at the workload socket, by whose name control planes refer to it. With Config.XDS, listeners and
+// cluster sds-grpc at the workload socket, by whose name control planes refer to it. With Envoy.XDS, listeners and
 // clusters come from the control plane by ADS, through the socket XDS. Without, there is a listener at
 // 127.0.0.1:15443 that requires client certificates of the trust domain, takes its secrets by SDS in its incremental
-// form, with which an Envoy starts although a secret is missing, and says hello. Config.Envoy has the ports of the
-// admin interface, which is on loopback, and of two listeners that are there as in Istio's bootstrap: /healthz/ready
-// is that of the cluster agent, and /stats/prometheus that of the admin interface. In a pod, and with Envoy.Started,
-// these two are at all addresses.
+// form, with which an Envoy starts although a secret is missing, and says hello. The admin interface is on loopback.
+// Two listeners are as in Istio's bootstrap: /healthz/ready asks the status port of the agent, and /stats/prometheus
+// the admin interface. In a pod, and with Envoy.Started, these two are at all addresses.
 func (a *Agent) Bootstrap(w io.Writer) error {
 	c := &a.cfg
-	address := func(port int) object {
-		return object{"socket_address": object{"address": "127.0.0.1", "port_value": port}}
-	}
-	at := func(name string, address object) object {
-		return object{
-			"name": name, "type": "STATIC", "connect_timeout": "1s",
-			"load_assignment": object{"cluster_name": name, "endpoints": list{object{"lb_endpoints": list{
-				object{"endpoint": object{"address": address}},
-			}}}},
-		}
-	}
-	cluster := func(name, socket string) object {
-		c := at(name, object{"pipe": object{"path": socket}})
-		c["typed_extension_protocol_options"] = object{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": object{
-			"@type":                "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-			"explicit_http_config": object{"http2_protocol_options": object{}},
-		}}
-		return c
-	}
-	api := func(kind, cluster string) object {
-		return object{
-			"api_type": kind, "transport_api_version": "V3", "set_node_on_first_message_only": true,
-			"grpc_services": list{object{"envoy_grpc": object{"cluster_name": cluster}}},
-		}
-	}
-	clusters, listeners := list{cluster("sds-grpc", a.cfg.Socket)}, list{}
-	everywhere := c.inPod || c.Envoy.Started
-	// forward adds a listener that forwards requests for one path to a port of loopback.
+	clusters, listeners := list{filled("grpc", "NAME", "sds-grpc", "SOCKET", c.Socket)}, list{}
 	forward := func(port int, path, name string, to int) {
-		if port == 0 || to == 0 {
-			return
+		if port != 0 && to != 0 {
+			listener := fmt.Sprint(name, "_", port)
+			clusters = append(clusters,
+				filled("cluster", "NAME", name, "ADDRESS", object{"socket_address": onLoopback(to)}))
+			listeners = append(listeners,
+				filled("forward", "LISTENER", listener, "ADDRESS", c.reachable(port), "NAME", name, "PATH", path))
 		}
-		on := object{"address": "127.0.0.1", "port_value": port}
-		if strings.Contains(c.address, ":") && everywhere {
-			on["address"], on["ipv4_compat"] = "::", true
-		} else if everywhere {
-			on["address"] = "0.0.0.0"
-		}
-		clusters = append(clusters, at(name, address(to)))
-		listeners = append(listeners, object{
-			"name": fmt.Sprint(name, "_", port), "address": object{"socket_address": on}, "ignore_global_conn_limit": true,
-			"filter_chains": list{object{"filters": list{object{
-				"name": "envoy.filters.network.http_connection_manager", "typed_config": object{
-					"@type":       "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-					"stat_prefix": name, "route_config": object{"virtual_hosts": list{object{"name": name, "domains": list{"*"}, "routes": list{
-						object{"match": object{"path": path}, "route": object{"cluster": name}},
-					}}}},
-					"http_filters": list{object{"name": "envoy.filters.http.router", "typed_config": object{
-						"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
-					}}},
-				},
-			}}}},
-		})
 	}
 	forward(c.Envoy.readyPort, "/healthz/ready", "agent", c.Envoy.StatusPort)
 	forward(c.Envoy.metricsPort, "/stats/prometheus", "prometheus_stats", c.Envoy.AdminPort)
-	bootstrap := object{"node": c.node(), "admin": object{"address": address(c.Envoy.AdminPort)}}
+	bootstrap := object{
+		"node":  c.node(),
+		"admin": object{"address": object{"socket_address": onLoopback(c.Envoy.AdminPort)}},
+	}
 	if c.Envoy.XDS {
-		clusters = append(clusters, cluster("xds-grpc", c.xdsSocket()))
-		kind := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.Envoy.deltaADS]
-		ads := object{"ads": object{}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"} // it is ready with the control plane's answer
-		bootstrap["dynamic_resources"] = object{"ads_config": api(kind, "xds-grpc"), "lds_config": ads, "cds_config": ads}
+		clusters = append(clusters, filled("grpc", "NAME", "xds-grpc", "SOCKET", c.xdsSocket()))
+		api := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.Envoy.deltaADS]
+		bootstrap["dynamic_resources"] = filled("dynamic", "API", api)
 	} else {
-		secret := func(name string) object {
-			return object{"name": name, "sds_config": object{"resource_api_version": "V3", "api_config_source": api("DELTA_GRPC", "sds-grpc")}}
-		}
-		common := object{
-			"tls_certificate_sds_secret_configs":   list{secret("default")},
-			"validation_context_sds_secret_config": secret("ROOTCA"),
-		}
+		var params object // null means those of Envoy
 		if c.postQuantum {
-			common["tls_params"] = object{
-				"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3", "ecdh_curves": list{"X25519MLKEM768"},
+			params = object{
+				"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3",
+				"ecdh_curves": list{"X25519MLKEM768"},
 			}
 		}
-		listeners = append(listeners, object{
-			"name": "mtls", "address": address(15443), "filter_chains": list{object{
-				"transport_socket": object{"name": "envoy.transport_sockets.tls", "typed_config": object{
-					"@type":                      "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
-					"require_client_certificate": true,
-					"common_tls_context":         common,
-				}},
-				"filters": list{object{"name": "envoy.filters.network.direct_response", "typed_config": object{
-					"@type":    "type.googleapis.com/envoy.extensions.filters.network.direct_response.v3.Config",
-					"response": object{"inline_string": "hello from Envoy\n"},
-				}}},
-			}},
-		})
+		listeners = append(listeners, filled("mtls", "TLS", params,
+			"DEFAULT", filled("secret", "NAME", "default"), "ROOTCA", filled("secret", "NAME", "ROOTCA")))
 	}
 	bootstrap["static_resources"] = object{"clusters": clusters, "listeners": listeners}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(bootstrap)
+}
+
+func onLoopback(port int) object { return object{"address": "127.0.0.1", "port_value": port} }
+
+// reachable is the address of a listener: all addresses in a pod, and if the program starts the Envoy.
+func (c *Config) reachable(port int) object {
+	switch everywhere := c.inPod || c.Envoy.Started; {
+	case !everywhere:
+		return onLoopback(port)
+	case strings.Contains(c.address, ":"):
+		return object{"address": "::", "port_value": port, "ipv4_compat": true}
+	}
+	return object{"address": "0.0.0.0", "port_value": port}
 }

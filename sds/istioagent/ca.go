@@ -33,11 +33,11 @@ import (
 // newManager returns the identity from the CA.
 func (c *Config) newManager() (*secretcache.Manager, error) {
 	if c.namespace == "" || c.serviceAccount == "" {
-		return nil, errors.New("the identity needs Namespace (POD_NAMESPACE) and ServiceAccount (SERVICE_ACCOUNT); set both")
+		return nil, errors.New("the identity needs POD_NAMESPACE and SERVICE_ACCOUNT; set both")
 	}
 	id, err := c.trustDomain.KubernetesID(c.namespace, c.serviceAccount)
 	if err != nil {
-		return nil, fmt.Errorf("TrustDomain (TRUST_DOMAIN), Namespace (POD_NAMESPACE) or ServiceAccount (SERVICE_ACCOUNT): %w", err)
+		return nil, fmt.Errorf("TRUST_DOMAIN, POD_NAMESPACE or SERVICE_ACCOUNT: %w", err)
 	}
 	var ca remoteCA
 	if c.google() {
@@ -51,7 +51,8 @@ func (c *Config) newManager() (*secretcache.Manager, error) {
 	grace, jitter := c.timing()
 	key := c.keyAlgorithm
 	return secretcache.New(secretcache.Config{
-		ID: id, CA: counted{ca, c.requests}, CAName: cmp.Or(c.caAddress, c.discovery), Lifetime: c.ttl, GraceRatio: grace, Jitter: jitter,
+		ID: id, CA: counted{ca, c.requests}, CAName: cmp.Or(c.caAddress, c.discovery), Lifetime: c.ttl,
+		GraceRatio: grace, Jitter: jitter,
 		NewKey: func() (crypto.Signer, error) { return pki.NewKey(key) }, Logger: c.Logger,
 	})
 }
@@ -70,39 +71,45 @@ type counted struct {
 
 // requests are numbers of requests for certificates.
 type requests struct {
-	all, failed, retries, nanoseconds atomic.Int64
+	all, failed, retries *metrics.Counter
+	nanoseconds          atomic.Int64
 
 	failing atomic.Bool // the last one has failed, so that the next is a retry
 }
 
+func (r *requests) init(set *metrics.Set) {
+	counter := func(name, help string) *metrics.Counter {
+		return set.Counters(name, help, "request_type", "csr")["csr"]
+	}
+	r.all = counter("istio_agent_num_outgoing_requests", "The number of requests to the CA.")
+	r.failed = counter("istio_agent_num_failed_outgoing_requests",
+		"The number of requests to the CA that have failed.")
+	r.retries = counter("istio_agent_num_outgoing_retries",
+		"The number of requests to the CA that followed one that had failed.")
+	set.Totals("istio_agent_outgoing_latency", "The time that requests to the CA have taken, in milliseconds.",
+		func(add metrics.Add) {
+			add(float64(r.nanoseconds.Load())/float64(time.Millisecond), "request_type", "csr")
+		})
+}
+
 func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	begun := time.Now()
-	c.requests.all.Add(1)
+	c.requests.all.Inc()
 	if c.requests.failing.Load() {
-		c.requests.retries.Add(1)
+		c.requests.retries.Inc()
 	}
 	chain, err := c.remoteCA.Sign(ctx, csr, lifetime)
 	if err != nil {
-		c.requests.failed.Add(1)
-		if text := err.Error(); errors.Is(err, caclient.ErrInvalid) && (strings.Contains(text, "lifetime") || strings.Contains(text, "TTL")) { // as our CA and Istio's say it
+		c.requests.failed.Inc()
+		// as our CA and Istio's say it
+		if text := err.Error(); errors.Is(err, caclient.ErrInvalid) &&
+			(strings.Contains(text, "lifetime") || strings.Contains(text, "TTL")) {
 			err = fmt.Errorf("%w; SECRET_TTL is %v: set it to what the CA grants", err, lifetime)
 		}
 	}
 	c.requests.failing.Store(err != nil)
 	c.requests.nanoseconds.Add(int64(time.Since(begun)))
 	return chain, err
-}
-
-func (r *requests) addTo(set *metrics.Set) {
-	total := func(name, help string, read func() float64) {
-		set.Totals(name, help, func(add metrics.Add) { add(read(), "request_type", "csr") })
-	}
-	total("istio_agent_num_outgoing_requests", "The number of requests to the CA.", func() float64 { return float64(r.all.Load()) })
-	total("istio_agent_num_failed_outgoing_requests", "The number of requests to the CA that have failed.", func() float64 { return float64(r.failed.Load()) })
-	total("istio_agent_num_outgoing_retries", "The number of requests to the CA that followed one that had failed.", func() float64 { return float64(r.retries.Load()) })
-	total("istio_agent_outgoing_latency", "The time that requests to the CA have taken, in milliseconds.", func() float64 {
-		return float64(r.nanoseconds.Load()) / float64(time.Millisecond)
-	})
 }
 
 // newIstioCA returns the client of a CA with Istio's API.
@@ -113,7 +120,8 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 		ClusterID: c.clusterID, CertSigner: c.certSigner, Header: c.caHeader,
 	}
 	if plaintext(address) {
-		c.Logger.Warn("istioagent: the connection to the CA has no TLS, by its port 15010: the token is readable on it", slog.String("address", address))
+		c.Logger.Warn("istioagent: the connection to the CA has no TLS (its port is 15010): the token is readable",
+			slog.String("address", address))
 		o.URL, o.AllowPlaintext = "http://"+address, true
 	} else {
 		roots, err := c.rootsFor(c.caRootsFile)
@@ -139,9 +147,6 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 
 // newGoogleCA returns the client of Google's service, with an exchanged token.
 func (c *Config) newGoogleCA() (*googlecas.CA, error) {
-	if err := checkPool(c.caAddress); err != nil {
-		return nil, fmt.Errorf("CAAddress (CA_ADDR) is %q: %w", c.caAddress, err)
-	}
 	subject, err := c.machineToken()
 	if err != nil {
 		return nil, err
@@ -164,7 +169,8 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := googlecas.Options{Endpoint: caclient.Endpoint{URL: c.urls.service, TrustDomain: c.trustDomain, Token: token.Token, Logger: c.Logger}, Pool: c.caAddress}
+	service := caclient.Endpoint{URL: c.urls.service, TrustDomain: c.trustDomain, Token: token.Token, Logger: c.Logger}
+	o := googlecas.Options{Endpoint: service, Pool: c.caAddress}
 	if c.caRoots != "" || c.postQuantum {
 		roots := ""
 		if c.caRoots != "" {
@@ -172,7 +178,8 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 				return nil, err
 			}
 		}
-		if o.HTTPClient, err = c.newClient(caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}, "CA_ROOT_CA"); err != nil {
+		o.HTTPClient, err = c.newClient(caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}, "CA_ROOT_CA")
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -184,25 +191,20 @@ func (c *Config) machineToken() (*tokensource.Source, error) {
 	if c.fetcher != "GoogleComputeEngine" {
 		return nil, nil
 	}
-	return tokensource.GCE(c.trustDomain.String(), &tokensource.GCEOptions{URL: c.urls.metadata, Logger: c.Logger})
+	return tokensource.GCE(c.trustDomain.String(),
+		&tokensource.GCEOptions{URL: c.urls.metadata, Logger: c.Logger})
 }
 
 // newXDS returns what forwards ADS to the control plane.
 func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
-	x := xdsproxy.Config{URL: "https://" + c.discovery, Header: c.xdsHeader.Clone(), Secrets: secrets, Logger: c.Logger}
-	if x.Header == nil {
-		x.Header = make(http.Header)
+	x := xdsproxy.Config{
+		URL: "https://" + c.discovery, Header: c.xdsHeader.Clone(), Secrets: secrets, Logger: c.Logger,
 	}
 	x.Header.Set("ClusterID", c.clusterID)
 	if c.xdsPlaintext || plaintext(c.discovery) {
-		c.Logger.Warn("istioagent: the connection to the control plane has no TLS: the token is readable on it", slog.String("address", c.discovery))
-		t := &http.Transport{
-			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, // without it an Envoy waits for minutes to hear that a host is gone
-			Protocols:   new(http.Protocols), HTTP2: &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
-		}
-		t.Protocols.SetUnencryptedHTTP2(true)
-		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.discovery, true, &http.Client{Transport: t}
-		c.clients = append(c.clients, x.HTTPClient)
+		c.Logger.Warn("istioagent: the connection to the control plane has no TLS: the token is readable on it",
+			slog.String("address", c.discovery))
+		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.discovery, true, c.plaintextClient()
 	} else {
 		roots, err := c.rootsFor(c.xdsRootsFile)
 		if err != nil {
@@ -221,13 +223,28 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 		token := x.Token
 		x.Token = func(ctx context.Context) (string, error) {
 			text, err := token(ctx)
-			if errors.Is(err, tokensource.ErrExpired) { // the certificate has taken the place of the token that the machine began with
+			// the certificate has taken the place of the token that the machine began with
+			if errors.Is(err, tokensource.ErrExpired) {
 				err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
 			}
 			return text, err
 		}
 	}
 	return xdsproxy.NewHandler(x)
+}
+
+// plaintextClient returns a client of HTTP/2 without TLS.
+func (c *Config) plaintextClient() *http.Client {
+	t := &http.Transport{
+		// Without the limit an Envoy waits for minutes to hear that a host is gone.
+		DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		Protocols:   new(http.Protocols),
+		HTTP2:       &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
+	}
+	t.Protocols.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: t}
+	c.clients = append(c.clients, client)
+	return client
 }
 
 // rootsFor returns the file that vouches for a server, or nothing for the roots of the host.
@@ -241,8 +258,8 @@ func (c *Config) rootsFor(rule func() (string, error)) (string, error) {
 	}
 	if name := c.path(file); c.provCert != "" && filepath.Dir(name) == c.path(c.provCert) {
 		if _, err := os.Stat(filepath.Dir(name)); errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such folder, so that nothing vouches for the server: "+
-				"set it to the folder with %s, or leave it out", c.provCert, rootsName)
+			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such directory, so nothing vouches for "+
+				"the server: set it to the directory with %s, or leave it out", c.provCert, rootsName)
 		}
 	}
 	return c.path(file), nil
@@ -265,7 +282,8 @@ func (c *Config) client(address, roots, variable string, controlPlane bool) (*ht
 	}
 	switch {
 	case c.provCert != "":
-		o.CertificateFile, o.KeyFile = c.path(filepath.Join(c.provCert, certName)), c.path(filepath.Join(c.provCert, keyName))
+		o.CertificateFile = c.path(filepath.Join(c.provCert, certName))
+		o.KeyFile = c.path(filepath.Join(c.provCert, keyName))
 	case c.fileMounted:
 		o.CertificateFile, o.KeyFile = c.path(c.mountedCert), c.path(c.mountedKey)
 	}
@@ -294,7 +312,8 @@ type vouched struct {
 func (v vouched) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := v.RoundTripper.RoundTrip(r)
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		err = fmt.Errorf("%w: the roots in %s do not vouch for the server at %s: set %s to the file with its roots", err, v.roots, r.URL.Host, v.variable)
+		err = fmt.Errorf("%w: the roots in %s do not vouch for the server at %s: set %s to the file with its roots",
+			err, v.roots, r.URL.Host, v.variable)
 	}
 	return resp, err
 }

@@ -38,8 +38,8 @@ func Choose(ctx context.Context, cfg Config) (Config, error) {
 		c.Origin, c.why = fromSocket, found
 		return c, nil
 	case c.socketFile != socketName:
-		return Config{}, fmt.Errorf("istioagent: choose: workload socket: %s, and WORKLOAD_IDENTITY_SOCKET_FILE requires a server: "+
-			"start that, or leave the variable out", found)
+		return Config{}, fmt.Errorf("istioagent: choose: workload socket: %s, and WORKLOAD_IDENTITY_SOCKET_FILE "+
+			"requires a server: start that, or leave the variable out", found)
 	}
 	if err := c.chooseFiles(); err != nil {
 		return Config{}, fmt.Errorf("istioagent: choose: %w", err)
@@ -48,46 +48,55 @@ func Choose(ctx context.Context, cfg Config) (Config, error) {
 	return c, nil
 }
 
+// useFiles makes files the origin.
+func (c *Config) useFiles(dir, cert, key, roots, why string) {
+	in := func(name string) string { return c.path(filepath.Join(dir, name)) }
+	c.Origin, c.why, c.cert, c.key, c.roots = fromFiles, why, in(cert), in(key), in(roots)
+}
+
 // chooseFiles chooses files if there are some.
 func (c *Config) chooseFiles() error {
-	set := func(dir, cert, key, roots, why string) {
-		c.Origin, c.why = fromFiles, why
-		c.cert, c.key, c.roots = c.path(filepath.Join(dir, cert)), c.path(filepath.Join(dir, key)), c.path(filepath.Join(dir, roots))
-	}
-	if c.fileMounted {
-		set("", c.mountedCert, c.mountedKey, c.mountedRoots, "FILE_MOUNTED_CERTS is set")
+	switch {
+	case c.fileMounted:
+		c.useFiles("", c.mountedCert, c.mountedKey, c.mountedRoots, "FILE_MOUNTED_CERTS is set")
 		for _, file := range []string{c.cert, c.key, c.roots} {
 			if c.isOwn(filepath.Dir(file)) {
-				return fmt.Errorf("%s is in the folder to which this agent writes (OUTPUT_CERTS): mount the files in another one", file)
+				return fmt.Errorf("%s is in the directory to which this agent writes (OUTPUT_CERTS): "+
+					"mount the files in another one", file)
 			}
 		}
-		return nil
-	}
-	if c.provider == gke {
-		set(credentials, "certificates.pem", "private_key.pem", "ca_certificates.pem", "the CA provider is "+gke)
+	case c.provider == gke:
+		why := "the CA provider is " + gke
+		c.useFiles(credentials, "certificates.pem", "private_key.pem", "ca_certificates.pem", why)
 		for _, file := range []string{c.cert, c.key, c.roots} {
 			if !c.isFile(file) {
 				return fmt.Errorf("there is no file %s, which CA_PROVIDER=%s requires", file, gke)
 			}
 		}
-		return nil
+	default:
+		c.findFiles()
 	}
+	return nil
+}
+
+// findFiles looks for files where a workload may be given some.
+func (c *Config) findFiles() {
 	var passed []string
 	for _, dir := range []string{credentials, mounted} {
 		cert, key := c.isFile(filepath.Join(dir, certName)), c.isFile(filepath.Join(dir, keyName))
 		switch at := c.path(dir); {
 		case c.isOwn(at):
 			passed = append(passed, at+" is for the control plane or for output")
-		case cert && key:
-			set(dir, certName, keyName, rootsName, "there are files in "+at)
-			return nil
-		case cert || key: // a new one of two is on its way, or one was lost: neither is a reason to take another identity
-			missing := keyName
-			if key {
-				missing = certName
+		case cert || key:
+			// A new one of two is on its way, or one was lost: neither is a reason to take another identity.
+			why := "there are files in " + at
+			if !cert {
+				why += ", without " + certName + " so far"
+			} else if !key {
+				why += ", without " + keyName + " so far"
 			}
-			set(dir, certName, keyName, rootsName, fmt.Sprintf("there are files in %s, without %s so far", at, missing))
-			return nil
+			c.useFiles(dir, certName, keyName, rootsName, why)
+			return
 		case dir == mounted && c.isFile(etcRoots):
 			c.roots = c.path(etcRoots)
 			passed = append(passed, "ROOTCA is "+c.roots+", without a certificate and a key")
@@ -96,7 +105,6 @@ func (c *Config) chooseFiles() error {
 		}
 	}
 	c.why = strings.Join(passed, "; ")
-	return nil
 }
 
 // otherGone is how long the server of another program may be away, as in a restart. Then only a new look can help.
@@ -110,7 +118,8 @@ func (a *Agent) watchOther(ctx context.Context) error {
 		if live, _, _ := probe(ctx, a.cfg.Socket); live {
 			last = time.Now()
 		} else if time.Since(last) >= gone {
-			return fmt.Errorf("no server has answered there for %v: the agent ends, so that it looks anew where the identity comes from when it is started again", gone)
+			return fmt.Errorf("no server has answered there for %v: the agent ends, so that it looks anew where "+
+				"the identity comes from when it is started again", gone)
 		}
 	}
 	return nil
@@ -157,7 +166,8 @@ func probe(ctx context.Context, socket string) (live bool, found string, err err
 		err = errors.New("it answers with something else")
 	}
 	if err != nil {
-		return false, "", fmt.Errorf("a process listens at %s and does not answer with HTTP/2 within %v: stop it, or remove the socket: %w", socket, answerTime, err)
+		return false, "", fmt.Errorf("a process listens at %s and does not answer with HTTP/2 within %v: stop it, "+
+			"or remove the socket: %w", socket, answerTime, err)
 	}
 	return true, "a server answers at " + socket, nil
 }

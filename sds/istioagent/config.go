@@ -112,7 +112,8 @@ const (
 )
 
 var gateways = []string{
-	"./etc/istio/ingressgateway-certs", "./etc/istio/ingressgateway-ca-certs", "./etc/istio/egressgateway-certs", "./etc/istio/egressgateway-ca-certs",
+	"./etc/istio/ingressgateway-certs", "./etc/istio/ingressgateway-ca-certs", "./etc/istio/egressgateway-certs",
+	"./etc/istio/egressgateway-ca-certs",
 }
 
 // note adds a warning for the log.

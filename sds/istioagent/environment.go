@@ -22,7 +22,8 @@ import (
 // variables are those of Istio's agent: a line each in variables.tsv, sorted by where they come from.
 var variables = settings.Table{
 	Prefixes: []string{
-		"CA_", "XDS_", "PROXY_XDS_", "PILOT_CERT_", "PROV_CERT", "OUTPUT_CERT", "FILE_MOUNTED_", "CREDENTIAL_", "SECRET_GRACE_", "SECRET_TTL",
+		"CA_", "XDS_", "PROXY_XDS_", "PILOT_CERT_", "PROV_CERT", "OUTPUT_CERT", "FILE_MOUNTED_", "CREDENTIAL_",
+		"SECRET_GRACE_", "SECRET_TTL",
 	},
 	Variables: readVariables(),
 }
@@ -36,9 +37,11 @@ var variables = settings.Table{
 var variablesText string
 
 var checks = map[string]func(value string) error{
-	"PILOT_CERT_PROVIDER": checkCertProvider, "PROXY_XDS_DEBUG_VIA_AGENT_PORT": checkPort, "TRUST_DOMAIN": checkTrustDomain,
-	"WORKLOAD_RSA_KEY_SIZE": checkRSA, "WORKLOAD_IDENTITY_SOCKET_FILE": checkSocketFile, "PROXY_CONFIG": checkProxyConfig,
-	"ENVOY_STATUS_PORT": checkPort, "ENVOY_PROMETHEUS_PORT": checkPort,
+	"PILOT_CERT_PROVIDER": checkCertProvider, "PROXY_XDS_DEBUG_VIA_AGENT_PORT": checkPort,
+	"TRUST_DOMAIN":                  checkTrustDomain,
+	"WORKLOAD_IDENTITY_SOCKET_FILE": checkSocketFile,
+	"PROXY_CONFIG":                  checkProxyConfig,
+	"ENVOY_STATUS_PORT":             checkPort, "ENVOY_PROMETHEUS_PORT": checkPort,
 }
 
 func readVariables() (rows []settings.Variable) {
@@ -82,14 +85,6 @@ func checkTrustDomain(value string) error {
 	return nil
 }
 
-func checkRSA(value string) error {
-	switch value {
-	case "2048", "3072", "4096":
-		return nil
-	}
-	return errors.New("set it to 2048, 3072 or 4096")
-}
-
 func checkPort(value string) error {
 	if port, err := strconv.Atoi(value); err != nil || port == 0 || port > math.MaxUint16 {
 		return errors.New("set it to a port, from 1 to 65535")
@@ -113,13 +108,31 @@ func FromEnvironment(environ []string) (Config, error) {
 		return Config{}, err
 	}
 	proxy := proxyConfig{
-		DiscoveryAddress: discovery, ConfigPath: proxyDir, StatusPort: 15020, ProxyAdminPort: 15000, Concurrency: uint32(v.Int("ISTIO_CPU_LIMIT")),
-		DrainDuration: duration(45 * time.Second), TerminationDrainDuration: duration(v.Duration("MINIMUM_DRAIN_DURATION")),
+		DiscoveryAddress: discovery, ConfigPath: proxyDir, StatusPort: 15020, ProxyAdminPort: 15000,
+		Concurrency:              uint32(v.Int("ISTIO_CPU_LIMIT")),
+		DrainDuration:            duration(45 * time.Second),
+		TerminationDrainDuration: duration(v.Duration("MINIMUM_DRAIN_DURATION")),
 	}
-	_ = proxy.read(v.Text("PROXY_CONFIG"))                   // checked
+	_ = proxy.read(v.Text("PROXY_CONFIG")) // checked
+	c := newConfig(v, &proxy)
+	c.derive(&proxy, v)
+	c.remark(proxy.all, v)
+	if v.Text("JWT_POLICY") == "first-party-jwt" {
+		c.note("environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; " +
+			"mount a token for the CA at " + tokenFile)
+	}
+	if err := c.conflicts(v); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}
+
+// newConfig returns what the variables say each for itself.
+func newConfig(v *settings.Values, proxy *proxyConfig) Config {
 	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // checked
-	c := Config{
-		redacted: redact.New(fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", td, v.Text("POD_NAMESPACE"), v.Text("SERVICE_ACCOUNT"))),
+	return Config{
+		redacted: redact.New(fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", td,
+			v.Text("POD_NAMESPACE"), v.Text("SERVICE_ACCOUNT"))),
 
 		AllowFiles: append([]string{mounted}, gateways...), TokenFile: tokenFile,
 
@@ -146,15 +159,23 @@ func FromEnvironment(environ []string) (Config, error) {
 		socketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
 		discovery:  proxy.DiscoveryAddress, grpcBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
 		drain: time.Duration(proxy.TerminationDrainDuration),
-		Envoy: Envoy{
-			Disabled: v.Bool("DISABLE_ENVOY"), Path: proxy.BinaryPath, ConfigFile: proxy.CustomConfigFile,
-			Dir: proxy.ConfigPath, XDS: v.Bool("PROXY_XDS_VIA_AGENT"),
-			AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort),
-			DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency),
-			readyPort: v.Int("ENVOY_STATUS_PORT"), metricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
-			cluster: proxy.ServiceCluster, deltaADS: v.Bool("ISTIO_DELTA_XDS"), proxyConfig: proxy.all,
-		},
+		Envoy: newEnvoy(v, proxy),
 	}
+}
+
+func newEnvoy(v *settings.Values, proxy *proxyConfig) Envoy {
+	return Envoy{
+		Disabled: v.Bool("DISABLE_ENVOY"), Path: proxy.BinaryPath, ConfigFile: proxy.CustomConfigFile,
+		Dir: proxy.ConfigPath, XDS: v.Bool("PROXY_XDS_VIA_AGENT"),
+		AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort),
+		DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency),
+		readyPort: v.Int("ENVOY_STATUS_PORT"), metricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
+		cluster: proxy.ServiceCluster, deltaADS: v.Bool("ISTIO_DELTA_XDS"), proxyConfig: proxy.all,
+	}
+}
+
+// derive sets what depends on several variables.
+func (c *Config) derive(proxy *proxyConfig, v *settings.Values) {
 	if c.Envoy.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
 		c.debugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
 	}
@@ -172,26 +193,24 @@ func FromEnvironment(environ []string) (Config, error) {
 			}
 		}
 	}
-	c.remark(proxy.all, v)
-	if v.Text("JWT_POLICY") == "first-party-jwt" {
-		c.notes = append(c.notes, "environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; mount a token for the CA at "+tokenFile)
-	}
+}
+
+// conflicts says what is wrong with variables beside others.
+func (c *Config) conflicts(v *settings.Values) error {
 	var bad []error
+	reject := func(name, why string) { bad = append(bad, v.Reject(name, errors.New(why))) }
 	if v.Set("OUTPUT_CERTS") && v.Set("OUTPUT_CERT") && v.Text("OUTPUT_CERTS") != v.Text("OUTPUT_CERT") {
-		bad = append(bad, v.Reject("OUTPUT_CERT", errors.New("OUTPUT_CERTS names another folder, and means the same; leave one of them out")))
+		reject("OUTPUT_CERT", "OUTPUT_CERTS names another folder, and means the same; leave one of them out")
 	}
 	if c.fileMounted && c.provCert != "" {
-		bad = append(bad, v.Reject("PROV_CERT", errors.New("with FILE_MOUNTED_CERTS the mounted files are used for the control plane, too; leave one of them out")))
+		reject("PROV_CERT", "with FILE_MOUNTED_CERTS the mounted files are used for the control plane, too; "+
+			"leave one of them out")
 	}
-	if c.google() {
-		if err := checkPool(c.caAddress); err != nil {
-			bad = append(bad, v.Reject("CA_ADDR", err))
-		}
+	if c.google() && !isPool(c.caAddress) {
+		reject("CA_ADDR", "the service is Google's Certificate Authority Service, as Mesh CA is no more: "+
+			"set it to a pool of that, projects/PROJECT/locations/LOCATION/caPools/POOL")
 	}
-	if bad != nil {
-		return Config{}, errors.Join(bad...)
-	}
-	return c, nil
+	return errors.Join(bad...)
 }
 
 // header returns metadata with these names.
@@ -208,12 +227,8 @@ func (c *Config) google() bool {
 	return c.provider == googleCA || c.provider == googleCAS || strings.Contains(c.caAddress, "googleapis.com")
 }
 
-// checkPool refuses what is not the name of a CA pool.
-func checkPool(address string) error {
+// isPool reports whether an address is the name of a CA pool.
+func isPool(address string) bool {
 	parts := strings.Split(address, "/")
-	if len(parts) == 6 && parts[0] == "projects" && parts[2] == "locations" && parts[4] == "caPools" {
-		return nil
-	}
-	return errors.New("the service is Google's Certificate Authority Service, as Mesh CA is no more: set it to a pool of the " +
-		"Certificate Authority Service, projects/PROJECT/locations/LOCATION/caPools/POOL")
+	return len(parts) == 6 && parts[0] == "projects" && parts[2] == "locations" && parts[4] == "caPools"
 }

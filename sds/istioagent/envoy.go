@@ -67,11 +67,13 @@ const withProxy = "with the command proxy: "
 
 // The fields of PROXY_CONFIG that have an effect, and others that an operator may look for, with why they have none.
 var proxyFields = map[string]string{
-	"discoveryAddress": "", "configPath": "", "controlPlaneAuthPolicy": "", "serviceCluster": "", "terminationDrainDuration": "",
-	"statusPort": "", "proxyAdminPort": "",
+	"discoveryAddress": "", "configPath": "", "controlPlaneAuthPolicy": "", "serviceCluster": "",
+	"terminationDrainDuration": "",
+	"statusPort":               "", "proxyAdminPort": "",
 	"binaryPath": withProxy, "customConfigFile": withProxy, "drainDuration": withProxy, "concurrency": withProxy,
 
-	"proxyMetadata":                   "the injector has written it into the environment; on a machine, set its variables there",
+	"proxyMetadata": "the injector has written it into the environment; on a machine, set its " +
+		"variables there",
 	"holdApplicationUntilProxyStarts": "the injector has used it, for a hook that runs wait",
 	"readinessProbe":                  "the health of a machine's application is not reported",
 	"caCertificatesPem":               "in ROOTCA a root of another mesh would vouch for every name of this one",
@@ -116,7 +118,8 @@ func (p *proxyConfig) read(text string) error {
 	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		// The name is that of a Go field in some releases of encoding/json.
 		first, size := utf8.DecodeRuneInString(kind.Field)
-		err = fmt.Errorf("the value of %c%s is of another kind than it has to be, or out of range", unicode.ToLower(first), kind.Field[size:])
+		err = fmt.Errorf("the value of %c%s is of another kind than it has to be, or out of range",
+			unicode.ToLower(first), kind.Field[size:])
 	}
 	return err
 }
@@ -143,7 +146,8 @@ func plain(n *yaml.Node) error {
 
 func checkProxyConfig(value string) error {
 	if err := new(proxyConfig).read(value); err != nil {
-		return fmt.Errorf("set it to the configuration of a proxy in JSON, as the injected one is, or in YAML: %w", err)
+		return fmt.Errorf("set it to the configuration of a proxy in JSON, as the injected one is, or in YAML: %w",
+			err)
 	}
 	return nil
 }
@@ -151,7 +155,8 @@ func checkProxyConfig(value string) error {
 // remark notes which fields of PROXY_CONFIG and which variables have no effect, or are probably misspelled.
 func (c *Config) remark(fields map[string]any, v *settings.Values) {
 	for _, name := range v.Unknown() {
-		c.notes = append(c.notes, fmt.Sprintf("environment variable %s: the agent has none of that name; -h lists them", name))
+		c.notes = append(c.notes,
+			fmt.Sprintf("environment variable %s: the agent has none of that name; -h lists them", name))
 	}
 	for _, row := range v.Unused() {
 		c.unused = append(c.unused, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
@@ -168,7 +173,8 @@ func (c *Config) remark(fields map[string]any, v *settings.Values) {
 		} else if why == withProxy {
 			c.Envoy.idle = append(c.Envoy.idle, name+" in PROXY_CONFIG")
 		} else if !known || why != "" {
-			why = cmp.Or(why, "nothing of it is in the bootstrap, though the injector may have used it; customConfigFile names another")
+			why = cmp.Or(why, "nothing of it is in the bootstrap, though the injector may have used it; "+
+				"customConfigFile names another")
 			c.unused = append(c.unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, why))
 		}
 	}

@@ -105,6 +105,7 @@ type Agent struct {
 	sink     *filesink.Sink    // nil without OUTPUT_CERTS
 	servers  map[string]*unixsocket.Server
 	health   *health.Handler
+	metrics  metrics.Set // of the agent itself
 
 	life lifecycle.Life
 	news renew.Signal
@@ -143,6 +144,7 @@ func New(cfg Config) (_ *Agent, err error) {
 	}
 	c := &a.cfg
 	c.notes, c.requests, c.Logger = slices.Clone(cfg.notes), new(requests), ratelog.Patient(cfg.Logger)
+	a.initMetrics()
 	defer func() {
 		if err != nil {
 			a.closeHandlers()
@@ -165,7 +167,8 @@ func New(cfg Config) (_ *Agent, err error) {
 		c.note("the file " + c.path(meshFile) + " is not read: what it says about the proxy belongs into PROXY_CONFIG")
 	}
 	if c.isFile(crlFile) {
-		c.note("the file " + c.path(crlFile) + " is not used: Envoy goes on accepting the certificates that it revokes, " +
+		c.note("the file " + c.path(crlFile) +
+			" is not used: Envoy goes on accepting the certificates that it revokes, " +
 			"until they expire")
 	}
 	if err := a.newXDS(); err != nil {
@@ -308,7 +311,8 @@ func (a *Agent) add(name string, source report.Reporter, run func(context.Contex
 
 // serve makes the server of a socket.
 func (a *Agent) serve(path string, h http.Handler) {
-	a.servers[path] = &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: 0o600, Handler: h, Logger: a.cfg.Logger}
+	a.servers[path] = &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: 0o600, Handler: h,
+		Logger: a.cfg.Logger}
 }
 
 // Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or
@@ -366,10 +370,7 @@ func (a *Agent) work(ctx context.Context) error {
 	}
 	left := time.Until(a.drain())
 	a.cfg.Logger.Info("istioagent: the agent ends", slog.Duration("drain", max(left, 0)))
-	select {
-	case <-parts.Done():
-	case <-time.After(left):
-	}
+	_ = renew.Sleep(parts, left)
 	a.closeHandlers() // ends the streams, before their sockets go
 	return nil
 }
@@ -449,7 +450,8 @@ func (a *Agent) await(ctx context.Context) {
 			return
 		}
 		if err == nil && a.sink != nil {
-			_, _ = a.sink.Write() // so that a program that waits for the agent finds the files; it logs, and tries again
+			// so that a program that waits for the agent finds the files; it logs, and tries again
+			_, _ = a.sink.Write()
 		}
 		a.mu.Lock()
 		if a.refused = err; err == nil {
@@ -474,28 +476,25 @@ func (a *Agent) await(ctx context.Context) {
 // ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
-	err := a.life.Await(ctx, a.news.Changed, func() bool {
+	notReady := func() error {
+		cause := refused
+		if cause == nil && ctx.Err() != nil && a.identity != nil {
+			cause = a.identity.Ready(ctx) // which knows what it waits for
+		}
+		return a.life.NotReady("istioagent", cause, "its parts are starting")
+	}
+	err := a.life.Ready(ctx, a.news.Changed, func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if refused = a.refused; !a.drained.IsZero() {
 			refused = errDraining
 		}
 		return !a.ready.IsZero() || refused != nil
-	})
-	switch {
-	case err == nil && refused == nil:
-		return nil
-	case err == nil:
-		err = refused
-	case errors.Is(err, context.Cause(ctx)) && a.identity != nil: // which knows what it waits for
-		if why := a.identity.Ready(ctx); why != nil {
-			err = why
-		}
+	}, notReady)
+	if err == nil && refused != nil {
+		return notReady()
 	}
-	if idle := a.life.Idle(); idle != nil && !errors.Is(err, idle) {
-		err = fmt.Errorf("%w: %w", idle, err)
-	}
-	return fmt.Errorf("istioagent: %w: %w", spiffe.ErrNotReady, err)
+	return err
 }
 
 // Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always
@@ -624,7 +623,8 @@ func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 		http.Error(w, "the agent does not run yet", http.StatusServiceUnavailable)
 		return
 	}
-	a.cfg.Logger.Info("istioagent: a program on this host has asked for "+r.URL.Path, slog.String("remote", r.RemoteAddr))
+	a.cfg.Logger.Info("istioagent: a program on this host has asked for "+r.URL.Path,
+		slog.String("remote", r.RemoteAddr))
 	const answer = "ok\n"
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
@@ -644,24 +644,25 @@ func (o *origin) Report() report.Report {
 // own has the metrics of the agent itself.
 type own Agent
 
-func (o *own) Report() report.Report { return report.Report{Metrics: (*Agent)(o).writeMetrics} }
+func (o *own) Report() report.Report { return report.Report{Metrics: o.metrics.Write} }
 
-func (a *Agent) writeMetrics(w io.Writer) error {
-	var set metrics.Set
-	set.Gauge("istio_agent_startup_duration_seconds", "The time from when the agent was made until it was ready.", func() (float64, bool) {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.ready.Sub(a.made).Seconds(), !a.ready.IsZero()
-	})
-	set.Gauges("istio_agent_cert_expiry_seconds", "The time until the certificate expires, which is negative after that.", func(add metrics.Add) {
-		if a.identity != nil {
+func (a *Agent) initMetrics() {
+	a.metrics.Gauge("istio_agent_startup_duration_seconds",
+		"The time from when the agent was made until it was ready.", func() (float64, bool) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return a.ready.Sub(a.made).Seconds(), !a.ready.IsZero()
+		})
+	a.metrics.Gauges("istio_agent_cert_expiry_seconds",
+		"The time until the certificate expires, which is negative after that.", func(add metrics.Add) {
+			if a.identity == nil {
+				return
+			}
 			if svid, err := a.identity.SVID(); err == nil {
 				add(time.Until(svid.NotAfter()).Seconds(), "resource_name", "default")
 			}
-		}
-	})
+		})
 	if a.cfg.Origin == fromCA {
-		a.cfg.requests.addTo(&set)
+		a.cfg.requests.init(&a.metrics)
 	}
-	return set.Write(w)
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/pem"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -28,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
@@ -988,8 +988,8 @@ func TestWhatToChange(t *testing.T) {
 		"mounted roots": {"", []string{"var/run/secrets/istio/root-cert.pem do not vouch for the server at " + c.addr, "CA_ROOT_CA"}, false},
 		"named roots":   {"CA_ROOT_CA=other.pem", []string{"/other.pem do not vouch", "CA_ROOT_CA"}, false},
 		"roots of host": {"CA_ROOT_CA=SYSTEM", []string{"SYSTEM do not vouch", "CA_ROOT_CA"}, false},
-		"no folder":     {"PROV_CERT=nothere", []string{`PROV_CERT is "nothere"`, "no such folder"}, true},
-		"output folder": {"PROV_CERT=nothere OUTPUT_CERTS=nothere", []string{`PROV_CERT is "nothere"`, "no such folder"}, true},
+		"no folder":     {"PROV_CERT=nothere", []string{`PROV_CERT is "nothere"`, "no such directory"}, true},
+		"output folder": {"PROV_CERT=nothere OUTPUT_CERTS=nothere", []string{`PROV_CERT is "nothere"`, "no such directory"}, true},
 		"lifetime":      {"CA_ROOT_CA=good.pem SECRET_TTL=2400h", []string{"2400h0m0s was asked for, the longest is 2160h0m0s", "SECRET_TTL is 2400h0m0s"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -1054,21 +1054,4 @@ func TestNothingPrints(t *testing.T) {
 }
 
 // lines is a log that may be read meanwhile.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-var _ io.Writer = (*lines)(nil)
+type lines = logtest.Buffer

@@ -31,7 +31,8 @@ func (t traditional) GenerateSecret(ctx context.Context, resourceName string) (*
 	if key, err = certpem.TraditionalKey(key); err != nil {
 		return nil, err
 	}
-	return pki.NewKeyPairSecret(resourceName, written{func() ([]byte, []byte, error) { return chain, key, nil }, s.NotAfter()})
+	return pki.NewKeyPairSecret(resourceName,
+		written{func() ([]byte, []byte, error) { return chain, key, nil }, s.NotAfter()})
 }
 
 // written is a key pair in PEM. It cannot print the key.
@@ -94,7 +95,8 @@ func (c *Config) newGateway() *gateway {
 		return nil
 	}
 	src, err := kubesecrets.New(kubesecrets.Config{
-		Namespace: c.namespace, APIServer: c.kube.server, HTTPClient: c.kube.client, PostQuantum: c.postQuantum, Logger: c.Logger,
+		Namespace: c.namespace, APIServer: c.kube.server, HTTPClient: c.kube.client, PostQuantum: c.postQuantum,
+		Logger: c.Logger,
 	})
 	if err != nil { // which is of no interest to a sidecar
 		c.Logger.Info("istioagent: names of secrets such as kubernetes://NAME do not exist", slog.Any("err", err))

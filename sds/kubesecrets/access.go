@@ -55,7 +55,8 @@ func (s *Source) Resolve(ctx context.Context, resourceName string) (sourceName s
 	case k.namespace == "":
 		k.namespace = who.namespace
 	case k.namespace != who.namespace:
-		return "", fmt.Errorf("kubesecrets: the caller is of namespace %q and may not have Secrets of %q", who.namespace, k.namespace)
+		return "", fmt.Errorf("kubesecrets: the caller is of namespace %q and may not have Secrets of %q",
+			who.namespace, k.namespace)
 	}
 	if err := s.access.decide(who); err != nil {
 		return "", fmt.Errorf("kubesecrets: service account %s/%s: %w", who.namespace, who.name, err)
@@ -132,7 +133,8 @@ func (a *access) decide(who key) error {
 	r := a.callers[who]
 	if r == nil {
 		if err := a.places.Take(who.namespace, 1); err != nil {
-			return fmt.Errorf("the rights of %d service accounts can be known at a time, and of %d of one namespace: %w", maxCallers, maxCallersEach, err)
+			return fmt.Errorf("the rights of %d service accounts can be known at a time, and of %d of one "+
+				"namespace: %w", maxCallers, maxCallersEach, err)
 		}
 		r = &rights{who: who}
 		a.callers[who] = r
@@ -147,7 +149,8 @@ func (a *access) decide(who key) error {
 	case renew.Elapsed(r.reviewed, now) > reviewGood:
 		return fmt.Errorf("its rights have not been known for %v: %w", reviewGood, cmp.Or(r.err, errNotAsked))
 	case !r.allowed:
-		return errors.New("it may neither list nor get secrets: bind it to a Role in its namespace with the verbs get, list and watch for secrets")
+		return errors.New("it may neither list nor get secrets: bind it to a Role in its namespace with the verbs " +
+			"get, list and watch for secrets")
 	}
 	return nil
 }
@@ -170,20 +173,41 @@ func (a *access) tell() { <-a.subs.Tell(func() []string { return []string{""} })
 func (a *access) review(running context.Context, r *rights) {
 	ctx, cancel := context.WithTimeout(running, reviewTime)
 	defer cancel()
-	allowed, err := false, error(nil)
+	allowed, err := a.may(ctx, r.who)
+	a.mu.Lock()
+	first := err != nil && r.err == nil && running.Err() == nil
+	changed := a.learned(r, allowed, err)
+	a.mu.Unlock()
+	account := slog.String("account", r.who.namespace+"/"+r.who.name)
+	switch {
+	case first:
+		a.log.LogAttrs(ctx, slog.LevelWarn, "kubesecrets: the rights of a caller cannot be reviewed", account,
+			slog.String("err", bearer.Redact(err.Error())))
+	case changed:
+		a.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: rights of a caller", account, slog.Bool("allowed", allowed))
+		a.tell()
+	}
+}
+
+// may asks the API server whether a service account may list or get the Secrets of its namespace.
+func (a *access) may(ctx context.Context, who key) (allowed bool, err error) {
 	for _, verb := range []string{"list", "get"} {
-		if allowed, _, err = a.api.Review(ctx, r.who.namespace, r.who.name,
-			kube.Access{Namespace: r.who.namespace, Version: "v1", Resource: "secrets", Verb: verb}); allowed || err != nil {
+		to := kube.Access{Namespace: who.namespace, Version: "v1", Resource: "secrets", Verb: verb}
+		if allowed, _, err = a.api.Review(ctx, who.namespace, who.name, to); allowed || err != nil {
 			break
 		}
 	}
 	if kube.Forbidden(err) {
-		err = fmt.Errorf("this program may not ask for the rights of others: bind the ClusterRole system:auth-delegator, "+
-			"or one that may create subjectaccessreviews in the group authorization.k8s.io, to its service account: %w", err)
+		err = fmt.Errorf("this program may not ask for the rights of others: bind the ClusterRole "+
+			"system:auth-delegator, or one that may create subjectaccessreviews in the group authorization.k8s.io, "+
+			"to its service account: %w", err)
 	}
-	a.mu.Lock()
-	now := time.Now()
-	changed, wait := false, time.Duration(0)
+	return allowed, err
+}
+
+// learned takes an answer over, and reports whether it changes what the caller may have. a.mu is held.
+func (a *access) learned(r *rights, allowed bool, err error) (changed bool) {
+	now, wait := time.Now(), time.Duration(0)
 	if err != nil {
 		f := r.Failed(err)
 		f.Wish = kube.Wish(err)
@@ -194,7 +218,6 @@ func (a *access) review(running context.Context, r *rights) {
 		r.reviewed, r.allowed = now, allowed
 		wait = renew.Poll(a.every, a.every/2, a.every, rand.Float64())
 	}
-	first := err != nil && r.err == nil && running.Err() == nil
 	r.err = err
 	outage := err != nil && !r.reviewed.IsZero() && renew.Elapsed(r.reviewed, now) <= reviewGood
 	if renew.Elapsed(r.asked, now) > idleIntervals*a.every && !outage { // in which the last answer counts
@@ -203,13 +226,5 @@ func (a *access) review(running context.Context, r *rights) {
 		a.loop.Remove(r)
 	}
 	a.loop.Done(r, wait)
-	a.mu.Unlock()
-	account := slog.String("account", r.who.namespace+"/"+r.who.name)
-	switch {
-	case first:
-		a.log.LogAttrs(ctx, slog.LevelWarn, "kubesecrets: the rights of a caller cannot be reviewed", account, slog.String("err", bearer.Redact(err.Error())))
-	case changed:
-		a.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: rights of a caller", account, slog.Bool("allowed", allowed))
-		a.tell()
-	}
+	return changed
 }

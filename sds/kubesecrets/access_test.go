@@ -275,8 +275,8 @@ func TestReviewsStopped(t *testing.T) {
 	})
 }
 
-// TestEntitlement serves two callers on a Unix socket. The right of one is taken, and within a second of the review that
-// says so it gets nothing more; with the right it gets the newest at once.
+// TestEntitlement serves two callers on a Unix socket. The right of one is taken, and within a second of the review
+// that says so it gets nothing more; with the right it gets the newest at once.
 func TestEntitlement(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()

@@ -77,8 +77,8 @@ static_resources:
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
 `
 
-// TestEnvoyGateway has Envoys that end mutual TLS for clients, each request with a handshake, while the certificate in the
-// Secret is replaced, and so are the roots, broken, and deleted.
+// TestEnvoyGateway has Envoys that end mutual TLS for clients, each request with a handshake, while the certificate
+// in the Secret is replaced, and so are the roots, broken, and deleted.
 func TestEnvoyGateway(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-8.6-1", "IST-8.6-2")

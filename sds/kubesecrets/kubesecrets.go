@@ -196,44 +196,24 @@ func (k key) String() string { return scheme + k.namespace + "/" + k.name }
 
 // New checks cfg and returns a Source. It does nothing else: no goroutine, no request.
 func New(cfg Config) (*Source, error) {
-	bad := func(format string, args ...any) (*Source, error) {
-		return nil, fmt.Errorf("kubesecrets: invalid Config: "+format, args...)
-	}
-	if cfg.Namespace == "" {
-		ns, err := kube.Namespace()
-		switch {
-		case errors.Is(err, fs.ErrNotExist) && !cfg.AllNamespaces:
-			return bad("this process is not in a pod, so set Namespace, or AllNamespaces")
-		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			return nil, fmt.Errorf("kubesecrets: %w", err)
-		}
-		cfg.Namespace = ns // empty: names without a namespace do not exist
-	}
-	switch {
-	case cfg.Namespace != "" && !kube.ValidLabel(cfg.Namespace):
-		return bad("Namespace %.300q cannot be that of a Secret", cfg.Namespace)
-	case cfg.ReviewInterval != 0 && (cfg.ReviewInterval < time.Second || cfg.ReviewInterval > reviewGood/2):
-		return bad("ReviewInterval is %v, want a second at least, and %v at most", cfg.ReviewInterval, reviewGood/2)
-	case strings.ContainsAny(cfg.Type, ",=!"):
-		return bad("Type %.300q is not one type of Secrets", cfg.Type)
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("kubesecrets: invalid Config: %w", err)
 	}
 	api, err := kube.New(kube.Options{URL: cfg.APIServer, Client: cfg.HTTPClient, PostQuantum: cfg.PostQuantum})
 	if err != nil {
-		return bad("%w", err)
+		return nil, fmt.Errorf("kubesecrets: invalid Config: %w", err)
 	}
-	cfg.maxBytes = cmp.Or(cfg.maxBytes, maxBytes)
-	cfg.ReviewInterval = cmp.Or(cfg.ReviewInterval, reviewInterval)
 	s := &Source{
 		redacted: redact.New("kubesecrets.Source(" + cfg.Namespace + ")"),
 		cfg:      cfg, log: ratelog.Patient(cfg.Logger), api: api,
 		objects: map[key]*object{}, crowded: map[key]int{},
+		path:  kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets"),
+		query: url.Values{"fieldSelector": {"type!=kubernetes.io/service-account-token,type!=helm.sh/release.v1"}},
 	}
-	s.path = kube.Path("api", "v1", "namespaces", cfg.Namespace, "secrets")
 	if cfg.AllNamespaces {
 		s.redacted = redact.New("kubesecrets.Source(all namespaces)")
 		s.path = kube.Path("api", "v1", "secrets")
 	}
-	s.query = url.Values{"fieldSelector": {"type!=kubernetes.io/service-account-token,type!=helm.sh/release.v1"}}
 	if cfg.Type != "" {
 		s.query.Set("fieldSelector", "type="+cfg.Type)
 	}
@@ -242,6 +222,31 @@ func New(cfg Config) (*Source, error) {
 	}
 	s.access.init(api, cfg.ReviewInterval, s.log)
 	return s, nil
+}
+
+// complete sets the defaults, and says what is wrong.
+func (c *Config) complete() error {
+	if c.Namespace == "" {
+		ns, err := kube.Namespace()
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && !c.AllNamespaces:
+			return errors.New("this process is not in a pod, so set Namespace, or AllNamespaces")
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+		c.Namespace = ns // empty: names without a namespace do not exist
+	}
+	c.maxBytes, c.ReviewInterval = cmp.Or(c.maxBytes, maxBytes), cmp.Or(c.ReviewInterval, reviewInterval)
+	switch {
+	case c.Namespace != "" && !kube.ValidLabel(c.Namespace):
+		return fmt.Errorf("Namespace %.300q cannot be that of a Secret", c.Namespace)
+	case c.ReviewInterval < time.Second || c.ReviewInterval > reviewGood/2:
+		return fmt.Errorf("ReviewInterval is %v, want a second at least, and %v at most",
+			c.ReviewInterval, reviewGood/2)
+	case strings.ContainsAny(c.Type, ",=!"):
+		return fmt.Errorf("Type %.300q is not one type of Secrets", c.Type)
+	}
+	return nil
 }
 
 // Start makes a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx
@@ -315,7 +320,8 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 func parse(resourceName string) (k key, roots bool, err error) {
 	rest, ok := strings.CutPrefix(resourceName, scheme)
 	if !ok {
-		return k, false, errors.New(`the names are "kubernetes://NAMESPACE/NAME" and "kubernetes://NAME", with "-cacert" behind them for roots`)
+		return k, false, errors.New(`the names are "kubernetes://NAMESPACE/NAME" and "kubernetes://NAME", ` +
+			`with "-cacert" behind them for roots`)
 	}
 	namespace, name, ok := strings.Cut(rest, "/")
 	if !ok {
@@ -356,14 +362,16 @@ func (s *Source) lookup(k key, roots bool) (*pki.Secret, error) {
 	case p.secret == nil:
 		return nil, cmp.Or(p.err, errNothing)
 	case secretset.Expired(p.secret):
-		return nil, fmt.Errorf("what the Secret had has expired at %s, and there is nothing newer: %w", p.secret.NotAfter().UTC().Format(time.RFC3339), cmp.Or(p.err, errSame))
+		return nil, fmt.Errorf("what the Secret had has expired at %s, and there is nothing newer: %w",
+			p.secret.NotAfter().UTC().Format(time.RFC3339), cmp.Or(p.err, errSame))
 	}
 	return p.secret, nil
 }
 
 var (
-	errNothing = errors.New("the Secret has nothing of this kind: a key pair is in cert and key, or tls.crt and tls.key, and roots are in cacert or ca.crt")
-	errSame    = errors.New("the Secret is as it was")
+	errNothing = errors.New("the Secret has nothing of this kind: a key pair is in cert and key, or tls.crt and " +
+		"tls.key, and roots are in cacert or ca.crt")
+	errSame = errors.New("the Secret is as it was")
 )
 
 // Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. The
@@ -381,7 +389,8 @@ func (s *Source) Report() report.Report {
 		Metrics:   func(w io.Writer) error { return st.metrics().Write(w) },
 	}
 	if st.Refused > 0 {
-		r.Problems = append(r.Problems, fmt.Errorf("there is no room for %d Secrets, or for what they have now", st.Refused))
+		r.Problems = append(r.Problems,
+			fmt.Errorf("there is no room for %d Secrets, or for what they have now", st.Refused))
 	}
 	for _, o := range st.Secrets {
 		if o.Pair || o.PairErr != nil {
@@ -462,7 +471,8 @@ func (st *status) metrics() *metrics.Set {
 	gauge("secrets_refused", "The number of Secrets whose content is not in use as it is now.", bad, true)
 	gauge("secrets_without_room", "The number of Secrets for which there was no room.", float64(st.Refused), true)
 	gauge("bytes", "What is kept of all Secrets, in bytes.", float64(st.Bytes), true)
-	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", float64(end.Unix()), !end.IsZero())
+	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.",
+		float64(end.Unix()), !end.IsZero())
 	gauge("callers", "The number of callers whose rights are known.", float64(st.Callers), true)
 	return m
 }

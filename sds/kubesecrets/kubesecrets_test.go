@@ -30,6 +30,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -78,22 +79,7 @@ func valid(from, to time.Duration) func(*x509.Certificate) {
 }
 
 // diary is a log.
-type diary struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (d *diary) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.b.Write(p)
-}
-
-func (d *diary) String() string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.b.String()
-}
+type diary = logtest.Buffer
 
 // world is a Source in a bubble, with its API server, and what it told.
 type world struct {
@@ -386,8 +372,8 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 	})
 }
 
-// TestRootsOfTheirOwn has a Secret NAME-cacert that is not good from the beginning: it counts alone, as it may be there to
-// trust less than NAME does.
+// TestRootsOfTheirOwn has a Secret NAME-cacert that is not good from the beginning: it counts alone, as it may be
+// there to trust less than NAME does.
 func TestRootsOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -475,8 +461,8 @@ func TestTimes(t *testing.T) {
 	})
 }
 
-// TestPassedOver has a certificate begin and end while nothing runs, as in a suspension: it does not replace one that is
-// still valid.
+// TestPassedOver has a certificate begin and end while nothing runs, as in a suspension: it does not replace one that
+// is still valid.
 func TestPassedOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -593,8 +579,8 @@ func TestWithdrawn(t *testing.T) {
 	})
 }
 
-// TestReplaced has a Secret that was deleted and made anew where no watch saw it: what the old one had is not the last good
-// content of the new one.
+// TestReplaced has a Secret that was deleted and made anew where no watch saw it: what the old one had is not the
+// last good content of the new one.
 func TestReplaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -98,7 +98,8 @@ var errTakenOut = errors.New("it was taken out of the Secret; to withdraw it, de
 // whatever it has.
 func related(k key, data map[string][]byte) bool {
 	names := []string{"cert", "tls.crt", "tls.key", "cacert", "ca.crt"}
-	return strings.HasSuffix(k.name, caSuffix) || slices.ContainsFunc(names, func(name string) bool { return len(data[name]) > 0 })
+	return strings.HasSuffix(k.name, caSuffix) ||
+		slices.ContainsFunc(names, func(name string) bool { return len(data[name]) > 0 })
 }
 
 // pairOf returns the key pair of a Secret.
@@ -207,14 +208,12 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 		return
 	}
 	now := object{uid: d.Metadata.UID, version: d.Metadata.ResourceVersion, roots: rootsOf(k, d.Data)}
-	isCA := strings.HasSuffix(k.name, caSuffix)
-	if !isCA { // otherwise its name asks for roots
+	if !strings.HasSuffix(k.name, caSuffix) { // otherwise its name asks for roots
 		now.pair = pairOf(k, d.Data)
 	}
 	var before object
-	kept := new(object) // which changes under the lock
-	s.mu.Lock()
 	hadPair := false
+	s.mu.Lock()
 	switch {
 	case replaced: // what the other one had is not the last good content of this one
 		hadPair = old.pair.secret != nil
@@ -224,36 +223,39 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	case old != nil:
 		before = *old
 	}
-	var pair, roots bool
+	now, pair, roots := s.keep(k, before, now, old == nil)
+	s.mu.Unlock()
+	s.pending.Notify()
+	s.add(c, k, roots || replaced, pair || hadPair)
+	s.report(ctx, k, before.pair, now.pair, pair)
+	s.report(ctx, k, before.roots, now.roots, roots)
+}
+
+// keep keeps what is good of a Secret and of what it had before, if there is room. It returns that, and whether the
+// pair and the roots are others now. The lock is held.
+func (s *Source) keep(k key, before, now object, isNew bool) (kept object, pair, roots bool) {
 	now.pair, pair = before.pair.with(now.pair)
 	now.roots, roots = before.roots.with(now.roots)
-	if isCA && now.roots.secret == nil {
+	if strings.HasSuffix(k.name, caSuffix) && now.roots.secret == nil {
 		now.roots.err = cmp.Or(now.roots.err, errNothing)
 	}
 	now.size, now.round = overhead+now.pair.bytes()+now.roots.bytes(), s.round
 	switch {
 	case s.used-before.size+now.size <= s.cfg.maxBytes:
 		s.used += now.size - before.size
-		*kept = now
-		s.objects[k] = kept
 		delete(s.crowded, k)
-	case old == nil:
+	case isNew:
 		s.crowded[k] = s.round
-		pair, roots = false, false
-		now = object{pair: content{err: errRoom}}
+		return object{pair: content{err: errRoom}}, false, false
 	default: // it stays as it is, and is read again with the next list
 		now = before
 		s.crowded[k] = s.round
 		now.version, now.pair.err, now.roots.err = "", errRoom, errRoom
-		*kept = now
-		s.objects[k] = kept
 		pair, roots = false, false
 	}
-	s.mu.Unlock()
-	s.pending.Notify()
-	s.add(c, k, roots || replaced, pair || hadPair)
-	s.report(ctx, k, before.pair, now.pair, pair)
-	s.report(ctx, k, before.roots, now.roots, roots)
+	stored := now // which changes under the lock
+	s.objects[k] = &stored
+	return now, pair, roots
 }
 
 var errRoom = errors.New("there is no room for it: select less by Config.LabelSelector or Config.Type")
@@ -292,7 +294,8 @@ func (s *Source) withdraw(ctx context.Context, k key, c *changes) {
 	s.mu.Unlock()
 	if o != nil {
 		s.add(c, k, true, o.pair.secret != nil)
-		s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: withdrawn, as there is no such Secret any more", slog.String("name", k.String()))
+		s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: withdrawn, as there is no such Secret any more",
+			slog.String("name", k.String()))
 	}
 }
 
@@ -327,7 +330,8 @@ func (s *Source) promote(ctx context.Context) {
 				wait = min(wait, p.from.Sub(now))
 			case secretset.Expired(p.next): // while this machine was suspended
 				before := *p
-				p.err = fmt.Errorf("the certificate has expired at %s, before it came into use", p.next.NotAfter().UTC().Format(time.RFC3339))
+				p.err = fmt.Errorf("the certificate has expired at %s, before it came into use",
+					p.next.NotAfter().UTC().Format(time.RFC3339))
 				p.next = nil
 				now := *p
 				logs = append(logs, func() { s.report(ctx, k, before, now, false) })
@@ -335,7 +339,8 @@ func (s *Source) promote(ctx context.Context) {
 				*p = content{secret: p.next}
 				s.add(&c, k, false, true)
 				logs = append(logs, func() {
-					s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now", slog.String("name", k.String()))
+					s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now",
+						slog.String("name", k.String()))
 				})
 			}
 		}

@@ -18,7 +18,8 @@ func (s *Source) work(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { s.promote(ctx) })
 	wg.Go(func() { s.access.run(ctx) })
-	f := kubefollow.Follower[document]{API: s.api, Path: s.path, Query: s.query, Kind: "Secret", Page: s.page, Event: s.event, State: s.follows}
+	f := kubefollow.Follower[document]{API: s.api, Path: s.path, Query: s.query, Kind: "Secret", Page: s.page,
+		Event: s.event, State: s.follows}
 	f.Again = func() bool { // there may be room now
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -76,7 +77,8 @@ func (s *Source) follows(ctx context.Context, err error, retryIn time.Duration) 
 	s.mu.Unlock()
 	s.news.Notify()
 	if err != nil {
-		s.log.LogAttrs(ctx, slog.LevelWarn, "kubesecrets: the API server cannot be followed, what was read stays in use",
+		s.log.LogAttrs(ctx, slog.LevelWarn,
+			"kubesecrets: the API server cannot be followed, what was read stays in use",
 			slog.Any("err", err), slog.Duration("retry_in", retryIn))
 	}
 }
@@ -87,7 +89,8 @@ func (s *Source) remedy(err error) error {
 	case !kube.Forbidden(err):
 		return err
 	case s.cfg.AllNamespaces:
-		return fmt.Errorf("the service account of this program may not read the Secrets of all namespaces: bind it to a ClusterRole with the verbs list and watch for secrets: %w", err)
+		return fmt.Errorf("the service account of this program may not read the Secrets of all namespaces: bind "+
+			"it to a ClusterRole with the verbs list and watch for secrets: %w", err)
 	}
 	return fmt.Errorf("the service account of this program may not read the Secrets: "+
 		"bind it to a Role in namespace %q with the verbs list and watch for secrets: %w", s.cfg.Namespace, err)

@@ -33,7 +33,8 @@ func RunModel(t *testing.T, start Start, seeds int) {
 			}
 			lines := randomScript(uint64(seed))
 			if err := fails(patience, lines); err != nil && failed.CompareAndSwap(false, true) {
-				lines, err = shrink(lines, err, func(lines []string) error { return fails(impatience, lines) }, time.Now().Add(time.Minute))
+				lines, err = shrink(lines, err, func(lines []string) error { return fails(impatience, lines) },
+					time.Now().Add(time.Minute))
 				t.Errorf("%v\nthe script, for RunScript:\n%s", err, strings.Join(lines, "\n"))
 			}
 		})

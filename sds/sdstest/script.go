@@ -39,13 +39,14 @@ type stream struct {
 	name  string
 	delta bool
 
-	on       *grpchttp.Stream // nil while there is none
-	in       chan arrival
-	nonces   []string
-	last     *response // the last response, if it is not answered
-	wanted   map[string]bool
-	dropped  map[string]bool
-	sent     map[string]string // the last that came for a name, "-" if that it does not exist; nothing if it has to come
+	on      *grpchttp.Stream // nil while there is none
+	in      chan arrival
+	nonces  []string
+	last    *response // the last response, if it is not answered
+	wanted  map[string]bool
+	dropped map[string]bool
+	// the last that came for a name, "-" if that it does not exist; nothing if it has to come
+	sent     map[string]string
 	rejected map[string]string
 	again    map[string]bool // asked for more than once: each is answered, also after a rejection that was sent later
 	racing   bool            // the source has changed since the client had what it is due
@@ -68,7 +69,8 @@ func play(ctx context.Context, server *Server, contents *contents, patience time
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p := &player{
-		ctx: ctx, server: server, contents: contents, patience: patience, grpc: grpchttp.NewClient(server.Client, server.URL, 16<<20),
+		ctx: ctx, server: server, contents: contents, patience: patience,
+		grpc:    grpchttp.NewClient(server.Client, server.URL, 16<<20),
 		streams: make(map[string]*stream), history: make(map[string][]string),
 	}
 	defer func() {
@@ -120,7 +122,8 @@ func (p *player) line(line string) error {
 	}
 	s := p.streams[words[0]]
 	if s == nil {
-		s = &stream{name: words[0], delta: strings.HasPrefix(words[0], "d"), accepted: make(map[string]held), seen: make(map[string]int)}
+		s = &stream{name: words[0], delta: strings.HasPrefix(words[0], "d"), accepted: make(map[string]held),
+			seen: make(map[string]int)}
 		p.streams[s.name] = s
 	}
 	args := words[2:]
@@ -462,7 +465,8 @@ func (p *player) check(s *stream, it item, names map[string]bool) error {
 		return fmt.Errorf("%q=%s comes again, which the client has rejected", it.name, it.word)
 	}
 	names[it.name] = true
-	if old, ok := s.accepted[it.name]; ok && s.delta && it.word != "-" && old.word != it.word && old.version == it.version {
+	if old, ok := s.accepted[it.name]; ok && s.delta && it.word != "-" && old.word != it.word &&
+		old.version == it.version {
 		return fmt.Errorf("%q has the version %q with other content", it.name, it.version)
 	}
 	delete(s.rejected, it.name)
@@ -476,7 +480,8 @@ func (p *player) check(s *stream, it item, names map[string]bool) error {
 	i := s.seen[it.name]
 	n := slices.Index(h[min(i, len(h)):], it.word)
 	if n < 0 {
-		return fmt.Errorf("%q=%s comes, which the source does not have; it has had %q since what came last", it.name, it.word, h[i:])
+		return fmt.Errorf("%q=%s comes, which the source does not have; it has had %q since what came last", it.name,
+			it.word, h[i:])
 	}
 	s.seen[it.name], s.sent[it.name] = i+n, it.word
 	return nil

@@ -205,7 +205,8 @@ type item struct {
 func (c *contents) item(r *received) (item, error) {
 	word, ok := c.words[strings.Join(r.parts, "\n")]
 	if !ok {
-		return item{}, fmt.Errorf("the secret %q has content that the source never had, %d parts of %d bytes", r.name, len(r.parts), len(strings.Join(r.parts, "")))
+		return item{}, fmt.Errorf("the secret %q has content that the source never had, %d parts of %d bytes", r.name,
+			len(r.parts), len(strings.Join(r.parts, "")))
 	}
 	return item{name: r.name, word: word}, nil
 }
@@ -248,7 +249,8 @@ func (c *contents) decode(msg []byte, delta bool) (*response, error) {
 				}
 			})
 			if name != it.name || version == "" {
-				f.Fail(fmt.Errorf("a resource with the name %q and the version %q, and the secret %q in it", name, version, it.name))
+				f.Fail(fmt.Errorf("a resource with the name %q and the version %q, and the secret %q in it", name,
+					version, it.name))
 			}
 			it.version = version
 			r.items = append(r.items, it)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
-	"github.com/svidkit/svidkit/internal/kube/kubekeep"
 	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
@@ -27,14 +26,14 @@ type pod struct {
 func (p pod) account() string { return cmp.Or(p.Spec.Account, "default") }
 
 // pods are those of the node, by their UIDs.
-type pods = kubekeep.Objects[pod]
+type pods = kubefollow.Objects[pod]
 
 func followPods(api *kube.Client, cfg *Config) *pods {
 	return &pods{
 		Follower: kubefollow.Follower[pod]{API: api, Path: "/api/v1/pods", Kind: "Pod",
 			Query: url.Values{"fieldSelector": {"spec.nodeName=" + cfg.Node}}},
 		Name: func(p *pod) string { return p.Metadata.UID },
-		Keeper: &kubekeep.Keeper{
+		Keeper: &kubefollow.Keeper{
 			Name: "workloadagent", Log: ratelog.New(cfg.Logger, 0), Fails: "new pods get nothing by their namespaces",
 			Remedy: "bind a ClusterRole that may list and watch pods to the service account of this program",
 		},

@@ -103,7 +103,8 @@ func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 	answer, no := h.askDebug(r)
 	peer := cmp.Or(peerkey.UserFromContext(r.Context()), r.RemoteAddr)
 	if no == nil && h.unread.Take(peer, 1) != nil {
-		no = &refusal{http.StatusServiceUnavailable, "an answer to an earlier request is not taken; take it, or try again later"}
+		no = &refusal{http.StatusServiceUnavailable,
+			"an answer to an earlier request is not taken; take it, or try again later"}
 	}
 	if no != nil {
 		if no.status == http.StatusMethodNotAllowed {
@@ -184,9 +185,11 @@ func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal)
 	case err != nil:
 		return "", nil, &refusal{http.StatusBadRequest, "the query is malformed"}
 	case len(names) > 1, len(names) != len(query):
-		return "", nil, &refusal{http.StatusBadRequest, "the query has more than one resourceName, or another parameter"}
+		return "", nil, &refusal{http.StatusBadRequest,
+			"the query has more than one resourceName, or another parameter"}
 	case len(r.URL.Path)+len(r.URL.RawQuery) > maxDebugName:
-		return "", nil, &refusal{http.StatusBadRequest, fmt.Sprintf("path and query are longer than %d bytes", maxDebugName)}
+		return "", nil, &refusal{http.StatusBadRequest,
+			fmt.Sprintf("path and query are longer than %d bytes", maxDebugName)}
 	}
 	name = strings.TrimSuffix(name, "/")
 	for _, s := range append([]string{name}, names...) {
@@ -225,7 +228,8 @@ func (h *Handler) debug(ctx context.Context, node []byte, typeURL string, names 
 				if e.Code == grpchttp.DeadlineExceeded { // the control plane was told of ours
 					return nil, errDebugTime
 				}
-				return nil, fmt.Errorf("the control plane has refused: %v: %s", e.Code, bearer.Redact(e.Message, token))
+				return nil, fmt.Errorf("the control plane has refused: %v: %s", e.Code,
+					bearer.Redact(e.Message, token))
 			}
 			return nil, errors.New("the control plane has ended the stream without an answer")
 		}

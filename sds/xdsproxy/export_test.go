@@ -1,12 +1,5 @@
 package xdsproxy
 
-import (
-	"context"
-
-	"github.com/svidkit/svidkit/internal/limit"
-	"github.com/svidkit/svidkit/internal/peerkey"
-)
-
 // For tests.
 const (
 	Linger   = linger
@@ -41,15 +34,3 @@ func Read(message []byte, delta bool) (secret bool, node []byte, err error) {
 
 // DebugAnswer returns the JSON of a response to a debug request.
 var DebugAnswer = debugAnswer
-
-// Queue is the queue of a stream.
-type Queue = queue
-
-// NewQueue returns an empty one, without a share of others.
-func NewQueue() *Queue { return newQueue(limit.NewShares[peerkey.Holder](0, 0), peerkey.Holder{}) }
-
-// Put is put.
-func (q *Queue) Put(ctx context.Context, msg []byte) error { return q.put(ctx, msg) }
-
-// Next is next.
-func (q *Queue) Next(ctx context.Context) (msg []byte, ok bool) { return q.next(ctx) }

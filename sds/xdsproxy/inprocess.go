@@ -41,7 +41,8 @@ func (t *inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
 		defer req.Body.Close()
 		defer func() {
 			if v := recover(); v != nil { // in a server it ends one stream, and here as well
-				t.log.Warn("xdsproxy: the handler of secrets has panicked", "panic", slog.Any("value", v), slog.String("stack", string(debug.Stack())))
+				t.log.Warn("xdsproxy: the handler of secrets has panicked", "panic", slog.Any("value", v),
+					slog.String("stack", string(debug.Stack())))
 				w.WriteHeader(http.StatusInternalServerError)
 				_ = in.CloseWithError(errPanic)
 			}

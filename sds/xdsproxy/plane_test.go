@@ -363,7 +363,7 @@ func TestScripts(t *testing.T) {
 	t.Parallel()
 	const each = 50 // scripts of a subtest
 	tests := rounds.Of(5)
-	if raced {
+	if rounds.Race {
 		tests = 2
 	}
 	if *long {

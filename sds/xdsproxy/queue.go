@@ -50,7 +50,8 @@ func (q *queue) put(ctx context.Context, msg []byte) error {
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		case <-timeout:
-			err = grpchttp.Errorf(grpchttp.Unavailable, "xdsproxy: the server has not taken a request for %v, and more than %d bytes wait", stalled, maxQueue)
+			err = grpchttp.Errorf(grpchttp.Unavailable,
+				"xdsproxy: the server has not taken a request for %v, and more than %d bytes wait", stalled, maxQueue)
 		}
 		timer.Stop()
 		if err != nil {

@@ -40,8 +40,9 @@ func (h *Handler) Report() report.Report {
 	h.plane.mu.Lock()
 	defer h.plane.mu.Unlock()
 	return report.Report{
-		Servers:   []report.Server{{Protocol: "ADS", Streams: h.open.Held()}},
-		Upstreams: []report.Upstream{{Name: h.cfg.url(), LastSuccess: h.plane.answer, Failures: h.plane.failures, Err: h.plane.err}},
-		Metrics:   h.metrics.Write,
+		Servers: []report.Server{{Protocol: "ADS", Streams: h.open.Held()}},
+		Upstreams: []report.Upstream{{Name: h.cfg.url(), LastSuccess: h.plane.answer, Failures: h.plane.failures,
+			Err: h.plane.err}},
+		Metrics: h.metrics.Write,
 	}
 }

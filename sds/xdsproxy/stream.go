@@ -150,7 +150,8 @@ func (s *stream) request(msg []byte) error {
 
 // begin starts a leg.
 func (s *stream) begin(local bool, node []byte) *leg {
-	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer), redact: func(text string) string { return bearer.Redact(text) }}
+	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer),
+		redact: func(text string) string { return bearer.Redact(text) }}
 	if !local {
 		l.node = node
 	}
@@ -201,7 +202,8 @@ func (l *leg) dial() (*grpchttp.Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.redact = func(text string) string { return bearer.Redact(text, token) } // not the token itself, which would be printed
+	// not the token itself, which would be printed
+	l.redact = func(text string) string { return bearer.Redact(text, token) }
 	return h.client.Open(s.ctx, service+s.method+"AggregatedResources", metadata), nil
 }
 
@@ -219,7 +221,8 @@ func (h *Handler) metadata(ctx context.Context) (metadata http.Header, token str
 	case err != nil:
 		return nil, "", grpchttp.Errorf(grpchttp.Unavailable, "xdsproxy: get a token for the control plane: %w", err)
 	case len(token) > maxToken || strings.ContainsFunc(token, func(r rune) bool { return !bearer.TokenRune(r) }):
-		return nil, "", grpchttp.Errorf(grpchttp.Internal, "xdsproxy: the token is too long, or has characters that no token has")
+		return nil, "", grpchttp.Errorf(grpchttp.Internal,
+			"xdsproxy: the token is too long, or has characters that no token has")
 	case token != "":
 		if metadata == nil {
 			metadata = make(http.Header)
@@ -240,7 +243,8 @@ func (l *leg) forward(remote *grpchttp.Stream) {
 		err := remote.Send(msg)
 		l.queue.sent(msg)
 		if took := time.Since(start); took > slow && !l.local {
-			l.s.h.log.Warn("xdsproxy: the control plane was slow to take a request", "slow", slog.Duration("after", took))
+			l.s.h.log.Warn("xdsproxy: the control plane was slow to take a request", "slow",
+				slog.Duration("after", took))
 		}
 		if err != nil { // receive says why
 			l.queue.discard()
@@ -275,7 +279,8 @@ func (l *leg) receive(remote *grpchttp.Stream) error {
 				return grpchttp.Errorf(grpchttp.Internal, "xdsproxy: the control plane has sent a malformed response")
 			case secrets:
 				h.metrics.dropped.Inc()
-				h.log.Warn("xdsproxy: a response of the control plane was dropped", "it has secrets", slog.Int("bytes", len(msg)))
+				h.log.Warn("xdsproxy: a response of the control plane was dropped", "it has secrets",
+					slog.Int("bytes", len(msg)))
 				continue
 			}
 		}
@@ -369,7 +374,8 @@ func (h *Handler) refused(ctx context.Context, p peerkey.Holder, err error) {
 	} else if remote := p.Remote(); remote != "" {
 		attrs = append(attrs, slog.String("remote", remote))
 	}
-	h.log.LogOf(slog.LevelWarn, p.Name(), "xdsproxy: the stream of an Envoy was refused or has failed", reason, attrs...)
+	h.log.LogOf(slog.LevelWarn, p.Name(), "xdsproxy: the stream of an Envoy was refused or has failed", reason,
+		attrs...)
 }
 
 // full returns the refusal for err, which is of limit.Shares, for want of room for what.
@@ -378,5 +384,6 @@ func full(err error, what string) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok && e.Reason == limit.CallerShare {
 		text = "xdsproxy: this peer has too many " + what
 	}
-	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text + "; try again later", RetryAfter: retryFull}
+	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text + "; try again later",
+		RetryAfter: retryFull}
 }

@@ -28,7 +28,7 @@
 // Requests for secrets go to [Config].Secrets, as a stream of StreamSecrets or DeltaSecrets in this process, with the
 // context, the address and the header of Envoy's request: the limits, the hook Resolve and the logs of a sds.Handler
 // see the same caller. They never reach the control plane. Secrets that the control plane sends are dropped, so it
-// cannot replace the identity of the workload. If the stream of secrets ends, for a limit or in strict mode, the ADS
+// cannot replace the identity of the workload. If the stream of secrets ends, for a limit, the ADS
 // stream ends with the same status.
 //
 // # When a side ends
@@ -178,7 +178,8 @@ func (c *Config) check() error {
 	case c.HTTPClient == nil:
 		return errors.New("HTTPClient is nil; caclient.NewHTTPClient makes one")
 	case c.HTTPClient.Timeout != 0:
-		return fmt.Errorf("HTTPClient has a Timeout of %v, which would end the streams; set it to 0", c.HTTPClient.Timeout)
+		return fmt.Errorf("HTTPClient has a Timeout of %v, which would end the streams; set it to 0",
+			c.HTTPClient.Timeout)
 	}
 	for name := range c.Header {
 		if c.Token != nil && http.CanonicalHeaderKey(name) == "Authorization" {
@@ -219,10 +220,11 @@ func NewHandler(cfg Config) (*Handler, error) {
 	h := &Handler{
 		redacted: redact.New("xdsproxy.Handler(" + cfg.url() + ")"),
 
-		cfg:     cfg,
-		client:  grpchttp.NewClient(&hc, cfg.url(), cmp.Or(cfg.limits.response, maxResponse)),
-		log:     ratelog.New(cfg.Logger, 0),
-		open:    limit.NewShares[peerkey.Holder](cmp.Or(cfg.limits.streams, maxStreams), cmp.Or(cfg.limits.peerStreams, maxPeerStreams)),
+		cfg:    cfg,
+		client: grpchttp.NewClient(&hc, cfg.url(), cmp.Or(cfg.limits.response, maxResponse)),
+		log:    ratelog.New(cfg.Logger, 0),
+		open: limit.NewShares[peerkey.Holder](cmp.Or(cfg.limits.streams, maxStreams),
+			cmp.Or(cfg.limits.peerStreams, maxPeerStreams)),
 		waiting: limit.NewShares[peerkey.Holder](maxWaiting, maxPeerWaiting),
 
 		debugging: make(chan struct{}, 1),

@@ -599,13 +599,13 @@ func TestSecretsRefused(t *testing.T) {
 			assert.NotContains(t, err.Error(), "told to")
 		})
 	}
-	synctest.Test(t, func(t *testing.T) { // strict mode
+	synctest.Test(t, func(t *testing.T) { // without the header
 		n := memory()
-		n.serve(t, "proxy", newProxy(t, n, secrets(t, new(secretSource), &sds.Options{Strict: true})))
+		n.serve(t, "proxy", newProxy(t, n, secrets(t, new(secretSource), &sds.Options{RequireHeader: true})))
 		s := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage).Open(t.Context(), stream, nil)
 		require.NoError(t, s.Send(ask(t, secretType, "default")))
 		_, err := s.Receive()
-		assert.Equal(t, grpchttp.NotFound, asError(t, err).Code)
+		assert.Equal(t, grpchttp.InvalidArgument, asError(t, err).Code)
 	})
 }
 
@@ -727,7 +727,7 @@ func TestLeak(t *testing.T) { // not in parallel, as goroutines are counted
 	goroutines := runtime.NumGoroutine()
 	var wg sync.WaitGroup
 	each := 500
-	if raced {
+	if rounds.Race {
 		each = 50
 	}
 	for k := range 4 {

@@ -70,7 +70,7 @@ func BenchmarkServe(b *testing.B) {
 
 // Serving allocates nothing of its own, and reading neither.
 func TestAllocations(t *testing.T) {
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("the race detector allocates too")
 	}
 	h, tag := benchHandler(t)
@@ -137,7 +137,7 @@ func BenchmarkIdleRelationship(b *testing.B) {
 // scheduling, without the network.
 func TestScheduling(t *testing.T) {
 	rounds.Slow(t)
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("60,000 attempts")
 	}
 	start := time.Now()

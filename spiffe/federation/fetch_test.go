@@ -511,7 +511,7 @@ func pipe(f func(net.Conn)) func(context.Context, string, string) (net.Conn, err
 
 // An endpoint cannot make the Manager keep much memory. Not parallel: it counts memory.
 func TestHostileMemory(t *testing.T) {
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("the race detector allocates too")
 	}
 	web := spiffetest.NewCA(t, "web.test")

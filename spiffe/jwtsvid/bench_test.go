@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -138,7 +139,7 @@ func BenchmarkCacheFetch(b *testing.B) {
 
 // TestAllocations bounds what each request costs.
 func TestAllocations(t *testing.T) {
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
 	m := newMaterial(t)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -52,22 +53,7 @@ var (
 )
 
 // diary keeps what was logged.
-type diary struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (d *diary) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.b.Write(p)
-}
-
-func (d *diary) String() string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.b.String()
-}
+type diary struct{ logtest.Buffer }
 
 func (d *diary) logger() *slog.Logger { return slog.New(slog.NewTextHandler(d, nil)) }
 

@@ -403,7 +403,7 @@ func heapGrowth(f func()) uint64 {
 func TestHostileServer(t *testing.T) {
 	rounds.Slow(t)
 	conformance.Covers(t, "GO-14", "WAPI-14")
-	if raceEnabled {
+	if rounds.Race {
 		t.Skip("the race detector is slow, and has memory of its own")
 	}
 	const mb = 1 << 20

@@ -1421,7 +1421,7 @@ func TestNoSecretsInPrint(t *testing.T) {
 
 // Readers load a pointer. It runs alone, as it counts.
 func TestReadersDoNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
 	home := workloadtest.NewDomain(t, "example.org")

@@ -150,7 +150,7 @@ func TestSystem(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-1-1", "ATH-1-2", "ATH-1-3", "ATH-1-4", "ATH-1-5", "ATH-2-1", "ATH-2-8", "ATH-7.1-1", "ATH-7.1-3", "ATH-7.1-4",
 		"ATH-7.1-6", "ATH-7.1-11", "ATH-7.2-1", "ATH-7.2-2", "ATH-7.2-3", "ATH-7.2-4", "ATH-7.2-5", "ATH-7.2-6", "ATH-9-3", "ATH-9-6", "ATH-9-8",
-		"ATH-9-9", "ATH-9-10", "ATH-11.1-4", "ATH-11.1-8", "ATH-11.3-2", "ATH-12-2", "ATH-18-5")
+		"ATH-9-9", "ATH-9-10", "ATH-11.1-4", "ATH-11.1-8", "ATH-12-2", "ATH-18-5")
 	c := newCluster(t)
 	pod := c.pod("web-0")
 

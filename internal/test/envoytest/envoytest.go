@@ -43,6 +43,19 @@ func Binary(t testing.TB) string {
 	return p
 }
 
+// Dir returns a new directory for an Envoy and its sockets, whose path is short enough for them. It is removed when the test
+// ends. Without an Envoy it skips the test.
+func Dir(t testing.TB) string {
+	t.Helper()
+	Binary(t)
+	dir, err := os.MkdirTemp("", "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
 // Old returns the paths of older Envoys to run beside that of [Binary]: those in the variable ENVOY_OLD_PATHS, a list like
 // PATH.
 func Old(t testing.TB) []string {

@@ -229,7 +229,7 @@ func (noSecrets) Subscribe(func(string)) func() { return func() {} }
 // TestHostileInput: no input of a MiB costs a parser that faces the network more than 50 ms and 4 MiB.
 func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocated
 	rounds.Slow(t)
-	if raceDetector {
+	if rounds.Race {
 		t.Skip("the race detector takes time and memory of its own")
 	}
 	ctx := t.Context()

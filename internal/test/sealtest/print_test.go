@@ -447,7 +447,7 @@ func printed(v any) map[string]string {
 func TestNothingPrints(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	if raceEnabled {
+	if rounds.Race {
 		t.Skip("package fmt reads the fields of values that goroutines are changing")
 	}
 	for _, alg := range []pki.KeyAlgorithm{pki.Ed25519, pki.ECDSAP256} {

@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -43,7 +44,7 @@ func httpClient(t *testing.T, leaf *x509.Certificate, key crypto.Signer) *http.C
 // TestNoTokenPrints prints a value of each exported type that holds a token, in every way, and the errors that come out of it.
 func TestNoTokenPrints(t *testing.T) {
 	t.Parallel()
-	if raceEnabled {
+	if rounds.Race {
 		t.Skip("package fmt reads the fields of values that goroutines are changing")
 	}
 	const token = "sesame-open-sesame-open"

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -144,7 +145,7 @@ func BenchmarkRequests(b *testing.B) {
 
 // What the handler adds to the authority's work.
 func TestAllocations(t *testing.T) {
-	if raceEnabled {
+	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
 	a := authority(t)

@@ -303,7 +303,7 @@ func TestMetadataIsCheap(t *testing.T) {
 		resp, _ := post(t.Context(), t, s.client, s.url, "web", bytes.NewReader(frame(0, b)), nil)
 		assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"), resp.Trailer.Get("Grpc-Message"))
 	}
-	if !raceEnabled {
+	if !rounds.Race {
 		assert.LessOrEqual(t, testing.AllocsPerRun(10, func() { _, _ = istioca.Decode(nested) }), 2.0) // the request, the reader
 		assert.LessOrEqual(t, testing.AllocsPerRun(10, func() { _, _ = istioca.Decode(body) }), 3.0)   // and the CSR
 		many := bytes.Repeat([]byte("\x22\x04\x0a\x02\x12\x00"), 30_000)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
-	"github.com/svidkit/svidkit/internal/kube/kubekeep"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -34,16 +33,16 @@ type clusterBundle struct {
 
 // bundles keeps the ClusterTrustBundles.
 type bundles struct {
-	kubekeep.Keeper
+	kubefollow.Keeper
 	s       *Signer
-	present kubekeep.Objects[clusterBundle]
+	present kubefollow.Objects[clusterBundle]
 	newer   map[string]time.Time // since when there has been a newer one than ours, by name; only behind uses it
 }
 
 func (b *bundles) init(s *Signer) {
 	b.s, b.newer = s, make(map[string]time.Time)
-	b.Keeper = kubekeep.Keeper{
-		Name: "podcert: ClusterTrustBundle", Again: kubekeep.Again, Log: s.log, Behind: b.behind,
+	b.Keeper = kubefollow.Keeper{
+		Name: "podcert: ClusterTrustBundle", Again: kubefollow.Again, Log: s.log, Behind: b.behind,
 		Remedy: "bind a ClusterRole that may create and patch clustertrustbundles, and attest for the signer " +
 			s.opts.SignerName +
 			", to the service account of this program",

@@ -1,4 +1,4 @@
-package xdsproxy_test
+package xdsproxy
 
 import (
 	"context"
@@ -15,24 +15,23 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
-	"github.com/svidkit/svidkit/sds/xdsproxy"
 )
 
 // putting puts a message, and returns a channel with the result.
-func putting(ctx context.Context, q *xdsproxy.Queue, size int) <-chan error {
+func putting(ctx context.Context, q *queue, size int) <-chan error {
 	result := make(chan error, 1)
-	go func() { result <- q.Put(ctx, make([]byte, size)) }()
+	go func() { result <- q.put(ctx, make([]byte, size)) }()
 	synctest.Wait()
 	return result
 }
 
 // took takes the next message and says that it was sent.
-func took(t *testing.T, q *xdsproxy.Queue, size int) {
+func took(t *testing.T, q *queue, size int) {
 	t.Helper()
-	msg, ok := q.Next(t.Context())
+	msg, ok := q.next(t.Context())
 	require.True(t, ok)
 	require.Len(t, msg, size)
-	q.Sent(msg)
+	q.sent(msg)
 	synctest.Wait()
 }
 
@@ -53,13 +52,13 @@ func holder(t *testing.T, user string) peerkey.Holder {
 // those before it, and for no longer.
 func TestQueueRoom(t *testing.T) {
 	t.Parallel()
-	const whole = xdsproxy.MaxQueue - xdsproxy.BesideMessage
+	const whole = maxQueue - besideMessage
 	for _, first := range []int{whole, whole + 1, 2 * whole, 0, 1} {
 		synctest.Test(t, func(t *testing.T) {
-			q := xdsproxy.NewQueue()
+			q := newQueue(limit.NewShares[peerkey.Holder](0, 0), peerkey.Holder{})
 			begun := time.Now()
 			require.NoError(t, <-putting(t.Context(), q, first), "%d bytes", first)
-			if rest := whole - first - xdsproxy.BesideMessage; rest > 0 {
+			if rest := whole - first - besideMessage; rest > 0 {
 				require.NoError(t, <-putting(t.Context(), q, rest), "exactly the rest")
 				waits := putting(t.Context(), q, 0)
 				require.Empty(t, waits)
@@ -69,12 +68,12 @@ func TestQueueRoom(t *testing.T) {
 			} else {
 				waits := putting(t.Context(), q, 0)
 				require.Empty(t, waits, "after %d bytes", first)
-				msg, ok := q.Next(t.Context())
+				msg, ok := q.next(t.Context())
 				require.True(t, ok)
 				require.Len(t, msg, first)
 				synctest.Wait()
 				require.Empty(t, waits, "what is being sent counts")
-				q.Sent(msg)
+				q.sent(msg)
 				require.NoError(t, <-waits)
 			}
 			took(t, q, 0)
@@ -88,11 +87,11 @@ func TestQueueRoom(t *testing.T) {
 // stream ends or the server has gone.
 func TestQueueWaits(t *testing.T) {
 	t.Parallel()
-	const whole = xdsproxy.MaxQueue - xdsproxy.BesideMessage
-	full := func(t *testing.T, messages int) *xdsproxy.Queue {
-		q := xdsproxy.NewQueue()
+	const whole = maxQueue - besideMessage
+	full := func(t *testing.T, messages int) *queue {
+		q := newQueue(limit.NewShares[peerkey.Holder](0, 0), peerkey.Holder{})
 		for range messages {
-			require.NoError(t, <-putting(t.Context(), q, xdsproxy.MaxQueue/messages-xdsproxy.BesideMessage))
+			require.NoError(t, <-putting(t.Context(), q, maxQueue/messages-besideMessage))
 		}
 		return q
 	}
@@ -102,7 +101,7 @@ func TestQueueWaits(t *testing.T) {
 			q, begun := full(t, 1), time.Now()
 			err := <-putting(t.Context(), q, 1)
 			require.Equal(t, grpchttp.Unavailable, codeOf(err), "%v", err)
-			require.Equal(t, xdsproxy.Stalled, time.Since(begun))
+			require.Equal(t, stalled, time.Since(begun))
 		})
 	})
 	t.Run("some progress", func(t *testing.T) {
@@ -111,13 +110,13 @@ func TestQueueWaits(t *testing.T) {
 			q, begun := full(t, 4), time.Now()
 			waits := putting(t.Context(), q, whole)
 			for range 3 {
-				time.Sleep(xdsproxy.Stalled - time.Second)
-				took(t, q, xdsproxy.MaxQueue/4-xdsproxy.BesideMessage)
+				time.Sleep(stalled - time.Second)
+				took(t, q, maxQueue/4-besideMessage)
 				require.Empty(t, waits)
 			}
 			err := <-waits
 			require.Equal(t, grpchttp.Unavailable, codeOf(err), "%v", err)
-			require.Equal(t, 3*(xdsproxy.Stalled-time.Second)+xdsproxy.Stalled, time.Since(begun))
+			require.Equal(t, 3*(stalled-time.Second)+stalled, time.Since(begun))
 		})
 	})
 	t.Run("the stream ends", func(t *testing.T) {
@@ -137,10 +136,10 @@ func TestQueueWaits(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			q, begun := full(t, 1), time.Now()
 			waits := putting(t.Context(), q, 1)
-			q.Discard()
+			q.discard()
 			require.NoError(t, <-waits)
 			require.NoError(t, <-putting(t.Context(), q, 2*whole), "and all that follow")
-			_, ok := q.Next(t.Context())
+			_, ok := q.next(t.Context())
 			require.False(t, ok)
 			require.Zero(t, time.Since(begun))
 		})
@@ -149,10 +148,10 @@ func TestQueueWaits(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
 			q, begun := full(t, 2), time.Now()
-			q.End()
-			took(t, q, xdsproxy.MaxQueue/2-xdsproxy.BesideMessage)
-			took(t, q, xdsproxy.MaxQueue/2-xdsproxy.BesideMessage)
-			_, ok := q.Next(t.Context())
+			q.end()
+			took(t, q, maxQueue/2-besideMessage)
+			took(t, q, maxQueue/2-besideMessage)
+			_, ok := q.next(t.Context())
 			require.False(t, ok, "what was put is taken, and Next waits for nothing more")
 			require.Zero(t, time.Since(begun))
 		})
@@ -166,41 +165,41 @@ func TestQueueShares(t *testing.T) {
 	for taken := range 4 {
 		for sent := range taken + 1 {
 			for _, late := range []bool{false, true} { // whether what was taken is sent after the server has gone
-				shares := limit.NewShares[peerkey.Holder](10*(size+xdsproxy.BesideMessage), 4*(size+xdsproxy.BesideMessage))
+				shares := limit.NewShares[peerkey.Holder](10*(size+besideMessage), 4*(size+besideMessage))
 				peer, other := holder(t, "a"), holder(t, "b")
-				q := xdsproxy.NewQueueOf(shares, peer)
+				q := newQueue(shares, peer)
 				for range 4 {
-					require.NoError(t, q.Put(t.Context(), make([]byte, size)))
+					require.NoError(t, q.put(t.Context(), make([]byte, size)))
 				}
-				require.Equal(t, grpchttp.ResourceExhausted, codeOf(q.Put(t.Context(), nil)), "the peer's share is taken")
-				require.Equal(t, 4*(size+xdsproxy.BesideMessage), shares.Held())
-				require.NoError(t, xdsproxy.NewQueueOf(shares, other).Put(t.Context(), make([]byte, size)), "that of another is not")
+				require.Equal(t, grpchttp.ResourceExhausted, codeOf(q.put(t.Context(), nil)), "the peer's share is taken")
+				require.Equal(t, 4*(size+besideMessage), shares.Held())
+				require.NoError(t, newQueue(shares, other).put(t.Context(), make([]byte, size)), "that of another is not")
 				var rest [][]byte
 				for i := range taken {
-					msg, ok := q.Next(t.Context())
+					msg, ok := q.next(t.Context())
 					require.True(t, ok)
 					if i < sent {
-						q.Sent(msg)
+						q.sent(msg)
 					} else {
 						rest = append(rest, msg)
 					}
 				}
 				give := func() {
 					for _, msg := range rest {
-						q.Sent(msg)
+						q.sent(msg)
 					}
 				}
 				if !late {
 					give()
 				}
-				q.Discard()
+				q.discard()
 				if late {
 					give()
 				}
-				q.Discard()
-				require.Equal(t, size+xdsproxy.BesideMessage, shares.Held(), "%d taken, %d sent, late: %v", taken, sent, late)
-				require.NoError(t, q.Put(t.Context(), make([]byte, size)))
-				require.Equal(t, size+xdsproxy.BesideMessage, shares.Held(), "a queue without a server holds nothing")
+				q.discard()
+				require.Equal(t, size+besideMessage, shares.Held(), "%d taken, %d sent, late: %v", taken, sent, late)
+				require.NoError(t, q.put(t.Context(), make([]byte, size)))
+				require.Equal(t, size+besideMessage, shares.Held(), "a queue without a server holds nothing")
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package kubekeep_test
+package kubefollow_test
 
 import (
 	"bytes"
@@ -21,7 +21,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
-	"github.com/svidkit/svidkit/internal/kube/kubekeep"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 )
@@ -93,8 +92,8 @@ func TestListOfPages(t *testing.T) {
 		transport := &http.Transport{DialContext: l.DialContext}
 		api, err := kube.New(kube.Options{URL: "http://127.0.0.1", Client: &http.Client{Transport: transport}})
 		require.NoError(t, err)
-		k := &kubekeep.Keeper{Name: "things", Log: ratelog.New(nil, 0)}
-		o := &kubekeep.Objects[thing]{
+		k := &kubefollow.Keeper{Name: "things", Log: ratelog.New(nil, 0)}
+		o := &kubefollow.Objects[thing]{
 			Follower: kubefollow.Follower[thing]{API: api, Path: kube.Path("api", "v1", "things"), Kind: "Thing"},
 			Name:     func(one *thing) string { return one.Metadata.Name }, Keeper: k,
 		}
@@ -171,7 +170,7 @@ func TestWritesAgain(t *testing.T) {
 		var mu sync.Mutex
 		behind, writes := map[string]error{}, map[string][]time.Duration{}
 		begun := time.Now()
-		k := &kubekeep.Keeper{Name: "things", Again: kubekeep.Again, Log: ratelog.New(nil, 0), Remedy: "grant it"}
+		k := &kubefollow.Keeper{Name: "things", Again: kubefollow.Again, Log: ratelog.New(nil, 0), Remedy: "grant it"}
 		k.Behind = func() map[string]func(context.Context) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -218,11 +217,11 @@ func TestWritesAgain(t *testing.T) {
 		set("b", &kube.StatusError{Code: http.StatusInternalServerError})
 		require.Equal(t, []time.Duration{time.Second}, of("b"), "and another, too")
 		require.Len(t, of("a"), 1, "another program may write it, too")
-		time.Sleep(kubekeep.Again - time.Second - 1)
+		time.Sleep(kubefollow.Again - time.Second - 1)
 		k.News.Notify()
 		synctest.Wait()
 		require.Len(t, of("a"), 1)
-		time.Sleep(kubekeep.Again)
+		time.Sleep(kubefollow.Again)
 		synctest.Wait()
 		require.Len(t, of("a"), 2, "by itself")
 		require.Len(t, of("b"), 2)
@@ -258,7 +257,7 @@ func TestWhatIsTold(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var out bytes.Buffer
-			k := &kubekeep.Keeper{Name: "things", Again: kubekeep.Again, Log: ratelog.New(slog.New(slog.NewTextHandler(&out, nil)), 0), Remedy: "grant it"}
+			k := &kubefollow.Keeper{Name: "things", Again: kubefollow.Again, Log: ratelog.New(slog.New(slog.NewTextHandler(&out, nil)), 0), Remedy: "grant it"}
 			k.Behind = func() map[string]func(context.Context) error {
 				return map[string]func(context.Context) error{"thing": func(context.Context) error { return c.err }}
 			}

@@ -1,6 +1,0 @@
-//go:build race
-
-package jwt_test
-
-// raceDetector says that allocations cannot be counted.
-const raceDetector = true

@@ -1,5 +1,0 @@
-//go:build race
-
-package renew_test
-
-const raceDetector = true

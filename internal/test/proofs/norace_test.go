@@ -1,5 +1,0 @@
-//go:build !race
-
-package proofs
-
-const raceDetector = false

@@ -1,5 +1,0 @@
-//go:build race
-
-package sealtest
-
-const raceEnabled = true

@@ -1,5 +1,0 @@
-//go:build race
-
-package istioca_test
-
-const raceEnabled = true

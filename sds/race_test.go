@@ -1,5 +1,0 @@
-//go:build race
-
-package sds_test
-
-const raceDetector = true

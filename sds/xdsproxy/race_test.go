@@ -1,5 +1,0 @@
-//go:build race
-
-package xdsproxy_test
-
-const raced = true // the race detector makes everything slower

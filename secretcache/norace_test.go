@@ -1,5 +1,0 @@
-//go:build !race
-
-package secretcache_test
-
-const raceDetector = false

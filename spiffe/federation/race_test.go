@@ -1,5 +1,0 @@
-//go:build race
-
-package federation_test
-
-const raceDetector = true

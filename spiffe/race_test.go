@@ -1,5 +1,0 @@
-//go:build race
-
-package spiffe_test
-
-const raceEnabled = true

@@ -1,5 +1,0 @@
-//go:build !race
-
-package workloadapi_test
-
-const raceEnabled = false
