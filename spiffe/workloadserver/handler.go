@@ -380,18 +380,7 @@ func (h *Handler) awaitOnce(ctx context.Context, timer *time.Timer, v *view) int
 }
 
 func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, error) {
-	audience, id, err := workloadwire.ReadJWTSVIDRequest(request, maxAudiences+8)
-	switch {
-	case err != nil:
-		return nil, badRequest("the request is not a JWTSVIDRequest, or has too many audiences")
-	case len(audience) == 0 || len(audience) > maxAudiences:
-		return nil, badRequest("name an audience, and at most 64")
-	case slices.Contains(audience, ""):
-		return nil, badRequest("an audience is empty")
-	case len(strings.Join(audience, "")) > maxAudience:
-		return nil, badRequest("the audiences have more than 8 KiB, and no token has room for them")
-	}
-	want, err := parseWanted(id)
+	audience, want, err := readJWTSVIDRequest(request)
 	if err != nil {
 		return nil, err
 	}
@@ -422,6 +411,23 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 		return nil, none
 	}
 	return workloadwire.JWT.WriteSVIDs(m)
+}
+
+// readJWTSVIDRequest returns the audiences in a request, and the ID, the zero ID for all.
+func readJWTSVIDRequest(request []byte) (audience []string, want spiffe.ID, err error) {
+	audience, id, err := workloadwire.ReadJWTSVIDRequest(request, maxAudiences+8)
+	switch {
+	case err != nil:
+		return nil, want, badRequest("the request is not a JWTSVIDRequest, or has too many audiences")
+	case len(audience) == 0 || len(audience) > maxAudiences:
+		return nil, want, badRequest("name an audience, and at most 64")
+	case slices.Contains(audience, ""):
+		return nil, want, badRequest("an audience is empty")
+	case len(strings.Join(audience, "")) > maxAudience:
+		return nil, want, badRequest("the audiences have more than 8 KiB, and no token has room for them")
+	}
+	want, err = parseWanted(id)
+	return audience, want, err
 }
 
 // parseWanted parses the ID in a request, the zero ID for "".
