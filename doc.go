@@ -2,11 +2,10 @@
 //
 // # Where to start
 //
-// A service takes its identity from an agent on its machine with [workloadapi], from files with
-// [filesource], or from a CA with [caclient] and [secretcache], and gives it to [spiffetls] to serve
-// and to dial, or to grpc-go with spiffegrpc. An agent or a
-// certificate authority embeds [secretcache], [sds], [workloadserver] and [pki/ca]. A test takes
-// [spiffetest]. The types that all of them share are in [spiffe].
+// A service takes its identity from an agent on its machine with [workloadapi], from files with [filesource], or from
+// a CA with [caclient] and [secretcache], and gives it to [spiffetls] to serve and to dial, or to grpc-go with
+// spiffegrpc. An agent or a certificate authority embeds [secretcache], [sds], [workloadserver] and [pki/ca]. A test
+// takes [spiffetest]. The types that all of them share are in [spiffe].
 //
 // To read in this order: [spiffe] for the words, [workloadapi] and [spiffetls] for a service; then [secretcache],
 // [caclient] and [sds] for an agent; [istioagent] is a complete one; then [pki/ca] for a CA. To see them at work:
@@ -87,50 +86,49 @@
 //	caclient/caclienttest              Istio's and Linkerd's CA with faults, and the suite that every client passes
 //	sds/sdstest                        a conformance suite and a model test for SDS servers
 //
-// Packages are independent: each can be imported alone, siblings do not import each other, and no two of the directories
-// spiffe, pki, caclient, secretcache, sds and authn import each other. Packages meet in the types of spiffe and pki, and
-// in interfaces of one to three methods that the importing package declares. Packs put others together for one system:
-// istioagent, workloadagent and podcert. Packs and kits for tests are best effort, and none enters without a real peer in
-// CI, or a stated reason why there is none; RELEASING.md says what each tier promises. examples/PACKAGES.md says what each
-// package links and weighs.
+// Packages are independent: each can be imported alone, siblings do not import each other, and no two of the
+// directories spiffe, pki, caclient, secretcache, sds and authn import each other. Packages meet in the types of
+// spiffe and pki, and in interfaces of one to three methods that the importing package declares. Packs put others
+// together for one system: istioagent, workloadagent and podcert. Packs and kits for tests are best effort, and none
+// enters without a real peer in CI, or a stated reason why there is none; RELEASING.md says what each tier promises.
+// examples/PACKAGES.md says what each package links and weighs.
 //
 // # The programs
 //
 // The directory examples has programs. quickstart, service and grpc are there to be copied: they are short and import
-// public packages alone. ca, agent, workload-agent, linkerd-proxy, athenz-agent, athenz-provider, athenz-sia and svid are
-// products for operators, with packages of their own and of internal; their flags, variables and files are what stays.
+// public packages alone. ca, agent, workload-agent, linkerd-proxy, athenz-agent, athenz-provider, athenz-sia and svid
+// are products for operators, with packages of their own and of internal; their flags, variables and files are what
+// stays.
 //
 // # The security model
 //
-// Proof is a type. An ID that was parsed and a peer that was verified are different types, and
-// only a Verifier makes the second. Policies are required arguments, and the default is no.
+// Proof is a type. An ID that was parsed and a peer that was verified are different types, and only a Verifier makes
+// the second. Policies are required arguments, and the default is no.
 //
-// One immutable snapshot. An identity, its key and the trust bundles that go with it are published
-// together as one value that never changes. Readers never lock, never block, and never see a key
-// with another certificate's chain.
+// One immutable snapshot. An identity, its key and the trust bundles that go with it are published together as one
+// value that never changes. Readers never lock, never block, and never see a key with another certificate's chain.
 //
-// Old before new. A credential that is still valid is never dropped because a renewal failed.
-// What comes from a CA is verified before it replaces what works. A failure changes the time of
-// the next attempt and nothing else.
+// Old before new. A credential that is still valid is never dropped because a renewal failed. What comes from a CA is
+// verified before it replaces what works. A failure changes the time of the next attempt and nothing else.
 //
 // A CA signs what its caller may have. It takes the public key from a CSR, and nothing else.
 //
-// A trust domain is verified with its own authorities and no others. Roots of several domains are
-// never put into one pool, except where a program asks for it with sdssource.FromIdentityWithAllRoots.
+// A trust domain is verified with its own authorities and no others. Roots of several domains are never put into one
+// pool, except where a program asks for it with sdssource.FromIdentityWithAllRoots.
 //
 // Keys do not print: every type that holds one has String, GoString and LogValue.
 //
 // # One of each mechanism
 //
-// Every server is an [net/http.Handler] and every client takes an [net/http.Client]. The gRPC wire protocol is
-// spoken over net/http (internal/grpchttp), and its messages are read and written field by field
-// (internal/protofield), so that nothing here links grpc-go, generated code, Envoy's control plane types, or a
-// Kubernetes or cloud SDK. What has to stay fresh is kept so by internal/renew, files are followed by
-// internal/files/follow, kept over restarts by internal/files/store, sets of files that belong together are written by
-// internal/files/fileset, sources start and stop by internal/lifecycle, metrics are written by internal/metrics, tokens
-// share internal/tokens/token, and Unix sockets are served by spiffe/unixsocket. What clients hold is bounded by
-// internal/limit, what they can cause at will is logged by internal/ratelog, and folders and files that other
-// users must not change are opened by internal/files/private. A package that needs a second one extends the first.
+// Every server is an [net/http.Handler] and every client takes an [net/http.Client]. The gRPC wire protocol is spoken
+// over net/http (internal/grpchttp), and its messages are read and written field by field (internal/protofield), so
+// that nothing here links grpc-go, generated code, Envoy's control plane types, or a Kubernetes or cloud SDK. What
+// has to stay fresh is kept so by internal/renew, files are followed by internal/files/follow, kept over restarts by
+// internal/files/store, sets of files that belong together are written by internal/files/fileset, sources start and
+// stop by internal/lifecycle, metrics are written by internal/metrics, tokens share internal/tokens/token, and Unix
+// sockets are served by spiffe/unixsocket. What clients hold is bounded by internal/limit, what they can cause at
+// will is logged by internal/ratelog, and folders and files that other users must not change are opened by
+// internal/files/private. A package that needs a second one extends the first.
 //
 // # Dependencies
 //
@@ -141,11 +139,11 @@
 //   - golang.org/x/crypto: cryptobyte, which builds and reads ASN.1 strictly, for pki and pki/ra.
 //   - github.com/fsnotify/fsnotify: notifications about files, for pki/ca, filesource and sds/sdssource; a slow
 //     poll stands behind them.
-//   - go.yaml.in/yaml/v3: reads YAML, for sds/istioagent, as annotations have the configuration of a proxy in it. It was a
-//     requirement of testify before.
+//   - go.yaml.in/yaml/v3: reads YAML, for sds/istioagent, as annotations have the configuration of a proxy in it.
+//     testify required it before.
 //   - github.com/stretchr/testify: assertions; only tests reach it.
-//   - github.com/rogpeppe/go-internal: testscript, which runs the scripts of an operator's day for examples/ca and examples/svid; only
-//     tests reach it.
+//   - github.com/rogpeppe/go-internal: testscript, which runs the scripts of an operator's day for examples/ca and
+//     examples/svid; only tests reach it.
 //
 // Packages spiffe, spiffetls, federation, health and authn take the standard library alone.
 //

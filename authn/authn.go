@@ -52,10 +52,11 @@ var (
 )
 
 // errNothing is the error for an [Authenticator] that has proven no name and returned no error.
-var errNothing = fmt.Errorf("authn: the method returned neither a caller with a name nor an error: %w", ErrNoCredential)
+var errNothing = fmt.Errorf("authn: the method returned neither a caller with a name nor an error: %w",
+	ErrNoCredential)
 
-// Caller is the proven sender of a request. It must not be changed, because requests with the same credential may share
-// one. Only an [Authenticator] should make a Caller, from a credential that it verified.
+// Caller is the proven sender of a request. It must not be changed, because requests with the same credential
+// may share one. Only an [Authenticator] should make a Caller, from a credential that it verified.
 //
 // A caller has at least one proven name: ID, Name or DNSNames. Most have an ID. A Unix peer, the holder of a
 // token of another system, or a certificate with DNS names alone has the zero ID, and the other
@@ -77,8 +78,8 @@ type Caller struct {
 	// keeps a name alive as long as it is renewed.
 	DNSNames []string
 
-	// Actors is who acts for this caller, as a token of an authorization server says: the present actor first, then those before it.
-	// Empty for a caller that acts itself, as most do.
+	// Actors is who acts for this caller, as a token of an authorization server says: the present actor first,
+	// then those before it. Empty for a caller that acts itself, as most do.
 	Actors []string
 
 	// Pod is where the caller runs; nil if the proof does not say.
@@ -137,7 +138,8 @@ func (c *Caller) LogValue() slog.Value {
 // podAttrs returns all fields except empty ones.
 func podAttrs(p *spiffe.Pod) []slog.Attr {
 	attrs := []slog.Attr{
-		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace), slog.String("service_account", p.ServiceAccount),
+		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),
+		slog.String("service_account", p.ServiceAccount),
 		slog.String("name", p.Name), slog.String("uid", p.UID), slog.String("node", p.Node),
 		slog.String("service_account_uid", p.ServiceAccountUID), slog.String("node_uid", p.NodeUID),
 	}
@@ -222,11 +224,12 @@ func validName(name string) bool {
 	return !wild || strings.Contains(rest, ".")
 }
 
-// FirstOf tries each method in order and returns the first Caller. If one method refuses a credential, a later one may still
-// prove the caller by another, such as a workload with a token and an expired certificate; so each method must be sufficient
-// by itself. A method that returns neither an error nor a Caller with a name has proven nothing, and the next one is tried. A
-// Caller without an ID counts: where the ID decides, methods that prove such callers come last. If none proves the caller,
-// the error wraps the errors of all; without methods it wraps [ErrNoCredential].
+// FirstOf tries each method in order and returns the first Caller. If one method refuses a credential, a later
+// one may still prove the caller by another, such as a workload with a token and an expired certificate; so
+// each method must be sufficient by itself. A method that returns neither an error nor a Caller with a name has
+// proven nothing, and the next one is tried. A Caller without an ID counts: where the ID decides, methods that
+// prove such callers come last. If none proves the caller, the error wraps the errors of all; without methods
+// it wraps [ErrNoCredential].
 func FirstOf(methods ...Authenticator) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		var errs []error

@@ -15,15 +15,16 @@ const maxToken = 16 << 10
 // follows "Bearer " in a header field "authorization": the scheme is written exactly so and followed
 // by one blank, and of several fields the first with that beginning counts.
 //
-// Without such a field the error wraps [ErrNoCredential], and says whether there is no field or
-// another scheme. It wraps [ErrRefused] for a token that is empty, longer than 16 KiB, or not one
-// word of printable ASCII, and for any token on a connection that others can read: one that is
-// neither TLS nor a Unix socket. The token is never part of an error. Nothing of it is judged: one with the claim "cnf" is bound to a
-// key, and no bearer token.
+// Without such a field the error wraps [ErrNoCredential], and says whether there is no field or another scheme.
+// It wraps [ErrRefused] for a token that is empty, longer than 16 KiB, or not one word of printable ASCII, and
+// for any token on a connection that others can read: one that is neither TLS nor a Unix socket. The token is
+// never part of an error. Nothing of it is judged: one with the claim "cnf" is bound to a key, and no bearer
+// token.
 func Bearer(r *http.Request) (token string, err error) {
 	token, err = BearerOverPlaintext(r)
 	if err == nil && !bearer.Confidential(r) {
-		return "", fmt.Errorf("authn: bearer token: %w: the connection is not encrypted, so that others can read the token; use TLS or a Unix socket", ErrRefused)
+		return "", fmt.Errorf("authn: bearer token: %w: the connection is not encrypted, so that others can "+
+			"read the token; use TLS or a Unix socket", ErrRefused)
 	}
 	return token, err
 }
@@ -36,11 +37,13 @@ func BearerOverPlaintext(r *http.Request) (token string, err error) {
 	case len(r.Header["Authorization"]) == 0:
 		return "", fmt.Errorf("authn: bearer token: there is no authorization header: %w", ErrNoCredential)
 	case !ok:
-		return "", fmt.Errorf(`authn: bearer token: the authorization header does not begin with "Bearer ": %w`, ErrNoCredential)
+		return "", fmt.Errorf(`authn: bearer token: the authorization header does not begin with "Bearer ": %w`,
+			ErrNoCredential)
 	case token == "":
 		return "", fmt.Errorf("authn: bearer token: %w: it is empty", ErrRefused)
 	case len(token) > maxToken:
-		return "", fmt.Errorf("authn: bearer token: %w: it has %d bytes, the limit is %d", ErrRefused, len(token), maxToken)
+		return "", fmt.Errorf("authn: bearer token: %w: it has %d bytes, the limit is %d", ErrRefused,
+			len(token), maxToken)
 	case strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
 		return "", fmt.Errorf("authn: bearer token: %w: it is not one word of printable ASCII", ErrRefused)
 	}

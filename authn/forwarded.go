@@ -33,31 +33,34 @@ type ForwardedOptions struct {
 // ForwardedCertificate proves a caller by the header x-forwarded-client-cert, in which a proxy that ends TLS, such as
 // Envoy, says which certificate the client had. The method of the Caller is "forwarded-certificate".
 //
-// The header counts if it comes from a proxy that the options name, by the address of the connection; from others it is
-// ignored. The proxy must have verified the certificate, and must remove or extend a header that the client sent. An Envoy
-// does with these settings:
+// The header counts if it comes from a proxy that the options name, by the address of the connection; from
+// others it is ignored. The proxy must have verified the certificate, and must remove or extend a header that
+// the client sent. An Envoy does with these settings:
 //
-//   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With FORWARD_ONLY and
-//     ALWAYS_FORWARD_ONLY a client can name itself as any caller.
+//   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With
+//     FORWARD_ONLY and ALWAYS_FORWARD_ONLY a client can name itself as any caller.
 //   - set_current_client_cert_details has uri, and of dns and subject what the server needs. An Envoy with none of
 //     them names nothing, which is refused. cert and chain are of no use here, and can exceed the limit of 16 KiB.
-//   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, with which untrusted certificates
-//     are forwarded like others. Each CA in trusted_ca can name members of all trust domains.
-//   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that has a comma or a semicolon in it. Envoy escapes
-//     the Subject, but writes these names as they are, and what follows the comma or semicolon would be read as names that the
-//     CA did not sign. uri alone is enough if the CAs sign any DNS name, but no URI other than a SPIFFE ID.
+//   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, with which
+//     untrusted certificates are forwarded like others. Each CA in trusted_ca can name members of all trust
+//     domains.
+//   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that has a comma or a semicolon in it. Envoy
+//     escapes the Subject, but writes these names as they are, and what follows the comma or semicolon would be
+//     read as names that the CA did not sign. uri alone is enough if the CAs sign any DNS name, but no URI
+//     other than a SPIFFE ID.
 //
-// Of several elements the last counts, which the nearest proxy has added about its own client. That client wrote all earlier
-// ones. Istio's CA takes the names of all elements together: there, a client behind a proxy that appends can add any name to
-// its own.
+// Of several elements the last counts, which the nearest proxy has added about its own client. That client
+// wrote all earlier ones. Istio's CA takes the names of all elements together: there, a client behind a proxy
+// that appends can add any name to its own.
 //
-// Of that element, the URI that is a SPIFFE ID becomes the caller's ID, valid DNS names its DNSNames, and the one
-// common name of a Subject in the form of RFC 2253 its Name. Two SPIFFE IDs are refused, as in a certificate; other URIs
-// are left out. By, Hash, Cert and Chain are checked for their form only. Certificate and NotAfter are not set, as the proof
-// is the word of the proxy.
+// Of that element, the URI that is a SPIFFE ID becomes the caller's ID, valid DNS names its DNSNames, and the
+// one common name of a Subject in the form of RFC 2253 its Name. Two SPIFFE IDs are refused, as in a
+// certificate; other URIs are left out. By, Hash, Cert and Chain are checked for their form only. Certificate
+// and NotAfter are not set, as the proof is the word of the proxy.
 //
-// The error wraps [ErrNoCredential] if there is no header or the peer is not believed, and [ErrRefused] if the header
-// is there more than once, is longer than 16 KiB, is malformed, or names nothing, or if the policy does not allow the ID.
+// The error wraps [ErrNoCredential] if there is no header or the peer is not believed, and [ErrRefused] if the
+// header is there more than once, is longer than 16 KiB, is malformed, or names nothing, or if the policy does
+// not allow the ID.
 func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
 	if err := spiffe.CheckPolicySource(o.Allow); err != nil {
 		return nil, fmt.Errorf("authn: forwarded certificate: Allow: %w", err)
@@ -65,7 +68,8 @@ func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
 	f := &forwarded{o.Allow, slices.Clone(o.Proxies), o.UnixPeers, verifycache.New[string, *Caller](maxKnown)}
 	for i, p := range f.proxies {
 		if !p.IsValid() || p.Bits() == 0 || p.Addr().Is4In6() {
-			return nil, fmt.Errorf("authn: forwarded certificate: Proxies: %v is no prefix, or one of all addresses, or one of IPv4 in the form of IPv6", p)
+			return nil, fmt.Errorf("authn: forwarded certificate: Proxies: %v is no prefix, or one of all "+
+				"addresses, or one of IPv4 in the form of IPv6", p)
 		}
 		f.proxies[i] = p.Masked()
 	}
@@ -96,7 +100,8 @@ func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
 		return nil, fmt.Errorf("authn: forwarded certificate: there is no header: %w", ErrNoCredential)
 	}
 	if !f.believes(r) {
-		return nil, fmt.Errorf("authn: forwarded certificate: %w: the header is from a peer that is not one of the proxies", ErrNoCredential)
+		return nil, fmt.Errorf("authn: forwarded certificate: %w: the header is from a peer that is not one of "+
+			"the proxies", ErrNoCredential)
 	}
 	c, err := f.read(values)
 	if err == nil && !c.ID.IsZero() { // by the policy as it is now
@@ -110,7 +115,8 @@ func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
 
 // believes reports whether r is from a proxy that is believed.
 func (f *forwarded) believes(r *http.Request) bool {
-	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && strings.HasPrefix(local.Network(), "unix") {
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok &&
+		strings.HasPrefix(local.Network(), "unix") {
 		return f.unixPeers
 	}
 	at, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -282,8 +288,8 @@ func checkValue(key, value string) error {
 	return nil
 }
 
-// commonName returns the common name in a subject in the form of RFC 2253. It is empty if there is none or more than one,
-// and if the subject is in another form.
+// commonName returns the common name in a subject in the form of RFC 2253. It is empty if there is none or more
+// than one, and if the subject is in another form.
 func commonName(subject string) (name string) {
 	for subject != "" {
 		n := 0
@@ -297,7 +303,8 @@ func commonName(subject string) (name string) {
 		subject = subject[min(n+1, len(subject)):]
 		key, text, ok := strings.Cut(attribute, "=")
 		key = strings.TrimSpace(key)
-		if !ok || strings.HasPrefix(key, "/") { // the older form of OpenSSL, in which values are not told apart from keys
+		// the older form of OpenSSL, in which values are not told apart from keys
+		if !ok || strings.HasPrefix(key, "/") {
 			return ""
 		}
 		if !strings.EqualFold(key, "CN") && key != "2.5.4.3" {
@@ -334,6 +341,7 @@ func unescape(s string) (string, bool) {
 		}
 	}
 	text := string(b)
-	ok := text != "" && s[0] != '#' && utf8.ValidString(text) && !strings.ContainsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) })
+	ok := text != "" && s[0] != '#' && utf8.ValidString(text) &&
+		!strings.ContainsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) })
 	return text, ok
 }

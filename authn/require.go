@@ -15,19 +15,21 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Require returns a handler that passes a request on to next if a proves its sender. The next handler, and every hook that
-// gets the request's context, reads the [Caller] with [CallerFromContext]. Require does not decide what a
-// caller may have, and a caller need not have a SPIFFE ID.
+// Require returns a handler that passes a request on to next if a proves its sender. The next handler, and
+// every hook that gets the request's context, reads the [Caller] with [CallerFromContext]. Require does not
+// decide what a caller may have, and a caller need not have a SPIFFE ID.
 //
-// Other requests are answered with a constant text: 401 with "WWW-Authenticate: Bearer" if no credential is good,
-// and 503, with Retry-After if that is known, if the question could not be answered now: see [Unavailable]. A gRPC
-// call, recognised by its content type, gets the status UNAUTHENTICATED or UNAVAILABLE in the header, as gRPC has it for a
-// response without a message. Each gets 400, before a is asked, if its path can be read in two ways: a CONNECT with a path, a
-// path that [path.Clean] changes, and one with an escaped slash below a pattern of [http.ServeMux] that ends with a slash.
+// Other requests are answered with a constant text: 401 with "WWW-Authenticate: Bearer" if no credential is
+// good, and 503, with Retry-After if that is known, if the question could not be answered now: see
+// [Unavailable]. A gRPC call, recognised by its content type, gets the status UNAUTHENTICATED or UNAVAILABLE in
+// the header, as gRPC defines it for a response without a message. Each gets 400, before a is asked, if its path
+// can be read in two ways: a CONNECT with a path, a path that [path.Clean] changes, and one with an escaped
+// slash below a pattern of [http.ServeMux] that ends with a slash.
 //
-// The logger gets a warning for requests that are refused, with the error and the address of the peer: the first of
-// each kind, and of each SPIFFE ID that a policy denies for the first 12 of them, at once, and then their number each minute, as clients can send as many as they like. At level Debug it
-// gets each of them. Nil means silence.
+// The logger gets a warning for requests that are refused, with the error and the address of the peer: the
+// first of each kind, and of each SPIFFE ID that a policy denies for the first 12 of them, at once, and then
+// their number each minute, as clients can send as many as they like. At level Debug it gets each of them. Nil
+// means silence.
 //
 // A stream is authenticated when it begins; [Caller].NotAfter says when the proof expires.
 func Require(a Authenticator, next http.Handler, logger *slog.Logger) http.Handler {
@@ -93,7 +95,8 @@ func (h *required) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // report logs why r is refused.
 func (h *required) report(r *http.Request, err error, reason string) {
 	const message = "authn: request refused"
-	attrs := []slog.Attr{slog.String("err", strings.ReplaceAll(err.Error(), "\n", "; ")), slog.String("peer", r.RemoteAddr)}
+	attrs := []slog.Attr{slog.String("err", strings.ReplaceAll(err.Error(), "\n", "; ")),
+		slog.String("peer", r.RemoteAddr)}
 	if h.logger.Enabled(r.Context(), slog.LevelDebug) {
 		h.logger.LogAttrs(r.Context(), slog.LevelWarn, message, append(attrs, slog.String("reason", reason))...)
 	} else {

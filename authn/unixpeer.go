@@ -8,13 +8,13 @@ import (
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// UnixPeer proves a caller by its user on this machine, the [unixsocket.Peer] of the connection. The method of the Caller
-// is "unix-peer".
+// UnixPeer proves a caller by its user on this machine, the [unixsocket.Peer] of the connection. The method of
+// the Caller is "unix-peer".
 //
-// If identity is not nil, it maps a peer to a caller: it sets the ID or another name, such as that of a workload that the
-// operator registered for the user. If identity is nil, or returns neither a Caller nor an error, the caller has no SPIFFE
-// ID, and its Name is "uid:" and the number of the user. An error refuses the peer. The PID may belong to another process
-// by now; see [unixsocket.Peer].
+// If identity is not nil, it maps a peer to a caller: it sets the ID or another name, such as that of a
+// workload that the operator registered for the user. If identity is nil, or returns neither a Caller nor an
+// error, the caller has no SPIFFE ID, and its Name is "uid:" and the number of the user. An error refuses the
+// peer. The PID may belong to another process by now; see [unixsocket.Peer].
 //
 // A peer that is not known, as on connections that are not Unix sockets, gives [ErrNoCredential]; a peer that identity
 // refuses gives [ErrRefused] with its error.
@@ -22,8 +22,8 @@ func UnixPeer(identity func(unixsocket.Peer) (*Caller, error)) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		p, ok := unixsocket.PeerFromContext(r.Context())
 		if !ok {
-			return nil, fmt.Errorf("authn: the connection is no Unix socket, or this system does not tell the peer: %w",
-				ErrNoCredential)
+			return nil, fmt.Errorf("authn: the connection is no Unix socket, or this system does not tell the "+
+				"peer: %w", ErrNoCredential)
 		}
 		caller := new(Caller)
 		if identity != nil {

@@ -15,10 +15,10 @@ import (
 //
 //   - at most 16 certificates and 64 KiB in DER, the leaf first, and only CA certificates after it;
 //   - a leaf with the public key of csr, of the form that want expects: [pki.ExpectID] for an X.509-SVID, which is
-//     not a CA and has the ID as its one SPIFFE ID and the key usage of a leaf (X5-32 to X5-40);
-//   - a path from the leaf to a root in the bundle of want's own trust domain, valid at now (X5-31);
+//     not a CA and has the ID as its one SPIFFE ID and the key usage of a leaf (X509-SVID section 5.2);
+//   - a path from the leaf to a root in the bundle of want's own trust domain, valid at now;
 //   - extended key usages, if there are any on that path, with which a workload can serve and dial
-//     (X5-39): see [spiffe.BothRoles], and [Options] for a CA that certifies one role only.
+//     (X509-SVID section 4.4): see [spiffe.BothRoles], and [Options] for a CA that certifies one role only.
 //
 // What csr asks for is not looked at: want is the caller's. The error is an [*Error] of the kind [ErrBadAnswer]; it
 // wraps a [*spiffe.VerifyError] where the verification failed.

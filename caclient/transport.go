@@ -33,8 +33,8 @@ type TLSOptions struct {
 	ServerName string
 
 	// CertificateFile and KeyFile are the client certificate with its intermediates, leaf first, and its private key,
-	// both in PEM: such as cert-chain.pem and key.pem in the folder that Istio calls PROV_CERT. They are followed, and
-	// need not exist. Set both or none.
+	// both in PEM: such as cert-chain.pem and key.pem in the directory that Istio calls PROV_CERT. They are followed,
+	// and need not exist. Set both or none.
 	CertificateFile, KeyFile string
 
 	// MinVersion is the lowest TLS version: tls.VersionTLS13 or tls.VersionTLS12, which a server in FIPS 140-2

@@ -23,7 +23,7 @@ import (
 )
 
 // errUnreadable says that crypto/x509 cannot read certificates of a trust domain: its name has an empty label, as in
-// "a..b" or "a." (GO-3). Such names are legal SPIFFE IDs.
+// "a..b" or "a.". Such names are legal SPIFFE IDs.
 var errUnreadable = errors.New("crypto/x509 cannot read a trust domain name with an empty label")
 
 // errOutlivesIssuer says that a certificate would end later than the certificate that signs it, so that it
@@ -33,7 +33,7 @@ var errOutlivesIssuer = errors.New("the certificate would outlive its issuer")
 // ProfileError says why a certificate was not signed, or cannot be signed with.
 type ProfileError struct {
 	What   string // "leaf", "CA certificate" or "issuer"
-	Rule   string // the broken rule of spiffe/CONFORMANCE.md, such as "X5-6"; empty for a rule of our own
+	Rule   string // the broken rule of spiffe/CONFORMANCE.md; empty for a rule of this package
 	Reason string // the rule in words
 	Err    error  // such as ErrWeakKey or ErrKeyMismatch, or nil
 }
@@ -93,7 +93,7 @@ type CertificateOptions struct {
 	// RFC 5280 and crypto/x509 do not agree whether the name of a host covers the hosts below it, so the hosts below
 	// are excluded by name. What no such extension can express is refused: a trust domain that looks like an IP
 	// address, one that is below another of the list, and one with an empty label. Verifiers that do not know
-	// constraints of URIs refuse every certificate below such a CA (X5-15): see that yours do.
+	// constraints of URIs refuse every certificate below such a CA: see that yours do.
 	PermittedTrustDomains []spiffe.TrustDomain
 
 	// PermittedDNSDomains limits the DNS names below this CA to these domains and what is below them.
@@ -194,8 +194,8 @@ func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
 	return tmpl, id, nil
 }
 
-// checkNames checks the SANs one by one. A certificate with a SPIFFE ID has no other URI (X5-1, X5-2);
-// a leaf's has a path and a CA's has none (X5-6, X5-9).
+// checkNames checks the SANs one by one. A certificate with a SPIFFE ID has no other URI;
+// a leaf's has a path and a CA's has none.
 func (o *CertificateOptions) checkNames() (id spiffe.ID, rule string, err error) {
 	uris := 0
 	for _, s := range o.SANs {

@@ -49,9 +49,9 @@ type redacted = redact.Text
 // certificate that signed the one before; it may, but need not, end with the root. The slice is copied,
 // the certificates are shared and must not be changed.
 //
-// The CA certificate must have the CA flag and certificate signing among its key usages (X5-8, X5-17),
-// a subject, and a key that is strong enough and belongs to key. It need not have a SPIFFE ID (X5-10),
-// but if it has one, that is one without a path (X5-9), and [Issuer.Issue] signs for workloads of
+// The CA certificate must have the CA flag and certificate signing among its key usages,
+// a subject, and a key that is strong enough and belongs to key. It need not have a SPIFFE ID,
+// but if it has one, that is one without a path, and [Issuer.Issue] signs for workloads of
 // that trust domain only. Whether it is expired shows when it signs. The error is a [*ProfileError].
 func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	fail := func(rule, reason string, err error) (*Issuer, error) {
@@ -186,11 +186,11 @@ func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
 // vouches for every name in o.
 //
 // Everything is checked before anything is signed: the names are valid and few enough; a SPIFFE ID is the only URI,
-// has a path or, for a CA, none (X5-6, X5-9), and that of a workload is in the trust domain of the issuer, if that has
-// an ID (X5-11); crypto/x509 can read its trust domain (GO-3); the key is strong enough ([ErrWeakKey]) and not the
-// issuer's own; no CA in [Issuer.Chain] has name constraints that forbid one of the names (X5-15), or, for a CA, a
-// path length that leaves no room for it (X5-14); the validity is not empty and ends with the NotAfter of
-// [Issuer.Certificate] or before. A CA may be of another trust domain, as the standard allows (X5-12).
+// has a path or, for a CA, none, and that of a workload is in the trust domain of the issuer, if that has
+// an ID; crypto/x509 can read its trust domain; the key is strong enough ([ErrWeakKey]) and not the
+// issuer's own; no CA in [Issuer.Chain] has name constraints that forbid one of the names, or, for a CA, a
+// path length that leaves no room for it; the validity is not empty and ends with the NotAfter of
+// [Issuer.Certificate] or before. A CA may be of another trust domain, as the standard allows.
 //
 // The error is a [*ProfileError], or says why the issuer's key did not sign. A certificate that does not verify with
 // the issuer's is never returned.

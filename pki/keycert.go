@@ -210,8 +210,8 @@ func checkCRLs(paths [][]*x509.Certificate, crls []*x509.RevocationList) error {
 	return nil
 }
 
-// Issuer returns the CA, ready to sign. Its chain is the CA certificate and what links it to a root,
-// without the root, unless the CA certificate is one.
+// Issuer returns the CA, ready to sign. Its chain is the CA certificate followed by the intermediates up to, but
+// excluding, the root; a self-signed CA is its own chain.
 func (b *KeyCertBundle) Issuer() *Issuer { return b.issuer }
 
 // Roots returns all roots, in the order of the input and none twice: a new slice of shared
@@ -242,7 +242,7 @@ func sameSet[T any](a, b []T, der func(T) []byte) bool {
 	return maps.Equal(set(a), set(b))
 }
 
-// keyCertFiles are the names that the parts of a CA have in a folder.
+// keyCertFiles are the names that the parts of a CA have in a directory.
 type keyCertFiles struct {
 	cert, key string
 	chain     string   // empty if there is none, else required
@@ -265,11 +265,11 @@ var (
 //
 // The file in brackets is optional, and root-cert.pem may be missing or empty if ca-cert.pem is self-signed: that is
 // the root then. If none of the sets applies, the error wraps [fs.ErrNotExist]. If a file of the set is missing, it
-// does not, and names the file: a folder that is half filled is not one that is empty, and no reason to make a new CA.
-// Other files are not looked at. A file must be a regular one, links followed, of at most 1 MiB
+// does not, and names the file: a directory that is half filled is not one that is empty, and no reason to make a new
+// CA. Other files are not looked at. A file must be a regular one, links followed, of at most 1 MiB
 // ([spiffe.ErrTooLarge]). A file of the host, as [os.DirFS] opens it, must belong to the user of this process or to
-// root, and other users must not be able to write to it; which users can replace the folder is for the caller to look
-// at.
+// root, and other users must not be able to write to it; which users can replace the directory is for the caller to
+// look at.
 //
 // If key is not nil, it is the key of the CA, as one in an HSM or a KMS; then the file of the key is
 // neither needed nor read.
@@ -365,7 +365,7 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 		var err error
 		if *f.data, err = readBounded(fsys, f.name); err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%v", err) // it was there a moment ago: this must not look like an empty folder
+				err = fmt.Errorf("%v", err) // it was there a moment ago: this must not look like an empty directory
 			}
 			return nil, err
 		}
@@ -399,7 +399,7 @@ func readBounded(fsys fs.FS, name string) ([]byte, error) {
 	}
 	if private.HasOwner(info) {
 		if file, ok := f.(interface{ Name() string }); ok {
-			name = file.Name() // of an os.File with its folder, for the command that helps
+			name = file.Name() // of an os.File with its directory, for the command that helps
 		}
 		if err := private.Check(name, info, private.Options{}); err != nil {
 			return nil, err

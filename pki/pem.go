@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"crypto/x509"
 	"fmt"
-	"slices"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 )
@@ -21,25 +20,7 @@ func ParseCertificatesPEM(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// AppendCertificates returns roots followed by those of a file in PEM, such as the further roots that an operator
-// gives to a CA, in a new slice with none twice. The file is read by the rules of [ParseCertificatesPEM]. A
-// certificate in it that is not a CA certificate is an error.
-func AppendCertificates(roots []*x509.Certificate, pem []byte) ([]*x509.Certificate, error) {
-	more, err := certpem.Certificates(pem)
-	if err != nil {
-		return nil, fmt.Errorf("pki: append certificates: %w", err)
-	}
-	for n, c := range more {
-		if !isCA(c) {
-			return nil, fmt.Errorf("pki: append certificates: certificate %d (%.300q) is not a CA certificate", n+1,
-				c.Subject)
-		}
-	}
-	return distinct(slices.Concat(roots, more)), nil
-}
-
-// distinct returns certs in their order and none twice. Certificates are the same if they are the same in
-// DER; of several, the first stays.
+// distinct returns certs without duplicates (compared by DER), keeping the order of first occurrence.
 func distinct(certs []*x509.Certificate) []*x509.Certificate {
 	seen := make(map[string]bool, len(certs))
 	out := make([]*x509.Certificate, 0, len(certs))

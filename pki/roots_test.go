@@ -55,41 +55,6 @@ func TestParseSANs(t *testing.T) {
 	require.EqualError(t, err, "pki: invalid subject alternative name: the extension is there twice")
 }
 
-func TestAppendCertificates(t *testing.T) {
-	t.Parallel()
-	conformance.Covers(t, "IST-2.11-5")
-	root := newRoot(t)
-	a, b, c := root.Certificate(), newRoot(t).Certificate(), newRoot(t).Certificate()
-	again, err := x509.ParseCertificate(a.Raw) // the same in DER
-	require.NoError(t, err)
-	for _, tc := range []struct {
-		roots []*x509.Certificate
-		file  []byte
-		want  []*x509.Certificate
-	}{
-		{nil, certsPEM(a, b), []*x509.Certificate{a, b}},
-		{[]*x509.Certificate{a}, certsPEM(b, c), []*x509.Certificate{a, b, c}},
-		{[]*x509.Certificate{a, b}, certsPEM(again, c, c), []*x509.Certificate{a, b, c}},
-		{[]*x509.Certificate{a, again}, certsPEM(a), []*x509.Certificate{a}},
-	} {
-		in := slices.Clone(tc.roots)
-		got, err := pki.AppendCertificates(tc.roots, tc.file)
-		require.NoError(t, err)
-		require.Equal(t, certsPEM(tc.want...), certsPEM(got...))
-		require.Equal(t, in, tc.roots)
-	}
-	leaf, err := root.Issue(leafOptions())
-	require.NoError(t, err)
-	for says, file := range map[string][]byte{
-		"pki: append certificates: certificate 2 (\"\") is not a CA certificate": certsPEM(b, leaf),
-		"pki: append certificates: ": []byte("no PEM"),
-	} {
-		got, err := pki.AppendCertificates([]*x509.Certificate{a}, file)
-		require.ErrorContains(t, err, says)
-		require.Nil(t, got)
-	}
-}
-
 // A strict reader does not lose a certificate without a word.
 func TestDamagedBlocksAreSeen(t *testing.T) {
 	t.Parallel()

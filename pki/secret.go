@@ -74,15 +74,17 @@ func newSecret(name string, notAfter time.Time, c *contents) *Secret {
 	return &Secret{redacted: redact.New(text), name: name, notAfter: notAfter, contents: redact.Seal(c)}
 }
 
-// NewKeyPairSecret returns the certificate chain and the private key of pair, a [*spiffe.SVID] or a [*Credential],
-// under the given resource name, such as "default". The key is exported in the clear, so one in hardware is an error.
-func NewKeyPairSecret(name string, pair interface {
+// KeyPair is a certificate chain with its private key: a [*spiffe.SVID] or a [*Credential].
+type KeyPair interface {
 	MarshalPEM() (certs, key []byte, err error)
 	NotAfter() time.Time
-}) (*Secret, error) {
-	svid, isSVID := pair.(*spiffe.SVID)
-	credential, isCredential := pair.(*Credential)
-	if name == "" || pair == nil || isSVID && svid == nil || isCredential && credential == nil {
+}
+
+// NewKeyPairSecret returns the certificate chain and the private key of pair under the given resource name, such as
+// "default". The key is exported in the clear, so one in hardware is an error.
+func NewKeyPairSecret(name string, pair KeyPair) (*Secret, error) {
+	switch {
+	case name == "", pair == nil, pair == KeyPair((*spiffe.SVID)(nil)), pair == KeyPair((*Credential)(nil)):
 		return nil, errors.New("pki: secret: a name and an SVID or a Credential are required")
 	}
 	chain, key, err := pair.MarshalPEM()

@@ -121,31 +121,6 @@ func TestBrokenAnswers(t *testing.T) {
 	}
 }
 
-// TestBrokenFirstAnswer shows that a bad answer is refused although there is nothing to serve yet.
-func TestBrokenFirstAnswer(t *testing.T) {
-	t.Parallel()
-	for want, spoil := range faults {
-		t.Run(want, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				p := poll(ca)
-				m := newManager(t, secretcache.Config{CA: p})
-				_, err := m.GenerateSecret(t.Context(), "ROOTCA")
-				require.NoError(t, err)
-				spoil(ca, p)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				_, err = m.GenerateSecret(ctx, "default")
-				assert.ErrorIs(t, err, spiffe.ErrNotReady)
-				_, err = m.SVID()
-				assert.ErrorIs(t, err, spiffe.ErrNotReady)
-				assert.ErrorContains(t, err, want)
-			})
-		})
-	}
-}
-
 // TestAcceptedAnswers are answers that are unusual and good.
 func TestAcceptedAnswers(t *testing.T) {
 	t.Parallel()

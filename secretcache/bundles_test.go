@@ -878,28 +878,6 @@ func (o *overtaken) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSe
 	}
 }
 
-// TestNewRootIsFetchedOnce shows what a leaf of an unknown root leads to.
-func TestNewRootIsFetchedOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		p := unhurried{poll(ca), t}
-		m := newManager(t, secretcache.Config{CA: p, Jitter: 1e-9})
-		for i := range 10 {
-			require.NoError(t, m.Add(spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w/%d", i))))
-		}
-		first, _ := ready(t, m)
-		assert.EqualValues(t, 1, p.fetched.Load())
-		ca.Rotate()
-		ca.Delay(time.Second) // so that all are at it together
-		time.Sleep(30*time.Minute + 3*time.Second)
-		synctest.Wait()
-		assert.NotSame(t, first, current(t, m))
-		assert.EqualValues(t, 11*2, p.signed.Load(), "no request was in vain")
-		assert.LessOrEqual(t, p.fetched.Load(), int64(3))
-	})
-}
-
 // TestOtherKeysInBundle shows that a change that does not concern X.509 is published, and not
 // told as a new ROOTCA.
 func TestOtherKeysInBundle(t *testing.T) {
@@ -934,27 +912,6 @@ func TestOtherKeysInBundle(t *testing.T) {
 		same, err := m.GenerateSecret(t.Context(), "ROOTCA")
 		require.NoError(t, err)
 		assert.Same(t, secret, same)
-	})
-}
-
-// TestSlowFetch shows that a fetch that was overtaken by the watch brings nothing back.
-func TestSlowFetch(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := &slowFetch{watched: &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}}
-		m := newManager(t, secretcache.Config{CA: ca})
-		ready(t, m)
-		ca.slow.Store(true)
-		ca.signer.Store(strangerTo(ca.ca))
-		for ca.fetched.Load() == 1 { // until a certificate without a known root makes it fetch
-			time.Sleep(time.Second)
-			synctest.Wait()
-		}
-		ca.ca.Prepare()
-		time.Sleep(25 * time.Second)
-		assert.Len(t, bundleOf(t, m, domain), 2)
-		assert.ErrorContains(t, status(t, m, web).Err, "unknown authority")
-		assert.NoError(t, status(t, m, domain.ID()).Err)
 	})
 }
 

@@ -450,73 +450,6 @@ func TestBrokenCredentials(t *testing.T) {
 	}
 }
 
-// TestCredentialOutage starts an outage of 45 % of a lifetime at any moment. Every reader is served all the time, and the
-// credential is renewed before another 5 % of its remaining life are gone.
-func TestCredentialOutage(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	for _, life := range []time.Duration{20 * time.Second, 24 * time.Hour} {
-		for percent := 0; percent <= 100; percent += 14 {
-			t.Run(fmt.Sprintf("%v from %d%%", life, percent), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					ca := newDNSCA(t)
-					m := ca.manager(t, secretcache.Config{CA: unwatched{ca}, Lifetime: life})
-					readyCredential(t, m)
-					ended, end := context.WithCancel(t.Context())
-					end()
-					watch := func(d time.Duration, until *pki.Credential) time.Duration {
-						begin := time.Now()
-						for time.Since(begin) < d && (until == nil || credential(t, m) == until) {
-							time.Sleep(min(life/500, d-time.Since(begin)))
-							synctest.Wait()
-							require.True(t, time.Now().Before(credential(t, m).NotAfter()), "the credential has expired")
-							for _, name := range []string{"default", "ROOTCA"} {
-								_, err := m.GenerateSecret(ended, name)
-								require.NoError(t, err)
-							}
-						}
-						return time.Since(begin)
-					}
-					watch(life*time.Duration(percent)/100, nil)
-					ca.FailNext(1<<30, errDown)
-					watch(life*45/100, nil)
-					ca.FailNext(0, nil)
-					had := credential(t, m)
-					left := time.Until(had.NotAfter())
-					if left > life/2 {
-						return // renewal did not come due
-					}
-					assert.LessOrEqual(t, watch(left, had), left*5/100+life/500)
-					assert.NoError(t, first(m).Err)
-				})
-			})
-		}
-	}
-}
-
-// TestCredentialExpired shows the end of an outage that was too long.
-func TestCredentialExpired(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := newDNSCA(t)
-		m := ca.manager(t, secretcache.Config{})
-		had := readyCredential(t, m)
-		ca.FailNext(1<<30, errDown)
-		time.Sleep(time.Until(had.NotAfter()))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := m.GenerateSecret(ctx, "default")
-		assert.ErrorIs(t, err, spiffe.ErrNotReady)
-		assert.ErrorIs(t, err, errDown)
-		assert.Same(t, had, credential(t, m), "Credential does not look at the clock")
-		ca.FailNext(0, nil)
-		s, err := m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
-		assert.True(t, s.NotAfter().After(time.Now()))
-	})
-}
-
 // TestCredentialRotation replaces the roots: the bundle is published first, and a credential whose root goes is renewed at
 // once.
 func TestCredentialRotation(t *testing.T) {
@@ -668,25 +601,4 @@ func TestCredentialReads(t *testing.T) {
 	ctx := t.Context()
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = m.Credential() }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = m.GenerateSecret(ctx, "default") }))
-}
-
-func BenchmarkCredential(b *testing.B) {
-	ca := newDNSCA(b)
-	m, err := secretcache.New(secretcache.Config{Expect: dnsOnly, CA: ca, NewKey: ca.newKey})
-	require.NoError(b, err)
-	_, err = m.GenerateSecret(b.Context(), "default")
-	require.NoError(b, err)
-	b.Run("Credential", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = m.Credential()
-		}
-	})
-	b.Run("GenerateSecret", func(b *testing.B) {
-		ctx := b.Context()
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = m.GenerateSecret(ctx, "default")
-		}
-	})
 }

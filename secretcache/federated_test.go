@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -137,66 +136,4 @@ func TestFederatedDoesNotSpeakForUs(t *testing.T) {
 		assert.True(t, accepts(t, m, theirs))
 		assert.False(t, accepts(t, m, ours))
 	})
-}
-
-// TestSpinningReaders is real time: eight readers that never rest see a snapshot at every moment, while
-// the identity is renewed and the roots change, and what belongs together is together.
-func TestSpinningReaders(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	m := newManager(t, secretcache.Config{CA: ca, Lifetime: 4 * time.Second, GraceRatio: 0.97})
-	start(t, m)
-	_, err := m.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
-	var over atomic.Bool
-	var reads, missing, mixed, expired atomic.Int64
-	var wg sync.WaitGroup
-	for i := range 8 {
-		wg.Go(func() {
-			for !over.Load() {
-				reads.Add(1)
-				snap, err := m.Snapshot()
-				if err != nil {
-					missing.Add(1)
-					continue
-				}
-				svid, _ := snap.SVID()
-				if b, err := snap.Bundle(domain); err != nil || i == 0 && !vouchesFor(b, svid) {
-					mixed.Add(1)
-				}
-				if s, err := m.GenerateSecret(t.Context(), "default"); err != nil {
-					missing.Add(1)
-				} else if !time.Now().Before(s.NotAfter()) {
-					expired.Add(1)
-				}
-				if _, err := m.SVID(); err != nil {
-					missing.Add(1)
-				}
-			}
-		})
-	}
-	signed := ca.Signed()
-	for range rounds.Of(2) {
-		ca.Prepare()
-		time.Sleep(100 * time.Millisecond)
-		ca.Rotate()
-		time.Sleep(200 * time.Millisecond)
-	}
-	over.Store(true)
-	wg.Wait()
-	assert.Zero(t, missing.Load(), "of %d reads", reads.Load())
-	assert.Zero(t, mixed.Load())
-	assert.Zero(t, expired.Load())
-	assert.Greater(t, ca.Signed()-signed, max(1, rounds.Of(2)*3/4-1), "renewals")
-}
-
-// vouchesFor reports whether an authority in b has signed svid.
-func vouchesFor(b *spiffe.Bundle, svid *spiffe.SVID) bool {
-	for root := range b.X509Authorities() {
-		if svid.Chain()[0].CheckSignatureFrom(root) == nil {
-			return true
-		}
-	}
-	return false
 }

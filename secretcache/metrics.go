@@ -81,13 +81,14 @@ func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metri
 			}
 		})
 	}
-	const failures = "The number of attempts to obtain a certificate for the identity that have failed since the last " +
-		"that did not."
-	s.Gauges("svidkit_secretcache_identity_failures", failures, func(add metrics.Add) {
-		for _, i := range listed {
-			add(float64(i.Failures), "identity", i.Name)
-		}
-	})
+	s.Gauges("svidkit_secretcache_identity_failures",
+		"The number of attempts to obtain a certificate for the identity that have failed "+
+			"since the last that did not.",
+		func(add metrics.Add) {
+			for _, i := range listed {
+				add(float64(i.Failures), "identity", i.Name)
+			}
+		})
 	m.addCA(s, bundles)
 	return s
 }

@@ -8,24 +8,24 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/secretset"
 )
 
-// Subscribe registers f to be called with the resource name of each secret that changes, as
-// [Manager.GenerateSecret] takes it. cancel ends that; it may be called from f, and more than once.
-// A call of f that is under way goes on after cancel has returned.
+// Subscribe registers f to be called with the resource name of each secret that changes, in the form that
+// [Manager.GenerateSecret] takes. cancel ends that; it may be called from f, and more than once. A call of f that is
+// under way goes on after cancel has returned.
 //
-// A new certificate of the default identity is told as "default" and under its ID, that of another identity under its
-// ID, and a credential as "default" only. A change of the X.509 authorities of the own trust domain is told as
-// "ROOTCA" and "spiffe://TRUST-DOMAIN", of another trust domain as the latter, and of any as "ALL", too. Each first
-// appearance is told, and so are names that come with [Manager.Add] or go with [Manager.Remove].
+// For a new certificate of the default identity the names are "default" and its ID, for another identity its ID, and
+// for a credential "default" alone. For a change of the X.509 authorities they are "spiffe://TRUST-DOMAIN" and "ALL",
+// and for the own trust domain "ROOTCA", too. A first certificate or bundle is a change, and so are [Manager.Add] and
+// [Manager.Remove].
 //
-// The calls come one at a time, after the change, in the order of the changes, from a goroutine that
-// holds no lock and ends when all has been told. Several changes of a name that were not told yet are told
-// once. The bundle goes first: a certificate of a root that only a new bundle has is published when
-// every f has returned from the call for that bundle.
+// The calls come one at a time, after the change, in the order of the changes, from a goroutine that holds no lock
+// and ends with the last call. If a name changes several times before its call, there is one call. The bundle goes
+// first: a certificate of a root that only a new bundle has is published when every f has returned from the call for
+// that bundle.
 //
-// So f should return soon, and must not wait for another name. It may call GenerateSecret with the name it was told;
-// if that waits for a first certificate of a new root, the certificate is published before the bundle is told. An f
-// that does not return delays the calls of other functions, the certificates of a new root, and the end of Run, which
-// waits until all has been told. After Run, f is called only for changes by GenerateSecret, Add and Remove.
+// So f should return soon, and must not wait for another name. It may call GenerateSecret with its own name; if that
+// waits for a first certificate of a new root, the certificate is published before the call for the bundle. An f that
+// does not return delays the calls of other functions, the certificates of a new root, and the end of Run, which
+// waits for all calls. After Run, f is called only for changes by GenerateSecret, Add and Remove.
 func (m *Manager) Subscribe(f func(resourceName string)) (cancel func()) { return m.subscribers.Add(f) }
 
 // announcement is a bundle, and a channel that is closed when all subscribers have been told of it.
@@ -43,10 +43,11 @@ func (a announcement) done() bool {
 	}
 }
 
-// tell has name told to the subscribers. The caller has published.
+// tell calls the subscribers with name. The caller has published the change.
 func (m *Manager) tell(name string) { m.subscribers.Tell(func() []string { return []string{name} }) }
 
-// announce has what differs between t and old told to the subscribers. The caller holds mu and has published t.
+// announce calls the subscribers with the names whose secrets differ between t and old. The caller holds mu and has
+// published t.
 func (m *Manager) announce(t, old *trust) {
 	m.forgetAnnounced()
 	m.announced = append(m.announced,
@@ -60,7 +61,7 @@ func (m *Manager) forgetAnnounced() {
 	}
 }
 
-// isKnown reports whether all subscribers were told of a bundle that has root, and that no later one takes it from.
+// isKnown reports whether all subscribers know a bundle that has root, and no later bundle lacks root.
 // The caller holds mu.
 func (m *Manager) isKnown(root *x509.Certificate) bool {
 	m.forgetAnnounced()

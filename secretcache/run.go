@@ -19,7 +19,7 @@ import (
 
 // How long the Manager waits between attempts.
 const (
-	shortestPoll = time.Second    // wins over a shorter refresh hint (BND-21)
+	shortestPoll = time.Second    // wins over a shorter refresh hint
 	longestPoll  = 24 * time.Hour // a typing error in a refresh hint must not keep a withdrawn root for years
 	longestWish  = time.Hour      // of the CA that is granted while there is nothing to serve
 	impatient    = 30 * time.Second

@@ -302,54 +302,6 @@ func TestUpdates(t *testing.T) {
 	})
 }
 
-// TestReadersDuringRotation has readers compare what belongs together while everything changes.
-func TestReadersDuringRotation(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		m := newManager(t, secretcache.Config{CA: ca, Lifetime: 10 * time.Second})
-		stop := start(t, m)
-		synctest.Wait()
-		var wg sync.WaitGroup
-		done := make(chan struct{})
-		for range 4 {
-			wg.Go(func() {
-				for {
-					select {
-					case <-done:
-						return
-					case <-time.After(100 * time.Millisecond):
-					}
-					snap, err := m.Snapshot()
-					if !assert.NoError(t, err) {
-						return
-					}
-					svid, _ := snap.SVID()
-					b, err := snap.Bundle(domain)
-					assert.NoError(t, err)
-					_, err = verify(t, b, svid)
-					assert.NoError(t, err)
-					_, err = m.GenerateSecret(t.Context(), "default")
-					assert.NoError(t, err)
-				}
-			})
-		}
-		for range rounds.Of(5) {
-			time.Sleep(3 * time.Second)
-			ca.Prepare()
-			time.Sleep(time.Second)
-			ca.Rotate()
-			time.Sleep(11 * time.Second) // until the last leaf of the old root has ended
-			ca.DropOldRoots()
-		}
-		close(done)
-		wg.Wait()
-		stop()
-		assert.Greater(t, ca.Signed(), rounds.Of(50)/4)
-	})
-}
-
 // TestLog shows the levels and the attributes, and that no key is among them.
 func TestLog(t *testing.T) {
 	t.Parallel()

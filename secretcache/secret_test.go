@@ -277,29 +277,6 @@ func TestSubscribers(t *testing.T) {
 	})
 }
 
-// TestToldOnce shows that a subscriber that is slow is told the newest once, and not the history.
-func TestToldOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		m := newManager(t, secretcache.Config{CA: ca})
-		ready(t, m)
-		release := make(chan struct{})
-		var heard told
-		m.Subscribe(func(name string) {
-			heard.add(name)
-			<-release
-		})
-		for range 5 {
-			ca.Prepare()
-			synctest.Wait()
-		}
-		assert.Equal(t, []string{"ROOTCA"}, heard.take())
-		close(release)
-		assert.Equal(t, []string{"spiffe://example.org", "ALL", "ROOTCA", "spiffe://example.org", "ALL"}, heard.take())
-	})
-}
-
 type hardware struct{ crypto.Signer }
 
 func (h hardware) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {

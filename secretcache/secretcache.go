@@ -60,10 +60,10 @@
 //
 // # The empty bundle
 //
-// A trust bundle without authorities is a statement: everything of that trust domain is revoked
-// (BND-10, BND-11). Such a bundle replaces the one before it, with a warning in the log, and
-// [Manager.Bundle] returns it, so that no peer is trusted any more. An answer that lacks the
-// bundle of the own trust domain, or whose sequence number went down, is a fault, and replaces nothing.
+// A trust bundle without authorities is a statement: everything of that trust domain is revoked (SPIFFE Trust Domain
+// and Bundle section 4.1.3). Such a bundle replaces the one before it, with a warning in the log, and
+// [Manager.Bundle] returns it, so that no peer is trusted any more. An answer that lacks the bundle of the own trust
+// domain, or whose sequence number went down, is a fault, and replaces nothing.
 //
 // A CA that is wrong for a moment changes nothing. It is not plausible that a sequence number rises by more than
 // 10,000, unless it is a time before and after, that it is lost, or that authorities disappear without a higher

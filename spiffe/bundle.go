@@ -30,12 +30,12 @@ type BundleContents struct {
 	JWTAuthorities map[string]crypto.PublicKey
 
 	// WITAuthorities are the keys that sign WIT-SVIDs, of the same kinds. A key ID must not be that of
-	// a JWT authority as well (WIT-61). The standard is Incubating, and older consumers may refuse a
+	// a JWT authority as well. The standard is Incubating, and older consumers may refuse a
 	// document that has these; see [Bundle.Marshal].
 	WITAuthorities map[string]crypto.PublicKey
 
 	// Sequence is nil for none. A publisher should set it, and must increase it with every change of
-	// the contents and only then (BND-16, BND-17).
+	// the contents and only then (Trust Domain and Bundle section 4.1.1).
 	Sequence *uint64
 
 	// RefreshHint is how often consumers should fetch the bundle, in whole seconds; 0 means no hint, and
@@ -43,9 +43,9 @@ type BundleContents struct {
 	RefreshHint time.Duration
 }
 
-// Bundle is the trust bundle of one trust domain: its name, which the published document lacks (BND-3), and the
-// authorities that may speak for it. A Bundle without authorities is valid and means that no peer of the domain is
-// trusted (BND-10).
+// Bundle is the trust bundle of one trust domain: its name, which the published document lacks (Trust Domain
+// and Bundle section 4), and the authorities that may speak for it. A Bundle without authorities is valid and
+// means that no peer of the domain is trusted.
 //
 // A Bundle never changes and is safe for concurrent use. The certificates and keys that its methods
 // return are shared and must not be changed. It is a [BundleSource] of itself.
@@ -78,9 +78,9 @@ type authority struct {
 }
 
 // NewBundle returns the bundle of td with a copy of the contents c. It refuses
-// a certificate that is not a CA's or has an RSA key of more than 8192 bits (X5-41), a JWT or WIT key
-// that none of the nine algorithms of JWT-SVID can use (BND-32), a key ID that is empty or belongs to
-// a JWT and a WIT key (WIT-61), and a refresh hint that is negative or not in whole seconds. More than
+// a certificate that is not a CA's or has an RSA key of more than 8192 bits, a JWT or WIT key
+// that none of the nine algorithms of JWT-SVID can use, a key ID that is empty or belongs to
+// a JWT and a WIT key, and a refresh hint that is negative or not in whole seconds. More than
 // 1,000 authorities give an error that wraps [ErrTooLarge], the zero trust domain one that
 // wraps [ErrZero].
 func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
@@ -106,38 +106,41 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 		}
 	}
 	b.x509 = distinct(slices.Clone(c.X509Authorities))
-	for kind, keys := range map[string]map[string]crypto.PublicKey{"JWT": c.JWTAuthorities, "WIT": c.WITAuthorities} {
-		for id, key := range keys {
-			if id == "" || !utf8.ValidString(id) {
-				return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8", short(id), kind)
-			}
-			if reason := jws.Unfit(key); reason != "" {
-				return nil, b.errorf("%s authority %s: %s", kind, short(id), reason)
-			}
-		}
+	var err error
+	if b.jwt, err = b.authorities("JWT", c.JWTAuthorities); err != nil {
+		return nil, err
 	}
-	b.jwt, b.wit = sorted(c.JWTAuthorities), sorted(c.WITAuthorities)
+	if b.wit, err = b.authorities("WIT", c.WITAuthorities); err != nil {
+		return nil, err
+	}
 	for _, a := range b.wit {
 		if _, ok := b.JWTAuthority(a.id); ok {
-			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own", short(a.id))
+			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own",
+				short(a.id))
 		}
 	}
 	return b, nil
 }
 
-// sorted returns the keys by key ID.
-func sorted(keys map[string]crypto.PublicKey) []authority {
+// authorities checks keys that sign one kind of token, and returns them by key ID.
+func (b *Bundle) authorities(kind string, keys map[string]crypto.PublicKey) ([]authority, error) {
 	list := make([]authority, 0, len(keys))
 	for _, id := range slices.Sorted(maps.Keys(keys)) {
+		if id == "" || !utf8.ValidString(id) {
+			return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8", short(id), kind)
+		}
+		if reason := jws.Unfit(keys[id]); reason != "" {
+			return nil, b.errorf("%s authority %s: %s", kind, short(id), reason)
+		}
 		list = append(list, authority{id, keys[id]})
 	}
-	return list
+	return list, nil
 }
 
-// ParseBundlePEM returns a bundle of td with the CA certificates in roots, which are CERTIFICATE blocks
-// in PEM as in [Bundle.MarshalPEM], and with no keys for tokens, sequence or hint. As in a bundle document, a certificate
-// that cannot be used is skipped, if others remain: see [Bundle.Skipped]. Input over 1 MiB or 1,000 certificates is an error
-// that wraps [ErrTooLarge].
+// ParseBundlePEM returns a bundle of td with the CA certificates in roots, which are CERTIFICATE blocks in PEM
+// as in [Bundle.MarshalPEM], and with no keys for tokens, sequence or hint. As in a bundle document, a
+// certificate that cannot be used is skipped, if others remain: see [Bundle.Skipped]. Input over 1 MiB or 1,000
+// certificates is an error that wraps [ErrTooLarge].
 func ParseBundlePEM(td TrustDomain, roots []byte) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
@@ -149,7 +152,10 @@ func ParseBundlePEM(td TrustDomain, roots []byte) (*Bundle, error) {
 		}
 		return nil
 	}, func(err error) {
-		skipped = append(skipped, &ParseError{What: fmt.Sprintf("bundle of %q", td), Offset: -1, Rule: "X5-41", Reason: "a certificate cannot be used", Err: err})
+		skipped = append(skipped, &ParseError{
+			What: fmt.Sprintf("bundle of %q", td), Offset: -1, Rule: "X5-41",
+			Reason: "a certificate cannot be used", Err: err,
+		})
 	})
 	if err != nil {
 		return nil, (&Bundle{td: td}).errorf("%w", err)
@@ -193,7 +199,7 @@ func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) { return fi
 func (b *Bundle) WITAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.wit) }
 
 // WITAuthority returns the WIT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey. A JWT
-// key of that ID is none (WIT-62).
+// key of that ID is none.
 func (b *Bundle) WITAuthority(keyID string) (crypto.PublicKey, bool) { return find(b.wit, keyID) }
 
 func each(list []authority) iter.Seq2[string, crypto.PublicKey] {
@@ -207,7 +213,8 @@ func each(list []authority) iter.Seq2[string, crypto.PublicKey] {
 }
 
 func find(list []authority, keyID string) (crypto.PublicKey, bool) {
-	i, ok := slices.BinarySearchFunc(list, keyID, func(a authority, id string) int { return strings.Compare(a.id, id) })
+	i, ok := slices.BinarySearchFunc(list, keyID,
+		func(a authority, id string) int { return strings.Compare(a.id, id) })
 	if !ok {
 		return nil, false
 	}
@@ -237,8 +244,8 @@ func (b *Bundle) pool() *x509.CertPool {
 	return b.roots
 }
 
-// Skipped returns one [*ParseError] for each entry of the document that [ParseBundle] could not use, and for each certificate
-// that [ParseBundlePEM] could not, in a new slice. Callers should log them.
+// Skipped returns one [*ParseError] for each entry of the document that [ParseBundle] could not use, and for
+// each certificate that [ParseBundlePEM] could not, in a new slice. Callers should log them.
 func (b *Bundle) Skipped() []error { return slices.Clone(b.skipped) }
 
 // Equal reports whether both are bundles of one trust domain with the same authorities in any order,
@@ -253,8 +260,8 @@ func (b *Bundle) Equal(other *Bundle) bool {
 }
 
 // Supersedes reports whether b, which was fetched after old, replaces old: yes, unless both have
-// sequence numbers and that of b is lower (FED-11, FED-12). A nil old is always superseded, a bundle of
-// another trust domain never (FED-14).
+// sequence numbers and that of b is lower. A nil old is always superseded, a bundle of
+// another trust domain never.
 //
 // Callers should raise an alert for a lower number: an attacker replays an old bundle, or the publisher has lost its
 // counter, and an operator must decide. An equal number on a bundle that is not Equal is a fault of the publisher.

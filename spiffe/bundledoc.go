@@ -21,7 +21,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
-// Limits on bundle documents (BND-33), and on the authorities of a Bundle.
+// Limits on bundle documents, and on the authorities of a Bundle.
 const (
 	maxBundleSize = jws.MaxSetSize
 	maxBundleKeys = jws.MaxSetKeys
@@ -44,17 +44,17 @@ var knownUses = [...]string{useX509, useJWT, useWIT}
 // document of more than 1 MiB or 1,000 entries is refused before more of it is read, and the error
 // wraps [ErrTooLarge]. The zero trust domain is an error that wraps [ErrZero].
 //
-// An entry that is unknown or damaged is skipped and does not hide the others (BND-15); see
-// [Bundle.Skipped]. A refresh hint that is no number of seconds is reported there, too, and counts as absent. If no entry is left, the bundle is valid and no peer of the domain is trusted: do
-// not keep the last one (BND-11). Keys that sign WIT-SVIDs are skipped as an unknown use (WIT-64); see
-// [ParseBundleWIT].
+// An entry that is unknown or damaged is skipped and does not hide the others (Trust Domain and Bundle section
+// 4.2.2); see [Bundle.Skipped]. A refresh hint that is no number of seconds is reported there, too, and counts
+// as absent. If no entry is left, the bundle is valid and no peer of the domain is trusted: do not keep the
+// last one. Keys that sign WIT-SVIDs are skipped as an unknown use; see [ParseBundleWIT].
 func ParseBundle(td TrustDomain, doc []byte) (*Bundle, error) {
 	return parseBundle(td, doc, 0, false)
 }
 
 // ParseBundleWIT is [ParseBundle] that also reads the keys that sign WIT-SVIDs, whose standard is
 // Incubating and may change. It accepts a WIT key whose ID is also that of a JWT key, as each is looked
-// up by its use (WIT-61); [NewBundle] refuses the [Bundle.Contents] of such a bundle.
+// up by its use; [NewBundle] refuses the [Bundle.Contents] of such a bundle.
 func ParseBundleWIT(td TrustDomain, doc []byte) (*Bundle, error) {
 	return parseBundle(td, doc, 0, true)
 }
@@ -132,7 +132,8 @@ func (p *bundleParser) fault(offset int, rule, reason string) *ParseError {
 	if p.issuer {
 		what = "JWK Set"
 	}
-	return &ParseError{What: fmt.Sprintf("%s of %q", what, p.b.td), Offset: p.base + offset, Rule: rule, Reason: reason}
+	what += fmt.Sprintf(" of %q", p.b.td)
+	return &ParseError{What: what, Offset: p.base + offset, Rule: rule, Reason: reason}
 }
 
 // tooLarge is fault for a limit.
@@ -193,6 +194,14 @@ func (p *bundleParser) parse() error {
 	case !p.seen:
 		return p.fault(0, "BND-9", `the member "keys" is missing`)
 	}
+	if fault := p.addEntries(); fault != nil {
+		return fault
+	}
+	return nil
+}
+
+// addEntries takes the authorities of all entries into the bundle, and notes the entries that it skips.
+func (p *bundleParser) addEntries() (fault *ParseError) {
 	for i := range p.entries {
 		e := &p.entries[i]
 		if rule, reason, err := p.add(e); rule != "" {
@@ -206,14 +215,10 @@ func (p *bundleParser) parse() error {
 		}
 	}
 	p.b.x509 = distinct(p.b.x509)
-	var fault *ParseError
 	if p.b.jwt, fault = p.settle(p.jwt); fault == nil {
 		p.b.wit, fault = p.settle(p.wit)
 	}
-	if fault != nil {
-		return fault
-	}
-	return nil
+	return fault
 }
 
 // settle returns the keys of one use by key ID, each once, or the fault that two different ones have the same ID.
@@ -374,7 +379,8 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 		return "BND-32", reason, nil
 	}
 	if alg, ok := jws.ParseAlgorithm(string(e.alg)); e.alg != nil && !(ok && alg.Fits(key)) {
-		return "BND-32", fmt.Sprintf(`"alg" is %s, which is not one of the nine for its key`, short(string(e.alg))), nil
+		return "BND-32", fmt.Sprintf(`"alg" is %s, which is not one of the nine for its key`,
+			short(string(e.alg))), nil
 	}
 	to := &p.jwt
 	if use == useWIT {
@@ -426,7 +432,7 @@ func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 
 // Marshal returns the bundle document: compact JSON with the X.509 authorities in order, then the JWT
 // and then the WIT authorities by key ID, so that equal contents in equal order give the same bytes.
-// It has only the members that the standards define (BND-24), and [ParseBundle] reads it back, or
+// It has only the members that the standards define, and [ParseBundle] reads it back, or
 // [ParseBundleWIT] if there are WIT authorities. The result is the caller's own.
 //
 // Some consumers refuse a document with an entry of an unknown use. For them, make another bundle from
@@ -438,17 +444,9 @@ func (b *Bundle) Marshal() ([]byte, error) { return b.marshal(b.hint) }
 
 // marshal is Marshal with another refresh hint.
 func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
-	size := 64
+	size := 256 * (1 + len(b.jwt) + len(b.wit)) // a guess
 	for _, c := range b.x509 {
-		size += 192 + base64.StdEncoding.EncodedLen(len(c.Raw)) + len(c.RawSubjectPublicKeyInfo)
-	}
-	for _, list := range [][]authority{b.jwt, b.wit} {
-		for _, a := range list {
-			size += 192 + len(a.id)
-			if k, ok := a.key.(*rsa.PublicKey); ok {
-				size += k.N.BitLen() / 6
-			}
-		}
+		size += 2 * len(c.Raw)
 	}
 	doc := append(make([]byte, 0, size), '{')
 	if b.seq.ok {
@@ -467,7 +465,8 @@ func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
 		doc = append(doc, `{"use":"`+useX509+`",`...)
 		var ok bool
 		if doc, ok = jws.AppendKey(doc, c.PublicKey); !ok {
-			return nil, b.errorf("X.509 authority %d, %s: a bundle document cannot hold its kind of key", i+1, short(c.Subject.String()))
+			return nil, b.errorf("X.509 authority %d, %s: a bundle document cannot hold its kind of key", i+1,
+				short(c.Subject.String()))
 		}
 		doc = append(doc, `,"x5c":["`...)
 		doc = base64.StdEncoding.AppendEncode(doc, c.Raw)
@@ -482,7 +481,8 @@ func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
 	}
 	doc = append(doc, "]}"...)
 	if len(doc) > maxBundleSize {
-		return nil, b.errorf("the document would have %d bytes, the limit is %d: %w", len(doc), maxBundleSize, ErrTooLarge)
+		return nil, b.errorf("the document would have %d bytes, the limit is %d: %w", len(doc), maxBundleSize,
+			ErrTooLarge)
 	}
 	return doc, nil
 }
@@ -495,7 +495,8 @@ func (b *Bundle) appendTokens(doc []byte, use string, list []authority) ([]byte,
 		}
 		var ok bool
 		if doc, ok = jws.AppendJWK(doc, use, "", a.id, a.key); !ok {
-			return nil, b.errorf("%s authority %s: the key was changed and is no longer valid", strings.ToUpper(use[:3]), short(a.id))
+			return nil, b.errorf("%s authority %s: the key was changed and is no longer valid",
+				strings.ToUpper(use[:3]), short(a.id))
 		}
 	}
 	return doc, nil

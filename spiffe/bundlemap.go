@@ -16,11 +16,11 @@ const (
 
 // ParseBundleMap parses a bundle map, which holds the bundle documents of many trust domains by
 // their names, as [BundleSet.Marshal] writes it. The result is complete: it replaces the previous set, and a
-// domain that is not in it is removed (MAP-7). It shares no memory with doc.
+// domain that is not in it is removed. It shares no memory with doc.
 //
 // If one member is malformed or duplicate, the whole map is refused with a [*ParseError], whose offset
 // counts from the start of the map: keep the last good set. In a member, entries that are unknown or
-// damaged are skipped as [ParseBundle] does. A refresh hint in a member is dropped (MAP-6).
+// damaged are skipped as [ParseBundle] does. A refresh hint in a member is dropped.
 //
 // A map may have 16 MiB, 10,000 trust domains and 100,000 keys in all members together. A larger one
 // gives an error that wraps [ErrTooLarge].
@@ -41,7 +41,8 @@ func ParseBundleMap(doc []byte) (*BundleSet, error) {
 			return nil, e
 		}
 		if keys += len(b.x509) + len(b.jwt) + len(b.skipped); keys > maxMapKeys {
-			return nil, mapFault(m.from, "BND-33", fmt.Sprintf("more than %d keys in all members together", maxMapKeys), ErrTooLarge)
+			return nil, mapFault(m.from, "BND-33",
+				fmt.Sprintf("more than %d keys in all members together", maxMapKeys), ErrTooLarge)
 		}
 		b.hint = 0
 		set.m[m.td] = b
@@ -80,21 +81,9 @@ func readBundleMap(doc []byte) ([]mapMember, error) {
 			return nil, mapFault(r.Offset(), "MAP-1", `"trust_domains" is not an object`, nil)
 		}
 		found = true
-		seen := map[TrustDomain]bool{}
-		for name := range r.Members() {
-			from := r.Offset()
-			td, err := ParseTrustDomain(string(name))
-			switch {
-			case err != nil:
-				return nil, mapFault(from, "MAP-2", "the name of a member is not that of a trust domain", err)
-			case seen[td]:
-				return nil, mapFault(from, "MAP-4", fmt.Sprintf("the member %q occurs twice", td), nil)
-			case len(members) == maxMapDomains:
-				return nil, mapFault(from, "BND-33", fmt.Sprintf("more than %d trust domains", maxMapDomains), ErrTooLarge)
-			}
-			seen[td] = true
-			r.Skip()
-			members = append(members, mapMember{td, from, r.Offset()})
+		var fault *ParseError
+		if members, fault = readMapMembers(r); fault != nil {
+			return nil, fault
 		}
 	}
 	switch err := r.End(); {
@@ -108,15 +97,38 @@ func readBundleMap(doc []byte) ([]mapMember, error) {
 	return members, nil
 }
 
+// readMapMembers reads the member "trust_domains".
+func readMapMembers(r *strictjson.Reader) (members []mapMember, fault *ParseError) {
+	seen := map[TrustDomain]bool{}
+	for name := range r.Members() {
+		from := r.Offset()
+		td, err := ParseTrustDomain(string(name))
+		switch {
+		case err != nil:
+			return nil, mapFault(from, "MAP-2", "the name of a member is not that of a trust domain", err)
+		case seen[td]:
+			return nil, mapFault(from, "MAP-4", fmt.Sprintf("the member %q occurs twice", td), nil)
+		case len(members) == maxMapDomains:
+			reason := fmt.Sprintf("more than %d trust domains", maxMapDomains)
+			return nil, mapFault(from, "BND-33", reason, ErrTooLarge)
+		}
+		seen[td] = true
+		r.Skip()
+		members = append(members, mapMember{td, from, r.Offset()})
+	}
+	return members, nil
+}
+
 // Marshal returns the bundle map of the set: compact JSON with a member for each trust domain, sorted by
 // name, so that equal sets with equal orders of authorities give the same bytes. The members have no
-// refresh hint (MAP-5), and [ParseBundleMap] reads the result back. The result is the caller's own.
+// refresh hint, and [ParseBundleMap] reads the result back. The result is the caller's own.
 //
 // It fails where [Bundle.Marshal] does, and for a map over the limits of ParseBundleMap, which wraps
 // [ErrTooLarge].
 func (s *BundleSet) Marshal() ([]byte, error) {
 	if s.Len() > maxMapDomains {
-		return nil, fmt.Errorf("spiffe: bundle map: %d trust domains, the limit is %d: %w", s.Len(), maxMapDomains, ErrTooLarge)
+		return nil, fmt.Errorf("spiffe: bundle map: %d trust domains, the limit is %d: %w", s.Len(), maxMapDomains,
+			ErrTooLarge)
 	}
 	doc := []byte(`{"trust_domains":{`)
 	keys := 0
@@ -132,7 +144,8 @@ func (s *BundleSet) Marshal() ([]byte, error) {
 		doc = append(doc, member...)
 		keys += len(b.x509) + len(b.jwt) + len(b.wit)
 		if len(doc)+len("}}") > maxMapSize || keys > maxMapKeys {
-			return nil, fmt.Errorf("spiffe: bundle map: more than %d bytes or %d keys: %w", maxMapSize, maxMapKeys, ErrTooLarge)
+			return nil, fmt.Errorf("spiffe: bundle map: more than %d bytes or %d keys: %w", maxMapSize, maxMapKeys,
+				ErrTooLarge)
 		}
 	}
 	return append(doc, "}}"...), nil

@@ -9,7 +9,7 @@ import (
 
 // BundleSet is a set of bundles, at most one for each trust domain. It never changes and is safe
 // for concurrent use: [BundleSet.With] returns a new set, which shares the bundles. Bundles of
-// different domains are never merged (FED-14). It is a [BundleSource]. The zero BundleSet is empty.
+// different domains are never merged. It is a [BundleSource]. The zero BundleSet is empty.
 type BundleSet struct{ m map[TrustDomain]*Bundle }
 
 // NewBundleSet returns a set of the given bundles. A nil bundle and a second bundle of one trust

@@ -6,14 +6,14 @@ import (
 )
 
 // maxID is the longest SPIFFE ID in bytes that this package parses or builds, counting the scheme,
-// "://", the trust domain name and the path (ID-21 to ID-23).
+// "://", the trust domain name and the path.
 const maxID = 2048
 
 const scheme = "spiffe://"
 
 // ID is a SPIFFE ID: the name of a workload or, without a path, of a trust domain. It is a small
 // immutable value that works with ==, as a map key and in a switch. IDs are equal if their bytes are
-// (ID-24).
+// (SPIFFE-ID section 2.2).
 //
 // An ID is a claim: parsing it proves nothing about its sender. The proof is a [Peer].
 //
@@ -81,7 +81,7 @@ func (id ID) TrustDomain() TrustDomain {
 }
 
 // Path returns the path with its leading slash, or "" for the ID of a trust domain. The library
-// gives the path no meaning (ID-20).
+// gives the path no meaning (SPIFFE-ID section 2.2).
 func (id ID) Path() string {
 	if id.IsZero() {
 		return ""
@@ -89,7 +89,7 @@ func (id ID) Path() string {
 	return id.s[len(scheme)+int(id.td):]
 }
 
-// MemberOf reports whether id belongs to td: the names are equal, byte for byte (ID-28). The zero
+// MemberOf reports whether id belongs to td: the names are equal, byte for byte (SPIFFE-ID section 2.1). The zero
 // ID is a member of no trust domain.
 func (id ID) MemberOf(td TrustDomain) bool { return !id.IsZero() && id.TrustDomain() == td }
 
@@ -186,7 +186,8 @@ func schemeError(s string) error {
 	for n < len(s) && n < len(scheme) && s[n] == scheme[n] {
 		n++
 	}
-	return &ParseError{What: "ID", Input: s, Offset: n, Rule: "ID-2", Reason: `must begin with "spiffe://", in lower case`}
+	const reason = `must begin with "spiffe://", in lower case`
+	return &ParseError{What: "ID", Input: s, Offset: n, Rule: "ID-2", Reason: reason}
 }
 
 var nameByte, pathByte = byteTables()

@@ -91,7 +91,8 @@ func AllowPathPrefix(td TrustDomain, prefix string) Policy {
 	case prefix[0] != '/':
 		return mistaken("AllowPathPrefix takes the path alone, such as /ns/prod, and not " + short(prefix))
 	case strings.HasSuffix(prefix, wildcard):
-		return mistaken(fmt.Sprintf(`AllowPathPrefix allows everything below its prefix; drop the "/*" of %s`, short(prefix)))
+		return mistaken(fmt.Sprintf(`AllowPathPrefix allows everything below its prefix; drop the "/*" of %s`,
+			short(prefix)))
 	case strings.HasSuffix(prefix, "/"):
 		return mistaken("AllowPathPrefix: a trailing slash is not allowed; drop that of " + short(prefix))
 	case strings.Contains(prefix, anyRule):
@@ -154,7 +155,8 @@ func newPolicy(rules map[string]struct{}, funcs ...func(ID) error) Policy {
 		}
 	}
 	if len(s.stars) > maxStars {
-		return mistaken(fmt.Sprintf("the policy has %d rules with a star for a segment, the limit is %d", len(s.stars), maxStars))
+		return mistaken(fmt.Sprintf("the policy has %d rules with a star for a segment, the limit is %d",
+			len(s.stars), maxStars))
 	}
 	s.short = sync.OnceValue(func() string { return s.text(maxInPolicy) })
 	return Policy{s: s}
@@ -174,7 +176,8 @@ func (p Policy) Allows(id ID) bool {
 	if p.s.covers(id) {
 		return true
 	}
-	return id.Path() != "" && slices.ContainsFunc(p.s.funcs, func(allow func(ID) error) bool { return allow(id) == nil })
+	return id.Path() != "" &&
+		slices.ContainsFunc(p.s.funcs, func(allow func(ID) error) bool { return allow(id) == nil })
 }
 
 // Check returns nil if p allows id, or else an error that wraps [ErrDenied] and the errors of the functions of

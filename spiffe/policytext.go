@@ -27,7 +27,8 @@ const maxPolicyText = 1 << 20 // bytes of a policy as text
 // [ErrTooLarge].
 func ParsePolicy(text string) (Policy, error) {
 	if len(text) > maxPolicyText {
-		return Policy{}, fmt.Errorf("spiffe: invalid policy: %d bytes, the limit is %d: %w", len(text), maxPolicyText, ErrTooLarge)
+		return Policy{}, fmt.Errorf("spiffe: invalid policy: %d bytes, the limit is %d: %w", len(text),
+			maxPolicyText, ErrTooLarge)
 	}
 	rules := make(map[string]struct{}, 1+strings.Count(text, ","))
 	for at := 0; ; {
@@ -102,12 +103,14 @@ func checkStars(id string) *ParseError {
 		case first:
 			return &ParseError{
 				Offset: at + star, Rule: "ID-9",
-				Reason: "a star cannot stand in the trust domain; name each trust domain, or write \"*\" for every workload of all",
+				Reason: "a star cannot stand in the trust domain; " +
+					"name each trust domain, or write \"*\" for every workload of all",
 			}
 		case segment != anyRule:
 			return &ParseError{
 				Offset: at + star, Rule: "ID-19",
-				Reason: "only letters, digits, '.', '-' and '_' are allowed in a path segment, or a star as the whole of it",
+				Reason: "only letters, digits, '.', '-' and '_' are allowed in a path segment, " +
+					"or a star as the whole of it",
 			}
 		}
 		if !more {
@@ -137,7 +140,8 @@ func (p Policy) MarshalText() ([]byte, error) {
 	}
 	text := p.s.text(0)
 	if len(text) > maxPolicyText {
-		return nil, fmt.Errorf("spiffe: invalid policy: %d bytes as text, the limit is %d: %w", len(text), maxPolicyText, ErrTooLarge)
+		return nil, fmt.Errorf("spiffe: invalid policy: %d bytes as text, the limit is %d: %w", len(text),
+			maxPolicyText, ErrTooLarge)
 	}
 	return []byte(text), nil
 }

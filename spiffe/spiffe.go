@@ -40,22 +40,22 @@
 //
 // Where the SPIFFE standards contradict themselves or are silent, this package reads them strictly:
 //
-//   - Upper case in a scheme or a trust domain name is an error; nothing is folded (AMB-1, ID-8).
+//   - Upper case in a scheme or a trust domain name is an error; nothing is folded.
 //     Two IDs are equal when their bytes are.
-//   - Nothing is normalised: an ID prints as it was parsed (ID-26). A trust domain name may look like
-//     an IP address, a DNS name or neither, and is handled as bytes (ID-12).
-//   - An ID of more than 2048 bytes is refused, in parsing and in building (AMB-22).
-//   - A leaf without key usage, or without digitalSignature, is refused (X5-40). The extended key
-//     usage, if there is one, must include the peer's role and may have others (AMB-16).
+//   - Nothing is normalised: an ID prints as it was parsed. A trust domain name may look like
+//     an IP address, a DNS name or neither, and is handled as bytes (SPIFFE-ID section 2.1).
+//   - An ID of more than 2048 bytes is refused, in parsing and in building.
+//   - A leaf without key usage, or without digitalSignature, is refused (X509-SVID section 4.3). The extended key
+//     usage, if there is one, must include the peer's role and may have others.
 //   - Signing certificates may have digitalSignature, no URI name, or a URI name that breaks the
-//     rules: the fault is the issuer's, and the anchor stays usable (AMB-4, AMB-14, AMB-27).
+//     rules: the fault is the issuer's, and the anchor stays usable.
 //   - The names of a certificate are read from its bytes, because crypto/x509 passes them through a
-//     URL parser, which normalises them (GO-1, GO-2).
+//     URL parser, which normalises them.
 //   - An ID without a path names a trust domain. It is a member of that domain, but only [AllowIDs]
-//     can allow it (AMB-19).
+//     can allow it.
 //
-// Ids such as ID-8 or X5-36 name a rule in CONFORMANCE.md. The field Rule of an error and the test
-// vectors in testdata have the same ids.
+// The field Rule of an error is the id of a row in CONFORMANCE.md, such as X5-36. The vectors in testdata have the
+// same ids.
 //
 // # Other packages
 //
@@ -64,6 +64,6 @@
 // them. Revocation lists are not read: an authority is revoked by removal from its bundle, and a leaf expires.
 //
 // Two things are legal in SPIFFE and not supported by crypto/x509: a trust domain name with an empty
-// label, such as "a..b", parses here but cannot be read from a certificate (GO-3), and URI name
-// constraints refuse every trust domain name that looks like an IP address (GO-4).
+// label, such as "a..b", parses here but cannot be read from a certificate, and URI name
+// constraints refuse every trust domain name that looks like an IP address.
 package spiffe

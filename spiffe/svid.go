@@ -70,7 +70,8 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 	}
 	pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
 	if !ok || !pub.Equal(chain[0].PublicKey) {
-		return nil, fmt.Errorf("spiffe: SVID: %q: the private key does not belong to the first certificate", redact.Clip(id.s, maxInError))
+		return nil, fmt.Errorf("spiffe: SVID: %q: the private key does not belong to the first certificate",
+			redact.Clip(id.s, maxInError))
 	}
 	cert := &tls.Certificate{PrivateKey: key, Leaf: chain[0], Certificate: make([][]byte, len(chain))}
 	for i, c := range chain {
@@ -81,7 +82,7 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 }
 
 // ParseSVID parses an SVID in the form of the Workload API: certificates in DER, concatenated, leaf
-// first, and the private key in PKCS#8 DER, not encrypted (WAPI-32, WAPI-33). The rules and errors are
+// first, and the private key in PKCS#8 DER, not encrypted. The rules and errors are
 // those of [NewSVID]; input of more than 1 MiB gives an error that wraps [ErrTooLarge]. No error carries the
 // input.
 func ParseSVID(certsDER, keyDER []byte) (*SVID, error) {
@@ -99,7 +100,8 @@ func ParseSVID(certsDER, keyDER []byte) (*SVID, error) {
 // parseChain stops at the seventeenth certificate; x509.ParseCertificates would parse thousands.
 func parseChain(der []byte) ([]*x509.Certificate, error) {
 	if len(der) > certpem.MaxInput {
-		return nil, fmt.Errorf("certificates of %d bytes, the limit is %d: %w", len(der), certpem.MaxInput, ErrTooLarge)
+		return nil, fmt.Errorf("certificates of %d bytes, the limit is %d: %w", len(der), certpem.MaxInput,
+			ErrTooLarge)
 	}
 	var chain []*x509.Certificate
 	for len(der) > 0 {
@@ -161,7 +163,8 @@ func (s *SVID) TLSCertificate() *tls.Certificate { return s.tls() }
 func (s *SVID) MarshalDER() (certs, key []byte, err error) {
 	key, err = x509.MarshalPKCS8PrivateKey(s.Signer())
 	if err != nil {
-		return nil, nil, fmt.Errorf("spiffe: SVID: %q: a key of type %T cannot be exported", redact.Clip(s.id.s, maxInError), s.Signer())
+		return nil, nil, fmt.Errorf("spiffe: SVID: %q: a key of type %T cannot be exported",
+			redact.Clip(s.id.s, maxInError), s.Signer())
 	}
 	return bytes.Join(s.tls().Certificate, nil), key, nil
 }
@@ -181,7 +184,7 @@ func (s *SVID) SVID() (*SVID, error) { return s, nil }
 
 // IDFromCertificate returns the SPIFFE ID in cert: that of a workload or, in a CA certificate, that of
 // a trust domain, which has no path. It reads the bytes of the extension, because cert.URIs has been
-// normalised (GO-2), and wants exactly one URI name, of whatever scheme. The error is a [*ParseError]
+// normalised, and wants exactly one URI name, of whatever scheme. The error is a [*ParseError]
 // with a rule as in [NewSVID].
 //
 // The result is a claim. A [Verifier] proves it.
@@ -228,10 +231,16 @@ func uriSAN(cert *x509.Certificate) (string, error) {
 	if !seen {
 		return "", invalid("X5-3", "there is no subject alternative name, so no SPIFFE ID")
 	}
+	return oneURI(san)
+}
+
+// oneURI returns the one URI name of a subject alternative name extension.
+func oneURI(san []byte) (string, error) {
 	malformed := invalid("X5-30", "the subject alternative name is malformed")
 	var names asn1.RawValue
 	rest, err := asn1.Unmarshal(san, &names)
-	if err != nil || len(rest) > 0 || names.Class != asn1.ClassUniversal || names.Tag != asn1.TagSequence || !names.IsCompound {
+	if err != nil || len(rest) > 0 || names.Class != asn1.ClassUniversal || names.Tag != asn1.TagSequence ||
+		!names.IsCompound {
 		return "", malformed
 	}
 	uri, found := "", 0

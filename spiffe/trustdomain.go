@@ -2,12 +2,12 @@ package spiffe
 
 import "strings"
 
-// maxTrustDomain is the longest trust domain name in bytes (ID-13).
+// maxTrustDomain is the longest trust domain name in bytes (SPIFFE-ID section 2.3).
 const maxTrustDomain = 255
 
 // TrustDomain is the name of a trust domain, such as "example.org", without a scheme. It is a
 // small immutable value that works with == and as a map key. A name that looks like an IP address
-// or a DNS name is handled as plain bytes, without look-ups or normalisation (ID-12).
+// or a DNS name is handled as plain bytes, without look-ups or normalisation (SPIFFE-ID section 2.1).
 //
 // The zero TrustDomain is not valid: IsZero reports true, String says so, and MarshalText refuses
 // it.
@@ -74,7 +74,9 @@ func (td TrustDomain) WorkloadID(segments ...string) (ID, error) {
 	b.WriteString(td.name)
 	for _, seg := range segments {
 		if i := strings.IndexByte(seg, '/'); i >= 0 {
-			return ID{}, &ParseError{What: "path segment", Input: seg, Offset: i, Rule: "ID-19", Reason: "a slash is not allowed inside a segment"}
+			e := &ParseError{What: "path segment", Input: seg, Offset: i, Rule: "ID-19"}
+			e.Reason = "a slash is not allowed inside a segment"
+			return ID{}, e
 		}
 		b.WriteByte('/')
 		b.WriteString(seg)
@@ -117,7 +119,8 @@ func checkName(name string) *ParseError {
 		}
 	}
 	if len(name) > maxTrustDomain {
-		return &ParseError{Offset: maxTrustDomain, Rule: "ID-13", Reason: "the trust domain name is longer than 255 bytes"}
+		const reason = "the trust domain name is longer than 255 bytes"
+		return &ParseError{Offset: maxTrustDomain, Rule: "ID-13", Reason: reason}
 	}
 	return nil
 }
@@ -142,7 +145,8 @@ func nameByteError(name string, i int) *ParseError {
 	case c == '#':
 		e.Rule, e.Reason = "ID-5", "a fragment is not allowed"
 	default:
-		e.Rule, e.Reason = "ID-9", "only lower-case letters, digits, '.', '-' and '_' are allowed in a trust domain name"
+		e.Rule = "ID-9"
+		e.Reason = "only lower-case letters, digits, '.', '-' and '_' are allowed in a trust domain name"
 	}
 	return e
 }

@@ -16,7 +16,7 @@ import (
 
 // Role is the side of the handshake that the peer was on, or the sides that a certificate is meant for. If a
 // certificate on the path is restricted to some extended key usages, that of the role must be among them, or
-// anyExtendedKeyUsage (X5-39). A certificate without that extension serves in every role.
+// anyExtendedKeyUsage (X509-SVID section 4.4). A certificate without that extension serves in every role.
 type Role int
 
 // The roles of a peer.
@@ -61,8 +61,8 @@ func (e *VerifyError) Error() string {
 // Unwrap returns e.Err.
 func (e *VerifyError) Unwrap() error { return e.Err }
 
-// Unvouched reports whether the bundles do not vouch for the chain, so that newer bundles could. No bundle mends a wrong
-// extended key usage.
+// Unvouched reports whether the bundles do not vouch for the chain, so that newer bundles could. No bundle
+// mends a wrong extended key usage.
 func (e *VerifyError) Unvouched() bool {
 	return (e.Stage == "bundle" || e.Stage == "chain") && e.Rule != ruleKeyUsage
 }
@@ -108,7 +108,8 @@ type Verifier struct {
 func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions) (*Verifier, error) {
 	switch {
 	case bundles == nil:
-		return nil, errors.New("spiffe: new verifier: no bundle source to verify peers with, such as a Workload API source or a *spiffe.Bundle")
+		return nil, errors.New("spiffe: new verifier: no bundle source to verify peers with, " +
+			"such as a Workload API source or a *spiffe.Bundle")
 	case isNil(bundles):
 		return nil, fmt.Errorf("spiffe: new verifier: the bundle source is a nil %T", bundles)
 	}
@@ -134,7 +135,7 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 //
 // The leaf must be an X.509-SVID of a workload (see [NewSVID]) and must have a path, over the rest of
 // the chain in any order, to an authority in the bundle of the trust domain that its own ID names. No
-// other bundle and no root of the host counts (X5-31). The policy is asked last, so that an unproven
+// other bundle and no root of the host counts (X509-SVID section 5.1). The policy is asked last, so that an unproven
 // peer learns nothing about it. More than 16 certificates and RSA keys of more than 8192 bits are
 // refused before any signature is checked. A chain that is remembered gives the same *Peer again.
 //
@@ -213,7 +214,8 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	case b == nil:
 		return nil, errUnknownTrustDomain(td)
 	case b.TrustDomain() != td:
-		return nil, fmt.Errorf("the bundle source was asked for %q and returned the bundle of %q: %w", td, b.TrustDomain(), ErrUnknownTrustDomain)
+		return nil, fmt.Errorf("the bundle source was asked for %q and returned the bundle of %q: %w", td,
+			b.TrustDomain(), ErrUnknownTrustDomain)
 	}
 	if len(b.x509) == 0 {
 		return nil, fmt.Errorf("trust domain %q: %w", td, ErrNoAuthority)
@@ -222,7 +224,7 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 }
 
 // verifyPath builds the path from the leaf to an authority of b, and makes the Peer without its ID. A
-// leaf that is among the roots would verify itself (GO-6), but this leaf is not a CA, and the pool of a
+// leaf that is among the roots would verify itself, but this leaf is not a CA, and the pool of a
 // Bundle holds only CAs.
 func verifyPath(chain []*x509.Certificate, b *Bundle, needed []x509.ExtKeyUsage, now time.Time) (*Peer, error) {
 	path, err := certchain.Path(chain, b.pool(), needed, now)
@@ -259,7 +261,7 @@ type Peer struct {
 func (p *Peer) ID() ID { return p.id }
 
 // Leaf returns the peer's own certificate, which is shared and must not be changed. Beyond the ID, its
-// contents are only claims of that trust domain's authority (SVID-8).
+// contents are only claims of that trust domain's authority.
 func (p *Peer) Leaf() *x509.Certificate {
 	if len(p.chain) == 0 {
 		return nil

@@ -11,14 +11,16 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ClientCertificate proves a caller by the common name of its client certificate, below the roots of td: the principal of a
-// service, such as k8s.admin.k8s-node, or the name of ZTS, such as zts.example.cloud. Only the given names are admitted, at
-// least one; the certificate of a role proves no service. The Name of the Caller is the common name in lower case. In all else
-// it is [authn.NamedCertificate].
-func ClientCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource, names ...string) (authn.Authenticator, error) {
+// ClientCertificate proves a caller by the common name of its client certificate, below the roots of td: the
+// principal of a service, such as k8s.admin.k8s-node, or the name of ZTS, such as zts.example.cloud. Only the
+// given names are admitted, at least one; the certificate of a role proves no service. The Name of the Caller
+// is the common name in lower case. In all else it is [authn.NamedCertificate].
+func ClientCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource,
+	names ...string) (authn.Authenticator, error) {
 	for _, name := range names {
 		if name == "" || name != strings.ToLower(name) || strings.Contains(name, ":") {
-			return nil, fmt.Errorf("athenz: client certificate: the name %.100q is not the common name of a service in lower case", name)
+			return nil, fmt.Errorf("athenz: client certificate: the name %.100q is not the common name of a "+
+				"service in lower case", name)
 		}
 	}
 	if len(names) == 0 {

@@ -24,8 +24,8 @@ const (
 	leeway = 5 * time.Second // of the clocks of a signing service and of a provider, which are on different nodes
 )
 
-// Signer signs identity documents: [NewSigner] makes one that has the keys, and [NewSigningClient] one that asks the program
-// that has them. It has to be safe for concurrent use.
+// Signer signs identity documents: [NewSigner] makes one that has the keys, and [NewSigningClient] one that
+// asks the program that has them. It has to be safe for concurrent use.
 type Signer interface {
 	// SignDocument returns an identity document for the pod, to be used once and soon. It is a secret. The error wraps
 	// [ErrDocument] if the subject is not valid.
@@ -37,10 +37,11 @@ type signer struct {
 	lifetime time.Duration
 }
 
-// NewSigner returns a Signer with the newest version of the private key in the directory dir: in PEM, one file for each
-// version, keyName with .v1, .v2 and so on, which other users must not be able to read. An empty keyName means
-// "athenz-init-secret". The lifetime is that of a document, at most 15 minutes; 0 means 5. Nothing is read yet: keys are
-// read for each document, so that a new version is used as soon as it is there. Give its public key to the verifiers first.
+// NewSigner returns a Signer with the newest version of the private key in the directory dir: in PEM, one file
+// for each version, keyName with .v1, .v2 and so on, which other users must not be able to read. An empty
+// keyName means "athenz-init-secret". The lifetime is that of a document, at most 15 minutes; 0 means 5.
+// Nothing is read yet: keys are read for each document, so that a new version is used as soon as it is there.
+// Give its public key to the verifiers first.
 func NewSigner(dir, keyName string, lifetime time.Duration) (Signer, error) {
 	s := &signer{keyDir{dir, cmp.Or(keyName, defaultKeyName), true}, cmp.Or(lifetime, defaultLifetime)}
 	err := s.keys.check()
@@ -75,7 +76,8 @@ func (s *signer) sign(subject PodSubject) (string, error) {
 		return "", err
 	}
 	if !allowed(with.Algorithm) {
-		return "", fmt.Errorf("version v%d of the key %q is for %v; use an RSA key or an ECDSA key on P-256", version, s.keys.name, with.Algorithm)
+		return "", fmt.Errorf("version v%d of the key %q is for %v; use an RSA key or an ECDSA key on P-256",
+			version, s.keys.name, with.Algorithm)
 	}
 	now := time.Now().Unix()
 	payload, err := json.Marshal(struct {
@@ -96,9 +98,10 @@ func allowed(a jws.Algorithm) bool { return a == jws.RS256 || a == jws.ES256 }
 // Verifier verifies identity documents with the public keys in a directory. It is safe for concurrent use.
 type Verifier struct{ keys keyDir }
 
-// NewVerifier returns a Verifier with the public keys in the directory dir: in PEM (PKIX), one file for each version, named
-// as for [NewSigner]. An empty keyName means "athenz-init-secret"; issuers with another name are refused. Nothing is read
-// yet: keys are read for each document, so that a version that is removed counts no more.
+// NewVerifier returns a Verifier with the public keys in the directory dir: in PEM (PKIX), one file for each
+// version, named as for [NewSigner]. An empty keyName means "athenz-init-secret"; issuers with another name are
+// refused. Nothing is read yet: keys are read for each document, so that a version that is removed counts no
+// more.
 func NewVerifier(dir, keyName string) (*Verifier, error) {
 	v := &Verifier{keyDir{dir, cmp.Or(keyName, defaultKeyName), false}}
 	if err := v.keys.check(); err != nil {
@@ -115,9 +118,10 @@ type Document struct {
 	use [32]byte // the same for each document with this header and payload
 }
 
-// Verify verifies an identity document: its form, the signature by the version of the key that it names, the audience,
-// the times, and that header and claims name the same issuer. Whether the pod is what the document says is for the provider to
-// find out. Clocks may be 5 seconds apart. The error wraps [ErrDocument], or says that the key could not be read.
+// Verify verifies an identity document: its form, the signature by the version of the key that it names, the
+// audience, the times, and that header and claims name the same issuer. Whether the pod is what the document
+// says is for the provider to find out. Clocks may be 5 seconds apart. The error wraps [ErrDocument], or says
+// that the key could not be read.
 func (v *Verifier) Verify(text string) (*Document, error) {
 	d, err := v.verify(text)
 	if err != nil {
@@ -155,7 +159,8 @@ func (v *Verifier) verify(text string) (*Document, error) {
 	}
 	key, err := v.keys.public(version)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, bad("there is no version v%d of the key %q here; give the public key to the verifier before the signer has the private one", version, v.keys.name)
+		return nil, bad("there is no version v%d of the key %q here; give the public key to the verifier before "+
+			"the signer has the private one", version, v.keys.name)
 	}
 	if err != nil {
 		return nil, err
@@ -195,7 +200,8 @@ func readClaims(text string, payload []byte, headIssuer string) (*Document, erro
 	case !hasAud || string(aud) != audience:
 		return nil, bad("its audience is not the string %q", audience)
 	case !hasIss || string(iss) != headIssuer:
-		return nil, bad("its issuer is %q in the claims and %q in the header", token.Clip(string(iss), token.MaxQuoted), token.Clip(headIssuer, token.MaxQuoted))
+		return nil, bad("its issuer is %q in the claims and %q in the header",
+			token.Clip(string(iss), token.MaxQuoted), token.Clip(headIssuer, token.MaxQuoted))
 	case !exp.Number || !iat.Number || nbf.Present && !nbf.Number:
 		return nil, bad(`its "exp" or "iat" is missing or not a number, or its "nbf" is not one`)
 	case iat.At.After(now.Add(leeway)):

@@ -21,8 +21,8 @@ const (
 	maxVersions = 1024     // files in the directory of a key; a rotation needs two
 )
 
-// keyDir is a directory with the versions of a key: files NAME.v1, NAME.v2 and so on. It is read for each use, as versions
-// come and go while the program runs.
+// keyDir is a directory with the versions of a key: files NAME.v1, NAME.v2 and so on. It is read for each use,
+// as versions come and go while the program runs.
 type keyDir struct {
 	dir, name string
 	private   bool
@@ -33,9 +33,11 @@ func (k *keyDir) check() error {
 		return errors.New("the Dir is empty: it has to be the directory with the keys")
 	}
 	if k.name == "" || len(k.name) > 200 || strings.ContainsFunc(k.name, func(r rune) bool {
-		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' ||
+			r == '_' || r == '.')
 	}) || k.name[0] == '.' {
-		return fmt.Errorf("the KeyName %.64q has to be a name of letters, digits, hyphens, periods and underscores", k.name)
+		return fmt.Errorf("the KeyName %.64q has to be a name of letters, digits, hyphens, periods and "+
+			"underscores", k.name)
 	}
 	return nil
 }
@@ -77,7 +79,8 @@ func (k *keyDir) newest() (int, error) {
 		return 0, err
 	}
 	if len(names) == maxVersions {
-		return 0, fmt.Errorf("the directory %q has %d files or more: give the keys one of their own", k.dir, maxVersions)
+		return 0, fmt.Errorf("the directory %q has %d files or more: give the keys one of their own", k.dir,
+			maxVersions)
 	}
 	best := -1
 	for _, name := range names {
@@ -88,7 +91,8 @@ func (k *keyDir) newest() (int, error) {
 		}
 	}
 	if best < 0 {
-		return 0, fmt.Errorf("the directory %q has no file %s.v1 or of a later version: %w", k.dir, k.name, fs.ErrNotExist)
+		return 0, fmt.Errorf("the directory %q has no file %s.v1 or of a later version: %w", k.dir, k.name,
+			fs.ErrNotExist)
 	}
 	return best, nil
 }

@@ -50,7 +50,8 @@ type object struct {
 func (o *object) pod() *Pod {
 	p := &Pod{
 		Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, UID: o.Metadata.UID,
-		ServiceAccount: cmp.Or(o.Spec.ServiceAccountName, "default"), // a static pod has none, and the kubelet does not fill it in
+		// a static pod has none, and the kubelet does not fill it in
+		ServiceAccount: cmp.Or(o.Spec.ServiceAccountName, "default"),
 		Phase:          o.Status.Phase, Deleting: o.Metadata.DeletionTimestamp != nil,
 	}
 	p.IP, _ = netip.ParseAddr(o.Status.PodIP)
@@ -67,13 +68,15 @@ func (o *object) pod() *Pod {
 
 type kubelet struct{ api *kube.Client }
 
-// NewKubelet returns a PodSource that asks the kubelet of a node about the pods of that node. The address is that of its
-// API, such as https://127.0.0.1:10250; the one without authentication, http://127.0.0.1:10255, is asked only if the
-// address says so, and only on this machine. A nil client presents the token of the service account of this process and
-// trusts the CA of its cluster. The account needs the right to get nodes/pods, or nodes/proxy before Kubernetes 1.33.
+// NewKubelet returns a PodSource that asks the kubelet of a node about the pods of that node. The address is
+// that of its API, such as https://127.0.0.1:10250; the one without authentication, http://127.0.0.1:10255, is
+// asked only if the address says so, and only on this machine. A nil client presents the token of the service
+// account of this process and trusts the CA of its cluster. The account needs the right to get nodes/pods, or
+// nodes/proxy before Kubernetes 1.33.
 func NewKubelet(address string, client *http.Client) (PodSource, error) {
 	if address == "" {
-		return nil, errors.New("athenz: new kubelet: the address is empty: give that of the kubelet, such as https://127.0.0.1:10250")
+		return nil, errors.New("athenz: new kubelet: the address is empty: give that of the kubelet, such as " +
+			"https://127.0.0.1:10250")
 	}
 	api, err := kube.New(kube.Options{URL: address, Client: withoutTLS(address, client), MaxAnswer: maxPods})
 	if err != nil {
@@ -88,14 +91,16 @@ func (k kubelet) Pod(ctx context.Context, namespace, name string) (*Pod, error) 
 	}
 	if err := k.api.Get(ctx, "/pods", nil, &list); err != nil {
 		if kube.Forbidden(err) {
-			err = fmt.Errorf("%w; bind a ClusterRole that may get nodes/pods, or nodes/proxy before Kubernetes 1.33, to the service account of this program", err)
+			err = fmt.Errorf("%w; bind a ClusterRole that may get nodes/pods, or nodes/proxy before Kubernetes "+
+				"1.33, to the service account of this program", err)
 		}
 		return nil, fmt.Errorf("athenz: ask the kubelet about its pods: %w", err)
 	}
 	var found *Pod
 	for i := range list.Items {
 		// One that has ended may be there still beside the one that has its name now.
-		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name && (found == nil || kube.PodEnded(found.Phase, found.Deleting) != "") {
+		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name &&
+			(found == nil || kube.PodEnded(found.Phase, found.Deleting) != "") {
 			found = o.pod()
 		}
 	}
@@ -115,9 +120,9 @@ func withoutTLS(address string, client *http.Client) *http.Client {
 
 type apiServer struct{ api *kube.Client }
 
-// NewAPIServer returns a PodSource that asks an API server, at each call. This program needs the right to get pods. An
-// empty address is that of the cluster that it runs in. A nil client presents the token of its service account, but not by
-// http, which is for an address of this machine, such as that of kubectl proxy.
+// NewAPIServer returns a PodSource that asks an API server, at each call. This program needs the right to get
+// pods. An empty address is that of the cluster that it runs in. A nil client presents the token of its service
+// account, but not by http, which is for an address of this machine, such as that of kubectl proxy.
 func NewAPIServer(address string, client *http.Client) (PodSource, error) {
 	api, err := kube.New(kube.Options{URL: address, Client: withoutTLS(address, client)})
 	if err != nil {
@@ -128,7 +133,8 @@ func NewAPIServer(address string, client *http.Client) (PodSource, error) {
 
 func (a apiServer) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
 	if !kube.ValidLabel(namespace) || !kube.ValidName(name) {
-		return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q: they are not names of Kubernetes: %w", name, namespace, ErrNoPod)
+		return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q: they are not names of Kubernetes: %w",
+			name, namespace, ErrNoPod)
 	}
 	var o object
 	err := a.api.Get(ctx, kube.Path("api", "v1", "namespaces", namespace, "pods", name), nil, &o)
@@ -138,7 +144,8 @@ func (a apiServer) Pod(ctx context.Context, namespace, name string) (*Pod, error
 	case err != nil:
 		return nil, fmt.Errorf("athenz: pod %q in namespace %q: %w", name, namespace, err)
 	case o.Metadata.Name != name || o.Metadata.Namespace != namespace:
-		return nil, fmt.Errorf("athenz: pod %q in namespace %q: the API server answered with another object", name, namespace)
+		return nil, fmt.Errorf("athenz: pod %q in namespace %q: the API server answered with another object",
+			name, namespace)
 	}
 	return o.pod(), nil
 }

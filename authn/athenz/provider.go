@@ -25,7 +25,8 @@ import (
 
 // ProviderConfig configures [NewProvider]. All fields up to Suffix are required.
 type ProviderConfig struct {
-	// Service is the provider's own name, such as k8s.admin.athenz-callback. Confirmations for another one are refused.
+	// Service is the provider's own name, such as k8s.admin.athenz-callback. Confirmations for another one are
+	// refused.
 	Service athenzname.Service
 
 	// ZTS proves that a caller is ZTS, and must prove no other one: see [ClientCertificate].
@@ -43,13 +44,14 @@ type ProviderConfig struct {
 	// Mapping says which domain a namespace is.
 	Mapping athenzname.Mapping
 
-	// TrustDomain is that of SPIFFE IDs of the form spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME, whose namespace has to be
-	// that of the pod. Zero means that only spiffe://DOMAIN/sa/NAME is let through.
+	// TrustDomain is that of SPIFFE IDs of the form spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME, whose
+	// namespace has to be that of the pod. Zero means that only spiffe://DOMAIN/sa/NAME is let through.
 	TrustDomain spiffe.TrustDomain
 
-	// FirstUse reports whether a document, which is known by a hash of it, is used for the first time, and remembers it until
-	// it has expired. An error refuses it this time. Nil means the memory of this process. Several replicas of a provider need
-	// one that they share, such as [FirstUseInConfigMap], or each lets a document through once.
+	// FirstUse reports whether a document, which is known by a hash of it, is used for the first time, and
+	// remembers it until it has expired. An error refuses it this time. Nil means the memory of this process.
+	// Several replicas of a provider need one that they share, such as [FirstUseInConfigMap], or each lets a
+	// document through once.
 	FirstUse func(ctx context.Context, document [32]byte, expires time.Time) (bool, error)
 
 	// Logger gets what was confirmed (Info) and what was refused, with the reason (Warn). Nil means no logs.
@@ -61,10 +63,10 @@ type provider struct {
 	used firstUses
 }
 
-// NewProvider returns the handler of a provider's callback, which answers ZTS whether an instance is what it says. POST
-// /instance, with /identity as its old name, is for a new instance, which comes with a document; POST /refresh is for one that
-// has a certificate. GET /healthz asks for no certificate. The handler has to be served with TLS that asks for client certificates. The
-// error says which field is wrong.
+// NewProvider returns the handler of a provider's callback, which answers ZTS whether an instance is what it
+// says. POST /instance, with /identity as its old name, is for a new instance, which comes with a document;
+// POST /refresh is for one that has a certificate. GET /healthz asks for no certificate. The handler has to be
+// served with TLS that asks for client certificates. The error says which field is wrong.
 //
 // An instance is confirmed if all of this holds:
 //
@@ -76,8 +78,8 @@ type provider struct {
 //  6. the instance ID is the name or the UID of the pod; only an old ZTS, which sends a document, may send none;
 //  7. each DNS name and URI of the request is one of the service or of the instance.
 //
-// A refresh has no document: the pod is the one with the instance ID as its name in the namespace of the domain, and 3 to 7
-// hold for it all the same. If a refresh has a document, that has to be good too.
+// A refresh has no document: the pod is the one with the instance ID as its name in the namespace of the
+// domain, and 3 to 7 hold for it all the same. If a refresh has a document, that has to be good too.
 func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 	cfg.Logger = ratelog.Patient(cfg.Logger)
 	p, mux := &provider{cfg: cfg}, http.NewServeMux()
@@ -100,7 +102,8 @@ func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 		p.cfg.FirstUse = p.used.first
 	}
 	mux.HandleFunc("GET /healthz", jsonapi.Healthy)
-	for pattern, refresh := range map[string]bool{"POST /instance": false, "POST /identity": false, "POST /refresh": true} {
+	refreshes := map[string]bool{"POST /instance": false, "POST /identity": false, "POST /refresh": true}
+	for pattern, refresh := range refreshes {
 		mux.Handle(pattern, authn.Require(cfg.ZTS, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			p.confirm(w, r, refresh)
 		}), cfg.Logger))
@@ -157,7 +160,7 @@ func parseConfirmation(data []byte) (*confirmation, error) {
 	return c, nil
 }
 
-// refusal is why an instance is not confirmed, told to ZTS and so to the instance.
+// refusal is why an instance is not confirmed. ZTS passes its text on to the instance.
 type refusal struct {
 	code int
 	err  error
@@ -188,7 +191,8 @@ func (p *provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool)
 	log := func(level slog.Level, message string, more ...slog.Attr) {
 		attrs := []slog.Attr{slog.Bool("refresh", refresh), slog.String("caller", callerName(r))}
 		if c != nil {
-			attrs = append(attrs, slog.String("service", kube.OneLine(c.Domain+"."+c.Service, 300)), slog.String("instance", kube.OneLine(c.Attributes["instanceId"], 300)))
+			attrs = append(attrs, slog.String("service", kube.OneLine(c.Domain+"."+c.Service, 300)),
+				slog.String("instance", kube.OneLine(c.Attributes["instanceId"], 300)))
 		}
 		p.cfg.Logger.LogAttrs(r.Context(), level, message, append(attrs, more...)...)
 	}
@@ -205,8 +209,8 @@ func (p *provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool)
 	jsonapi.Write(w, c)
 }
 
-// check returns nil if the instance is what it says, a refusal if it is not, and another error if that could not be found
-// out.
+// check returns nil if the instance is what it says, a refusal if it is not, and another error if that could
+// not be found out.
 func (p *provider) check(ctx context.Context, c *confirmation, refresh bool) error {
 	service := athenzname.Service{Domain: strings.ToLower(c.Domain), Name: strings.ToLower(c.Service)}
 	if !strings.EqualFold(c.Provider, p.cfg.Service.String()) {
@@ -311,11 +315,13 @@ func (p *provider) names(c *confirmation, service athenzname.Service, pod *Pod) 
 	}
 	for _, name := range parts(c.Attributes["sanDNS"]) {
 		if !slices.Contains(own, strings.ToLower(name)) {
-			return refused("the request has the DNS name %.253q, which is neither the service's nor the instance's", name)
+			return refused("the request has the DNS name %.253q, which is neither the service's nor the "+
+				"instance's", name)
 		}
 	}
 	for _, uri := range parts(c.Attributes["sanURI"]) {
-		if rest, ok := strings.CutPrefix(uri, "athenz://instanceid/"+p.cfg.Service.String()+"/"); ok && slices.Contains(ids, rest) {
+		if rest, ok := strings.CutPrefix(uri, "athenz://instanceid/"+p.cfg.Service.String()+"/"); ok &&
+			slices.Contains(ids, rest) {
 			continue
 		}
 		id, err := spiffe.ParseID(uri)
@@ -323,7 +329,8 @@ func (p *provider) names(c *confirmation, service athenzname.Service, pod *Pod) 
 			var s athenzname.Service
 			var namespace string
 			s, namespace, err = athenzname.ServiceOfID(id)
-			if err == nil && s == service && (namespace == "" || namespace == pod.Namespace && id.TrustDomain() == p.cfg.TrustDomain) {
+			if err == nil && s == service && (namespace == "" || namespace == pod.Namespace &&
+				id.TrustDomain() == p.cfg.TrustDomain) {
 				continue
 			}
 		}

@@ -26,8 +26,8 @@ const (
 	maxKeys      = 4096
 )
 
-// PublicKeys returns the public key of a service by its ID. The error wraps [ErrServiceToken] if there is none, and else says
-// that it cannot be had now. It has to be safe for concurrent use.
+// PublicKeys returns the public key of a service by its ID. The error wraps [ErrServiceToken] if there is none,
+// and else says that it cannot be had now. It has to be safe for concurrent use.
 type PublicKeys func(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error)
 
 // keyCache fetches public keys from ZTS and remembers them.
@@ -48,13 +48,16 @@ type fetchedKey struct {
 	tried time.Time // when a newer answer was asked for
 }
 
-// NewPublicKeys returns the PublicKeys of the ZTS at an https address without a path, such as https://zts.athenz.svc:4443. It
-// remembers a key for ten minutes, and for an hour while ZTS does not answer, which is asked again each minute then. The client
-// decides which server is trusted; it is copied, and follows no redirects. Nothing is fetched yet.
+// NewPublicKeys returns the PublicKeys of the ZTS at an https address without a path, such as
+// https://zts.athenz.svc:4443. It remembers a key for ten minutes, and for an hour while ZTS does not answer,
+// which is asked again each minute then. The client decides which server is trusted; it is copied, and follows
+// no redirects. Nothing is fetched yet.
 func NewPublicKeys(address string, client *http.Client) (PublicKeys, error) {
 	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || client == nil {
-		return nil, errors.New("athenz: new public keys: the address has to be https://host:port, and there has to be a client")
+	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" ||
+		u.RawQuery != "" || u.Fragment != "" || client == nil {
+		return nil, errors.New("athenz: new public keys: the address has to be https://host:port, and there has " +
+			"to be a client")
 	}
 	p := &keyCache{
 		url: "https://" + u.Host, client: *client, keys: map[string]fetchedKey{},
@@ -93,8 +96,9 @@ func (p *keyCache) key(ctx context.Context, owner athenzname.Service, keyID stri
 	return known.key, nil
 }
 
-// known returns what ZTS has answered, whether that may be used if ZTS does not answer now, and whether it is to be asked. Of
-// the callers that could use a key, one asks in a minute: the others do not wait for a server that is away.
+// known returns what ZTS has answered, whether that may be used if ZTS does not answer now, and whether it is
+// to be asked. Of the callers that could use a key, one asks in a minute: the others do not wait for a server
+// that is away.
 func (p *keyCache) known(path string, now time.Time) (k fetchedKey, usable, ask bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -79,8 +79,8 @@ func (t *ServiceToken) check(now time.Time) error {
 	return nil
 }
 
-// SignServiceToken returns a token that is signed by key, whose ID is t.KeyID. A zero Issued means now, and a zero Expires an
-// hour later. The token is a secret.
+// SignServiceToken returns a token that is signed by key, whose ID is t.KeyID. A zero Issued means now, and a
+// zero Expires an hour later. The token is a secret.
 func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	now := time.Now()
 	if t.Version == "" {
@@ -95,19 +95,8 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	if err := t.check(now); err != nil {
 		return "", err
 	}
-	salt := make([]byte, 8)
-	_, _ = rand.Read(salt) // it never fails
-	var text strings.Builder
-	text.WriteString("v=" + t.Version + ";d=" + t.Service.Domain + ";n=" + t.Service.Name + ";k=" + t.KeyID)
-	for _, tag := range []struct{ name, value string }{
-		{"z", t.KeyService}, {"h", t.Host}, {"i", t.IP}, {"a", hex.EncodeToString(salt)},
-		{"t", strconv.FormatInt(t.Issued.Unix(), 10)}, {"e", strconv.FormatInt(t.Expires.Unix(), 10)},
-	} {
-		if tag.value != "" {
-			text.WriteString(";" + tag.name + "=" + tag.value)
-		}
-	}
-	if !isTokenText(t.KeyID) || t.KeyID == "" || !isTokenText(t.Host) || strings.ContainsFunc(t.IP, func(r rune) bool { return r != ':' && !isTokenText(string(r)) }) {
+	if !isTokenText(t.KeyID) || t.KeyID == "" || !isTokenText(t.Host) ||
+		strings.ContainsFunc(t.IP, func(r rune) bool { return r != ':' && !isTokenText(string(r)) }) {
 		return "", badToken("the KeyID is missing, or it, the Host or the IP has a character that a token cannot have")
 	}
 	if key == nil {
@@ -121,38 +110,58 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	default:
 		return "", badToken("the key is neither for RSA nor for ECDSA")
 	}
-	sum := sha256.Sum256([]byte(text.String()))
+	text := t.signedText()
+	sum := sha256.Sum256([]byte(text))
 	sig, err := key.Sign(rand.Reader, sum[:], crypto.SHA256)
 	if err != nil {
 		return "", fmt.Errorf("athenz: service token: sign: %w", err)
 	}
-	return text.String() + ";s=" + encodeY64(sig), nil
+	return text + ";s=" + encodeY64(sig), nil
+}
+
+// signedText returns the token without its signature, with a new salt.
+func (t *ServiceToken) signedText() string {
+	salt := make([]byte, 8)
+	_, _ = rand.Read(salt) // it never fails
+	var text strings.Builder
+	text.WriteString("v=" + t.Version + ";d=" + t.Service.Domain + ";n=" + t.Service.Name + ";k=" + t.KeyID)
+	for _, tag := range []struct{ name, value string }{
+		{"z", t.KeyService}, {"h", t.Host}, {"i", t.IP}, {"a", hex.EncodeToString(salt)},
+		{"t", strconv.FormatInt(t.Issued.Unix(), 10)}, {"e", strconv.FormatInt(t.Expires.Unix(), 10)},
+	} {
+		if tag.value != "" {
+			text.WriteString(";" + tag.name + "=" + tag.value)
+		}
+	}
+	return text.String()
 }
 
 // isTokenText reports whether a value has only characters that are no part of the form of a token.
 func isTokenText(s string) bool {
 	return len(s) <= 255 && !strings.ContainsFunc(s, func(r rune) bool {
-		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("._-%", r))
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' ||
+			strings.ContainsRune("._-%", r))
 	})
 }
 
-// VerifyServiceToken verifies a token by the public key of the service or server that has signed it, and by the time: issued
-// five minutes ahead at most, not expired, and valid for 30 days at most. The error wraps [ErrServiceToken], or is that of
-// keys.
+// VerifyServiceToken verifies a token by the public key of the service or server that has signed it, and by the
+// time: issued five minutes ahead at most, not expired, and valid for 30 days at most. The error wraps
+// [ErrServiceToken], or is that of keys.
 func VerifyServiceToken(ctx context.Context, text string, keys PublicKeys) (*ServiceToken, error) {
 	t, signed, sig, err := parseServiceToken(text)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = t.check(time.Now())
 	}
-	if err := t.check(time.Now()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	pub, err := keys(ctx, t.keyOwner(), t.KeyID)
-	if err != nil {
-		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.keyOwner(), err)
+	if err == nil {
+		err = certpem.CheckKey(pub)
 	}
-	if err := certpem.CheckKey(pub); err != nil {
-		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w", token.Clip(t.KeyID, token.MaxQuoted), t.keyOwner(), err)
+	if err != nil {
+		return nil, fmt.Errorf("athenz: service token: public key %q of %q: %w",
+			token.Clip(t.KeyID, token.MaxQuoted), t.keyOwner(), err)
 	}
 	sum, good := sha256.Sum256([]byte(signed)), false
 	switch k := pub.(type) {
@@ -167,8 +176,8 @@ func VerifyServiceToken(ctx context.Context, text string, keys PublicKeys) (*Ser
 	return t, nil
 }
 
-// parseServiceToken reads a token, and returns the bytes that are signed, and the signature. Tags may be in any order, and
-// others than those of the form are ignored; one that is there twice is refused.
+// parseServiceToken reads a token, and returns the bytes that are signed, and the signature. Tags may be in any
+// order, and others than those of the form are ignored; one that is there twice is refused.
 func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte, err error) {
 	if len(text) > maxServiceToken {
 		return nil, "", nil, badToken("it has %d bytes, the limit is %d", len(text), maxServiceToken)
@@ -197,8 +206,9 @@ func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte,
 		return time.Unix(n, 0).UTC()
 	}
 	t = &ServiceToken{
-		Version: tags["v"], Service: athenzname.Service{Domain: strings.ToLower(tags["d"]), Name: strings.ToLower(tags["n"])},
-		KeyID: tags["k"], KeyService: tags["z"], Host: tags["h"], IP: tags["i"], Issued: seconds("t"), Expires: seconds("e"),
+		Service: athenzname.Service{Domain: strings.ToLower(tags["d"]), Name: strings.ToLower(tags["n"])},
+		Version: tags["v"], KeyID: tags["k"], KeyService: tags["z"], Host: tags["h"], IP: tags["i"],
+		Issued: seconds("t"), Expires: seconds("e"),
 	}
 	if !ok {
 		return nil, "", nil, badToken(`its "t" or "e" is missing or not a time in seconds`)
@@ -212,9 +222,10 @@ func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte,
 	return t, signed, sig, nil
 }
 
-// ServiceTokenAuthenticator proves a caller by the service token in the header Athenz-Principal-Auth, which comes over TLS or
-// a Unix socket. The Name of the Caller is the principal, and the method "athenz-service-token". An error of keys that wraps
-// [ErrServiceToken] refuses the token; any other says that it cannot be judged now.
+// ServiceTokenAuthenticator proves a caller by the service token in the header Athenz-Principal-Auth, which
+// comes over TLS or a Unix socket. The Name of the Caller is the principal, and the method
+// "athenz-service-token". An error of keys that wraps [ErrServiceToken] refuses the token; any other says that
+// it cannot be judged now.
 func ServiceTokenAuthenticator(keys PublicKeys) authn.Authenticator {
 	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		fields := r.Header.Values(serviceTokenHead)
@@ -222,9 +233,11 @@ func ServiceTokenAuthenticator(keys PublicKeys) authn.Authenticator {
 		case len(fields) == 0:
 			return nil, fmt.Errorf("athenz: service token: %w", authn.ErrNoCredential)
 		case len(fields) > 1:
-			return nil, fmt.Errorf("athenz: service token: %w: the header is there %d times", authn.ErrRefused, len(fields))
+			return nil, fmt.Errorf("athenz: service token: %w: the header is there %d times", authn.ErrRefused,
+				len(fields))
 		case !bearer.Confidential(r):
-			return nil, fmt.Errorf("athenz: service token: %w: the connection is neither TLS nor a Unix socket", authn.ErrRefused)
+			return nil, fmt.Errorf("athenz: service token: %w: the connection is neither TLS nor a Unix "+
+				"socket", authn.ErrRefused)
 		}
 		t, err := VerifyServiceToken(r.Context(), fields[0], keys)
 		if errors.Is(err, ErrServiceToken) {

@@ -39,12 +39,13 @@ type signAnswer struct {
 	JWT string `json:"jwt"`
 }
 
-// NewSigningHandler returns a signing service: POST /v1/jwt signs a document for a caller that is proven, such as an agent by
-// [ClientCertificate]. It signs for any pod that the caller names, as its callers are the agents of all nodes. GET /healthz needs
-// no proof. The logger gets what is refused or fails; nil means no logs.
+// NewSigningHandler returns a signing service: POST /v1/jwt signs a document for a caller that is proven, such
+// as an agent by [ClientCertificate]. It signs for any pod that the caller names, as its callers are the agents
+// of all nodes. GET /healthz needs no proof. The logger gets what is refused or fails; nil means no logs.
 func NewSigningHandler(s Signer, callers authn.Authenticator, logger *slog.Logger) (http.Handler, error) {
 	if s == nil || callers == nil {
-		return nil, errors.New("athenz: new signing handler: the signer or the authenticator of the callers is missing")
+		return nil, errors.New("athenz: new signing handler: the signer or the authenticator of the callers is " +
+			"missing")
 	}
 	logger = ratelog.Patient(logger)
 	mux := http.NewServeMux()
@@ -69,7 +70,8 @@ func serveSigning(w http.ResponseWriter, r *http.Request, s Signer, logger *slog
 			return
 		}
 	}
-	logger.LogAttrs(r.Context(), slog.LevelWarn, "identity document not signed", slog.Any("err", err), slog.String("caller", callerName(r)))
+	logger.LogAttrs(r.Context(), slog.LevelWarn, "identity document not signed", slog.Any("err", err),
+		slog.String("caller", callerName(r)))
 	if errors.Is(err, ErrDocument) {
 		http.Error(w, "the subject is incomplete or not valid", http.StatusInternalServerError)
 		return
@@ -87,7 +89,8 @@ func callerName(r *http.Request) string {
 func (in *signRequest) subject() (PodSubject, error) {
 	namespace, pod, _ := strings.Cut(in.Subject.ID, "/")
 	ip, _ := netip.ParseAddr(in.Subject.IP) // of the zero address check says what is wrong
-	s := PodSubject{Namespace: namespace, Pod: pod, Service: athenzname.Service{Domain: in.Subject.Domain, Name: in.Subject.Service}, IP: ip}
+	s := PodSubject{Namespace: namespace, Pod: pod,
+		Service: athenzname.Service{Domain: in.Subject.Domain, Name: in.Subject.Service}, IP: ip}
 	return s, s.check()
 }
 
@@ -105,13 +108,15 @@ type signingClient struct {
 	client http.Client
 }
 
-// NewSigningClient returns a Signer that asks the signing service at an https address, without the path, and waits for 10
-// seconds at most. The client proves this program by its certificate and decides which server is trusted; it is copied, and
-// follows no redirects.
+// NewSigningClient returns a Signer that asks the signing service at an https address, without the path, and
+// waits for 10 seconds at most. The client proves this program by its certificate and decides which server is
+// trusted; it is copied, and follows no redirects.
 func NewSigningClient(address string, client *http.Client) (Signer, error) {
 	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || client == nil {
-		return nil, errors.New("athenz: new signing client: the address has to be an https URL without a query, and the client has to present a certificate")
+	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" ||
+		u.Fragment != "" || client == nil {
+		return nil, errors.New("athenz: new signing client: the address has to be an https URL without a query, " +
+			"and the client has to present a certificate")
 	}
 	c := &signingClient{url: strings.TrimRight(address, "/") + "/v1/jwt", client: *client}
 	c.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

@@ -19,8 +19,8 @@ type PodSubject struct {
 	IP             netip.Addr
 }
 
-// check reports whether each part is there and is what it has to be. A pod that has no address yet gets no document. The
-// error wraps [ErrDocument].
+// check reports whether each part is there and is what it has to be. A pod that has no address yet gets no
+// document. The error wraps [ErrDocument].
 func (s PodSubject) check() error {
 	if err := s.parts(); err != nil {
 		return fmt.Errorf("athenz: pod %.64q in namespace %.64q: %w: %w", s.Pod, s.Namespace, ErrDocument, err)
@@ -43,19 +43,22 @@ func (s PodSubject) parts() error {
 // String returns the subject as a URI: pod:NAMESPACE/POD?d=DOMAIN&n=SERVICE&i=IP. The values are escaped as those of a
 // form: fd00::1 is fd00%3A%3A1.
 func (s PodSubject) String() string {
-	return "pod:" + s.Namespace + "/" + s.Pod + "?d=" + url.QueryEscape(s.Service.Domain) + "&n=" + url.QueryEscape(s.Service.Name) +
+	return "pod:" + s.Namespace + "/" + s.Pod + "?d=" + url.QueryEscape(s.Service.Domain) + "&n=" +
+		url.QueryEscape(s.Service.Name) +
 		"&i=" + url.QueryEscape(s.IP.String())
 }
 
 // maxSubject is more bytes than a subject has whose parts are valid.
 const maxSubject = 2 << 10
 
-// parsePodSubject reads a subject back from the URI that [PodSubject.String] writes; alone it proves nothing. The parameters may
-// be in any order, and others are ignored; one of the three that is there twice is refused. The error wraps [ErrDocument].
+// parsePodSubject reads a subject back from the URI that [PodSubject.String] writes; alone it proves nothing.
+// The parameters may be in any order, and others are ignored; one of the three that is there twice is refused.
+// The error wraps [ErrDocument].
 func parsePodSubject(text string) (PodSubject, error) {
 	s, err := readPodSubject(text)
 	if err != nil {
-		return PodSubject{}, fmt.Errorf("athenz: pod subject %q: %w: %w", token.Clip(text, token.MaxQuoted), ErrDocument, err)
+		return PodSubject{}, fmt.Errorf("athenz: pod subject %q: %w: %w", token.Clip(text, token.MaxQuoted),
+			ErrDocument, err)
 	}
 	return s, nil
 }
@@ -83,6 +86,7 @@ func readPodSubject(text string) (PodSubject, error) {
 	if err != nil {
 		return PodSubject{}, fmt.Errorf("the parameter \"i\" is not an IP address: %.64q", values.Get("i"))
 	}
-	s := PodSubject{Namespace: namespace, Pod: pod, Service: athenzname.Service{Domain: values.Get("d"), Name: values.Get("n")}, IP: ip}
+	s := PodSubject{Namespace: namespace, Pod: pod,
+		Service: athenzname.Service{Domain: values.Get("d"), Name: values.Get("n")}, IP: ip}
 	return s, s.parts()
 }

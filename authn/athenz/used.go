@@ -15,29 +15,33 @@ import (
 )
 
 const (
-	usedMember  = "documents"      // of the data: JSON, from hashes in base64 for URLs to the seconds since 1970 when they are forgotten
+	// of the data: JSON, from hashes in base64 for URLs to the seconds since 1970 when they are forgotten
+	usedMember  = "documents"
 	maxNoted    = 4096             // some 240 KB; a ConfigMap has 1 MiB
 	usedMargin  = time.Minute      // for replicas whose clocks are apart
 	usedTimeout = 10 * time.Second // of the 30 that ZTS waits
 	usedPause   = 50 * time.Millisecond
 )
 
-// usedDocuments is a ConfigMap in which the replicas of a provider note the documents that were used. Each note replaces the
-// version that was read, so that of the replicas that are shown one document at the same time the API server lets one through.
+// usedDocuments is a ConfigMap in which the replicas of a provider note the documents that were used. Each note
+// replaces the version that was read, so that of the replicas that are shown one document at the same time the
+// API server lets one through.
 type usedDocuments struct {
 	api             *kube.Client
 	namespace, name string
 	turn            chan struct{} // replicas race; the requests of one replica need not
 }
 
-// FirstUseInConfigMap returns a [ProviderConfig].FirstUse that all replicas of a provider share. It notes a hash of each document
-// in a ConfigMap, such as athenz/used-documents, until a minute after the document has expired, and 4,096 of them at a time. An
-// operator creates the ConfigMap without data, and lets the provider get and update it. The address and the client are those of
-// [NewAPIServer].
-func FirstUseInConfigMap(address string, client *http.Client, object string) (func(ctx context.Context, document [32]byte, expires time.Time) (bool, error), error) {
+// FirstUseInConfigMap returns a [ProviderConfig].FirstUse that all replicas of a provider share. It notes a
+// hash of each document in a ConfigMap, such as athenz/used-documents, until a minute after the document has
+// expired, and 4,096 of them at a time. An operator creates the ConfigMap without data, and lets the provider
+// get and update it. The address and the client are those of [NewAPIServer].
+func FirstUseInConfigMap(address string, client *http.Client,
+	object string) (func(ctx context.Context, document [32]byte, expires time.Time) (bool, error), error) {
 	namespace, name, _ := strings.Cut(object, "/")
 	if !kube.ValidLabel(namespace) || !kube.ValidName(name) {
-		return nil, fmt.Errorf("athenz: first use: %.300q is not the namespace and the name of a ConfigMap, such as athenz/used-documents", object)
+		return nil, fmt.Errorf("athenz: first use: %.300q is not the namespace and the name of a ConfigMap, "+
+			"such as athenz/used-documents", object)
 	}
 	api, err := kube.New(kube.Options{URL: address, Client: withoutTLS(address, client)})
 	if err != nil {
@@ -46,8 +50,8 @@ func FirstUseInConfigMap(address string, client *http.Client, object string) (fu
 	return (&usedDocuments{api, namespace, name, make(chan struct{}, 1)}).first, nil
 }
 
-// first reports whether a document is used for the first time. After an error it may be noted or not: it counts no more, and
-// another one has to be signed.
+// first reports whether a document is used for the first time. After an error it may be noted or not: it counts
+// no more, and another one has to be signed.
 func (u *usedDocuments) first(ctx context.Context, document [32]byte, expires time.Time) (first bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, usedTimeout)
 	defer cancel()
@@ -90,7 +94,8 @@ func (u *usedDocuments) note(ctx context.Context, document string, expires time.
 		err = json.Unmarshal([]byte(text), &used)
 	}
 	if err != nil || metadata.ResourceVersion == "" || data == nil || used == nil { // of null
-		return false, fmt.Errorf("its member %q was not written by this program: create the ConfigMap anew, without data, when the documents of now have expired", usedMember)
+		return false, fmt.Errorf("its member %q was not written by this program: create the ConfigMap anew, "+
+			"without data, when the documents of now have expired", usedMember)
 	}
 	if _, there := used[document]; there {
 		return false, nil
@@ -102,7 +107,8 @@ func (u *usedDocuments) note(ctx context.Context, document string, expires time.
 		}
 	}
 	if len(used) >= maxNoted {
-		return false, fmt.Errorf("%d documents were used lately, and no more can be noted: shorten the lifetime of documents", maxNoted)
+		return false, fmt.Errorf("%d documents were used lately, and no more can be noted: shorten the lifetime "+
+			"of documents", maxNoted)
 	}
 	used[document] = expires.Add(usedMargin).Unix() + 1 // not before the fraction of a second is over, too
 	text, err := json.Marshal(used)

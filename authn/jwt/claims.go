@@ -29,7 +29,8 @@ func headerFault(s *token.Signed) *token.Error {
 	case s.NotText == "kid":
 		return kind.Refuse("header", "", `"kid" is not a string`)
 	case s.HasType && typ != "jwt" && typ != "jose" && typ != "at+jwt":
-		return kind.Refuse("header", "", `"typ" is %q, and neither JWT nor at+jwt: it is a token of another kind`, token.Clip(s.Type, token.MaxQuoted))
+		return kind.Refuse("header", "", `"typ" is %q, and neither JWT nor at+jwt: it is a token of another kind`,
+			token.Clip(s.Type, token.MaxQuoted))
 	}
 	return nil
 }
@@ -119,8 +120,8 @@ func readActors(r *strictjson.Reader, chain []string) (_ []string, ok bool) {
 	return chain, ok && chain[i] != ""
 }
 
-// readBinding reads the claim "cnf" (RFC 7800): the hash of the client certificate that it names, if it is by that alone (RFC 8705
-// section 3.1), and otherwise "", which no certificate has.
+// readBinding reads the claim "cnf" (RFC 7800): the hash of the client certificate that it names, if it is by
+// that alone (RFC 8705 section 3.1), and otherwise "", which no certificate has.
 func readBinding(r *strictjson.Reader) *string {
 	var hash []byte
 	members := 0
@@ -135,19 +136,23 @@ func readBinding(r *strictjson.Reader) *string {
 	return new(string(hash))
 }
 
-// bindingFault checks that a token which is bound to a certificate comes from its holder: the TLS handshake has proven that the client
-// has the key.
+// bindingFault checks that a token which is bound to a certificate comes from its holder: the TLS handshake has
+// proven that the client has the key.
 func bindingFault(certificate *string, r *http.Request) *token.Error {
 	switch {
 	case certificate == nil:
 		return nil
 	case *certificate == "":
-		return kind.Refuse("binding", "", `"cnf" binds it to a key by another way than "x5t#S256" alone, so that nothing proves its holder here`)
+		return kind.Refuse("binding", "", `"cnf" binds it to a key by another way than "x5t#S256" alone, `+
+			`so that nothing proves its holder here`)
 	case r.TLS == nil || len(r.TLS.PeerCertificates) == 0:
-		return kind.Refuse("binding", "", `it is bound to a client certificate ("cnf"), and the client has presented none on this connection`)
+		return kind.Refuse("binding", "", `it is bound to a client certificate ("cnf"), `+
+			`and the client has presented none on this connection`)
 	}
-	if sum := sha256.Sum256(r.TLS.PeerCertificates[0].Raw); base64.RawURLEncoding.EncodeToString(sum[:]) != *certificate {
-		return kind.Refuse("binding", "", `it is bound to another client certificate than the client has presented ("cnf"); a client whose certificate was renewed fetches a new token`)
+	sum := sha256.Sum256(r.TLS.PeerCertificates[0].Raw)
+	if base64.RawURLEncoding.EncodeToString(sum[:]) != *certificate {
+		return kind.Refuse("binding", "", `it is bound to another client certificate than the client has presented `+
+			`("cnf"); a client whose certificate was renewed fetches a new token`)
 	}
 	return nil
 }
@@ -165,7 +170,8 @@ func (a *Authenticator) claimsFault(c *claims, now time.Time) *token.Error {
 	case c.notBefore.Present && latest.Before(c.notBefore.At):
 		return kind.Refuse("not yet valid", "", "it begins at %s", token.Stamp(c.notBefore.At))
 	case c.issuedAt.Present && latest.Before(c.issuedAt.At):
-		return kind.Refuse("not yet valid", "", "it was issued at %s, which is in the future; compare the clocks", token.Stamp(c.issuedAt.At))
+		return kind.Refuse("not yet valid", "", "it was issued at %s, which is in the future; compare the "+
+			"clocks", token.Stamp(c.issuedAt.At))
 	case c.subject == "":
 		return kind.Refuse("subject", "", `"sub" is missing or empty`)
 	}

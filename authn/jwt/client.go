@@ -20,27 +20,30 @@ import (
 
 // ClientOptions configure [Client], which copies them. Issuer, Bundles and Clients are required.
 type ClientOptions struct {
-	// Issuer is the authorization server as its metadata name it (RFC 8414): the one audience that an assertion may have.
+	// Issuer is the authorization server as its metadata name it (RFC 8414): the one audience that an assertion
+	// may have.
 	Issuer string
 
 	// Bundles has the keys of the trust domains that clients are in, such as a *federation.Manager.
 	Bundles spiffe.BundleSource
 
-	// Clients returns the policy for the SPIFFE IDs of the client with this ID: one ID, or a pattern for many instances. The zero
-	// Policy is that of an unknown client. A client that sends no ID is asked for by its SPIFFE ID. The text comes from the
-	// request: look it up, and do not make a policy from it. It must not block, and be safe for concurrent use.
+	// Clients returns the policy for the SPIFFE IDs of the client with this ID: one ID, or a pattern for many
+	// instances. The zero Policy is that of an unknown client. A client that sends no ID is asked for by its
+	// SPIFFE ID. The text comes from the request: look it up, and do not make a policy from it. It must not
+	// block, and be safe for concurrent use.
 	Clients func(clientID string) spiffe.Policy
 
-	// JWTBearer also accepts the type of RFC 7523 (jwt-bearer) for the same assertions, for clients that know no other.
+	// JWTBearer also accepts the type of RFC 7523 (jwt-bearer) for the same assertions, for clients that know
+	// no other.
 	JWTBearer bool
 
-	// Certificates proves clients that send their ID and no assertion, by their X.509-SVID (RFC 8705 section 2.1): [authn.ClientCertificate]. Nil
-	// means that there are none.
+	// Certificates proves clients that send their ID and no assertion, by their X.509-SVID (RFC 8705 section
+	// 2.1): [authn.ClientCertificate]. Nil means that there are none.
 	Certificates authn.Authenticator
 
-	// Uses is how many times an assertion is accepted; 0 means 100. A client presents its JWT-SVID again until that is
-	// renewed, an agent may give the same one to all instances of a workload on its machine, and a thief can present it as
-	// well. Each process counts for itself.
+	// Uses is how many times an assertion is accepted; 0 means 100. A client presents its JWT-SVID again until
+	// that is renewed, an agent may give the same one to all instances of a workload on its machine, and a
+	// thief can present it as well. Each process counts for itself.
 	Uses int
 
 	// AllowPlaintext is as in [Options].
@@ -50,17 +53,19 @@ type ClientOptions struct {
 // maxAssertion is how far ahead an assertion may end.
 const maxAssertion = time.Hour
 
-// Client returns an [authn.Authenticator] for the clients of an OAuth authorization server: a client without a secret proves
-// itself by a JWT-SVID (the draft OAuth SPIFFE Client Authentication, and RFC 7523 section 3), which ends within an hour, or
-// by its X.509-SVID. The handler has parsed the form of the request, with a bound on its size, as http.Request.ParseForm
-// does. The parameters client_id, client_assertion and client_assertion_type are read in its PostForm, and each counts once
-// (RFC 6749 section 3.2).
+// Client returns an [authn.Authenticator] for the clients of an OAuth authorization server: a client without a
+// secret proves itself by a JWT-SVID (the draft OAuth SPIFFE Client Authentication, and RFC 7523 section 3),
+// which ends within an hour, or by its X.509-SVID. The handler has parsed the form of the request, with a bound
+// on its size, as http.Request.ParseForm does. The parameters client_id, client_assertion and
+// client_assertion_type are read in its PostForm, and each counts once (RFC 6749 section 3.2).
 //
-// The caller has the client ID as its Name, its SPIFFE ID, and the Method "client-assertion" or "client-certificate". An
-// error that wraps [authn.ErrNoCredential] or [authn.ErrRefused] is for the answer invalid_client. Another one says that the
-// question could not be answered now, and has the method Retryable if a client has presented too many assertions.
+// The caller has the client ID as its Name, its SPIFFE ID, and the Method "client-assertion" or
+// "client-certificate". An error that wraps [authn.ErrNoCredential] or [authn.ErrRefused] is for the answer
+// invalid_client. Another one says that the question could not be answered now, and has the method Retryable if
+// a client has presented too many assertions.
 func Client(o ClientOptions) (authn.Authenticator, error) {
-	c := &clients{ClientOptions: o, seen: map[[sha256.Size]byte]*seen{}, shares: limit.NewShares[spiffe.ID](1<<16, 1<<10)}
+	c := &clients{ClientOptions: o, seen: map[[sha256.Size]byte]*seen{},
+		shares: limit.NewShares[spiffe.ID](1<<16, 1<<10)}
 	var err error
 	switch {
 	case o.Issuer == "" || o.Clients == nil:
@@ -119,18 +124,24 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 			return nil, refuse(fmt.Errorf("the parameter %s is there %d times", name, n))
 		}
 	}
-	id, assertion, kind := r.PostForm.Get("client_id"), r.PostForm.Get("client_assertion"), r.PostForm.Get("client_assertion_type")
-	if assertion+kind == "" {
-		return c.certificate(r, id)
-	}
+	id, assertion := r.PostForm.Get("client_id"), r.PostForm.Get("client_assertion")
+	kind := r.PostForm.Get("client_assertion_type")
 	switch {
+	case assertion+kind == "":
+		return c.certificate(r, id)
 	case kind != typeSPIFFE && !(c.JWTBearer && kind == typeBearer):
 		return nil, refuse(fmt.Errorf("the client_assertion_type is %.128q, and has to be %s", kind, typeSPIFFE))
 	case len(r.Header["Authorization"]) > 0 || len(r.PostForm["client_secret"]) > 0:
 		return nil, refuse(errors.New("there is another credential beside the assertion"))
 	case !c.AllowPlaintext && !bearer.Confidential(r):
-		return nil, refuse(errors.New("the connection is not encrypted, so that others can read the assertion; use TLS or a Unix socket"))
+		return nil, refuse(errors.New("the connection is not encrypted, so that others can read the assertion; " +
+			"use TLS or a Unix socket"))
 	}
+	return c.asserted(id, assertion)
+}
+
+// asserted proves a client by its assertion.
+func (c *clients) asserted(id, assertion string) (*authn.Caller, error) {
 	proof, err := c.validator.Validate(assertion)
 	switch now := time.Now(); {
 	case errors.Is(err, jwtsvid.ErrUnavailable):
@@ -138,7 +149,8 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 	case err != nil:
 		return nil, refuse(err)
 	case !slices.Equal(proof.Audience(), []string{c.Issuer}):
-		return nil, refuse(fmt.Errorf("the assertion is for %.256q, and has to be for %.256q alone: %w", proof.Audience(), c.Issuer, jwtsvid.ErrAudience))
+		return nil, refuse(fmt.Errorf("the assertion is for %.256q, and has to be for %.256q alone: %w",
+			proof.Audience(), c.Issuer, jwtsvid.ErrAudience))
 	case proof.Expires().After(now.Add(maxAssertion)):
 		return nil, refuse(fmt.Errorf("the assertion is good until %s, which is more than %v from now",
 			proof.Expires().UTC().Format(time.RFC3339), maxAssertion))
@@ -155,7 +167,8 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 
 // certificate proves a client that sends no assertion.
 func (c *clients) certificate(r *http.Request, id string) (*authn.Caller, error) {
-	if c.Certificates == nil || id == "" || len(r.Header["Authorization"]) > 0 || len(r.PostForm["client_secret"]) > 0 {
+	if c.Certificates == nil || id == "" || len(r.Header["Authorization"]) > 0 ||
+		len(r.PostForm["client_secret"]) > 0 {
 		return nil, fmt.Errorf("there is no client_assertion: %w", authn.ErrNoCredential)
 	}
 	proven, err := c.Certificates.Authenticate(r)
@@ -201,7 +214,8 @@ func (c *clients) use(assertion string, proof *jwtsvid.Verified, now time.Time) 
 		c.seen[key] = s
 	}
 	if s.uses++; s.uses > c.Uses {
-		return refuse(fmt.Errorf("the assertion of %q was presented %d times, and at most %d are accepted; fetch a new one", s.id, s.uses, c.Uses))
+		return refuse(fmt.Errorf("the assertion of %q was presented %d times, and at most %d are accepted; "+
+			"fetch a new one", s.id, s.uses, c.Uses))
 	}
 	return nil
 }

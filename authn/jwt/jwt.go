@@ -1,5 +1,5 @@
-// Package jwt proves callers by signed tokens: JSON Web Tokens of an OpenID Connect issuer, such as the API server of a
-// Kubernetes cluster or a build system, and JWT-SVIDs.
+// Package jwt proves callers by signed tokens: JSON Web Tokens of an OpenID Connect issuer, such as the API
+// server of a Kubernetes cluster or a build system, and JWT-SVIDs.
 //
 // [New] makes an [Authenticator] for the tokens of one issuer, and [SVID] one for JWT-SVIDs. authn.FirstOf
 // asks several, for several issuers:
@@ -26,8 +26,9 @@
 // A header with "crit" is refused, and so is a "typ" other than JWT, JOSE and at+jwt: another kind of token that the
 // issuer signs, such as for a logout, is no proof. Other members of a header are ignored.
 //
-// A token that is bound to a client certificate (the claim "cnf" with "x5t#S256", RFC 8705) counts if the client of the TLS
-// connection has presented that one. One that is bound otherwise is refused, such as by DPoP, and so is each JWT-SVID with "cnf".
+// A token that is bound to a client certificate (the claim "cnf" with "x5t#S256", RFC 8705) counts if the
+// client of the TLS connection has presented that one. One that is bound otherwise is refused, such as by DPoP,
+// and so is each JWT-SVID with "cnf".
 //
 // # Keys
 //
@@ -40,8 +41,8 @@
 // A document has at most 1 MiB, and a key set 256 keys. Keys of other types and for other uses are left out; a set
 // without a usable key is a failure.
 //
-// A verified token is cached while the key set is the same, so that it costs one signature check. Tokens of more than 4 KiB
-// are not cached.
+// A verified token is cached while the key set is the same, so that it costs one signature check. Tokens of
+// more than 4 KiB are not cached.
 //
 // # What it does not do
 //
@@ -92,11 +93,12 @@ type Options struct {
 	// are refused.
 	TrustDomain spiffe.TrustDomain
 
-	// Caller, if set, takes the place of that rule: it returns the ID, Name, DNSNames or Pod of the caller with these
-	// claims, which are verified. The method and the end of the proof are set by this package. It must depend on the
-	// claims alone, as the result is remembered with the token, and be safe for concurrent use. An error refuses the
-	// token, and so does a caller without a name. A Caller also decides which actors may act for a subject, whereas with
-	// TrustDomain a token with an actor (the claim "act" of RFC 8693 section 4.1) is refused.
+	// Caller, if set, takes the place of that rule: it returns the ID, Name, DNSNames or Pod of the caller with
+	// these claims, which are verified. The method and the end of the proof are set by this package. It must
+	// depend on the claims alone, as the result is remembered with the token, and be safe for concurrent use.
+	// An error refuses the token, and so does a caller without a name. A Caller also decides which actors may
+	// act for a subject, whereas with TrustDomain a token with an actor (the claim "act" of RFC 8693 section
+	// 4.1) is refused.
 	Caller func(*Claims) (*authn.Caller, error)
 
 	// AllowPlaintext accepts tokens over connections that are neither TLS nor Unix sockets, too. It is for servers
@@ -114,8 +116,8 @@ type Claims struct {
 	Audiences       []string
 	Expires         time.Time
 
-	// Actors act for the subject: first the present one, then those before it, which are for the record (RFC 8693 section
-	// 4.1). Mostly there are none.
+	// Actors act for the subject: first the present one, then those before it, which are for the record (RFC
+	// 8693 section 4.1). Mostly there are none.
 	Actors []string
 
 	payload []byte
@@ -177,8 +179,8 @@ func (a *Authenticator) set(o *Options) error {
 	case o.Issuer == "":
 		return errors.New("Options.Issuer is empty")
 	case len(o.Audiences) == 0 || slices.Contains(o.Audiences, ""):
-		return errors.New("Options.Audiences is empty, or has an empty one: every token of the issuer would be accepted; " +
-			"name this server as its clients do")
+		return errors.New("Options.Audiences is empty, or has an empty one: every token of the issuer would be " +
+			"accepted; name this server as its clients do")
 	case o.Caller == nil && o.TrustDomain.IsZero():
 		return fmt.Errorf("Options.TrustDomain and Caller are both missing, so that no token would name a caller: %w",
 			spiffe.ErrZero)
@@ -194,7 +196,8 @@ func (a *Authenticator) set(o *Options) error {
 // serviceAccount is the rule for callers that are Kubernetes service accounts.
 func serviceAccount(td spiffe.TrustDomain, c *Claims) (*authn.Caller, error) {
 	if len(c.Actors) > 0 { // which would become the subject
-		return nil, fmt.Errorf("%.256q acts for the subject %.256q (act), and no actor is allowed here", c.Actors[0], c.Subject)
+		return nil, fmt.Errorf("%.256q acts for the subject %.256q (act), and no actor is allowed here",
+			c.Actors[0], c.Subject)
 	}
 	namespace, name, err := kube.ParseUser(c.Subject)
 	if err != nil {
@@ -223,9 +226,10 @@ func (a *Authenticator) Fetch(ctx context.Context) error {
 // Authenticate proves the caller by the token in the authorization header, see [authn.Bearer]. The method of the
 // caller is "jwt", and NotAfter is "exp". The Caller is the same for every request with the same token.
 //
-// The error wraps [authn.ErrNoCredential] if there is no token, or one that is not for this method: no JWT, or one of
-// another issuer. It wraps [authn.ErrRefused] if the token is refused, with jwtsvid.ErrExpired and jwtsvid.ErrAudience
-// for two of the reasons. It wraps neither if the keys of the issuer cannot be fetched: the same token may be good later.
+// The error wraps [authn.ErrNoCredential] if there is no token, or one that is not for this method: no JWT, or
+// one of another issuer. It wraps [authn.ErrRefused] if the token is refused, with jwtsvid.ErrExpired and
+// jwtsvid.ErrAudience for two of the reasons. It wraps neither if the keys of the issuer cannot be fetched: the
+// same token may be good later.
 func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if a.keys == nil {
 		return nil, errNotMade
@@ -254,7 +258,8 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 // recall returns the caller of a token that was verified with the present keys and is in time.
 func (a *Authenticator) recall(r *http.Request, text string, now time.Time) *authn.Caller {
 	k, set, ok := a.memory.Find(text)
-	if !ok || set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) || bindingFault(k.certificate, r) != nil {
+	if !ok || set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) ||
+		bindingFault(k.certificate, r) != nil {
 		return nil
 	}
 	return k.caller
@@ -274,7 +279,8 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 		c, e = readClaims(signed.Payload)
 	}
 	if e == nil && c.issuer != a.issuer { // before anything is done for it
-		return nil, fmt.Errorf("the token is of the issuer %.256q, and not of %.256q: %w", c.issuer, a.issuer, authn.ErrNoCredential)
+		return nil, fmt.Errorf("the token is of the issuer %.256q, and not of %.256q: %w", c.issuer, a.issuer,
+			authn.ErrNoCredential)
 	}
 	if e == nil {
 		e = a.claimsFault(&c, now)

@@ -196,7 +196,8 @@ func (k *keys) get(ctx context.Context, at string) ([]byte, error) {
 	}
 	defer resp.Body.Close() // only read
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET %.256q: the status is %d, not 200; redirects are not followed", at, resp.StatusCode)
+		return nil, fmt.Errorf("GET %.256q: the status is %d, not 200; redirects are not followed", at,
+			resp.StatusCode)
 	}
 	doc, err := jsonapi.Read(resp, maxDocument)
 	if err != nil {
@@ -335,13 +336,15 @@ const unknownKey token.Reason = "unknown key"
 func (s *keySet) verify(t *token.Signed) *token.Error {
 	var fit []crypto.PublicKey
 	for _, k := range s.keys {
-		if (!t.HasKeyID || k.id == t.KeyID) && (k.algorithm == "" || k.algorithm == t.Algorithm.String()) && t.Algorithm.Fits(k.public) {
+		if (!t.HasKeyID || k.id == t.KeyID) && (k.algorithm == "" || k.algorithm == t.Algorithm.String()) &&
+			t.Algorithm.Fits(k.public) {
 			fit = append(fit, k.public)
 		}
 	}
 	switch {
 	case len(fit) == 0 && t.HasKeyID:
-		return kind.Refuse(unknownKey, "", "the issuer has no key %q for %v", token.Clip(t.KeyID, token.MaxQuoted), t.Algorithm)
+		return kind.Refuse(unknownKey, "", "the issuer has no key %q for %v",
+			token.Clip(t.KeyID, token.MaxQuoted), t.Algorithm)
 	case len(fit) == 0:
 		return kind.Refuse(unknownKey, "", "the token names no key, and the issuer has none for %v", t.Algorithm)
 	case len(fit) > maxTrials:

@@ -15,9 +15,9 @@ import (
 // SVID returns an [authn.Authenticator] that proves callers by JWT-SVIDs which v validates and whose IDs the policy
 // allows. The token is in the authorization header, see [authn.Bearer]. The method of the caller is "jwt-svid".
 //
-// Its errors wrap [authn.ErrNoCredential] if there is no token, and [authn.ErrRefused] if it is refused; the cause is an
-// error of package jwtsvid or [spiffe.ErrDenied]. They wrap [jwtsvid.ErrUnavailable] alone if the source of bundles
-// failed.
+// Its errors wrap [authn.ErrNoCredential] if there is no token, and [authn.ErrRefused] if it is refused; the
+// cause is an error of package jwtsvid or [spiffe.ErrDenied]. They wrap [jwtsvid.ErrUnavailable] alone if the
+// source of bundles failed.
 func SVID(v *jwtsvid.Validator, allow spiffe.PolicySource) (authn.Authenticator, error) {
 	if v == nil {
 		return nil, errors.New("authn/jwt: no jwtsvid.Validator")
@@ -31,7 +31,8 @@ func SVID(v *jwtsvid.Validator, allow spiffe.PolicySource) (authn.Authenticator,
 type svids struct {
 	validator *jwtsvid.Validator
 	allow     spiffe.PolicySource
-	memory    *verifycache.Table[*jwtsvid.Verified, *authn.Caller] // the validator returns one proof while its token counts
+	// the validator returns one proof while its token counts
+	memory *verifycache.Table[*jwtsvid.Verified, *authn.Caller]
 }
 
 // Authenticate implements [authn.Authenticator].

@@ -39,15 +39,18 @@ func (s *status) account(token string, wanted []string) (*spiffe.Pod, error) {
 		return nil, fmt.Errorf("%w: the API server says: %s", ErrInvalidToken, bearer.Redact(s.Error, token))
 	case !s.Authenticated:
 		return nil, fmt.Errorf("%w: the API server does not know it", ErrNotAuthenticated)
-	case len(wanted) > 0 && !slices.ContainsFunc(s.Audiences, func(a string) bool { return slices.Contains(wanted, a) }):
-		return nil, fmt.Errorf("%w: the API server does not confirm any of the audiences %.256q", ErrNotAuthenticated, wanted)
+	case len(wanted) > 0 && !slices.ContainsFunc(s.Audiences,
+		func(a string) bool { return slices.Contains(wanted, a) }):
+		return nil, fmt.Errorf("%w: the API server does not confirm any of the audiences %.256q",
+			ErrNotAuthenticated, wanted)
 	}
 	namespace, name, err := k8s.ParseUser(s.User.Username)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidToken, err)
 	}
 	if !slices.Contains(s.User.Groups, accountsGroup) {
-		return nil, fmt.Errorf("%w: the user %q is not in the group %s", ErrInvalidToken, s.User.Username, accountsGroup)
+		return nil, fmt.Errorf("%w: the user %q is not in the group %s", ErrInvalidToken, s.User.Username,
+			accountsGroup)
 	}
 	p := &spiffe.Pod{
 		Namespace: namespace, ServiceAccount: name, ServiceAccountUID: s.User.UID,

@@ -88,7 +88,8 @@ func (a *tokenReviewer) check() error {
 	case a.domain.IsZero():
 		return fmt.Errorf("TokenReviewOptions.TrustDomain: %w", spiffe.ErrZero)
 	case len(a.audiences) == 0 || slices.Contains(a.audiences, ""):
-		return errors.New("TokenReviewOptions.Audiences is empty, or has an empty one: every token of the cluster would be accepted; nil means istio-ca")
+		return errors.New("TokenReviewOptions.Audiences is empty, or has an empty one: every token of the " +
+			"cluster would be accepted; nil means istio-ca")
 	}
 	for id, r := range a.remotes {
 		switch {

@@ -26,20 +26,21 @@
 //
 // # Limits
 //
-// Before the review of its token a caller has proven nothing, so the work that it can cause is bounded: at most 64 reviews
-// at a time, with 1,000 requests that wait, and 500 in a second. One peer has at most half of these in a second, and 256
-// running or waiting. A peer is the address of a TLS connection, or a user of this machine. After 64 refused tokens a peer
-// gets one review a second, and its other tokens are refused without a review. A request that is given up during its review
-// counts as refused. Good tokens do not count, so an address that stands for many callers is not held back unless one of
-// them sends bad tokens all the time. Behind a proxy that ends TLS all requests have the address of the proxy: they are one
-// peer, whose refused and waiting requests are not counted.
+// Before the review of its token a caller has proven nothing, so the work that it can cause is bounded: at most
+// 64 reviews at a time, with 1,000 requests that wait, and 500 in a second. One peer has at most half of these
+// in a second, and 256 running or waiting. A peer is the address of a TLS connection, or a user of this
+// machine. After 64 refused tokens a peer gets one review a second, and its other tokens are refused without a
+// review. A request that is given up during its review counts as refused. Good tokens do not count, so an
+// address that stands for many callers is not held back unless one of them sends bad tokens all the time.
+// Behind a proxy that ends TLS all requests have the address of the proxy: they are one peer, whose refused and
+// waiting requests are not counted.
 //
-// A token is refused without a review if its own claims, which are not proven, rule it out: it ended more than 5 minutes
-// ago, or it is for other audiences. A token without these claims, such as one from a Secret, is reviewed, and so is one
-// that is no JWT, because a webhook of the API server may know it.
+// A token is refused without a review if its own claims, which are not proven, rule it out: it ended more than
+// 5 minutes ago, or it is for other audiences. A token without these claims, such as one from a Secret, is
+// reviewed, and so is one that is no JWT, because a webhook of the API server may know it.
 //
-// A request that a limit refuses gets an error that wraps [ErrReviewFailed] and has a method Retryable, which says when to
-// come back.
+// A request that a limit refuses gets an error that wraps [ErrReviewFailed] and has a method Retryable, which
+// says when to come back.
 //
 // # Rights
 //
@@ -133,15 +134,15 @@ func NewReviewer(opts *ReviewerOptions) (*Reviewer, error) {
 	return &Reviewer{api: api, anyAudience: o.AnyAudience, limits: newLimits()}, nil
 }
 
-// Close closes the connections to the API server that the Reviewer has made; those of ReviewerOptions.HTTPClient are up to its
-// owner. A Reviewer may be used after it. The error is always nil.
+// Close closes the connections to the API server that the Reviewer has made; those of
+// ReviewerOptions.HTTPClient are up to its owner. A Reviewer may be used after it. The error is always nil.
 func (r *Reviewer) Close() error { return r.api.Close() }
 
-// Review asks the API server for the account of a token, which must be good for one of the audiences; at least one is
-// required. A line break at the end of the token, as in a file, is removed. The Pod has the namespace, the name and the UID
-// of the service account, and the name, the UID and the node of the pod that the token is bound to, as far as the API
-// server says; the caller may change it. The error wraps [ErrNotAuthenticated], [ErrInvalidToken] or [ErrReviewFailed], and
-// with the last one the cause, such as that of ctx's end.
+// Review asks the API server for the account of a token, which must be good for one of the audiences; at least
+// one is required. A line break at the end of the token, as in a file, is removed. The Pod has the namespace,
+// the name and the UID of the service account, and the name, the UID and the node of the pod that the token is
+// bound to, as far as the API server says; the caller may change it. The error wraps [ErrNotAuthenticated],
+// [ErrInvalidToken] or [ErrReviewFailed], and with the last one the cause, such as that of ctx's end.
 func (r *Reviewer) Review(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 	pod, _, err := r.review(ctx, strings.TrimRight(token, "\r\n"), audiences)
 	if err != nil {
@@ -179,9 +180,9 @@ func (r *Reviewer) judge(ctx context.Context, token string, audiences []string) 
 	return s.account(token, wanted)
 }
 
-// ruleOut refuses a token by its unproven claims, which it returns, if the API server would refuse it, too, or could not
-// see its holder. The API server judges claims that cannot be read, and tokens that are no JWT, because a webhook of it may
-// know them.
+// ruleOut refuses a token by its unproven claims, which it returns, if the API server would refuse it, too, or
+// could not see its holder. The API server judges claims that cannot be read, and tokens that are no JWT,
+// because a webhook of it may know them.
 func (r *Reviewer) ruleOut(token string, audiences []string) (jws.Claims, error) {
 	fail := func(kind error, format string, args ...any) (jws.Claims, error) {
 		return jws.Claims{}, fmt.Errorf("%w: "+format, append([]any{kind}, args...)...)
@@ -204,7 +205,8 @@ func (r *Reviewer) ruleOut(token string, audiences []string) (jws.Claims, error)
 	case !c.Expires.IsZero() && time.Now().Round(0).After(c.Expires.Add(clockLeeway)):
 		return fail(ErrInvalidToken, "it has expired: it ended at %s", c.Expires.UTC().Format(time.RFC3339))
 	case len(c.Audience) > 0 && !r.anyAudience && !slices.ContainsFunc(c.Audience, wanted):
-		return fail(ErrInvalidToken, "it is for the audiences %.256q, and not for one of %.256q", c.Audience, audiences)
+		return fail(ErrInvalidToken, "it is for the audiences %.256q, and not for one of %.256q", c.Audience,
+			audiences)
 	}
 	return c, nil
 }
@@ -228,8 +230,8 @@ const (
 // maxValues is how many values the answer to a review may have. Of a user in many groups it has hundreds.
 const maxValues = 10_000
 
-// reviewed is an answer. Its number of values is bounded, because a million values of a byte or two, which fit into 4 MiB,
-// would take many times that in memory.
+// reviewed is an answer. Its number of values is bounded, because a million values of a byte or two, which fit
+// into 4 MiB, would take many times that in memory.
 type reviewed struct{ tokenReview }
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -257,7 +259,8 @@ func (r *Reviewer) ask(ctx context.Context, token string, audiences []string) (*
 	return &answer.Status, nil
 }
 
-const reviewRemedy = "bind the ClusterRole system:auth-delegator, or one that may create tokenreviews in the group authentication.k8s.io, to the service account of this program"
+const reviewRemedy = "bind the ClusterRole system:auth-delegator, or one that may create tokenreviews in the " +
+	"group authentication.k8s.io, to the service account of this program"
 
 // Check asks the API server whether this program may ask for reviews, so that a program finds out when it
 // starts and not from its first caller. If not, the error says which role to bind to which account.

@@ -44,8 +44,8 @@ func newLimiter(callerRate float64, callerBurst int) *limit.Limiter {
 	})
 }
 
-// do calls review within the total limits, and within those of the peer in ctx if there is one. The error of a limit wraps
-// [ErrReviewFailed], and says when to come back. ctx is the caller's context with less time.
+// do calls review within the total limits, and within those of the peer in ctx if there is one. The error of a
+// limit wraps [ErrReviewFailed], and says when to come back. ctx is the caller's context with less time.
 func (l *limits) do(ctx, caller context.Context, review func() (*spiffe.Pod, error)) (*spiffe.Pod, error) {
 	from := peerkey.FromContext(ctx)
 	if from != "" {

@@ -53,9 +53,9 @@ type NodeAuthorizerOptions struct {
 // This program must be allowed to get and list pods of all namespaces that are served; see
 // [NodeAuthorizer.Check].
 //
-// It reads from the API server 64 times at once, and 500 times a second, at most. For one caller's pod it reads 50 times
-// a second after 500 at once, so that one proxy with many requests delays no other. A request beyond these limits gets an
-// error with a method Retryable, which says when to come back.
+// It reads from the API server 64 times at once, and 500 times a second, at most. For one caller's pod it reads
+// 50 times a second after 500 at once, so that one proxy with many requests delays no other. A request beyond
+// these limits gets an error with a method Retryable, which says when to come back.
 type NodeAuthorizer struct {
 	api     *k8s.Client
 	trusted map[string]bool // NAMESPACE/NAME
@@ -112,12 +112,13 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 //  7. on the node of that pod runs a pod with the service account that id names. A pod that has failed
 //     does not count; one that has succeeded and is still there does, as for Istio.
 //
-// The caller's pod is looked up each time; calls that wait at the same time share one answer. A pod found for 7 counts for
-// five seconds more. A pod that was
-// not found is looked up again at the next call, so that a pod that has just started is found.
+// The caller's pod is looked up each time; calls that wait at the same time share one answer. A pod found for 7
+// counts for five seconds more. A pod that was not found is looked up again at the next call, so that a pod
+// that has just started is found.
 //
-// The error wraps [ErrDenied] if one of them does not hold; any other error means that the question could
-// not be answered, and has a method Retryable. Its text has the reason, which is for the server's log and not for the caller.
+// The error wraps [ErrDenied] if one of them does not hold; any other error means that the question could not
+// be answered, and has a method Retryable. Its text has the reason, which is for the server's log and not for
+// the caller.
 func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id spiffe.ID) error {
 	err := n.authorize(ctx, caller, id)
 	if err == nil {
@@ -223,9 +224,11 @@ func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *spiffe.Pod) (string
 	case p.Metadata.Name != caller.Name || p.Metadata.Namespace != caller.Namespace:
 		return "", errors.New("find the pod of the caller: the API server answered with another object")
 	case p.Metadata.UID != caller.UID:
-		return "", denied("the pod %s/%s is not the one that the token was issued for: its UID differs", caller.Namespace, caller.Name)
+		return "", denied("the pod %s/%s is not the one that the token was issued for: its UID differs",
+			caller.Namespace, caller.Name)
 	case p.Spec.ServiceAccountName != caller.ServiceAccount:
-		return "", denied("the pod %s/%s has the service account %.300q", caller.Namespace, caller.Name, p.Spec.ServiceAccountName)
+		return "", denied("the pod %s/%s has the service account %.300q", caller.Namespace, caller.Name,
+			p.Spec.ServiceAccountName)
 	case !k8s.ValidName(p.Spec.NodeName):
 		return "", denied("the pod %s/%s is not on a node", caller.Namespace, caller.Name)
 	}
@@ -236,8 +239,8 @@ func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *spiffe.Pod) (string
 // place is a namespace of a node, or the UID of a caller's pod and no namespace.
 type place struct{ node, namespace string }
 
-// running is which service accounts have pods in a place, or where a caller's pod is. The goroutine that has sent to turn,
-// whose capacity is one, may use the other fields.
+// running is which service accounts have pods in a place, or where a caller's pod is. The goroutine that has
+// sent to turn, whose capacity is one, may use the other fields.
 type running struct {
 	turn     chan struct{}
 	asked    time.Time // when the last answer was asked for
@@ -277,7 +280,8 @@ func (n *NodeAuthorizer) find(ctx context.Context, caller string, at place, acco
 		r.asked, r.accounts = asked, accounts
 	}
 	if !r.accounts[account] {
-		return denied("no pod with the service account %s/%s is on the caller's node %s", at.namespace, account, at.node)
+		return denied("no pod with the service account %s/%s is on the caller's node %s", at.namespace,
+			account, at.node)
 	}
 	return nil
 }
@@ -316,7 +320,8 @@ func (n *NodeAuthorizer) list(ctx context.Context, caller string, at place) (map
 			} `json:"metadata"`
 			Items []pod `json:"items"`
 		}
-		if err := n.read(ctx, caller, k8s.Path("api", "v1", "namespaces", at.namespace, "pods"), query, &page); err != nil {
+		path := k8s.Path("api", "v1", "namespaces", at.namespace, "pods")
+		if err := n.read(ctx, caller, path, query, &page); err != nil {
 			return nil, err
 		}
 		if page.Kind != "PodList" {
@@ -361,5 +366,6 @@ func (n *NodeAuthorizer) Check(ctx context.Context) error {
 
 func (n *NodeAuthorizer) check(ctx context.Context) error {
 	return checkAccess(ctx, n.api, podsRemedy,
-		k8s.Access{Version: "v1", Resource: "pods", Verb: "get"}, k8s.Access{Version: "v1", Resource: "pods", Verb: "list"})
+		k8s.Access{Version: "v1", Resource: "pods", Verb: "get"},
+		k8s.Access{Version: "v1", Resource: "pods", Verb: "list"})
 }

@@ -32,43 +32,45 @@ type ClientOptions struct {
 	// URL is the token endpoint: https, or http on loopback. It may have a query.
 	URL string
 
-	// HTTPClient sends the requests. It is copied; the copy follows no redirects and keeps no cookies. Nil means one that
-	// trusts the roots of the host and uses the proxy of the environment, as net/http does.
+	// HTTPClient sends the requests. It is copied; the copy follows no redirects and keeps no cookies. Nil
+	// means one that trusts the roots of the host and uses the proxy of the environment, as net/http does.
 	HTTPClient *http.Client
 
-	// Audience, Resource and Scope are parameters of RFC 8693 section 2.1. Empty ones are not sent. What a server calls
-	// the audience is for most of them the Resource (RFC 8707) or the Scope.
+	// Audience, Resource and Scope are parameters of RFC 8693 section 2.1. Empty ones are not sent. What a
+	// server calls the audience is for most of them the Resource (RFC 8707) or the Scope.
 	//
 	// A JWT that is given for an Audience has to be for that, or for the Resource beside it. A Resource alone is not
 	// compared, as a server may have another name for it (RFC 8707 section 2).
 	Audience, Resource, Scope string
 
-	// ClientAssertion authenticates this program without a secret, by JWT-SVIDs: [SVID] for the audience Issuer, or a
-	// [File] of such. Issuer is the authorization server as it names itself, and a token that is not for it alone is not
-	// sent. The type is that of the draft OAuth SPIFFE Client Authentication (jwt-spiffe), or with JWTBearer that of
-	// RFC 7523 section 2.2. A ClientID is sent beside it. A server can accept an assertion once only, as Keycloak does for
-	// JWTBearer: then fetch them from a *workloadapi.Source, which gives a new one for each call, and not from a cache.
+	// ClientAssertion authenticates this program without a secret, by JWT-SVIDs: [SVID] for the audience
+	// Issuer, or a [File] of such. Issuer is the authorization server as it names itself, and a token that is
+	// not for it alone is not sent. The type is that of the draft OAuth SPIFFE Client Authentication
+	// (jwt-spiffe), or with JWTBearer that of RFC 7523 section 2.2. A ClientID is sent beside it. A server can
+	// accept an assertion once only, as Keycloak does for JWTBearer: then fetch them from a
+	// *workloadapi.Source, which gives a new one for each call, and not from a cache.
 	ClientAssertion *Source
 	Issuer          string
 	JWTBearer       bool
 
-	// ClientID without a ClientAssertion is for a server that authenticates this program by the X.509-SVID that the
-	// HTTPClient presents (RFC 8705 section 2.1). The HTTPClient is required then, such as one of package spiffetls. A
-	// server can bind its access tokens to that certificate (section 3). Such tokens end for their receivers at the next
-	// renewal of the SVID; prefer a ClientAssertion there.
+	// ClientID without a ClientAssertion is for a server that authenticates this program by the X.509-SVID that
+	// the HTTPClient presents (RFC 8705 section 2.1). The HTTPClient is required then, such as one of package
+	// spiffetls. A server can bind its access tokens to that certificate (section 3). Such tokens end for their
+	// receivers at the next renewal of the SVID; prefer a ClientAssertion there.
 	ClientID string
 
-	// Logger receives a message about each new token (Debug), and about each fetch that failed while no call waited for
-	// it (Warn). Nil means no logs.
+	// Logger receives a message about each new token (Debug), and about each fetch that failed while no call
+	// waited for it (Warn). Nil means no logs.
 	Logger *slog.Logger
 }
 
-// Exchange returns a Source of the access tokens that a token endpoint gives for the tokens of subject (RFC 8693): JWTs, or
-// access tokens if subject is of Exchange or [ClientCredentials]. Each exchange takes the token that subject has then. A
-// failure of subject is wrapped.
+// Exchange returns a Source of the access tokens that a token endpoint gives for the tokens of subject (RFC
+// 8693): JWTs, or access tokens if subject is of Exchange or [ClientCredentials]. Each exchange takes the token
+// that subject has then. A failure of subject is wrapped.
 func Exchange(subject *Source, o ClientOptions) (*Source, error) {
 	if subject == nil || subject.fetch == nil {
-		return nil, errors.New("tokensource: exchange: the subject is nil or the zero Source; functions such as File make one")
+		return nil, errors.New("tokensource: exchange: the subject is nil or the zero Source; functions such as " +
+			"File make one")
 	}
 	s, err := newClientSource("exchange", o, func(ctx context.Context, r *request, form url.Values) error {
 		text, err := r.secret(ctx, subject)
@@ -91,8 +93,8 @@ func Exchange(subject *Source, o ClientOptions) (*Source, error) {
 // section 4.4), which proves who it is by a ClientAssertion, or with a ClientID by the certificate of the HTTPClient.
 func ClientCredentials(o ClientOptions) (*Source, error) {
 	if o.ClientAssertion == nil && o.ClientID == "" {
-		return nil, errors.New("tokensource: client credentials: nothing authenticates this program: set ClientAssertion, " +
-			"or ClientID with an HTTPClient that presents a certificate")
+		return nil, errors.New("tokensource: client credentials: nothing authenticates this program: set " +
+			"ClientAssertion, or ClientID with an HTTPClient that presents a certificate")
 	}
 	s, err := newClientSource("client credentials", o, func(_ context.Context, _ *request, form url.Values) error {
 		form.Set("grant_type", "client_credentials")
@@ -105,7 +107,8 @@ func ClientCredentials(o ClientOptions) (*Source, error) {
 }
 
 // newClientSource returns a Source of access tokens; grant adds what is the grant's own to the form.
-func newClientSource(what string, o ClientOptions, grant func(context.Context, *request, url.Values) error) (*Source, error) {
+func newClientSource(what string, o ClientOptions,
+	grant func(context.Context, *request, url.Values) error) (*Source, error) {
 	u, err := checkURL(o.URL, netip.Addr.IsLoopback)
 	switch {
 	case o.URL == "":
@@ -113,7 +116,8 @@ func newClientSource(what string, o ClientOptions, grant func(context.Context, *
 	case err != nil:
 		return nil, err
 	case (o.ClientAssertion == nil) != (o.Issuer == "") || o.JWTBearer && o.ClientAssertion == nil:
-		return nil, errors.New("ClientAssertion and Issuer belong together, and JWTBearer to them: the assertion is for the issuer alone")
+		return nil, errors.New("ClientAssertion and Issuer belong together, and JWTBearer to them: the " +
+			"assertion is for the issuer alone")
 	case o.ClientAssertion != nil && o.ClientAssertion.fetch == nil:
 		return nil, errors.New("the ClientAssertion is the zero Source; functions such as SVID make one")
 	case o.ClientID != "" && o.ClientAssertion == nil && o.HTTPClient == nil:
@@ -144,8 +148,8 @@ func newClientSource(what string, o ClientOptions, grant func(context.Context, *
 		asked := func(a string) bool { return a == o.Audience || a == o.Resource && o.Resource != "" }
 		claims, isJWT := jws.ReadClaims(got.text)
 		if isJWT && o.Audience != "" && !slices.ContainsFunc(claims.Audience, asked) {
-			return token{}, fmt.Errorf("the token is for %.256q, and %.256q was asked for; see what the server permits this client",
-				claims.Audience, o.Audience)
+			return token{}, fmt.Errorf("the token is for %.256q, and %.256q was asked for; see what the server "+
+				"permits this client", claims.Audience, o.Audience)
 		}
 		return got, err
 	}
@@ -157,7 +161,8 @@ func newClientSource(what string, o ClientOptions, grant func(context.Context, *
 // form returns what the two grants have in common: what is asked for, and the credential of the client.
 func (o *ClientOptions) form(ctx context.Context, r *request) (url.Values, error) {
 	form := make(url.Values)
-	for name, value := range map[string]string{"audience": o.Audience, "resource": o.Resource, "scope": o.Scope, "client_id": o.ClientID} {
+	for name, value := range map[string]string{"audience": o.Audience, "resource": o.Resource,
+		"scope": o.Scope, "client_id": o.ClientID} {
 		if value != "" {
 			form.Set(name, value)
 		}
@@ -170,7 +175,8 @@ func (o *ClientOptions) form(ctx context.Context, r *request) (url.Values, error
 		return nil, err
 	}
 	if claims, _ := jws.ReadClaims(text); !slices.Equal(claims.Audience, []string{o.Issuer}) {
-		return nil, fmt.Errorf("the assertion is for %.256q, and has to be for the issuer %.256q alone", claims.Audience, o.Issuer)
+		return nil, fmt.Errorf("the assertion is for %.256q, and has to be for the issuer %.256q alone",
+			claims.Audience, o.Issuer)
 	}
 	form.Set("client_assertion", text)
 	form.Set("client_assertion_type", assertionSPIFFE)
@@ -189,8 +195,8 @@ func (r *request) secret(ctx context.Context, s *Source) (string, error) {
 	return text, err
 }
 
-// parseAccessToken reads the answer of a token endpoint (RFC 6749 section 5.1). Some servers write the number of seconds as
-// a text. The request was sent after start. The errors quote nothing.
+// parseAccessToken reads the answer of a token endpoint (RFC 6749 section 5.1). Some servers write the number
+// of seconds as a text. The request was sent after start. The errors quote nothing.
 func parseAccessToken(data []byte, start time.Time) (token, error) {
 	var answer struct {
 		Token   string      `json:"access_token"`

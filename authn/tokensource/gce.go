@@ -15,22 +15,24 @@ import (
 
 // GCEOptions are the choices of [GCE] that have a default.
 type GCEOptions struct {
-	// URL is where the metadata server is, or a proxy of it; empty means http://169.254.169.254. With http, its host must
-	// be localhost or an IP address that is loopback, link-local or fd20:ce::254.
+	// URL is where the metadata server is, or a proxy of it; empty means http://169.254.169.254. With http, its
+	// host must be localhost or an IP address that is loopback, link-local or fd20:ce::254.
 	URL string
 
-	// HTTPClient sends the requests. It is copied; the copy follows no redirects and keeps no cookies. A Transport that
-	// is an *http.Transport with a Proxy is refused. Nil, or a nil Transport, means one that uses no proxy.
+	// HTTPClient sends the requests. It is copied; the copy follows no redirects and keeps no cookies. A
+	// Transport that is an *http.Transport with a Proxy is refused. Nil, or a nil Transport, means one that
+	// uses no proxy.
 	HTTPClient *http.Client
 
 	// Logger is as in [ClientOptions].
 	Logger *slog.Logger
 }
 
-// ofMetadata reports whether a is where a metadata server is asked without TLS: on this machine or its link, or Google's
-// IPv6 address, which is not in the range of link-local ones.
+// ofMetadata reports whether a is where a metadata server is asked without TLS: on this machine or its link, or
+// Google's IPv6 address, which is not in the range of link-local ones.
 func ofMetadata(a netip.Addr) bool {
-	return a.IsLoopback() || a.IsLinkLocalUnicast() || a == netip.AddrFrom16([16]byte{0xfd, 0x20, 0x00, 0xce, 14: 0x02, 15: 0x54})
+	return a.IsLoopback() || a.IsLinkLocalUnicast() ||
+		a == netip.AddrFrom16([16]byte{0xfd, 0x20, 0x00, 0xce, 14: 0x02, 15: 0x54})
 }
 
 // GCE returns a Source of identity tokens of a Google machine, or of the service account that GKE gives a pod: JWTs
@@ -70,7 +72,8 @@ func GCE(audience string, o *GCEOptions) (*Source, error) {
 
 func parseGCE(data []byte, header http.Header, audience string) (token, error) {
 	if header.Get("Metadata-Flavor") != "Google" {
-		return token{}, errors.New("the answer is without the header Metadata-Flavor: Google, so it is not from Google's metadata server")
+		return token{}, errors.New("the answer is without the header Metadata-Flavor: Google, so it is not from " +
+			"Google's metadata server")
 	}
 	return newToken(strings.TrimSpace(string(data)), time.Time{}, audience)
 }

@@ -24,16 +24,18 @@ const maxAnswer = 64 << 10 // bytes, also of headers and of files
 
 // StatusError is the answer of a metadata server, a token endpoint or an API server that refused.
 type StatusError struct {
-	StatusCode int    // of HTTP
-	Code       string // "error" of RFC 6749 section 5.2, such as "invalid_grant", or the reason of Kubernetes; may be empty
-	Message    string // for people: one line of at most about 500 bytes, without parts of tokens; may be empty
+	StatusCode int // of HTTP
+	// "error" of RFC 6749 section 5.2, such as "invalid_grant", or the reason of Kubernetes; may be empty
+	Code    string
+	Message string // for people: one line of at most about 500 bytes, without parts of tokens; may be empty
 
 	// RetryAfter is how long the server asked its clients to wait; 0 means that it did not. It is at most an hour.
 	RetryAfter time.Duration
 }
 
 func (e *StatusError) Error() string {
-	parts := []string{strings.TrimSpace(fmt.Sprintf("the server answered %d %s", e.StatusCode, http.StatusText(e.StatusCode))), e.Code, e.Message}
+	status := fmt.Sprintf("the server answered %d %s", e.StatusCode, http.StatusText(e.StatusCode))
+	parts := []string{strings.TrimSpace(status), e.Code, e.Message}
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
 }
 
@@ -44,7 +46,8 @@ var _ retry.Error = (*StatusError)(nil)
 func (e *StatusError) Retryable() (after time.Duration, ok bool) {
 	switch c := e.StatusCode; {
 	case c == http.StatusTooManyRequests,
-		c >= 500 && c != http.StatusNotImplemented && c != http.StatusHTTPVersionNotSupported && c != http.StatusNetworkAuthenticationRequired:
+		c >= 500 && c != http.StatusNotImplemented && c != http.StatusHTTPVersionNotSupported &&
+			c != http.StatusNetworkAuthenticationRequired:
 		return e.RetryAfter, true
 	}
 	return 0, false
@@ -71,13 +74,15 @@ func newClient(c *http.Client, proxies bool) (*http.Client, error) {
 	out.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	switch t, ok := out.Transport.(*http.Transport); {
 	case out.Transport == nil:
-		t = &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: maxAnswer} // a connection would wait for an hour
+		// a connection would wait for an hour
+		t = &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: maxAnswer}
 		if proxies {
 			t.Proxy, t.ForceAttemptHTTP2 = http.ProxyFromEnvironment, true
 		}
 		out.Transport = t
 	case ok && t.Proxy != nil && !proxies:
-		return nil, errors.New("the transport of HTTPClient has a proxy, and a metadata server must be asked directly: set Proxy to nil")
+		return nil, errors.New("the transport of HTTPClient has a proxy, and a metadata server must be asked " +
+			"directly: set Proxy to nil")
 	}
 	return &out, nil
 }
@@ -95,7 +100,8 @@ func checkURL(raw string, plain func(netip.Addr) bool) (*url.URL, error) {
 		return nil, errors.New("URL has to be https://host or http://address")
 	case u.Scheme == "http" && u.Hostname() != "localhost":
 		if a, err := netip.ParseAddr(u.Hostname()); err != nil || !plain(a.Unmap()) {
-			return nil, fmt.Errorf("tokens from http://%s could be read on the way: use https, or an address of this machine", u.Host)
+			return nil, fmt.Errorf("tokens from http://%s could be read on the way: use https, or an address of "+
+				"this machine", u.Host)
 		}
 	}
 	return u, nil
@@ -111,7 +117,8 @@ type request struct {
 
 // send returns the body of an answer with status 200, and its header.
 func (r *request) send(ctx context.Context, c *http.Client) ([]byte, http.Header, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, fmt.Errorf("no answer in %v: %w", requestTimeout, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout,
+		fmt.Errorf("no answer in %v: %w", requestTimeout, context.DeadlineExceeded))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, r.method, r.url, bytes.NewReader(r.body))
 	if err != nil {
@@ -160,6 +167,7 @@ func refusal(status int, data []byte, secrets []string) *StatusError {
 	} else if json.Unmarshal(data, &nested) == nil {
 		e.Code, e.Message = nested.Error.Status, nested.Error.Message
 	}
-	e.Code, e.Message = kube.OneLine(bearer.Redact(e.Code, secrets...), 64), strings.TrimSpace(bearer.Redact(e.Message, secrets...))
+	e.Code = kube.OneLine(bearer.Redact(e.Code, secrets...), 64)
+	e.Message = strings.TrimSpace(bearer.Redact(e.Message, secrets...))
 	return e
 }

@@ -30,8 +30,8 @@ type KubernetesOptions struct {
 	// the API server itself.
 	Audiences []string
 
-	// Lifetime is what is asked for, at least ten minutes; 0 means the API server's default, an hour. The API server may
-	// give another one.
+	// Lifetime is what is asked for, at least ten minutes; 0 means the API server's default, an hour. The API
+	// server may give another one.
 	Lifetime time.Duration
 
 	// Logger is as in [ClientOptions].
@@ -81,15 +81,17 @@ func newKubernetes(o KubernetesOptions) (*Source, error) {
 		return nil, err
 	}
 	path := kube.Path("api", "v1", "namespaces", o.Namespace, "serviceaccounts", o.ServiceAccount, "token")
-	return newSource("Kubernetes, for "+o.Namespace+"/"+o.ServiceAccount, o.Logger, func(ctx context.Context) (token, error) {
-		ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, fmt.Errorf("no answer in %v: %w", requestTimeout, context.DeadlineExceeded))
-		defer cancel()
-		var out tokenRequest
-		if err := api.Create(ctx, path, in, &out); err != nil {
-			return token{}, kubernetesError(err)
-		}
-		return newToken(out.Status.Token, out.Status.Expires, in.Spec.Audiences...)
-	}), nil
+	return newSource("Kubernetes, for "+o.Namespace+"/"+o.ServiceAccount, o.Logger,
+		func(ctx context.Context) (token, error) {
+			ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout,
+				fmt.Errorf("no answer in %v: %w", requestTimeout, context.DeadlineExceeded))
+			defer cancel()
+			var out tokenRequest
+			if err := api.Create(ctx, path, in, &out); err != nil {
+				return token{}, kubernetesError(err)
+			}
+			return newToken(out.Status.Token, out.Status.Expires, in.Spec.Audiences...)
+		}), nil
 }
 
 // kubernetesError makes an error of this package of one of package kube.

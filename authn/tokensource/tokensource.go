@@ -1,5 +1,5 @@
-// Package tokensource obtains the bearer tokens with which a program proves who it is: from a file, from the Kubernetes API,
-// from Google's metadata server, and from the token endpoint of an authorization server.
+// Package tokensource obtains the bearer tokens with which a program proves who it is: from a file, from the
+// Kubernetes API, from Google's metadata server, and from the token endpoint of an authorization server.
 //
 // Every constructor returns a [*Source], whose method value is what the clients of CAs take:
 //
@@ -26,26 +26,26 @@
 // remaining life is over, a little earlier at random, and only when a call needs a token: an idle Source does nothing.
 // Calls get the old token while the new one is on its way. There is one fetch at a time, which all calls share.
 //
-// A fetch is one request, or one for each Source that it needs, with 5 seconds for each; it ends after 30 seconds. When it
-// fails, the old token is returned until it expires, and the next fetch comes after a second or less, growing to 30
-// seconds. Without a valid token, calls return the last failure at once until it is time to try again, after 5 seconds at
-// most. A token without an expiry is fetched again after 5 minutes. The context of a call bounds its own wait; the fetch
-// goes on for the others.
+// A fetch is one request, or one for each Source that it needs, with 5 seconds for each; it ends after 30
+// seconds. When it fails, the old token is returned until it expires, and the next fetch comes after a second
+// or less, growing to 30 seconds. Without a valid token, calls return the last failure at once until it is time
+// to try again, after 5 seconds at most. A token without an expiry is fetched again after 5 minutes. The
+// context of a call bounds its own wait; the fetch goes on for the others.
 //
 // # What it promises
 //
-// Tokens are not printed: not by a Source in any form, and not by errors or logs, even if a server quotes a token that
-// it was sent. Answers are bounded to 64 KiB, those of an API server to 4 MiB, and tokens to 16 KiB. Redirects are not
-// followed. A token that has expired is not returned. A token that was requested for an audience is for that audience, as
-// far as it says; [File] takes any.
+// Tokens are not printed: not by a Source in any form, and not by errors or logs, even if a server quotes a
+// token that it was sent. Answers are bounded to 64 KiB, those of an API server to 4 MiB, and tokens to 16 KiB.
+// Redirects are not followed. A token that has expired is not returned. A token that was requested for an
+// audience is for that audience, as far as it says; [File] takes any.
 //
-// Unencrypted http is for loopback addresses. A metadata server may also use it on link-local addresses, which no router
-// forwards, and is asked without a proxy whatever the environment says.
+// Unencrypted http is for loopback addresses. A metadata server may also use it on link-local addresses, which
+// no router forwards, and is asked without a proxy whatever the environment says.
 //
 // # What it does not do
 //
-// It verifies no signature: the server that the token is for does that. It reads only the expiry and the audiences of a
-// token. JWT-SVIDs come from a SPIFFE agent, by packages workloadapi and jwtsvid.
+// It verifies no signature: the server that the token is for does that. It reads only the expiry and the
+// audiences of a token. JWT-SVIDs come from a SPIFFE agent, by packages workloadapi and jwtsvid.
 package tokensource
 
 import (
@@ -92,9 +92,11 @@ var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Sec
 // noToken is an error for which ErrNoToken holds.
 type noToken struct{ reason error }
 
-func (e *noToken) Error() string        { return "no token: " + e.reason.Error() }
-func (e *noToken) Unwrap() error        { return e.reason }
-func (e *noToken) Is(target error) bool { return target == ErrNoToken || target == fs.ErrNotExist } //nolint:errorlint // themselves
+func (e *noToken) Error() string { return "no token: " + e.reason.Error() }
+func (e *noToken) Unwrap() error { return e.reason }
+
+//nolint:errorlint // themselves
+func (e *noToken) Is(target error) bool { return target == ErrNoToken || target == fs.ErrNotExist }
 
 // Source gives tokens. It is safe for concurrent use. However it is printed, the token does not show.
 type Source struct {
@@ -200,7 +202,8 @@ func (s *Source) failed(err error) error { return fmt.Errorf("tokensource: %s: %
 
 // attempt makes a fetch, and plans the next one.
 func (s *Source) attempt(ctx context.Context, f *flight) {
-	ctx, cancel := context.WithTimeoutCause(ctx, fetchTimeout, fmt.Errorf("no token in %v: %w", fetchTimeout, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(ctx, fetchTimeout,
+		fmt.Errorf("no token in %v: %w", fetchTimeout, context.DeadlineExceeded))
 	defer cancel()
 	got, err := s.fetch(ctx)
 
@@ -232,9 +235,11 @@ func (s *Source) attempt(ctx context.Context, f *flight) {
 
 	switch {
 	case err == nil:
-		s.logger.LogAttrs(ctx, slog.LevelDebug, "tokensource: new token", slog.String("source", s.name), slog.Time("expires", got.expires.UTC()))
+		s.logger.LogAttrs(ctx, slog.LevelDebug, "tokensource: new token", slog.String("source", s.name),
+			slog.Time("expires", got.expires.UTC()))
 	case next.valid(now): // else the calls that wait return the error
-		s.logger.LogAttrs(ctx, slog.LevelWarn, "tokensource: no new token; the old one stays", slog.String("source", s.name),
+		s.logger.LogAttrs(ctx, slog.LevelWarn, "tokensource: no new token; the old one stays",
+			slog.String("source", s.name),
 			slog.Any("err", err), slog.Duration("retry_in", next.wait), slog.Time("expires", next.expires.UTC()))
 	}
 }
@@ -271,16 +276,17 @@ func SVID(source interface {
 
 // newDirect returns a Source that reads a token at each call.
 func newDirect(name string, read func(context.Context) (string, error), audiences ...string) *Source {
-	return &Source{redacted: printed(name), name: name, direct: true, kind: typeJWT, fetch: func(ctx context.Context) (token, error) {
-		if ctx.Err() != nil {
-			return token{}, context.Cause(ctx)
-		}
-		text, err := read(ctx)
-		if err != nil {
-			return token{}, err
-		}
-		return newToken(strings.TrimSpace(text), time.Time{}, audiences...)
-	}}
+	return &Source{redacted: printed(name), name: name, direct: true, kind: typeJWT,
+		fetch: func(ctx context.Context) (token, error) {
+			if ctx.Err() != nil {
+				return token{}, context.Cause(ctx)
+			}
+			text, err := read(ctx)
+			if err != nil {
+				return token{}, err
+			}
+			return newToken(strings.TrimSpace(text), time.Time{}, audiences...)
+		}}
 }
 
 // newToken checks what is to be a token. If it is a JWT, it ends when that says so or at expires, whichever is
@@ -300,7 +306,8 @@ func newToken(text string, expires time.Time, audiences ...string) (token, error
 	}
 	switch {
 	case !expires.IsZero() && !time.Now().Before(expires):
-		return token{}, fmt.Errorf("%w: it ended at %s; have it renewed, or compare the clocks", ErrExpired, expires.UTC().Format(time.RFC3339))
+		return token{}, fmt.Errorf("%w: it ended at %s; have it renewed, or compare the clocks", ErrExpired,
+			expires.UTC().Format(time.RFC3339))
 	case len(audiences) > 0 && !isJWT:
 		return token{}, errors.New("what was given is not a JWT")
 	}

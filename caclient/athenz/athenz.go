@@ -1,7 +1,6 @@
 // Package athenz is a client of ZTS, the certificate authority of Athenz, for one instance of a service.
 //
-// The common name of a certificate is the principal, so package secretcache is told what a certificate of the
-// instance has to be:
+// The common name of a certificate is the principal. [Expectation] tells package secretcache what to expect:
 //
 //	var m *secretcache.Manager
 //	ca, err := athenz.New(athenz.Options{
@@ -24,13 +23,13 @@
 // The first certificate takes attestation data, which the provider of the instance understands: an identity document
 // of package authn/athenz, or a token of the pod's service account. It is the token of the Endpoint.
 //
-// A service whose domain has registered a public key of it proves itself with that key alone, if Options.KeyID is
-// set: as services of Athenz's control plane, and providers, do. No provider vouches for it, and each certificate is
-// for the one key.
+// For later ones the certificate itself is the proof, if Options.Certificate returns it: [CA.Sign] presents it in
+// TLS, and ZTS refreshes the instance. If ZTS refuses that, or the certificate has expired, Sign registers the
+// instance anew, if there is a token.
 //
-// Of other instances after that the certificate itself is the proof, if Options.Certificate returns it: [CA.Sign]
-// presents it in TLS, and ZTS refreshes the instance. If ZTS refuses that, or the certificate has expired, Sign
-// registers the instance anew, if there is a token.
+// With Options.KeyID a service proves itself with a key alone whose public half its domain has registered, as
+// providers and the services of Athenz's control plane do. No provider vouches for it, and each certificate is for
+// that key.
 //
 // ZTS remembers the serial numbers of the last two certificates of an instance, and revokes the instance for good if
 // an older one is presented. So a CA presents the certificate that it received last, or the one that it presented
@@ -45,12 +44,11 @@
 //
 // # What it does not do
 //
-// It makes no attestation data. It deletes no instance: a pod that is killed could not, so nothing may depend on it,
-// and the provider refuses what has gone. It asks for no SSH certificates, and for no tokens but service tokens: a
-// JWT-SVID of ZTS takes a registration for each audience, and an identity document counts once. It asks for no
-// certificates of roles and users: those name what a service may do, or a user, and not the workload. A request names
-// no host, no cloud and no key of a signer, which are for machines and for operators of ZTS. The CA certificates are
-// those of the answers, and no others are fetched.
+// It makes no attestation data. It deletes no instance: a pod that is killed could not either, so that nothing may
+// depend on it, and the provider refuses instances that have gone. It asks for no SSH certificates, for no
+// certificates of roles and users, and for no tokens but service tokens: a JWT-SVID of ZTS takes a registration for
+// each audience, and an identity document counts once. A request names no host, no cloud and no key of a signer. The
+// CA certificates are those of the answers; no others are fetched.
 //
 // Its tests run against a fake of ZTS, written from the public documentation.
 package athenz

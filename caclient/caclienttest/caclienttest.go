@@ -39,7 +39,7 @@ type redacted = redact.Text // an alias, so that the embedded field is not expor
 
 func newFake(f *cafake.Fake) *Fake { return &Fake{f.Text(), f} }
 
-// Deny has every request refused, because the caller may not make it, until Mend.
+// Deny refuses every request, as from a caller that may not make it, until Mend.
 func (f *Fake) Deny() { f.fake.Deny() }
 
 // Hang leaves every request without an answer, until Mend.
@@ -65,8 +65,8 @@ func (f *Fake) Endpoint() caclient.Endpoint { return f.fake.Endpoint() }
 // Linkerd.
 func (f *Fake) Expectation() pki.Expectation { return f.fake.Expectation() }
 
-// Refuse has every request refused as the API says the kind of e, with its RetryAfter and the text of its Err, until
-// Refuse(nil).
+// Refuse refuses every request in the words of the API for the kind of e, with its RetryAfter and the text of its Err,
+// until Refuse(nil).
 func (f *Fake) Refuse(e *caclient.Error) { f.fake.Refuse(e) }
 
 // Signer returns the CA as the servers of package caserver and caclient/local take it, with its faults. An error of

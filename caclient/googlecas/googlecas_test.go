@@ -1,7 +1,6 @@
 package googlecas_test
 
 import (
-	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -10,9 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -21,9 +18,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
 	"github.com/svidkit/svidkit/internal/test/cafake"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -405,68 +400,4 @@ func TestPrinting(t *testing.T) {
 		assert.Contains(t, text, "googlecas.CA(https://privateca.googleapis.com)")
 		assert.NotContains(t, text, secret)
 	}
-}
-
-// An identity over a day: obtained and renewed, while the root changes. Each moment two peers accept each other.
-func TestIdentity(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		away := false
-		var mu sync.Mutex
-		s := &script{answer: func(c call) (int, any) {
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case away:
-				return 503, refusal(503, "UNAVAILABLE", "x")
-			case strings.HasSuffix(c.URL.Path, ":fetchCaCerts"):
-				return 200, caCerts(ca)
-			}
-			return signed(ca, c)
-		}}
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		var managers []*secretcache.Manager
-		for _, path := range []string{"/web", "/db"} {
-			m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org" + path), CA: newCA(t, googlecas.Options{Endpoint: s.endpoint()})})
-			require.NoError(t, err)
-			wg.Go(func() { _ = m.Run(ctx) })
-			managers = append(managers, m)
-		}
-		time.Sleep(time.Second)
-		serials, signers := map[string]bool{}, map[string]bool{}
-		for minute := 0; minute < 24*60; minute += 5 {
-			mu.Lock()
-			switch minute {
-			case 6 * 60:
-				ca.Prepare()
-			case 7 * 60:
-				ca.Rotate()
-			case 10 * 60:
-				ca.DropOldRoots()
-			}
-			away = minute >= 20*60 && minute < 20*60+15
-			mu.Unlock()
-			for i, m := range managers {
-				svid, err := managers[1-i].SVID()
-				require.NoError(t, err)
-				verifier, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil)
-				require.NoError(t, err)
-				_, err = verifier.VerifyChain(svid.Chain(), spiffe.AnyRole)
-				require.NoError(t, err, "minute %d", minute)
-				serials[svid.Leaf().SerialNumber.String()] = true
-				signers[string(svid.Leaf().AuthorityKeyId)] = true
-			}
-			time.Sleep(5 * time.Minute)
-		}
-		assert.Greater(t, len(serials), 60)
-		assert.Len(t, signers, 2)
-		b, err := managers[0].Bundle(domain)
-		require.NoError(t, err)
-		assert.Len(t, b.Contents().X509Authorities, 1)
-		cancel()
-		wg.Wait()
-	})
 }

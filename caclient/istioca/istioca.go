@@ -53,6 +53,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/caclient/internal/carpc"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/redact"
@@ -210,7 +211,7 @@ func (c *CA) sign(
 	c.conn.Begin()
 	response, err := c.rpc.Unary(ctx, method, header, request)
 	if err != nil {
-		return nil, c.conn.CallError(ctx, err, token, missing)
+		return nil, carpc.Error(ctx, c.conn, err, token, missing)
 	}
 	chain, roots, err := readResponse(csr, response)
 	if err == nil {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/cookiejar"
 	"os"
 	"path/filepath"
 	"slices"
@@ -177,53 +176,6 @@ func TestToken(t *testing.T) {
 	assert.NotContains(t, l.String(), token)
 }
 
-// A token is not sent to where a server would like to have it.
-func TestRedirect(t *testing.T) {
-	t.Parallel()
-	var mu sync.Mutex
-	var seen []string
-	note := func(r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		seen = append(seen, r.URL.Path+" "+r.Header.Get("Authorization"))
-	}
-	url, client := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		note(r)
-		http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect) // not even to the same host
-	}))
-	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
-	require.Error(t, err)
-	assert.NotContains(t, err.Error(), token)
-	assert.Equal(t, []string{server.CreateCertificate + " Bearer " + token}, seen)
-	assert.Nil(t, client.CheckRedirect, "the caller's client is not changed")
-}
-
-// What is sent is what Options say: no cookies, though the caller's client keeps some, and no wish for
-// answers that are compressed, which grow when they are read.
-func TestNothingElseIsSent(t *testing.T) {
-	t.Parallel()
-	sent := make(chan http.Header, 2)
-	url, client := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		sent <- r.Header.Clone()
-		http.SetCookie(w, &http.Cookie{Name: "mark", Value: "me"})
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}))
-	jar, err := cookiejar.New(nil)
-	require.NoError(t, err)
-	client.Jar = jar
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}})
-	for range 2 {
-		_, err := c.Sign(t.Context(), freshCSR(t), 0)
-		requireKind(t, err, caclient.ErrUnavailable)
-		h := <-sent
-		assert.Empty(t, h.Values("Cookie"))
-		for _, name := range []string{"Grpc-Accept-Encoding", "Grpc-Encoding"} {
-			assert.NotContains(t, strings.Join(h.Values(name), ","), "gzip", name)
-		}
-	}
-	assert.Same(t, jar, client.Jar, "the caller's client is not changed")
-}
-
 func TestNoSecretIsPrinted(t *testing.T) {
 	t.Parallel()
 	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test", Token: give(token)}, Header: http.Header{"X-Key": {"secret"}}})
@@ -371,29 +323,6 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	assert.Equal(t, 2, handshakes, "and no connection is made without need")
-}
-
-// A context that is done is not a failure of the CA.
-func TestContext(t *testing.T) {
-	t.Parallel()
-	arrived := make(chan struct{}, 1)
-	url, client := listen(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		arrived <- struct{}{}
-		<-r.Context().Done()
-		panic(http.ErrAbortHandler) // an empty answer might come first
-	}))
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client}})
-	cause := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	go func() { <-arrived; cancel(cause) }()
-	_, err := c.Sign(ctx, freshCSR(t), 0)
-	require.ErrorIs(t, err, cause)
-	_, ok := errors.AsType[*caclient.Error](err)
-	assert.False(t, ok)
-	_, err = c.FetchBundles(ctx)
-	require.ErrorIs(t, err, cause)
-	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, Token: func(ctx context.Context) (string, error) { return "", ctx.Err() }}}).Sign(ctx, freshCSR(t), 0)
-	require.ErrorIs(t, err, cause)
 }
 
 // The forms in which CAs have sent chains, and those that none should.

@@ -20,7 +20,6 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -476,36 +475,6 @@ func TestRenewal(t *testing.T) {
 		cancel()
 		wg.Wait()
 	})
-}
-
-// TestRenewalOverTLS is a short-lived certificate on real sockets.
-func TestRenewalOverTLS(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	a := newAuthority(t, ca.Config{DefaultTTL: 4 * time.Second, RefreshHint: time.Second, Rotation: ca.Rotation{Propagation: time.Second}})
-	url, client := listen(t, newServer(t, server.Options{Signer: a}))
-	c, err := caclient.New(newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}}), nil)
-	require.NoError(t, err)
-	m, err := secretcache.New(secretcache.Config{ID: webID, CA: c})
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = m.Run(ctx) })
-	defer wg.Wait()
-	defer cancel()
-	serials := map[string]bool{}
-	for range renew.Follow(ctx, m.Changed, func() *spiffe.Snapshot { snap, _ := m.Snapshot(); return snap }) {
-		svid, err := m.SVID()
-		require.NoError(t, err)
-		v, err := spiffe.NewVerifier(m, spiffe.AllowIDs(webID), nil)
-		require.NoError(t, err)
-		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-		require.NoError(t, err)
-		if serials[svid.Leaf().SerialNumber.String()] = true; len(serials) == 3 {
-			break
-		}
-	}
-	assert.Len(t, serials, 3)
 }
 
 // Without an HTTPClient the roots of the file vouch for the CA itself, as they are at each connection.

@@ -29,7 +29,7 @@
 // The token is read again for each call. It is in the body of the request, as the API has it. No error and no log
 // record contains it.
 //
-// An answer has one certificate for the key of the request, and an expiry in the future that is that of the
+// An answer has one certificate for the key of the request, and an expiry in the future that matches the
 // certificate to the second, give or take one for servers that round.
 //
 // # Retries
@@ -58,6 +58,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/caclient/internal/carpc"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/redact"
@@ -81,7 +82,7 @@ type Options struct {
 	// one that speaks HTTP/2.
 	caclient.Endpoint
 
-	// Mesh says how the names of the mesh are written: that of the certifier, and those that can be asked for.
+	// Mesh gives the name of the certifier, and the form of the names that a workload can ask for.
 	Mesh linkerdname.Mesh
 }
 
@@ -235,7 +236,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	c.conn.Begin()
 	response, err := c.rpc.Unary(ctx, method, nil, request)
 	if err != nil {
-		return nil, c.callError(c.conn.CallError(ctx, err, token, nil), err)
+		return nil, c.callError(carpc.Error(ctx, c.conn, err, token, nil), err)
 	}
 	chain, err := readResponse(response, time.Now())
 	if err == nil {
@@ -265,7 +266,7 @@ func (c *CA) name(csr *pki.CSR) (string, error) {
 
 // callError gives an error the meaning that its code has in this API.
 func (c *CA) callError(failure, cause error) error {
-	e, ok := failure.(*caclient.Error) //nolint:errorlint // it was made by caconn
+	e, ok := failure.(*caclient.Error) //nolint:errorlint // it was made by carpc
 	if !ok {
 		return failure
 	}

@@ -310,33 +310,6 @@ func TestBundles(t *testing.T) {
 	})
 }
 
-// An authority, a client and 20 rotations: every certificate is good when it arrives, even though
-// the client learns of a new root only when it needs it.
-func TestRotationsThroughAClient(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		a := newAuthority(t)
-		inner, err := local.New(a, web)
-		require.NoError(t, err)
-		c, err := caclient.New(inner, nil)
-		require.NoError(t, err)
-		go func() { _ = a.Run(t.Context()) }()
-		csr := newCSR(t, pki.IDSAN(web))
-		for range 20 {
-			_, err := a.Rotate(t.Context())
-			require.NoError(t, err)
-			for range 6 {
-				chain, err := c.Sign(t.Context(), csr, time.Hour)
-				require.NoError(t, err)
-				require.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), a.Bundle(), time.Now()))
-				time.Sleep(5 * time.Minute)
-			}
-		}
-		n, _ := a.Bundle().Sequence()
-		assert.Greater(t, n, uint64(35))
-	})
-}
-
 func ExampleNewFunc() {
 	authority, err := ca.New(ca.Config{TrustDomain: td})
 	if err != nil {

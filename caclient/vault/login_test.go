@@ -19,8 +19,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/secretcache"
-	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -285,58 +283,4 @@ func TestNothingToLogInWith(t *testing.T) {
 		}
 	}
 	assert.Empty(t, s.paths())
-}
-
-// An identity over a day: obtained and renewed, with tokens that end, while the root changes. Each moment two peers accept
-// each other.
-func TestIdentity(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLeases(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		var managers []*secretcache.Manager
-		for _, path := range []string{"/web", "/db"} {
-			m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org" + path), CA: l.client(t)})
-			require.NoError(t, err)
-			wg.Go(func() { _ = m.Run(ctx) })
-			managers = append(managers, m)
-		}
-		time.Sleep(time.Second)
-		serials, signers := map[string]bool{}, map[string]bool{}
-		for minute := 0; minute < 24*60; minute += 5 {
-			switch minute {
-			case 6 * 60:
-				l.ca.Prepare()
-			case 7 * 60:
-				l.ca.Rotate()
-			case 10 * 60:
-				l.ca.DropOldRoots()
-			case 20 * 60:
-				l.broken.Store(true)
-			case 20*60 + 10:
-				l.broken.Store(false)
-			}
-			for i, m := range managers {
-				svid, err := managers[1-i].SVID()
-				require.NoError(t, err)
-				verifier, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil)
-				require.NoError(t, err)
-				_, err = verifier.VerifyChain(svid.Chain(), spiffe.AnyRole)
-				require.NoError(t, err, "minute %d", minute)
-				serials[svid.Leaf().SerialNumber.String()] = true
-				signers[string(svid.Leaf().AuthorityKeyId)] = true
-			}
-			time.Sleep(5 * time.Minute)
-		}
-		assert.Greater(t, len(serials), 60)
-		assert.Len(t, signers, 2)
-		assert.Greater(t, l.logins.Load(), int64(30))
-		b, err := managers[0].Bundle(domain)
-		require.NoError(t, err)
-		assert.Len(t, b.Contents().X509Authorities, 1)
-		cancel()
-		wg.Wait()
-	})
 }

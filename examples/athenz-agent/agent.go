@@ -21,7 +21,8 @@ import (
 
 // serve runs the agent until ctx is done.
 func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Logger) error {
-	if err := s.Need("PROVIDER_SERVICE", "ZTS_ENDPOINT", "SERVER_CA_CERT", "SERVICE_CA_CERT", "SIGNING_ENDPOINT", "CERT_FILE", "KEY_FILE"); err != nil {
+	if err := s.Need("PROVIDER_SERVICE", "ZTS_ENDPOINT", "SERVER_CA_CERT", "SERVICE_CA_CERT", "SIGNING_ENDPOINT",
+		"CERT_FILE", "KEY_FILE"); err != nil {
 		return program.UsageError{Err: err}
 	}
 	readable := func() error {
@@ -40,7 +41,8 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 	if err != nil {
 		return err
 	}
-	socket := &unixsocket.Server{Path: s.Text("AGENT_SOCKET"), DirMode: 0o755, SocketMode: 0o666, Handler: counted, Logger: log}
+	socket := &unixsocket.Server{Path: s.Text("AGENT_SOCKET"), DirMode: 0o755, SocketMode: 0o666, Handler: counted,
+		Logger: log}
 	l, err := s.Listen("HEALTH_ADDR", out)
 	if err != nil {
 		return err
@@ -60,7 +62,8 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 
 func newAgent(s program.Settings, log *slog.Logger) (http.Handler, error) {
 	td, named := s.TrustDomain()
-	node, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: s.Text("SERVICE_CA_CERT"), CertificateFile: s.Text("CERT_FILE"), KeyFile: s.Text("KEY_FILE"), Logger: log})
+	node, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: s.Text("SERVICE_CA_CERT"),
+		CertificateFile: s.Text("CERT_FILE"), KeyFile: s.Text("KEY_FILE"), Logger: log})
 	if err != nil {
 		return nil, err
 	}
@@ -77,9 +80,11 @@ func newAgent(s program.Settings, log *slog.Logger) (http.Handler, error) {
 		return nil, s.Reject("PROVIDER_SERVICE", err)
 	}
 	cfg := nodeagent.Config{
-		Volumes: nodeagent.Volumes(s.Text("VOLUMES_DIR")), Pods: kubelet, Signer: signing, Provider: provider, Suffix: s.Text("DNS_SUFFIX"),
+		Volumes: nodeagent.Volumes(s.Text("VOLUMES_DIR")), Pods: kubelet, Signer: signing, Provider: provider,
+		Suffix: s.Text("DNS_SUFFIX"),
 		ZTS: ztsclient.Options{
-			Endpoint:        caclient.Endpoint{URL: s.Text("ZTS_ENDPOINT"), TrustDomain: td, RootsFile: s.Text("SERVICE_CA_CERT")},
+			Endpoint: caclient.Endpoint{URL: s.Text("ZTS_ENDPOINT"), TrustDomain: td,
+				RootsFile: s.Text("SERVICE_CA_CERT")},
 			ServerRootsFile: s.Text("SERVER_CA_CERT"),
 		},
 		Mapping: s.Mapping(), Logger: log,

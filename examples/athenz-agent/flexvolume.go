@@ -14,8 +14,8 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
-// flexvolume is the driver of FlexVolumes. The kubelet calls it with init, with mount, a path and options in JSON, and with unmount
-// and the path. It answers other calls with "Not supported".
+// flexvolume is the driver of FlexVolumes. The kubelet calls it with init, with mount, a path and options in JSON,
+// and with unmount and the path. It answers other calls with "Not supported".
 func flexvolume(args, environ []string, out io.Writer) error {
 	answer := map[string]any{"status": "Success"}
 	s, err := program.Daemon{Variables: variables}.Read(environ)
@@ -39,8 +39,8 @@ func flexvolume(args, environ []string, out io.Writer) error {
 	return err
 }
 
-// mountVolume notes the pod of a volume, and mounts at a path what the pod sees: its handle, in the file id, and the folder connect
-// with the socket of the agent.
+// mountVolume notes the pod of a volume, and mounts at a path what the pod sees: its handle, in the file id, and the
+// folder connect with the socket of the agent.
 func mountVolume(s program.Settings, path, options string) error {
 	var pod struct {
 		Name      string `json:"kubernetes.io/pod.name"`

@@ -1,5 +1,6 @@
-// Athenz-agent is the identity agent of a Kubernetes node: the pods of the node take their identities of Athenz from it, over a
-// Unix socket. It asks the kubelet what a pod is, has an identity document signed, and registers the pod with ZTS.
+// Athenz-agent is the identity agent of a Kubernetes node: the pods of the node take their identities of Athenz from
+// it, over a Unix socket. It asks the kubelet what a pod is, has an identity document signed, and registers the pod
+// with ZTS.
 //
 // Environment variables configure it, which -help lists; README.md has the others beside it.
 //
@@ -29,6 +30,8 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	if len(args) > 0 && args[0] == "flexvolume" {
 		return flexvolume(args[1:], environ, out)
 	}
-	d := program.Daemon{Name: "athenz-agent", Help: "\nThe driver of FlexVolumes: athenz-agent flexvolume init | mount PATH OPTIONS | unmount PATH\n", Variables: variables, Manifest: manifest, Serve: serve}
+	d := program.Daemon{Name: "athenz-agent",
+		Help:      "\nThe driver of FlexVolumes: athenz-agent flexvolume init | mount PATH OPTIONS | unmount PATH\n",
+		Variables: variables, Manifest: manifest, Serve: serve}
 	return d.Run(ctx, args, environ, out, errOut)
 }

@@ -10,7 +10,8 @@ import (
 func bind(folder, path string) error {
 	err := syscall.Mount(folder, path, "", syscall.MS_BIND, "")
 	if err == nil {
-		err = syscall.Mount("", path, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY|syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, "")
+		err = syscall.Mount("", path, "", syscall.MS_BIND|syscall.MS_REMOUNT|
+			syscall.MS_RDONLY|syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, "")
 	}
 	return os.NewSyscallError("mount "+folder+" at "+path, err)
 }

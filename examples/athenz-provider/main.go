@@ -1,5 +1,5 @@
-// Athenz-provider is the provider that ZTS, Athenz's certificate authority, asks whether a pod of Kubernetes is what its identity
-// document says, and the signing service that signs the documents for the agents of the nodes.
+// Athenz-provider is the provider that ZTS, Athenz's certificate authority, asks whether a pod of Kubernetes is what
+// its identity document says, and the signing service that signs the documents for the agents of the nodes.
 //
 // Environment variables configure it, which -help lists; README.md has the others beside it.
 package main

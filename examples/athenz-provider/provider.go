@@ -81,7 +81,8 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 	return program.Together(ctx, parts...)
 }
 
-func addHealth(s program.Settings, out io.Writer, log *slog.Logger, status []health.Part, parts *[]func(context.Context) error) error {
+func addHealth(s program.Settings, out io.Writer, log *slog.Logger, status []health.Part,
+	parts *[]func(context.Context) error) error {
 	h, err := health.New(status...)
 	if err != nil {
 		return err
@@ -108,7 +109,8 @@ func required(s program.Settings) (roots []string, err error) {
 	case s.Text("SERVICE_KEY_DIR") == "":
 		needed = append(needed, "CERT_FILE", "KEY_FILE")
 	case s.Text("CERT_FILE")+s.Text("KEY_FILE") != "":
-		err = s.Reject("SERVICE_KEY_DIR", errors.New("CERT_FILE or KEY_FILE is set, too: the certificate is from files, or from ZTS"))
+		err = s.Reject("SERVICE_KEY_DIR", errors.New(
+			"CERT_FILE or KEY_FILE is set, too: the certificate is from files, or from ZTS"))
 	default:
 		needed = append(needed, "ZTS_ENDPOINT")
 	}
@@ -120,7 +122,8 @@ func required(s program.Settings) (roots []string, err error) {
 		err = errors.Join(err, s.Need("NODE_NAMES"))
 	}
 	if s.Text("PROVIDER_ADDR") == program.Off && s.Text("SIGNING_ADDR") == program.Off {
-		err = errors.Join(err, s.Reject("PROVIDER_ADDR", errors.New("SIGNING_ADDR is program.Off, too: set one of them to an address")))
+		err = errors.Join(err, s.Reject("PROVIDER_ADDR",
+			errors.New("SIGNING_ADDR is program.Off, too: set one of them to an address")))
 	}
 	return roots, err
 }
@@ -153,14 +156,17 @@ func (k *keys) check() error {
 		return nil // what the nodes present will show it
 	}
 	text, err := k.signer.SignDocument(context.Background(), athenz.PodSubject{
-		Namespace: "default", Pod: "none", Service: athenzname.Service{Domain: "default", Name: "none"}, IP: netip.AddrFrom4([4]byte{192, 0, 2, 1}),
+		Namespace: "default", Pod: "none", Service: athenzname.Service{Domain: "default",
+			Name: "none"}, IP: netip.AddrFrom4([4]byte{192, 0, 2, 1}),
 	})
 	if err != nil {
-		return k.s.Reject("PRIVATE_KEY_DIR", fmt.Errorf("%w; put a key there, and give its public key to the verifiers before", err))
+		return k.s.Reject("PRIVATE_KEY_DIR", fmt.Errorf(
+			"%w; put a key there, and give its public key to the verifiers before", err))
 	}
 	if k.s.Text("PROVIDER_ADDR") != program.Off {
 		if _, err := k.verifier.Verify(text); err != nil {
-			return k.s.Reject("PUBLIC_KEY_DIR", fmt.Errorf("%w; put the public key of each version there, the newest before its private key", err))
+			return k.s.Reject("PUBLIC_KEY_DIR",
+				fmt.Errorf("%w; put the public key of each version there, the newest before its private key", err))
 		}
 	}
 	return nil
@@ -218,22 +224,23 @@ func (r rootsFile) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return program.ReadBundle(td, r.path)
 }
 
-// serverTLS asks for client certificates, which the handler judges, and takes its own anew for each handshake. While it cannot be
-// had, as when files are being replaced, the last one stays until it expires.
+// serverTLS asks for client certificates, which the handler judges, and takes its own anew for each handshake. While
+// it cannot be had, as when files are being replaced, the last one stays until it expires.
 func serverTLS(own certificate) *tls.Config {
 	var mu sync.Mutex
 	last, _ := own() // an error comes again below
-	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		c, err := own()
-		mu.Lock()
-		defer mu.Unlock()
-		if err == nil {
-			last = c
-		} else if last == nil || !time.Now().Before(last.NotAfter()) {
-			return nil, err
-		}
-		return last.TLSCertificate(), nil
-	}}
+	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			c, err := own()
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				last = c
+			} else if last == nil || !time.Now().Before(last.NotAfter()) {
+				return nil, err
+			}
+			return last.TLSCertificate(), nil
+		}}
 }
 
 // certificate returns the program's own.
@@ -242,15 +249,18 @@ type certificate func() (*pki.Credential, error)
 // readPair reads CERT_FILE and KEY_FILE.
 func readPair(s program.Settings) (*pki.Credential, error) {
 	c, err := s.Pair()
-	if err == nil && s.Text("PROVIDER_ADDR") != program.Off && c.Leaf().Subject.CommonName != s.Text("PROVIDER_SERVICE") {
-		return nil, s.Reject("CERT_FILE", fmt.Errorf("the common name is %.200q; ZTS asks for that of the provider: set it to the certificate of %s",
+	if err == nil && s.Text("PROVIDER_ADDR") != program.Off &&
+		c.Leaf().Subject.CommonName != s.Text("PROVIDER_SERVICE") {
+		return nil, s.Reject("CERT_FILE", fmt.Errorf(
+			"the common name is %.200q; ZTS asks for that of the provider: set it to the certificate of %s",
 			c.Leaf().Subject.CommonName, s.Text("PROVIDER_SERVICE")))
 	}
 	return c, err
 }
 
 // ownCertificate returns what has the certificate of the program, and the parts of the program that renew it.
-func ownCertificate(s program.Settings, log *slog.Logger) (own certificate, parts []func(context.Context) error, err error) {
+func ownCertificate(s program.Settings, log *slog.Logger) (own certificate, parts []func(context.Context) error,
+	err error) {
 	if s.Text("SERVICE_KEY_DIR") == "" {
 		own = func() (*pki.Credential, error) { return readPair(s) }
 		_, err = own()
@@ -265,7 +275,9 @@ func ownCertificate(s program.Settings, log *slog.Logger) (own certificate, part
 		if err == nil && time.Now().Before(c.NotAfter()) {
 			return c, nil
 		}
-		return nil, s.Reject("SERVICE_KEY_DIR", errors.Join(errors.New("there is no certificate of ZTS, or it has expired"), err, m.Report().Identities[0].Err))
+		return nil, s.Reject("SERVICE_KEY_DIR",
+			errors.Join(errors.New("there is no certificate of ZTS, or it has expired"), err,
+				m.Report().Identities[0].Err))
 	}
 	return own, []func(context.Context) error{m.Run}, nil
 }
@@ -285,12 +297,14 @@ func byServiceKey(s program.Settings, log *slog.Logger) (*secretcache.Manager, e
 	instance := athenzname.Instance{Service: service, Suffix: s.Text("DNS_SUFFIX")}
 	want, err2 := ztsclient.Expectation(instance, program.Nameless)
 	zts, err := ztsclient.New(ztsclient.Options{
-		Endpoint:        caclient.Endpoint{URL: s.Text("ZTS_ENDPOINT"), TrustDomain: program.Nameless, RootsFile: s.Text("SERVICE_CA_CERT"), Token: sign, Logger: log},
+		Endpoint: caclient.Endpoint{URL: s.Text("ZTS_ENDPOINT"), TrustDomain: program.Nameless,
+			RootsFile: s.Text("SERVICE_CA_CERT"), Token: sign, Logger: log},
 		ServerRootsFile: s.Text("SERVER_CA_CERT"), Instance: instance, KeyID: token.KeyID,
 	})
 	if err = cmp.Or(err1, err2, err); err != nil {
 		return nil, err
 	}
 	newKey := func() (crypto.Signer, error) { return key, nil } // the one that is registered
-	return secretcache.New(secretcache.Config{Expect: want, CommonName: service.String(), CA: zts, NewKey: newKey, Logger: log})
+	return secretcache.New(secretcache.Config{Expect: want, CommonName: service.String(), CA: zts, NewKey: newKey,
+		Logger: log})
 }

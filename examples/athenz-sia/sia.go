@@ -26,7 +26,8 @@ func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Log
 	}
 	cfg := sidecar.Config{
 		Socket: strings.TrimPrefix(v.Text("ENDPOINT"), "unix://"), HandleFile: v.Text("ID_FILE"),
-		Files:    sidecar.Files{KeyFile: v.Text("KEY_FILE"), CertificateFile: v.Text("CERT_FILE"), RootsFile: v.Text("CA_CERT_FILE"), TokenFile: v.Text("TOKEN_FILE")},
+		Files: sidecar.Files{KeyFile: v.Text("KEY_FILE"), CertificateFile: v.Text("CERT_FILE"),
+			RootsFile: v.Text("CA_CERT_FILE"), TokenFile: v.Text("TOKEN_FILE")},
 		Interval: interval, Logger: log,
 	}
 	s, err := sidecar.New(cfg)
@@ -34,11 +35,13 @@ func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Log
 		return err
 	}
 	if err != nil {
-		return program.UsageError{Err: v.Reject("KEY_FILE", fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one folder", err))}
+		return program.UsageError{Err: v.Reject("KEY_FILE",
+			fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one folder", err))}
 	}
 	if v.Text("MODE") == "init" {
 		if i, err := s.Identity(); err == nil {
-			log.Info("the files have an identity that is still valid", slog.Any("identity", i)) // the agent gives none a second time
+			// the agent gives none a second time
+			log.Info("the files have an identity that is still valid", slog.Any("identity", i))
 			return nil
 		}
 		parts := program.NewGroup(ctx)

@@ -13,10 +13,12 @@ import (
 const athenzs, here = "Athenz", "this program" // where names come from
 
 var variables = []settings.Variable{
-	program.Var("MODE", "init", "init gets the first identity and ends, refresh keeps it fresh", athenzs, program.OneOf("init", "refresh")),
+	program.Var("MODE", "init", "init gets the first identity and ends, refresh keeps it fresh", athenzs,
+		program.OneOf("init", "refresh")),
 	program.Var("ENDPOINT", "unix:///identity/connect/agent.sock", "socket of the node's agent", athenzs, isUnix),
 	program.Var("ID_FILE", "/identity/id", "file with the handle of the pod's volume", here, nil),
-	program.Var("KEY_FILE", "/tls/service.key", "gets the key; in the folder of CERT_FILE and CA_CERT_FILE", athenzs, nil),
+	program.Var("KEY_FILE", "/tls/service.key", "gets the key; in the folder of CERT_FILE and CA_CERT_FILE", athenzs,
+		nil),
 	program.Var("CERT_FILE", "/tls/service.cert", "gets the certificate", athenzs, nil),
 	program.Var("CA_CERT_FILE", "/tls/cacert.pem", "gets the CA certificates", athenzs, nil),
 	program.Var("TOKEN_FILE", "/tokens/ntoken", "gets the service token", here, nil),

@@ -39,7 +39,8 @@ func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
 	}
 	fmt.Fprintln(out, "all records are as they were written")
 	if head == "" {
-		fmt.Fprintln(out, "whether lines after that were cut off shows only by a hash that is kept elsewhere: -audit-head names its file")
+		fmt.Fprintln(out, "whether lines after that were cut off shows only by a hash that is kept elsewhere: "+
+			"-audit-head names its file")
 	}
 	return nil
 }
@@ -86,14 +87,16 @@ func (o *options) readHead() (string, error) {
 // headEvery is how often -audit-head gets the hash of the last line of the audit log, if it is another one.
 const headEvery = time.Second
 
-// keepHead keeps that hash there until ctx is done. One that is not in the log is proof that lines were cut off, and stays.
+// keepHead keeps that hash there until ctx is done. One that is not in the log is proof that lines were cut off, and
+// stays.
 func (o *options) keepHead(ctx context.Context, a *caconfig.Authority, log *slog.Logger) {
 	written, err := o.readHead()
 	if err == nil && written != "" {
 		err = verify(io.Discard, "any", written, o.AuditLog) // the first files may be gone
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		log.Error("ca: -audit-head: the file stays as it is; keep it and the audit log, and name another file", "err", err)
+		log.Error("ca: -audit-head: the file stays as it is; keep it and the audit log, and name another file", "err",
+			err)
 		return
 	}
 	failed := ""
@@ -124,8 +127,8 @@ func (o *options) writeHead(hash string) error {
 	return os.Rename(next, o.auditHead)
 }
 
-// missingRoot says which root is newer than the one that signs by the audit log beside the store, and not in the store, as after a
-// restore. It looks at the last two files; what cannot be read says nothing.
+// missingRoot says which root is newer than the one that signs by the audit log beside the store, and not in the
+// store, as after a restore. It looks at the last two files; what cannot be read says nothing.
 func (o *options) missingRoot(a *caconfig.Authority) string {
 	if a.Own == nil || o.AuditLog == "none" {
 		return ""
@@ -142,9 +145,11 @@ func (o *options) missingRoot(a *caconfig.Authority) string {
 		lines := bufio.NewScanner(f)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
-			_, rest, _ := bytes.Cut(lines.Bytes(), []byte{','}) // the first member is a time, and most lines are of certificates
+			// the first member is a time, and most lines are of certificates
+			_, rest, _ := bytes.Cut(lines.Bytes(), []byte{','})
 			var e ca.KeyEvent
-			if !bytes.HasPrefix(rest, []byte(`"event":`)) || json.Unmarshal(lines.Bytes(), &e) != nil || e.Key != "root" {
+			if !bytes.HasPrefix(rest, []byte(`"event":`)) || json.Unmarshal(lines.Bytes(), &e) != nil ||
+				e.Key != "root" {
 				continue
 			}
 			switch e.Event {
@@ -169,6 +174,7 @@ func (o *options) missingRoot(a *caconfig.Authority) string {
 	if newest.Serial == "" {
 		return ""
 	}
-	return fmt.Sprintf("the store is older than the audit log, such as a backup: root %s is missing here (%s at %s), and peers refuse what it signed until that is renewed",
+	return fmt.Sprintf("the store is older than the audit log, such as a backup: root %s is missing here (%s at "+
+		"%s), and peers refuse what it signed until that is renewed",
 		newest.Serial, newest.Event, newest.Time.UTC().Format(time.RFC3339))
 }

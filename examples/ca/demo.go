@@ -24,9 +24,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe/federation"
 )
 
-// demo starts a server on free ports, takes certificates over both APIs, replaces the root with the operator's command,
-// and goes on taking certificates and checking old ones until the new root signs. Its error is the first failure. The
-// server knows a new root for the time of propagation before the root signs.
+// demo starts a server on free ports, takes certificates over both APIs, replaces the root with the operator's
+// command, and goes on taking certificates and checking old ones until the new root signs. Its error is the first
+// failure. The server knows a new root for the time of propagation before the root signs.
 func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "svidkit-ca-demo")
 	if err != nil {
@@ -35,7 +35,8 @@ func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration,
 	defer os.RemoveAll(dir)
 	o, err := parse([]string{
 		"-trust-domain", td.String(), "-state-dir", dir, "-create",
-		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
+		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr",
+		"127.0.0.1:0",
 		"-root-ttl", "1h", "-default-ttl", "5m", "-linkerd-ttl", "5m", "-max-ttl", "10m",
 		"-refresh-hint", "1s", "-propagation", propagation.String(), "-caller-rate", "0",
 	}, func(string) string { return "" }, io.Discard)
@@ -98,7 +99,8 @@ func (v *visitor) visit(ctx context.Context) error {
 	v.say("Istio's API: the same again, by its certificate instead of a token: %s", web.ID())
 	v.say("Linkerd's API: demo/db is %s, until %s", db.DNSNames[0], db.NotAfter.UTC().Format("15:04:05Z"))
 	v.say("Refusals")
-	if _, err = v.istio(ctx, v.secret+"spiffe://elsewhere.test/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
+	if _, err = v.istio(ctx, v.secret+"spiffe://elsewhere.test/web", nil); !errors.Is(err,
+		caclient.ErrUnauthenticated) {
 		return fmt.Errorf("a caller of another trust domain was not refused: %w", err)
 	}
 	if _, err = v.istio(ctx, "demo/web", nil); !errors.Is(err, caclient.ErrUnauthenticated) {
@@ -128,8 +130,8 @@ func (v *visitor) visit(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// round gets the bundle, takes certificates over both APIs, and verifies all certificates so far by the bundle. It says
-// when another root signs.
+// round gets the bundle, takes certificates over both APIs, and verifies all certificates so far by the bundle. It
+// says when another root signs.
 func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certificate, err error) {
 	if err := v.fetch(ctx); err != nil {
 		return nil, nil, err
@@ -142,7 +144,8 @@ func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certifi
 	}
 	for _, leaf := range v.leaves {
 		chains, err := leaf.Verify(x509.VerifyOptions{
-			Roots: v.bundle.CertPool(), CurrentTime: time.Now().UTC(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+			Roots: v.bundle.CertPool(), CurrentTime: time.Now().UTC(),
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 		})
 		if err != nil {
 			return nil, nil, fmt.Errorf("a certificate that is valid until %s: %w", leaf.NotAfter, err)
@@ -239,7 +242,8 @@ func (v *visitor) audit() error {
 			return fmt.Errorf("the audit log lacks the certificate %s", serial)
 		}
 	}
-	v.say("the audit log has %d records, those of our %d certificates among them", bytes.Count(log, []byte("\n")), len(v.leaves))
+	v.say("the audit log has %d records, those of our %d certificates among them", bytes.Count(log, []byte("\n")),
+		len(v.leaves))
 	return nil
 }
 
@@ -258,5 +262,6 @@ func newClient(b *spiffe.Bundle, own *spiffe.SVID) *http.Client {
 	if own != nil {
 		cfg.Certificates = []tls.Certificate{*own.TLSCertificate()}
 	}
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}, Timeout: 10 * time.Second}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true},
+		Timeout: 10 * time.Second}
 }

@@ -27,12 +27,15 @@ type layout struct {
 	der                bool   // the private key is DER
 }
 
-// layouts are the forms of Linkerd's issuer credentials: the two of its identity service, and that of the design of the
-// protocol, whose private key is DER.
+// layouts are the forms of Linkerd's issuer credentials: the two of its identity service, and that of the design of
+// the protocol, whose private key is DER.
 var layouts = map[string]layout{
-	"kubernetes.io/tls": {"linkerd-identity-trust-roots", "ca-bundle.crt", "linkerd-identity-issuer", "kubernetes.io/tls", "tls.crt", "tls.key", false},
-	"linkerd.io/tls":    {"linkerd-identity-trust-roots", "ca-bundle.crt", "linkerd-identity-issuer", "Opaque", "crt.pem", "key.pem", false},
-	"design":            {"linkerd-trust-anchor", "trust-anchors.pem", "linkerd-identity-signing", "Opaque", "crt.pem", "key.pem", true},
+	"kubernetes.io/tls": {"linkerd-identity-trust-roots", "ca-bundle.crt", "linkerd-identity-issuer",
+		"kubernetes.io/tls", "tls.crt", "tls.key", false},
+	"linkerd.io/tls": {"linkerd-identity-trust-roots", "ca-bundle.crt", "linkerd-identity-issuer", "Opaque",
+		"crt.pem", "key.pem", false},
+	"design": {"linkerd-trust-anchor", "trust-anchors.pem", "linkerd-identity-signing", "Opaque",
+		"crt.pem", "key.pem", true},
 }
 
 const (
@@ -41,17 +44,20 @@ const (
 	anchorLife = 3650 * 24 * time.Hour
 )
 
-// install prints a ConfigMap with the trust anchors of a mesh, a Secret with an issuer below them, the service account that alone
-// may read that, with a Role for it, and the identity service. The trust anchor is
-// that in the folder dir, and made there if the folder is empty: its key is needed again for the next issuer, and for
-// nothing else.
-func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration, identity program.Manifest) error {
+// install prints a ConfigMap with the trust anchors of a mesh, a Secret with an issuer below them, the service
+// account that alone may read that, with a Role for it, and the identity service. The trust anchor is that in the
+// folder dir, and made there if the folder is empty: its key is needed again for the next issuer, and for nothing
+// else.
+func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration,
+	identity program.Manifest) error {
 	l, ok := layouts[scheme]
 	if !ok {
-		return program.Misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls, design and kubernetes", scheme)
+		return program.Misused("-install: %.100q is none of kubernetes.io/tls, linkerd.io/tls, design and kubernetes",
+			scheme)
 	}
 	if dir == "" {
-		return program.Misused("-install: -anchor-dir names the folder for the trust anchor and its key, which the next issuer needs")
+		return program.Misused("-install: -anchor-dir names the folder for the trust anchor and its key, which the " +
+			"next issuer needs")
 	}
 	issuerName, err := mesh.Issuer()
 	if err != nil {
@@ -71,7 +77,8 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 	}
 	end := now.Add(life)
 	if last := anchor.Certificate().NotAfter; end.After(last) {
-		return fmt.Errorf("-issuer-ttl: the trust anchor in %s ends at %s, before an issuer of %v would: make it shorter, or begin with another folder",
+		return fmt.Errorf("-issuer-ttl: the trust anchor in %s ends at %s, before an issuer of %v would: make it "+
+			"shorter, or begin with another folder",
 			dir, last.Format(time.RFC3339), life)
 	}
 	key, err := pki.NewKey(pki.ECDSAP256)
@@ -80,7 +87,8 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 	}
 	pathLen := 0
 	cert, err := anchor.Issue(pki.CertificateOptions{
-		PublicKey: key.Public(), CA: true, MaxPathLen: &pathLen, CommonName: issuerName, SANs: []pki.SAN{pki.IDSAN(td.ID())},
+		PublicKey: key.Public(), CA: true, MaxPathLen: &pathLen, CommonName: issuerName, SANs: []pki.SAN{pki.IDSAN(
+			td.ID())},
 		NotBefore: now.Add(-2 * time.Minute), NotAfter: end,
 	})
 	if err != nil {
@@ -133,8 +141,10 @@ metadata: {name: linkerd-identity, namespace: %[2]s}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: linkerd-identity}
 subjects: [{kind: ServiceAccount, name: linkerd-identity, namespace: %[2]s}]
 `, l.configMap, mesh.ControlNamespace, l.anchors, indent(anchors), cert.NotAfter.UTC().Format(time.RFC3339),
-		l.secret, mesh.ControlNamespace, l.secretType, l.cert, data(pki.MarshalCertificatesPEM(cert)), l.key, data(keyPEM), data(anchors))
-	identity.Text = strings.NewReplacer("NAMESPACE", mesh.ControlNamespace, "TRUST-DOMAIN", mesh.TrustDomain, "SECRET", l.secret).Replace(linkerdManifest)
+		l.secret, mesh.ControlNamespace, l.secretType, l.cert, data(pki.MarshalCertificatesPEM(cert)), l.key, data(
+			keyPEM), data(anchors))
+	identity.Text = strings.NewReplacer("NAMESPACE", mesh.ControlNamespace, "TRUST-DOMAIN", mesh.TrustDomain,
+		"SECRET", l.secret).Replace(linkerdManifest)
 	return errors.Join(err, identity.Print(out))
 }
 
@@ -172,7 +182,8 @@ func openAnchor(dir string, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, 
 	case noCert && noKey:
 		return makeAnchor(root, td, now)
 	case noCert || noKey:
-		return nil, fmt.Errorf("%s has one of %s and %s: put the other one back, or begin with another folder", dir, anchorCert, anchorKey)
+		return nil, fmt.Errorf("%s has one of %s and %s: put the other one back, or begin with another folder", dir,
+			anchorCert, anchorKey)
 	case errCert != nil || errKey != nil:
 		return nil, errors.Join(errCert, errKey)
 	}
@@ -189,7 +200,8 @@ func openAnchor(dir string, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, 
 	case err != nil:
 		return nil, err
 	case now.After(certs[0].NotAfter):
-		return nil, fmt.Errorf("the trust anchor in %s ended at %s: begin with another folder", dir, certs[0].NotAfter.Format(time.RFC3339))
+		return nil, fmt.Errorf("the trust anchor in %s ended at %s: begin with another folder", dir,
+			certs[0].NotAfter.Format(time.RFC3339))
 	}
 	if id, err := spiffe.IDFromCertificate(certs[0]); err != nil || id != td.ID() {
 		return nil, fmt.Errorf("the trust anchor in %s is not for the trust domain %s", dir, td)
@@ -197,13 +209,15 @@ func openAnchor(dir string, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, 
 	return issuer, nil
 }
 
-// makeAnchor makes a trust anchor. The key is written first: a folder that has a key alone is one in which this was interrupted.
+// makeAnchor makes a trust anchor. The key is written first: a folder that has a key alone is one in which this was
+// interrupted.
 func makeAnchor(root *os.Root, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, error) {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	if err != nil {
 		return nil, err
 	}
-	issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: now.Add(-2 * time.Minute), NotAfter: now.Add(anchorLife)})
+	issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())},
+		NotBefore: now.Add(-2 * time.Minute), NotAfter: now.Add(anchorLife)})
 	if err != nil {
 		return nil, err
 	}

@@ -1,5 +1,5 @@
-// Ca is a certificate authority: a program that serves the certificate APIs of Istio and of Linkerd,
-// the bundle endpoint of SPIFFE federation, metrics and health, from one CA.
+// Ca is a certificate authority: a program that serves the certificate APIs of Istio and of Linkerd, the bundle
+// endpoint of SPIFFE federation, metrics and health, from one CA.
 //
 //	go run ./examples/ca
 //
@@ -12,21 +12,22 @@
 // or, if it is Istio's, with the variables in the file agent.env and the token that the printed command makes.
 //
 // In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and has the API
-// server judge the tokens of service accounts; -istio-addr=:15012 and the like open the ports to others. A CA that was
-// plugged in is found in -root-ca-dir, as with Istio. With -external-ca the signers of the cluster sign instead.
+// server judge the tokens of service accounts; -istio-addr=:15012 and the like open the ports to others. A CA that
+// was plugged in is found in -root-ca-dir, as with Istio. With -external-ca the signers of the cluster sign instead.
 //
 // A caller of Istio's API is authenticated by the first of these that it presents, in the order of Istio's CA: a
-// certificate of the CA, or of the roots in -client-roots; a token of the OpenID Connect issuer in -jwt-rule; the token of a service account, which the
-// API server judges; the header x-forwarded-client-cert of a gateway in -trusted-gateway-cidr, whose last element
-// counts; a token of the issuer that signed this server's own, for a CA outside the cluster. With -jwt-rule alone the
-// CA needs no cluster, and is not in development mode; Linkerd's API needs -kubernetes. A gateway's own
-// certificate never authenticates what it forwards, and while a root is tainted what a gateway says counts for nothing.
+// certificate of the CA, or of the roots in -client-roots; a token of the OpenID Connect issuer in -jwt-rule; the
+// token of a service account, which the API server judges; the header x-forwarded-client-cert of a gateway in
+// -trusted-gateway-cidr, whose last element counts; a token of the issuer that signed this server's own, for a CA
+// outside the cluster. With -jwt-rule alone the CA needs no cluster, and is not in development mode; Linkerd's API
+// needs -kubernetes. A gateway's own certificate never authenticates what it forwards, and while a root is tainted
+// what a gateway says counts for nothing.
 //
-// The first start makes a CA in the default folder. Elsewhere, in the Secret too, that takes -create: an empty store may
-// be a volume that is not mounted. Folders and files that other users can change are refused.
+// The first start makes a CA in the default folder. Elsewhere, in the Secret too, that takes -create: an empty store
+// may be a volume that is not mounted. Folders and files that other users can change are refused.
 //
-// -help lists the flags. One with a name in brackets can also be set by that environment variable, as with Istio's CA;
-// the flag wins. Other variables are not read. The exit code is 2 if a flag or variable is wrong, and 1 after any
+// -help lists the flags. One with a name in brackets can also be set by that environment variable, as with Istio's
+// CA; the flag wins. Other variables are not read. The exit code is 2 if a flag or variable is wrong, and 1 after any
 // other failure. -version prints what was built.
 //
 // # For operators
@@ -43,45 +44,48 @@
 //	ca -install kubernetes                 print what this CA needs in a cluster, as YAML; -with NAME=VALUE changes it
 //	ca -install SCHEME -anchor-dir DIR     print what a Linkerd mesh begins with, as YAML
 //
-// The commands work on the store: they need access to it, and the flags that say where it is, but no running server. A
-// server on the same store follows, usually within 30 seconds. After -taint the CA takes nothing that the key signed as
-// proof, while workloads go on trusting it until they have renewed. Before -revoke of a root that was active, wait
-// until -status says that another one is, or add -now: then its successor signs at once, peers that have not fetched
-// the bundle refuse what that signs, and those that have refuse what the revoked root signed. The command says until
-// when.
+// The commands work on the store: they need access to it, and the flags that say where it is, but no running server.
+// A server on the same store follows, usually within 30 seconds. After -taint the CA takes nothing that the key
+// signed as proof, while workloads go on trusting it until they have renewed. Before -revoke of a root that was
+// active, wait until -status says that another one is, or add -now: then its successor signs at once, peers that have
+// not fetched the bundle refuse what that signs, and those that have refuse what the revoked root signed. The command
+// says until when.
 //
 // Istio's API takes certificates of the CA as proof, so that a virtual machine can renew without a token, for
-// -default-ttl at most each time. -renew-by-certificate=720h ends that 720 hours after the last
-// token, and -renew-by-certificate=off forbids it; without the flag there is no end, as with Istio.
+// -default-ttl at most each time. -renew-by-certificate=720h ends that 720 hours after the last token, and
+// -renew-by-certificate=off forbids it; without the flag there is no end, as with Istio.
 //
-// A backup is a copy of the store: of the folder -state-dir/ca, or of the Secret. It holds the private keys. To restore
-// it, stop all replicas, put it back, and start them.
+// A backup is a copy of the store: of the folder -state-dir/ca, or of the Secret. It holds the private keys. To
+// restore it, stop all replicas, put it back, and start them.
 //
 // Everything that is signed, by the server or by a command, has a line in the audit log before it leaves, and so has
-// every change of keys; package auditlog documents the lines. A full or slow disk holds the CA up, and /ready says so.
+// every change of keys; package auditlog documents the lines. A full or slow disk holds the CA up, and /ready says
+// so.
 //
 // # For Linkerd
 //
-// With a SCHEME, -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of -issuer-ttl below it, and
-// prints for kubectl apply a ConfigMap, a Secret, and the identity service with its account. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in
-// which Linkerd's identity service reads its credentials, or design, with the names of the first design and a key in
-// DER. The key of the anchor stays in the folder, which belongs outside the cluster. A CA whose -root-ca-dir is the
-// volume of that Secret signs with the issuer, and takes over the next one without a restart.
+// With a SCHEME, -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of
+// -issuer-ttl below it, and prints for kubectl apply a ConfigMap, a Secret, and the identity service with its
+// account. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in which Linkerd's identity service reads its
+// credentials, or design, with the names of the first design and a key in DER. The key of the anchor stays in the
+// folder, which belongs outside the cluster. A CA whose -root-ca-dir is the volume of that Secret signs with the
+// issuer, and takes over the next one without a restart.
 //
-// With -kubernetes, issued certificates, a new issuer and refused files become events of the service account, or of the
-// Deployment linkerd-identity. The CA's service account needs the verb create for events; -linkerd-events=false turns
-// them off.
+// With -kubernetes, issued certificates, a new issuer and refused files become events of the service account, or of
+// the Deployment linkerd-identity. The CA's service account needs the verb create for events; -linkerd-events=false
+// turns them off.
 //
 // # For pods of Kubernetes 1.37
 //
-// With -pod-signer=cluster.local/spiffe, and -kubernetes, the CA signs for pods that name this signer in a volume (podCertificate), and
-// keeps its roots in a ClusterTrustBundle that such a volume has beside the certificate (clusterTrustBundle): no agent is needed. Package
-// podcert says which identity a pod gets.
+// With -pod-signer=cluster.local/spiffe, and -kubernetes, the CA signs for pods that name this signer in a volume
+// (podCertificate), and keeps its roots in a ClusterTrustBundle that such a volume has beside the certificate
+// (clusterTrustBundle): no agent is needed. Package podcert says which identity a pod gets.
 //
 // # For systems that do not know SPIFFE
 //
-// With -oidc-issuer=https://oidc.example.org all tokens name this issuer, and -oidc-addr serves its discovery document and keys, so that
-// verifiers of OpenID Connect take the tokens: clouds, API servers, vaults. A key is published for a day before it signs.
+// With -oidc-issuer=https://oidc.example.org all tokens name this issuer, and -oidc-addr serves its discovery
+// document and keys, so that verifiers of OpenID Connect take the tokens: clouds, API servers, vaults. A key is
+// published for a day before it signs.
 //
 // -demo shows a server at work in a few seconds.
 package main
@@ -217,14 +221,22 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 	fs.String("taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
 	fs.String("revoke", "", "take the key with the `serial` number or key ID out of the bundle now, and end")
 	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
-	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is complete, and end")
+	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is "+
+		"complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
-	fs.StringVar(&o.auditHead, "audit-head", "", "`file` that those who can change the audit log cannot change, such as one on a share that "+
-		"another machine keeps: the server has the hash of the last line in it, and -verify-audit sees by it that lines were cut off")
-	fs.StringVar(&o.auditAfter, "audit-after", "", "`hash` of the last line in files that were archived or deleted, for -verify-audit; any: it is not known")
-	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, the account that alone may read it, and the identity service, and end; `scheme`: kubernetes.io/tls, linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
+	fs.StringVar(&o.auditHead, "audit-head", "",
+		"`file` that those who can change the audit log cannot change, such as one on a share that "+
+			"another machine keeps: the server has the hash of the last line in it, and -verify-audit sees by it "+
+			"that "+
+			"lines were cut off")
+	fs.StringVar(&o.auditAfter, "audit-after", "",
+		"`hash` of the last line in files that were archived or deleted, for -verify-audit; any: it is not known")
+	fs.String("install", "", "print a ConfigMap with the trust anchors of a Linkerd mesh, a Secret with an issuer, "+
+		"the account that alone may read it, and the identity service, and end; `scheme`: kubernetes.io/tls, "+
+		"linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
 	o.manifest.RegisterWith(fs)
-	fs.StringVar(&o.anchorDir, "anchor-dir", "", "`folder` of the trust anchor for -install, which is made if the folder is empty")
+	fs.StringVar(&o.anchorDir, "anchor-dir", "",
+		"`folder` of the trust anchor for -install, which is made if the folder is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
 	o.pods.define(fs)
 	fs.BoolVar(&o.verbose, "v", false, "log more")
@@ -236,7 +248,8 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover", "verify-audit", "install"} {
+	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover",
+		"verify-audit", "install"} {
 		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
 			if o.command != "" {
 				return nil, program.Misused("-%s and -%s: only one command at a time", o.command, name)
@@ -248,10 +261,12 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 	if err := o.setPods(fs); err != nil {
 		return nil, err
 	}
-	o.mesh = linkerdname.Mesh{ControlNamespace: fs.Lookup("linkerd-namespace").Value.String(), TrustDomain: o.CA.TrustDomain.String()}
+	o.mesh = linkerdname.Mesh{ControlNamespace: fs.Lookup("linkerd-namespace").Value.String(),
+		TrustDomain: o.CA.TrustDomain.String()}
 	switch sign := o.command == "once" || o.command == "jwt"; {
 	case sign == o.id.IsZero():
-		return nil, program.Misused("-id: -once and -jwt need a SPIFFE ID, such as spiffe://%s/ns/demo/sa/web, and nothing else does", o.CA.TrustDomain)
+		return nil, program.Misused("-id: -once and -jwt need a SPIFFE ID, such as spiffe://%s/ns/demo/sa/web, and "+
+			"nothing else does", o.CA.TrustDomain)
 	case o.ttl < 0:
 		return nil, program.Misused("-ttl: it is negative")
 	case o.ttl > 0 && !sign:
@@ -276,17 +291,24 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 
 // help is what -h prints.
 var help = program.Help{
-	Doc: "Without a command it serves. A flag with a name in brackets can also be set by that environment variable; the flag wins.",
+	Doc: "Without a command it serves. A flag with a name in brackets can also be set by that environment " +
+		"variable; the flag wins.",
 	Groups: []program.FlagGroup{
 		{Title: "Commands", Flags: "status rotate taint revoke now recover once jwt id ttl verify-audit"},
 		{Title: "What is printed for a cluster", Flags: "install with anchor-dir issuer-ttl"},
-		{Title: "The CA", Flags: "trust-domain state-dir create wait root-ca-dir replace-own-ca multi-root use-cacerts"},
-		{Title: "Certificates", Flags: "default-ttl max-ttl shorten-ttl backdate empty-subject keep-dns-names renew-by-certificate"},
-		{Title: "Roots", Flags: "root-ttl root-check-interval root-grace-percent root-jitter rsa-bits keep-key constrain propagation refresh-hint root-configmap"},
+		{Title: "The CA", Flags: "trust-domain state-dir create wait root-ca-dir replace-own-ca multi-root " +
+			"use-cacerts"},
+		{Title: "Certificates", Flags: "default-ttl max-ttl shorten-ttl backdate empty-subject keep-dns-names " +
+			"renew-by-certificate"},
+		{Title: "Roots", Flags: "root-ttl root-check-interval root-grace-percent root-jitter rsa-bits keep-key " +
+			"constrain propagation refresh-hint root-configmap"},
 		{Title: "Ports", Flags: "istio-addr ca-server bundle-addr admin-addr dns-names tls-cert tls-key"},
-		{Title: "Callers", Flags: "client-roots jwt-rule jwt-roots jwt-policy audience token-audiences token-issuer own-token trusted-gateway-cidr trusted-node-accounts"},
-		{Title: "Kubernetes", Flags: "kubernetes kubernetes-api namespace cluster-id remote-cluster pod-signer pod-id pod-node-rate pod-namespace-rate"},
-		{Title: "Linkerd", Flags: "linkerd-addr linkerd-plaintext linkerd-namespace linkerd-ttl linkerd-clock-skew linkerd-any-audience linkerd-events"},
+		{Title: "Callers", Flags: "client-roots jwt-rule jwt-roots jwt-policy audience token-audiences " +
+			"token-issuer own-token trusted-gateway-cidr trusted-node-accounts"},
+		{Title: "Kubernetes", Flags: "kubernetes kubernetes-api namespace cluster-id remote-cluster pod-signer " +
+			"pod-id pod-node-rate pod-namespace-rate"},
+		{Title: "Linkerd", Flags: "linkerd-addr linkerd-plaintext linkerd-namespace linkerd-ttl linkerd-clock-skew " +
+			"linkerd-any-audience linkerd-events"},
 		{Title: "OpenID Connect", Flags: "oidc-issuer oidc-addr oidc-cert oidc-key jwt-algorithm"},
 		{Title: "Another CA signs", Flags: "external-ca external-roots k8s-signer cert-signer-domain"},
 		{Title: "Limits", Flags: "concurrent queue queue-time rate caller-rate"},

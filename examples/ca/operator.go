@@ -48,7 +48,8 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	wait, late := 30*time.Second, "the store does not answer"
 	if o.ExternalCA != "" {
-		if wait, late = 75*time.Second, "the signer of the cluster does not answer"; o.command != "once" { // it has a minute
+		// it has a minute
+		if wait, late = 75*time.Second, "the signer of the cluster does not answer"; o.command != "once" {
 			return program.Misused("with -external-ca the keys are the cluster's; there is only -once")
 		}
 	}
@@ -62,7 +63,8 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New(late))
 	defer cancel()
-	a, err := o.Open(ctx, caconfig.OpenOptions{Existing: o.command != "once" && o.command != "jwt", ReadOnly: o.command == "status"})
+	a, err := o.Open(ctx, caconfig.OpenOptions{Existing: o.command != "once" && o.command != "jwt",
+		ReadOnly: o.command == "status"})
 	if err != nil {
 		return err
 	}
@@ -104,9 +106,11 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	a.WriteStatus(out)
 	s := a.Own.Status()
 	if slices.ContainsFunc(append(s.Roots, s.JWTKeys...), func(k ca.KeyStatus) bool {
-		return k.Phase == ca.Distributing && time.Until(k.Activates) < 0 || !k.Retires.IsZero() && time.Until(k.Retires) < 0
+		return k.Phase == ca.Distributing && time.Until(k.Activates) < 0 || !k.Retires.IsZero() &&
+			time.Until(k.Retires) < 0
 	}) {
-		fmt.Fprintln(out, "a time here has passed: no server runs on this store, and the next one takes the step, or has a root wait that no peer was told of")
+		fmt.Fprintln(out, "a time here has passed: no server runs on this store, and the next one takes the step, "+
+			"or has a root wait that no peer was told of")
 	}
 	if what := o.missingRoot(a); what != "" {
 		fmt.Fprintln(out, what)
@@ -139,7 +143,8 @@ func (o *options) follows(s ca.Status, out io.Writer) {
 	}
 	for _, k := range s.Roots {
 		if k.Phase == ca.Active && k.Tainted {
-			fmt.Fprintf(out, "root %s is tainted, and signs on without a successor: a server that runs on this store prepares another one; -rotate does it now, and -revoke %[1]s -now has it sign at once\n", k.ID)
+			fmt.Fprintf(out, "root %s is tainted, and signs on without a successor: a server that runs on this "+
+				"store prepares another one; -rotate does it now, and -revoke %[1]s -now has it sign at once\n", k.ID)
 		}
 	}
 }

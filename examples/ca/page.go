@@ -18,14 +18,16 @@ import (
 
 // page returns what operators see at "/" of -admin-addr, until ctx is done.
 func (o *options) page(ctx context.Context, a *caconfig.Authority) (http.Handler, error) {
-	p, err := statuspage.New("CA", statuspage.Part{Name: "ca", Source: authority{a, &o.pods, o.refusals}, Links: []string{"metrics", "ready", "status"}})
+	p, err := statuspage.New("CA", statuspage.Part{Name: "ca", Source: authority{a, &o.pods, o.refusals},
+		Links: []string{"metrics", "ready", "status"}})
 	if err == nil {
 		context.AfterFunc(ctx, func() { _ = p.Close() })
 	}
 	return p, err
 }
 
-// authority tells the state of a CA: its keys with what becomes of them, its store, its audit log, and the requests of pods.
+// authority tells the state of a CA: its keys with what becomes of them, its store, its audit log, and the requests
+// of pods.
 type authority struct {
 	*caconfig.Authority
 	pods     *pods
@@ -96,17 +98,23 @@ func (a authority) Report() (r report.Report) {
 		r.Upstreams = a.pods.signer.Report().Upstreams
 	}
 	for _, k := range s.Roots {
-		r.Bundles = append(r.Bundles, report.Bundle{TrustDomain: s.TrustDomain.String(), Origin: k.String(), X509: []*x509.Certificate{k.Certificate}})
+		r.Bundles = append(r.Bundles, report.Bundle{TrustDomain: s.TrustDomain.String(), Origin: k.String(),
+			X509: []*x509.Certificate{k.Certificate}})
 	}
 	for _, k := range s.JWTKeys {
-		r.Bundles = append(r.Bundles, report.Bundle{TrustDomain: s.TrustDomain.String(), Origin: k.String(), JWT: []string{k.ID}})
+		r.Bundles = append(r.Bundles, report.Bundle{TrustDomain: s.TrustDomain.String(), Origin: k.String(),
+			JWT: []string{k.ID}})
 	}
-	r.Upstreams = append(r.Upstreams, report.Upstream{Name: a.Where, OK: true, LastSuccess: h.Synced, Err: h.Store}, report.Upstream{Name: "audit log", OK: true, Err: h.Audit})
+	r.Upstreams = append(r.Upstreams, report.Upstream{Name: a.Where, OK: true, LastSuccess: h.Synced, Err: h.Store},
+		report.Upstream{Name: "audit log", OK: true, Err: h.Audit})
 	// The page begins with what the CA signs, and what it has refused and changed last.
-	signs := report.Identity{Name: "certificates of " + s.TrustDomain.String(), Own: true, NotAfter: h.Until, Err: h.Signing}
+	signs := report.Identity{Name: "certificates of " + s.TrustDomain.String(), Own: true, NotAfter: h.Until,
+		Err: h.Signing}
 	for _, k := range s.Roots {
 		if k.Phase == ca.Active {
-			signs.NotBefore, signs.Certificate = k.Certificate.NotBefore, func() *x509.Certificate { return k.Certificate }
+			signs.NotBefore, signs.Certificate = k.Certificate.NotBefore, func() *x509.Certificate {
+				return k.Certificate
+			}
 		}
 	}
 	r.Identities = []report.Identity{signs}

@@ -20,11 +20,14 @@ type pods struct {
 }
 
 func (p *pods) define(fs *flag.FlagSet) {
-	fs.StringVar(&p.SignerName, "pod-signer", "", "`name` of the signer, such as cluster.local/spiffe, whose certificates and roots pods have in volumes, "+
-		"with -kubernetes; for Kubernetes 1.37 and later; empty: none")
-	fs.StringVar(&p.path, "pod-id", "/ns/${namespace}/sa/${service-account}", "`path` of the identities of pods, which may also have ${pod}, ${pod-uid} and ${node}")
+	fs.StringVar(&p.SignerName, "pod-signer", "",
+		"`name` of the signer, such as cluster.local/spiffe, whose certificates and roots pods have in volumes, "+
+			"with -kubernetes; for Kubernetes 1.37 and later; empty: none")
+	fs.StringVar(&p.path, "pod-id", "/ns/${namespace}/sa/${service-account}",
+		"`path` of the identities of pods, which may also have ${pod}, ${pod-uid} and ${node}")
 	fs.Float64Var(&p.NodeRate, "pod-node-rate", 200, "requests of pods per `second` and node; less than 0: no limit")
-	fs.Float64Var(&p.NamespaceRate, "pod-namespace-rate", 1000, "requests of pods per `second` and namespace; less than 0: no limit")
+	fs.Float64Var(&p.NamespaceRate, "pod-namespace-rate", 1000,
+		"requests of pods per `second` and namespace; less than 0: no limit")
 }
 
 // setPods has the server sign for pods, if the flags say so.
@@ -36,7 +39,8 @@ func (o *options) setPods(fs *flag.FlagSet) (err error) {
 	case !o.Kubernetes || o.ExternalCA != "":
 		return program.Misused("-pod-signer: it is for a CA of its own with -kubernetes")
 	case o.CA.DefaultTTL < time.Hour:
-		return program.Misused("-default-ttl: with -pod-signer it is an hour at least, as Kubernetes takes no certificate of less")
+		return program.Misused("-default-ttl: with -pod-signer it is an hour at least, as Kubernetes takes no " +
+			"certificate of less")
 	}
 	p.TrustDomain, p.TTL, p.APIServer = o.CA.TrustDomain, o.CA.DefaultTTL, fs.Lookup("kubernetes-api").Value.String()
 	if strings.HasPrefix(p.APIServer, "http:") {

@@ -15,7 +15,8 @@ func checkPrivate(path string, info fs.FileInfo) error {
 		return fmt.Errorf("%s belongs to user %d; run: chown %d %q", path, owner, os.Geteuid(), path)
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return fmt.Errorf("%s has mode %04o, so that others may get at the key; run: chmod %04o %q", path, mode, mode&0o700, path)
+		return fmt.Errorf("%s has mode %04o, so that others may get at the key; run: chmod %04o %q", path, mode,
+			mode&0o700, path)
 	}
 	return nil
 }

@@ -2,13 +2,13 @@
 //
 //	cd examples/grpc && go run .
 //
-// It is a module of its own, as package spiffegrpc is, so that svidkit itself requires no gRPC. The identity of each side
-// is kept fresh by its source, and a policy says for each method which clients may call it.
+// It is a module of its own, as package spiffegrpc is, so that svidkit itself requires no gRPC. The identity of each
+// side is kept fresh by its source, and a policy says for each method which clients may call it.
 //
-// A server answers health checks. One client may call Check, and may not list what there is to check; a client that the
-// server does not know is refused before its first call. Then an operator takes the first client out of the policy
-// while its connection is open, and the Governor ends the connection. At the end the server drains: health checks say
-// NOT_SERVING while calls are answered, and then it ends with the last of them.
+// A server answers health checks. One client may call Check, and may not list what there is to check; a client that
+// the server does not know is refused before its first call. Then an operator takes the first client out of the
+// policy while its connection is open, and the Governor ends the connection. At the end the server drains: health
+// checks say NOT_SERVING while calls are answered, and then it ends with the last of them.
 package main
 
 import (
@@ -85,7 +85,8 @@ func show(ctx context.Context, out io.Writer) error {
 	governor := &spiffetls.Governor{Jitter: -1}
 	running.Go(func() { _ = governor.Run(ctx) })
 	me := workloads[greeter]
-	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: me, Peers: me, Allow: &allow, Governor: governor})
+	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: me, Peers: me, Allow: &allow,
+		Governor: governor})
 	if err != nil {
 		return err
 	}
@@ -105,7 +106,8 @@ func show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary, logged), grpc.ChainStreamInterceptor(stream),
+	server := grpc.NewServer(grpc.Creds(creds), grpc.ChainUnaryInterceptor(unary, logged),
+		grpc.ChainStreamInterceptor(stream),
 		grpc.MaxConcurrentStreams(100)) // of a connection; grpc-go has no limit of its own
 	var draining atomic.Bool
 	state, err := health.New(

@@ -26,8 +26,8 @@ type target struct {
 	proven bool   // the connection has our certificate
 	client string // the identity that the application is told; "" for none
 
-	// orig is the version of HTTP that the request had before the client's proxy made HTTP/2 of it, "HTTP/1.1" or "HTTP/1.0",
-	// with an absolute URL or not; "" if it did not.
+	// orig is the version of HTTP that the request had before the client's proxy made HTTP/2 of it, "HTTP/1.1" or
+	// "HTTP/1.0", with an absolute URL or not; "" if it did not.
 	orig     string
 	absolute bool
 
@@ -44,8 +44,10 @@ func (p *proxy) inboundHandler(conns *connections) http.Handler {
 		if s, ok := r.Context().Value(connKey{}).(*stream); ok && p.cfg.clientID {
 			to.client = s.client
 		}
-		// A CONNECT stays what it is: by HTTP/1 the connection to the application would be its tunnel, and be used again.
-		if text, ok := strings.CutPrefix(r.Header.Get(origProto), "HTTP/1."); ok && r.ProtoMajor == 2 && r.Method != http.MethodConnect {
+		// A CONNECT stays what it is: by HTTP/1 the connection to the application would be its tunnel, and be used
+		// again.
+		if text, ok := strings.CutPrefix(r.Header.Get(origProto), "HTTP/1."); ok && r.ProtoMajor == 2 &&
+			r.Method != http.MethodConnect {
 			minor, form, _ := strings.Cut(text, ";")
 			if minor = strings.TrimSpace(minor); minor == "0" || minor == "1" {
 				to.orig, to.absolute = "HTTP/1."+minor, strings.TrimSpace(form) == "absolute-form"
@@ -66,7 +68,8 @@ func (p *proxy) outboundHandler(conns *connections) http.Handler {
 		if p.cfg.identity == nil {
 			e.identity = "" // and so none that a request could require
 		}
-		if required := r.Header.Values(requireID); err == nil && required != nil && (len(required) != 1 || required[0] != e.identity) {
+		if required := r.Header.Values(requireID); err == nil && required != nil &&
+			(len(required) != 1 || required[0] != e.identity) {
 			err = errors.New("the server there has another identity than the header l5d-require-id asks for")
 		}
 		if err != nil {
@@ -75,8 +78,8 @@ func (p *proxy) outboundHandler(conns *connections) http.Handler {
 		}
 		to := target{endpoint: e}
 		if e.identity != "" {
-			// Once the certificate has expired, open connections that have it are used, and no new ones are made, unless those
-			// without one may be.
+			// Once the certificate has expired, open connections that have it are used, and no new ones are made,
+			// unless those without one may be.
 			_, err := p.cfg.identity.Credential()
 			to.proven = err == nil || errors.Is(err, linkerdproxy.ErrExpired) && !p.cfg.anonymous
 		}
@@ -84,9 +87,9 @@ func (p *proxy) outboundHandler(conns *connections) http.Handler {
 	})
 }
 
-// stripped returns r for a target, without what only proxies may say, which is each header l5d-* but the count of hops, and without
-// what would end the reading of requests on the connection: after an upgrade to another HTTP, or to TLS, further ones would pass
-// unread.
+// stripped returns r for a target, without what only proxies may say, which is each header l5d-* but the count of
+// hops, and without what would end the reading of requests on the connection: after an upgrade to another HTTP, or to
+// TLS, further ones would pass unread.
 func stripped(r *http.Request, to target) *http.Request {
 	to.body = r.Body
 	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
@@ -107,8 +110,8 @@ func stripped(r *http.Request, to target) *http.Request {
 	return r
 }
 
-// hyphen returns the hyphen for what applications may take for it: with variables in the place of headers, as in CGI, servers
-// have an underscore for it, and some of them for each character that is not a letter or a digit.
+// hyphen returns the hyphen for what applications may take for it: with variables in the place of headers, as in CGI,
+// servers have an underscore for it, and some of them for each character that is not a letter or a digit.
 func hyphen(r rune) rune {
 	if '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' {
 		return r
@@ -123,7 +126,8 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 			to := r.In.Context().Value(targetKey{}).(target)
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", to.pool()
 			r.Out.Host = cmp.Or(r.In.Host, to.addr) // a client of HTTP/1.0 may have sent none
-			if to.client != "" {                    // here, as the client says by its header Connection what is removed before
+			// here, as the client says by its header Connection what is removed before
+			if to.client != "" {
 				r.Out.Header.Set(clientID, to.client)
 			}
 			r.Out.URL.RawQuery = strings.ReplaceAll(r.In.URL.RawQuery, " ", "%20") // the application judges it
@@ -155,14 +159,16 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n, err := strconv.Atoi(cmp.Or(r.Header.Get(hops), "0")); err != nil || n < 0 || n >= maxHops {
 			p.failed.inc(direction)
-			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: it has come through too many proxies", http.StatusLoopDetected)
+			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: it has come through too many proxies",
+				http.StatusLoopDetected)
 			return
 		}
 		if r.Method == "PRI" || r.Method == http.MethodConnect && r.ProtoMajor == 1 {
-			// The application would take what follows on its connection for that of the tunnel, or of HTTP/2, and there other requests
-			// follow.
+			// The application would take what follows on its connection for that of the tunnel, or of HTTP/2, and
+			// there other requests follow.
 			w.Header().Set("Connection", "close")
-			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: no other protocol begins here by "+r.Method, http.StatusNotImplemented)
+			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: no other protocol begins here by "+r.Method,
+				http.StatusNotImplemented)
 			return
 		}
 		if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Header.Get("Expect") == "" && r.Header.Get("Upgrade") == "" {
@@ -176,7 +182,8 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 // answered changes an answer on its way to the client.
 func answered(r *http.Response) error {
 	r.Header.Del(origProto)
-	if r.Request.Context().Value(targetKey{}).(target).orig != "" { // the client's proxy makes this version of the answer
+	// the client's proxy makes this version of the answer
+	if r.Request.Context().Value(targetKey{}).(target).orig != "" {
 		r.Header.Set(origProto, fmt.Sprintf("HTTP/1.%d", r.ProtoMinor))
 	}
 	if c, ok := r.Body.(io.ReadWriteCloser); ok && r.StatusCode == http.StatusSwitchingProtocols {
@@ -185,28 +192,31 @@ func answered(r *http.Response) error {
 	return nil
 }
 
-// fullDuplex forwards a request of HTTP/1 whose body may go on while it is answered. Without that the server reads and closes the
-// body when the answer begins, and the transport, which still reads it, gives up the connection that the answer comes from. It is
-// not for "Expect: 100-continue", where the server leaves the body alone and a client may wait for the end of the answer before it
-// sends one, and not for upgrades, after which there is no body.
+// fullDuplex forwards a request of HTTP/1 whose body may go on while it is answered. Without that the server reads
+// and closes the body when the answer begins, and the transport, which still reads it, gives up the connection that
+// the answer comes from. It is not for "Expect: 100-continue", where the server leaves the body alone and a client
+// may wait for the end of the answer before it sends one, and not for upgrades, after which there is no body.
 func fullDuplex(forward http.Handler, w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	_ = rc.EnableFullDuplex()
 	forward.ServeHTTP(w, r)
 	_ = rc.Flush()
-	// A server that finds the body open may panic (golang/go#68560), and takes what follows a broken one for a request.
+	// A server that finds the body open may panic (golang/go#68560), and takes what follows a broken one for a
+	// request.
 	if r.Body.Close() != nil {
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// written returns the path of a request as the client has written it, where net/url would write it in another way; else "".
+// written returns the path of a request as the client has written it, where net/url would write it in another way;
+// else "".
 func written(r *http.Request) string {
 	path, _, _ := strings.Cut(r.RequestURI, "?")
 	if path == r.URL.EscapedPath() || !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") {
 		return ""
 	}
-	if strings.ContainsFunc(path, func(c rune) bool { return c <= ' ' || c == '#' || c == 0x7f }) { // HTTP/2 can have them
+	// HTTP/2 can have them
+	if strings.ContainsFunc(path, func(c rune) bool { return c <= ' ' || c == '#' || c == 0x7f }) {
 		return ""
 	}
 	return path
@@ -222,8 +232,8 @@ func (p *proxy) fail(direction string, w http.ResponseWriter, err error) {
 	http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: "+err.Error(), http.StatusBadGateway)
 }
 
-// pool returns what net/http takes for a host: connections to one target are kept apart from those to others, and those that
-// prove our identity from those that do not.
+// pool returns what net/http takes for a host: connections to one target are kept apart from those to others, and
+// those that prove our identity from those that do not.
 func (t target) pool() string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %v", t.addr, t.identity, t.serverName, t.proven))
 	return hex.EncodeToString(sum[:16]) + ".mesh:80"
@@ -237,8 +247,8 @@ func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 		return r[0].RoundTrip(req)
 	}
 	if req.Body != nil {
-		// An answer of 300 and above, or one that ends early, stops the transport, which waits for its last Read of the body. The
-		// body that ReverseProxy gives it has a Close that does not end one.
+		// An answer of 300 and above, or one that ends early, stops the transport, which waits for its last Read of
+		// the body. The body that ReverseProxy gives it has a Close that does not end one.
 		req = req.WithContext(req.Context())
 		req.Body = struct {
 			io.Reader
@@ -248,7 +258,8 @@ func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	return r[1].RoundTrip(req)
 }
 
-// newTransport returns a transport for HTTP/1, or for HTTP/2 from the first byte. The address that it dials is that of the target.
+// newTransport returns a transport for HTTP/1, or for HTTP/2 from the first byte. The address that it dials is that
+// of the target.
 func (p *proxy) newTransport(http2 bool, conns *connections) *http.Transport {
 	t := &http.Transport{
 		Protocols:              new(http.Protocols),
@@ -278,7 +289,8 @@ func (p *proxy) newTransport(http2 bool, conns *connections) *http.Transport {
 	return t
 }
 
-// dial connects to an endpoint, with the TLS of the mesh if it has an identity. The first writes are those of package tlsalert.
+// dial connects to an endpoint, with the TLS of the mesh if it has an identity. The first writes are those of package
+// tlsalert.
 func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections, first int32) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()

@@ -29,7 +29,8 @@ func (s *stream) CloseWrite() error { return closeWrite(s.Conn) }
 // accept decides what becomes of an inbound connection.
 func (p *proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 	_ = c.SetReadDeadline(time.Now().Add(detectTime))
-	defer context.AfterFunc(ready.ctx, func() { _ = c.SetReadDeadline(time.Now()) })() // the end does not wait for first bytes
+	// the end does not wait for first bytes
+	defer context.AfterFunc(ready.ctx, func() { _ = c.SetReadDeadline(time.Now()) })()
 	first := make([]byte, 1)
 	n, err := c.Read(first)
 	silent := errors.Is(err, os.ErrDeadlineExceeded) && ready.ctx.Err() == nil
@@ -117,7 +118,8 @@ func (p *proxy) hand(ctx context.Context, s *stream, ready *queue) {
 func (p *proxy) refuse(c net.Conn, reason string, err error) {
 	p.inbound.inc("refused")
 	at, _ := peerkey.Address(c)
-	p.log.LogOf(slog.LevelWarn, at.String(), "inbound connection refused", reason, slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
+	p.log.LogOf(slog.LevelWarn, at.String(), "inbound connection refused", reason,
+		slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
 	_ = c.Close()
 }
 
@@ -139,7 +141,8 @@ func (p *proxy) tunnel(ctx context.Context, c net.Conn) {
 	relay(ctx, c, app)
 }
 
-// relay copies bytes both ways until both sides are done, or nothing has come for an hour, or ctx is done. It closes both.
+// relay copies bytes both ways until both sides are done, or nothing has come for an hour, or ctx is done. It closes
+// both.
 func relay(ctx context.Context, c, app net.Conn) {
 	end := func() {
 		_ = c.Close()
@@ -155,8 +158,8 @@ func relay(ctx context.Context, c, app net.Conn) {
 	wg.Wait()
 }
 
-// pour copies from one connection to the other, and passes the end on. A failure ends both directions. Each part that comes
-// begins the time of idle anew.
+// pour copies from one connection to the other, and passes the end on. A failure ends both directions. Each part that
+// comes begins the time of idle anew.
 func pour(to, from net.Conn, idle *time.Timer) {
 	if _, err := io.Copy(to, heard{from, idle}); err != nil || closeWrite(to) != nil {
 		_ = to.Close()
@@ -218,8 +221,8 @@ func (r *replayed) Read(p []byte) (int, error) {
 // CloseWrite says that nothing more follows.
 func (r *replayed) CloseWrite() error { return closeWrite(r.Conn) }
 
-// serverName reads a ClientHello, with the reader of crypto/tls. It returns the server name in it and all that was read; ok is
-// false if it was none.
+// serverName reads a ClientHello, with the reader of crypto/tls. It returns the server name in it and all that was
+// read; ok is false if it was none.
 func serverName(c net.Conn) (name string, all []byte, ok bool) {
 	r := &recorder{Conn: c}
 	_ = tls.Server(r, &tls.Config{

@@ -27,20 +27,24 @@ import (
 //go:embed injector.yaml
 var injectorManifest string
 
-// runInjector is "linkerd-proxy inject": the webhook that gives pods with a proxy what the proxy needs for an identity. Its files are
-// read again for each connection and each review, so that new ones need no restart; a file that cannot be used leaves the last one.
+// runInjector is "linkerd-proxy inject": the webhook that gives pods with a proxy what the proxy needs for an
+// identity. Its files are read again for each connection and each review, so that new ones need no restart; a file
+// that cannot be used leaves the last one.
 func runInjector(ctx context.Context, args []string, out, errOut io.Writer) error {
 	var addr, cert, key, anchors string
 	cfg := inject.Config{Mesh: linkerdname.Mesh{}, Logger: slog.New(slog.NewTextHandler(errOut, nil))}
 	fs := flag.NewFlagSet("linkerd-proxy inject", flag.ContinueOnError)
 	fs.StringVar(&addr, "addr", ":8443", "`address` of the webhook, with TLS")
-	fs.StringVar(&cert, "cert", "/var/run/linkerd/tls/tls.crt", "`file` with the certificate of the webhook, in PEM, which the webhook configuration trusts")
+	fs.StringVar(&cert, "cert", "/var/run/linkerd/tls/tls.crt",
+		"`file` with the certificate of the webhook, in PEM, which the webhook configuration trusts")
 	fs.StringVar(&key, "key", "/var/run/linkerd/tls/tls.key", "`file` with its private key")
-	fs.StringVar(&anchors, "anchors", "/var/run/linkerd/identity/trust-roots/ca-bundle.crt", "`file` with the trust anchors of the mesh, in PEM")
+	fs.StringVar(&anchors, "anchors", "/var/run/linkerd/identity/trust-roots/ca-bundle.crt",
+		"`file` with the trust anchors of the mesh, in PEM")
 	fs.StringVar(&cfg.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of the control plane")
 	fs.StringVar(&cfg.Mesh.TrustDomain, "trust-domain", "cluster.local", "`name` of the mesh's trust domain")
 	fs.StringVar(&cfg.ClusterDomain, "cluster-domain", "cluster.local", "`suffix` of the DNS names of services")
-	fs.StringVar(&cfg.TokenAudience, "token-audience", "identity.l5d.io", "`audience` of the token for the identity service; empty: the token of the service account")
+	fs.StringVar(&cfg.TokenAudience, "token-audience", "identity.l5d.io",
+		"`audience` of the token for the identity service; empty: the token of the service account")
 	fs.StringVar(&cfg.Container, "container", "linkerd-proxy", "`name` of the container of a proxy")
 	fs.BoolVar(&cfg.Disabled, "disabled", false, "pods without the annotation linkerd.io/identity get no identity")
 	(&program.Manifest{Text: injectorManifest}).Register(fs)
@@ -66,7 +70,8 @@ func runInjector(ctx context.Context, args []string, out, errOut io.Writer) erro
 			err = injector.SetTrustAnchors(pem)
 		}
 		if err != nil {
-			pair.log.Warn("the trust anchors before stay in use", "the file cannot be used", slog.String("file", anchors), slog.Any("err", err))
+			pair.log.Warn("the trust anchors before stay in use", "the file cannot be used",
+				slog.String("file", anchors), slog.Any("err", err))
 		}
 		injector.ServeHTTP(w, r)
 	})
@@ -81,8 +86,8 @@ func runInjector(ctx context.Context, args []string, out, errOut io.Writer) erro
 	}})
 }
 
-// ownPair is the certificate of the webhook and its key. What its files have takes the place of the last good one if it can be used,
-// and is valid or the last one is not.
+// ownPair is the certificate of the webhook and its key. What its files have takes the place of the last good one if
+// it can be used, and is valid or the last one is not.
 type ownPair struct {
 	cert, key string
 	log       *ratelog.Log
@@ -106,7 +111,8 @@ func (p *ownPair) read() error {
 		return fmt.Errorf("%s and %s: %w", p.cert, p.key, err)
 	}
 	now, last := time.Now(), p.last.Load()
-	if err := certchain.InTime(next.Leaf, now); err != nil && (!now.Before(next.Leaf.NotAfter) || last != nil && now.Before(last.Leaf.NotAfter)) {
+	if err := certchain.InTime(next.Leaf, now); err != nil && (!now.Before(next.Leaf.NotAfter) || last != nil &&
+		now.Before(last.Leaf.NotAfter)) {
 		return fmt.Errorf("%s: %w", p.cert, err)
 	}
 	p.last.Store(&next)

@@ -36,8 +36,8 @@ func closeWrite(c io.Closer) error {
 	return c.Close()
 }
 
-// connections are those of a server to others, which end with it: net/http keeps those that are idle, and cannot close one
-// whose last request is just ending.
+// connections are those of a server to others, which end with it: net/http keeps those that are idle, and cannot
+// close one whose last request is just ending.
 type connections struct {
 	over context.Context // of the server
 	mu   sync.Mutex
@@ -79,7 +79,8 @@ func (c *sniffed) Read(p []byte) (int, error) {
 }
 
 // dial connects for a client's request, and gives up when the server is over.
-func (s *connections) dial(ctx context.Context, addr string, control func(network, address string, c syscall.RawConn) error) (_ net.Conn, err error) {
+func (s *connections) dial(ctx context.Context, addr string, control func(network, address string,
+	c syscall.RawConn) error) (_ net.Conn, err error) {
 	release := func() {}
 	if client, ok := ctx.Value(connKey{}).(net.Conn); ok {
 		if release, err = within(client); err != nil {
@@ -127,23 +128,25 @@ func (s *connections) close() {
 	}
 }
 
-// within counts a connection that is to be opened for a client in the budget of the process until release is called, as if the
-// client had opened it: by HTTP/2 one connection of a client can lead to a thousand. It fails beyond the client's share.
+// within counts a connection that is to be opened for a client in the budget of the process until release is called,
+// as if the client had opened it: by HTTP/2 one connection of a client can lead to a thousand. It fails beyond the
+// client's share.
 func within(client net.Conn) (release func(), err error) {
-	c, err := unixsocket.Limit(&room{Conn: client}, 1, slog.New(slog.DiscardHandler)).Accept()
+	c, err := unixsocket.Limit(&pending{Conn: client}, 1, slog.New(slog.DiscardHandler)).Accept()
 	if err != nil {
 		return nil, err
 	}
 	return func() { _ = c.Close() }, nil
 }
 
-// room stands for a connection to be, which has the addresses of its client's, and is the listener that accepts it, once.
-type room struct {
+// pending stands for a connection that is not open yet and has the addresses of its client's. It is the listener that
+// accepts itself, once.
+type pending struct {
 	net.Conn
 	taken bool
 }
 
-func (r *room) Accept() (net.Conn, error) {
+func (r *pending) Accept() (net.Conn, error) {
 	if r.taken {
 		return nil, errors.New("the client has too many connections, with those that its requests have opened")
 	}
@@ -151,10 +154,10 @@ func (r *room) Accept() (net.Conn, error) {
 	return r, nil
 }
 
-func (r *room) Addr() net.Addr { return r.LocalAddr() }
+func (r *pending) Addr() net.Addr { return r.LocalAddr() }
 
 // Close leaves the client's connection open.
-func (r *room) Close() error { return nil }
+func (r *pending) Close() error { return nil }
 
 // underWay counts the requests that are under way, in total and of each address.
 type underWay struct {
@@ -180,8 +183,8 @@ func (u *underWay) take(from string, n int) bool {
 	return true
 }
 
-// within serves as next does, until the client has taken the answer, and refuses what there is no room for, without a body that
-// would wait for the client.
+// within serves as next does, until the client has taken the answer, and refuses what there is no room for, without a
+// body that would wait for the client.
 func (u *underWay) within(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from, _, _ := net.SplitHostPort(r.RemoteAddr)
@@ -199,9 +202,10 @@ func (u *underWay) within(next http.Handler) http.Handler {
 	})
 }
 
-// inTime gives a client of HTTP/1 some time for each part of a body, and to send the rest of one that next has not read: net/http
-// reads it before the next request, without a limit. So a client that stops in the middle does not keep its connection, or that
-// to the application, where its proxy has made HTTP/2 of the request. By HTTP/1 a client has long to take each part of the answer.
+// inTime gives a client of HTTP/1 some time for each part of a body, and to send the rest of one that next has not
+// read: net/http reads it before the next request, without a limit. So a client that stops in the middle does not
+// keep its connection, or that to the application, where its proxy has made HTTP/2 of the request. By HTTP/1 a client
+// has long to take each part of the answer.
 func inTime(next http.Handler, part, rest, long time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
@@ -214,7 +218,8 @@ func inTime(next http.Handler, part, rest, long time.Duration) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		r = r.WithContext(r.Context()) // net/http looks at the body of its own, and ends the connection if a part of that was left
+		// net/http looks at the body of its own, and ends the connection if a part of that was left
+		r = r.WithContext(r.Context())
 		r.Body = &timedBody{r.Body, rc, part}
 		next.ServeHTTP(w, r)
 		_ = rc.SetReadDeadline(time.Now().Add(rest)) // of this request only

@@ -1,18 +1,21 @@
-// Linkerd-proxy is a proxy beside a workload of a Linkerd mesh: it takes the certificate of the workload from the mesh's
-// identity service, carries the HTTP of its application to other workloads by mutual TLS, and theirs to it.
+// Linkerd-proxy is a proxy beside a workload of a Linkerd mesh: it takes the certificate of the workload from the
+// mesh's identity service, carries the HTTP of its application to other workloads by mutual TLS, and theirs to it.
 //
-//	linkerd-proxy -app 127.0.0.1:8080 -route voting.emojivoto:80=10.1.2.3:4143=voting.emojivoto.serviceaccount.identity.linkerd.cluster.local
+//	linkerd-proxy -app 127.0.0.1:8080 \
+//		-route voting.emojivoto:80=10.1.2.3:4143=voting.emojivoto.serviceaccount.identity.linkerd.cluster.local
 //
-// Environment variables configure the identity, as an injector sets them; -help lists them. Flags say where to listen and what
-// to forward. Where a request without a route goes is up to the destination service of the mesh, if the environment names one;
-// with -plaintext the others go to the address in their Host, without TLS, and else they are answered with 502. Without the name of a
-// workload in the environment the proxy has no identity, and forwards without TLS both ways.
-// The admin port answers /ready, /live and /metrics; it is on loopback, so for the kubelet set -admin to an address of the pod.
+// Environment variables configure the identity, as an injector sets them; -help lists them. Flags say where to listen
+// and what to forward. Where a request without a route goes is up to the destination service of the mesh, if the
+// environment names one; with -plaintext the others go to the address in their Host, without TLS, and else they are
+// answered with 502. Without the name of a workload in the environment the proxy has no identity, and forwards
+// without TLS both ways. The admin port answers /ready, /live and /metrics; it is on loopback, so for the kubelet set
+// -admin to an address of the pod.
 //
-// "linkerd-proxy inject" is the webhook that gives pods what the proxy in them needs for an identity; -h after it lists its flags, and
-// -install kubernetes prints its objects.
+// "linkerd-proxy inject" is the webhook that gives pods what the proxy in them needs for an identity; -h after it
+// lists its flags, and -install kubernetes prints its objects.
 //
-// The identity is package linkerdproxy of the library. The forwarding is part of this example; README.md has its limits.
+// The identity is package linkerdproxy of the library. The forwarding is part of this example; README.md has its
+// limits.
 package main
 
 import (
@@ -73,17 +76,25 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	fs := flag.NewFlagSet("linkerd-proxy", flag.ContinueOnError)
 	fs.StringVar(&o.app, "app", "", "`host:port` of the application, for inbound connections")
 	fs.StringVar(&o.inbound, "inbound", "0.0.0.0:4143", "`address` for inbound connections")
-	fs.StringVar(&o.outbound, "outbound", "127.0.0.1:4140", "`address` for the requests of the application; empty for none")
+	fs.StringVar(&o.outbound, "outbound", "127.0.0.1:4140",
+		"`address` for the requests of the application; empty for none")
 	fs.StringVar(&o.admin, "admin", "127.0.0.1:4191", "`address` of /ready, /live and /metrics")
 	fs.BoolVar(&o.opaque, "opaque", false, "the application does not speak HTTP: copy bytes")
-	fs.BoolVar(&o.clientID, "client-id", false, "tell the application the client's identity, in the header l5d-client-id")
-	fs.BoolVar(&o.plaintext, "plaintext", false, "send requests that neither a route nor the destination service knows to the address in their Host, without TLS")
-	fs.BoolVar(&o.anonymous, "anonymous-after-expiry", false, "go on without a client certificate once that of the workload has expired. "+
-		"DANGER: servers then do not know who calls, and one that lets anonymous clients in gives them no less than before")
+	fs.BoolVar(&o.clientID, "client-id", false,
+		"tell the application the client's identity, in the header l5d-client-id")
+	fs.BoolVar(&o.plaintext, "plaintext", false,
+		"send requests that neither a route nor the destination service knows to the address in their Host, "+
+			"without TLS")
+	fs.BoolVar(&o.anonymous, "anonymous-after-expiry", false,
+		"go on without a client certificate once that of the workload has expired. "+
+			"DANGER: servers then do not know who calls, and one that lets anonymous clients in gives them no less "+
+			"than before")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
-	fs.Func("route", "`HOST:PORT=ADDRESS[=IDENTITY]`: where requests for a host go, and who must be there; may be repeated", o.route)
+	fs.Func("route", "`HOST:PORT=ADDRESS[=IDENTITY]`: where requests for a host go, and who must be there; may be "+
+		"repeated", o.route)
 	(&program.Manifest{Text: manifest}).Register(fs)
-	if err := program.Parse(fs, args, out, program.Help{Groups: groups, More: func(w io.Writer) error { return linkerdproxy.WriteEnviron(w, false) }}); err != nil {
+	if err := program.Parse(fs, args, out, program.Help{Groups: groups,
+		More: func(w io.Writer) error { return linkerdproxy.WriteEnviron(w, false) }}); err != nil {
 		return err
 	}
 	level := slog.LevelInfo
@@ -111,9 +122,10 @@ func (o *options) route(text string) error {
 	return nil
 }
 
-// authority returns a Host with its port, in the one form that a name or address has here: in lower case, without dots at
-// the end, and with IPv4 addresses as such. Otherwise another spelling would have another route, or none. It returns "" for
-// what a dialer or a resolver could take for another spelling: a port that is no number, or numbers that are no address.
+// authority returns a Host with its port, in the one form that a name or address has here: in lower case, without
+// dots at the end, and with IPv4 addresses as such. Otherwise another spelling would have another route, or none. It
+// returns "" for what a dialer or a resolver could take for another spelling: a port that is no number, or numbers
+// that are no address.
 func authority(host string) string {
 	name, port, err := net.SplitHostPort(host)
 	if err != nil {
@@ -168,7 +180,8 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 	_, portText, _ := net.SplitHostPort(o.app)
 	port, _ := strconv.Atoi(portText)
 	p, err := newProxy(config{
-		name: env.Name, identity: id, anonymous: o.anonymous, application: o.app, opaque: o.opaque, clientID: o.clientID, logger: log,
+		name: env.Name, identity: id, anonymous: o.anonymous, application: o.app, opaque: o.opaque,
+		clientID: o.clientID, logger: log,
 		requireTLS: slices.Contains(env.RequireTLS, port), requireIdentity: slices.Contains(env.RequireIdentity, port),
 		route: func(ctx context.Context, host string) (endpoint, error) { return o.find(ctx, destinations, host) },
 	})
@@ -213,7 +226,8 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 	return parts.Wait()
 }
 
-// find returns where requests for a host go: by a route, by the destination service, which is nil for none, or to the host itself.
+// find returns where requests for a host go: by a route, by the destination service, which is nil for none, or to the
+// host itself.
 func (o *options) find(ctx context.Context, destinations *linkerdproxy.Destinations, host string) (endpoint, error) {
 	if e, ok := o.routes[host]; ok {
 		return e, nil

@@ -19,8 +19,8 @@ func (p *proxy) listens(l net.Listener) {
 	}
 }
 
-// elsewhere is the Control of a [net.Dialer]. It refuses the ports of the proxy at the addresses of this machine: a request that
-// leads there would come again, and open another connection each time.
+// elsewhere is the Control of a [net.Dialer]. It refuses the ports of the proxy at the addresses of this machine: a
+// request that leads there would come again, and open another connection each time.
 func (p *proxy) elsewhere(_, address string, _ syscall.RawConn) error {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {

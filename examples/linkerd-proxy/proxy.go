@@ -29,29 +29,31 @@ type config struct {
 	// anonymous says that the identity connects without its certificate once that has expired.
 	anonymous bool
 
-	// application is the address, host:port, of the workload, which inbound connections are forwarded to. It speaks HTTP/1
-	// or HTTP/2 without TLS, and each request arrives by the version that the client has sent it in, without trailers.
+	// application is the address, host:port, of the workload, which inbound connections are forwarded to. It speaks
+	// HTTP/1 or HTTP/2 without TLS, and each request arrives by the version that the client has sent it in, without
+	// trailers.
 	application string
 
 	// opaque says that the application speaks another protocol: what comes in is forwarded byte for byte, and the
 	// application learns nothing of the client.
 	opaque bool
 
-	// route returns where an outbound request goes, by its Host, in the form of [authority]. Its error is answered with 502.
-	// It must be safe for concurrent use.
+	// route returns where an outbound request goes, by its Host, in the form of [authority]. Its error is answered
+	// with 502. It must be safe for concurrent use.
 	route func(ctx context.Context, authority string) (endpoint, error)
 
-	// clientID tells the application the proven identity of the client, in the header l5d-client-id of each HTTP request.
-	// Without it the application gets no such header, and what a client sends under that name arrives in neither case. With
-	// it nothing is forwarded byte for byte: an application could take for a request what is none for the proxy.
+	// clientID tells the application the proven identity of the client, in the header l5d-client-id of each HTTP
+	// request. Without it the application gets no such header, and what a client sends under that name arrives in
+	// neither case. With it nothing is forwarded byte for byte: an application could take for a request what is none
+	// for the proxy.
 	clientID bool
 
-	// requireTLS refuses inbound connections that the proxy does not terminate TLS for. requireIdentity refuses clients
-	// without an identity, too.
+	// requireTLS refuses inbound connections that the proxy does not terminate TLS for. requireIdentity refuses
+	// clients without an identity, too.
 	requireTLS, requireIdentity bool
 
-	// logger gets connections that are refused and requests that cannot be forwarded (Warn): each reason, and each client of
-	// the first 12 that is refused, at once, and then once in a minute with a count. Nil means no logs.
+	// logger gets connections that are refused and requests that cannot be forwarded (Warn): each reason, and each
+	// client of the first 12 that is refused, at once, and then once in a minute with a count. Nil means no logs.
 	logger *slog.Logger
 }
 
@@ -75,9 +77,10 @@ type proxy struct {
 }
 
 const (
-	detectTime  = 10 * time.Second // for the first bytes of a connection, and the handshake
-	dialTime    = 10 * time.Second
-	idleTimeout = 5 * time.Minute  // of clients; longer than that of our own connections, so that no request meets a close
+	detectTime = 10 * time.Second // for the first bytes of a connection, and the handshake
+	dialTime   = 10 * time.Second
+	// of clients; longer than that of our own connections, so that no request meets a close
+	idleTimeout = 5 * time.Minute
 	idleOut     = 90 * time.Second // of our own
 	drainTime   = 5 * time.Second
 	maxHeader   = 64 << 10
@@ -96,7 +99,8 @@ const (
 func newProxy(cfg config) (*proxy, error) {
 	switch {
 	case cfg.identity == nil && (cfg.requireTLS || cfg.requireIdentity || cfg.clientID):
-		return nil, errors.New("without an identity there are no clients with one: -client-id cannot be set, and no port can require TLS")
+		return nil, errors.New("without an identity there are no clients with one: -client-id cannot be set, and " +
+			"no port can require TLS")
 	case cfg.application == "" && cfg.route == nil:
 		return nil, errors.New("there is neither an application nor a route: nothing could be forwarded")
 	case cfg.opaque && cfg.clientID:
@@ -111,30 +115,32 @@ func newProxy(cfg config) (*proxy, error) {
 	return &proxy{
 		cfg: cfg, log: ratelog.New(cfg.logger, 0),
 		inbound: newCounter("svidkit_linkerdproxy_inbound_connections_total",
-			"The number of inbound connections: with TLS that the proxy terminates, plaintext, passed through with TLS for another name, or refused.",
+			"The number of inbound connections: with TLS that the proxy terminates, plaintext, passed through with "+
+				"TLS for another name, or refused.",
 			"kind", "tls", "plaintext", "passthrough", "refused"),
-		failed: newCounter("svidkit_linkerdproxy_failed_requests_total", "The number of HTTP requests that could not be forwarded.", "direction", "inbound", "outbound"),
+		failed: newCounter("svidkit_linkerdproxy_failed_requests_total",
+			"The number of HTTP requests that could not be forwarded.", "direction", "inbound", "outbound"),
 	}, nil
 }
 
 // Report implements [report.Reporter] with these metrics:
 //
-//	svidkit_linkerdproxy_inbound_connections_total   by kind: tls, plaintext, passthrough for TLS with another name, or refused
-//	svidkit_linkerdproxy_failed_requests_total       by direction, inbound or outbound: those that could not be forwarded
+//	svidkit_linkerdproxy_inbound_connections_total   by kind: tls, plaintext, passthrough (TLS with another name), refused
+//	svidkit_linkerdproxy_failed_requests_total       by direction, inbound or outbound: not forwarded
 func (p *proxy) Report() report.Report {
 	return report.Report{Metrics: func(w io.Writer) error {
 		return errors.Join(p.inbound.WriteMetrics(w), p.failed.WriteMetrics(w))
 	}}
 }
 
-// serveInbound accepts the connections of clients on l, and forwards them to the application, until ctx is done; then it
-// gives requests 5 seconds to end, and returns nil. It takes over l and closes it. What it forwards byte for byte ends at
-// once, and upgraded connections, such as WebSockets, do with the last requests.
+// serveInbound accepts the connections of clients on l, and forwards them to the application, until ctx is done; then
+// it gives requests 5 seconds to end, and returns nil. It takes over l and closes it. What it forwards byte for byte
+// ends at once, and upgraded connections, such as WebSockets, do with the last requests.
 //
-// TLS with the server name of the workload is terminated. While there is no valid certificate such connections are closed,
-// with none of their bytes forwarded. TLS with another server name is forwarded as it is, and so is what is not TLS, unless
-// requireTLS or clientID is set. A client has 10 seconds to begin; one that has sent nothing by then, as with protocols in which the
-// server speaks first, counts as not TLS.
+// TLS with the server name of the workload is terminated. While there is no valid certificate such connections are
+// closed, with none of their bytes forwarded. TLS with another server name is forwarded as it is, and so is what is
+// not TLS, unless requireTLS or clientID is set. A client has 10 seconds to begin; one that has sent nothing by then,
+// as with protocols in which the server speaks first, counts as not TLS.
 func (p *proxy) serveInbound(ctx context.Context, l net.Listener) error {
 	if p.cfg.application == "" {
 		_ = l.Close()
@@ -144,11 +150,11 @@ func (p *proxy) serveInbound(ctx context.Context, l net.Listener) error {
 	return p.serve(ctx, l, ready, p.inboundHandler, func(ctx context.Context, c net.Conn) { p.accept(ctx, c, ready) })
 }
 
-// serveOutbound accepts HTTP/1 and HTTP/2 requests of the application on l, without TLS, and forwards them by their routes, until
-// ctx is done; then it gives them 5 seconds to end, and returns nil. It takes over l and closes it.
+// serveOutbound accepts HTTP/1 and HTTP/2 requests of the application on l, without TLS, and forwards them by their
+// routes, until ctx is done; then it gives them 5 seconds to end, and returns nil. It takes over l and closes it.
 //
-// A request with the header l5d-require-id fails unless its route has that identity. Any program of this machine that reaches
-// the port is the application for the servers.
+// A request with the header l5d-require-id fails unless its route has that identity. Any program of this machine that
+// reaches the port is the application for the servers.
 func (p *proxy) serveOutbound(ctx context.Context, l net.Listener) error {
 	if p.cfg.route == nil {
 		_ = l.Close()
@@ -158,8 +164,8 @@ func (p *proxy) serveOutbound(ctx context.Context, l net.Listener) error {
 	return p.serve(ctx, l, ready, p.outboundHandler, func(_ context.Context, c net.Conn) { ready.put(c) })
 }
 
-// queue is a listener of connections that are ready for net/http. They are not *tls.Conn, so that it looks for the preface of
-// HTTP/2, as the TLS of the mesh has no ALPN.
+// queue is a listener of connections that are ready for net/http. They are not *tls.Conn, so that it looks for the
+// preface of HTTP/2, as the TLS of the mesh has no ALPN.
 type queue struct {
 	net.Listener
 	conns chan net.Conn
@@ -185,19 +191,22 @@ func (q *queue) Accept() (net.Conn, error) {
 }
 
 // serve accepts connections on l until ctx is done. Each is for begin, which puts those for net/http into ready.
-func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler func(*connections) http.Handler, begin func(context.Context, net.Conn)) error {
+func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler func(*connections) http.Handler,
+	begin func(context.Context, net.Conn)) error {
 	accepting, stop := context.WithCancel(ctx)
 	defer stop()
-	open, cut := context.WithCancel(context.WithoutCancel(ctx)) // of requests, and connections that net/http does not end
+	// of requests, and connections that net/http does not end
+	open, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
 	ready.ctx = accepting
 	accepted := unixsocket.Limit(l, 1, p.cfg.logger) // those that it leads to count, too
 	p.listens(l)
 	others := connections{over: open}
 	srv := &http.Server{
-		Handler:     inTime(new(underWay).within(handler(&others)), bodyTime, detectTime, idleTimeout),
-		Protocols:   new(http.Protocols),
-		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: 128 << 10, MaxReceiveBufferPerStream: 64 << 10, WriteByteTimeout: time.Minute},
+		Handler:   inTime(new(underWay).within(handler(&others)), bodyTime, detectTime, idleTimeout),
+		Protocols: new(http.Protocols),
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: 128 << 10,
+			MaxReceiveBufferPerStream: 64 << 10, WriteByteTimeout: time.Minute},
 		BaseContext: func(net.Listener) context.Context { return open },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, c)
@@ -254,9 +263,11 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	return err
 }
 
-// passes reports whether connections can be accepted again after err, which says that the system has no room for one now.
+// passes reports whether connections can be accepted again after err, which says that the system has no room for one
+// now.
 func passes(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) ||
+		errors.Is(err, syscall.ENOMEM)
 }
 
 type connKey struct{}

@@ -36,7 +36,8 @@ func newIssuer(n *narrator, o options) (issuer, *ca.Authority, error) {
 		MaxTTL:      o.lifetime,
 		Backdate:    time.Second,
 		RefreshHint: time.Second,
-		Rotation:    ca.Rotation{Propagation: max(o.lifetime*2/5, time.Second)}, // how long a new root is known before it signs
+		// how long a new root is known before it signs
+		Rotation: ca.Rotation{Propagation: max(o.lifetime*2/5, time.Second)},
 	})
 	if err != nil {
 		return nil, nil, err
@@ -52,8 +53,8 @@ func inside(authority *ca.Authority) issuer {
 	return func(id spiffe.ID) (caclient.CA, error) { return local.New(authority, id) }
 }
 
-// outside asks the CA at o.ca. The workload's name is its token, behind the secret that examples/ca has in development mode
-// and keeps beside its roots; in a cluster it is the token of a service account.
+// outside asks the CA at o.ca. The workload's name is its token, behind the secret that examples/ca has in
+// development mode and keeps beside its roots; in a cluster it is the token of a service account.
 func outside(o options) (issuer, error) {
 	if _, err := os.Stat(o.caRoots); err != nil { // now, rather than with the first connection
 		return nil, err
@@ -63,7 +64,8 @@ func outside(o options) (issuer, error) {
 			URL:         o.ca,
 			TrustDomain: trustDomain,
 			RootsFile:   o.caRoots, // vouch for workloads, and for the CA itself
-			Token: func(context.Context) (string, error) { // each time, as a CA that is started again has another secret
+			// each time, as a CA that is started again has another secret
+			Token: func(context.Context) (string, error) {
 				secret, err := os.ReadFile(filepath.Join(filepath.Dir(o.caRoots), "token-secret"))
 				if err != nil && !errors.Is(err, fs.ErrNotExist) {
 					return "", err
@@ -146,7 +148,8 @@ func (r *rotation) distributed(ctx context.Context, root ca.KeyStatus) {
 	for _, w := range r.workloads {
 		for ctx.Err() == nil {
 			changed := w.manager.Changed() // before reading, so that no change is missed
-			if b, err := w.manager.Bundle(trustDomain); err == nil && slices.ContainsFunc(slices.Collect(b.X509Authorities()), root.Certificate.Equal) {
+			if b, err := w.manager.Bundle(trustDomain); err == nil &&
+				slices.ContainsFunc(slices.Collect(b.X509Authorities()), root.Certificate.Equal) {
 				break
 			}
 			select {
@@ -157,7 +160,8 @@ func (r *rotation) distributed(ctx context.Context, root ca.KeyStatus) {
 	}
 	if ctx.Err() == nil {
 		r.n.say(event{Who: "ca", What: "root distributed", Serial: short(root.Certificate),
-			Detail: fmt.Sprintf("every workload trusts it; it signs from %s", root.Activates.UTC().Format("15:04:05Z"))})
+			Detail: fmt.Sprintf("every workload trusts it; it signs from %s",
+				root.Activates.UTC().Format("15:04:05Z"))})
 	}
 }
 

@@ -1,23 +1,23 @@
-// Quickstart shows a workload identity from the certificate authority to the wire, in one process
-// and about twenty seconds, with lifetimes of seconds instead of hours:
+// Quickstart shows a workload identity from the certificate authority to the wire, in one process and about twenty
+// seconds, with lifetimes of seconds instead of hours:
 //
 //	go run ./examples/quickstart
 //
-// A certificate authority makes a root. Two workloads, frontend and backend, get an identity from
-// it, each kept fresh by a SecretManager. The frontend's secrets are served to Envoy by SDS on a
-// Unix socket, where a small client takes them as Envoy would. The frontend sends requests to the
-// backend over mTLS, each with a new handshake. Leaves are renewed all the time, and once the root is
-// replaced in four steps: prepared, distributed, activated, retired. No handshake may fail: after a
-// failure the exit code is 1, and the error describes the first one.
+// A certificate authority makes a root. Two workloads, frontend and backend, get an identity from it, each kept fresh
+// by a SecretManager. The frontend's secrets are served to Envoy by SDS on a Unix socket, where a small client takes
+// them as Envoy would. The frontend sends requests to the backend over mTLS, each with a new handshake. Leaves are
+// renewed all the time, and once the root is replaced in four steps: prepared, distributed, activated, retired. No
+// handshake may fail: after a failure the exit code is 1, and the error describes the first one.
 //
-// With -ca and -ca-roots the identities come from another process, over Istio's certificate API, such as
-// examples/ca, whose operator then rotates the root:
+// With -ca and -ca-roots the identities come from another process, over Istio's certificate API, such as examples/ca,
+// whose operator then rotates the root:
 //
 //	go run ./examples/ca -trust-domain example.org
-//	go run ./examples/quickstart -ca https://localhost:15012 -ca-roots ~/.local/state/svidkit-ca/example.org/root-cert.pem
+//	go run ./examples/quickstart -ca https://localhost:15012 \
+//		-ca-roots ~/.local/state/svidkit-ca/example.org/root-cert.pem
 //
-// With -json each event is a line of JSON. With -serve it does not end, replaces the root again and
-// again, and prints a bootstrap for a real Envoy that takes its certificates from the socket.
+// With -json each event is a line of JSON. With -serve it does not end, replaces the root again and again, and prints
+// a bootstrap for a real Envoy that takes its certificates from the socket.
 package main
 
 import (
@@ -46,7 +46,8 @@ type options struct {
 	serve    bool
 	socket   string
 	json     bool
-	every    time.Duration // before the root is replaced, each time with serve; 0 means a share of duration, or six lifetimes
+	// before the root is replaced, each time with serve; 0 means a share of duration, or six lifetimes
+	every time.Duration
 
 	ca      string // URL of the CA; empty for one in this process
 	caRoots string // file
@@ -60,7 +61,8 @@ func main() {
 	flag.StringVar(&o.socket, "socket", "", "path of the SDS socket (default: in a temporary directory)")
 	flag.BoolVar(&o.json, "json", false, "write one JSON object per event")
 	flag.StringVar(&o.ca, "ca", "", "`URL` of a CA with Istio's certificate API (default: a CA in this process)")
-	flag.StringVar(&o.caRoots, "ca-roots", "", "`file` with the roots of -ca in PEM; the secret of examples/ca is beside it")
+	flag.StringVar(&o.caRoots, "ca-roots", "",
+		"`file` with the roots of -ca in PEM; the secret of examples/ca is beside it")
 	flag.Parse()
 	if err := o.check(); err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
@@ -135,7 +137,8 @@ func show(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	if o.serve {
-		n.print("\nAn Envoy takes the frontend's certificates from here with this bootstrap (envoy -c envoy.yaml):\n\n" +
+		n.print("\nAn Envoy takes the frontend's certificates from here with this bootstrap (envoy -c " +
+			"envoy.yaml):\n\n" +
 			strings.ReplaceAll(envoyBootstrap, "SOCKET", socket) +
 			"\nThen look at http://127.0.0.1:9901/certs: the serial numbers follow the ones above.\n\n")
 	}

@@ -40,7 +40,8 @@ func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime t
 	}
 	g.run(name, w.manager.Run)
 	// A service would wait for as long as it takes.
-	ctx, cancel := context.WithTimeoutCause(g.ctx, 30*time.Second, errors.New("no identity within 30s; is the CA there?"))
+	ctx, cancel := context.WithTimeoutCause(g.ctx, 30*time.Second,
+		errors.New("no identity within 30s; is the CA there?"))
 	defer cancel()
 	if err := w.manager.Ready(ctx); err != nil {
 		return nil, err
@@ -71,7 +72,8 @@ func (w *workload) describe(n *narrator, snap *spiffe.Snapshot, old *spiffe.SVID
 	if err != nil || svid == old {
 		return old
 	}
-	e := event{Who: w.name, What: "issued", ID: svid.ID().String(), Serial: short(svid.Leaf()), NotAfter: svid.NotAfter()}
+	e := event{Who: w.name, What: "issued", ID: svid.ID().String(), Serial: short(svid.Leaf()),
+		NotAfter: svid.NotAfter()}
 	if old != nil {
 		w.renewals.Add(1)
 		e.What, e.ID = "renewed", ""
@@ -96,7 +98,8 @@ type traffic struct {
 // verdict is an error if a handshake failed.
 func (t *traffic) verdict() error {
 	if first := t.first.Load(); first != nil {
-		return fmt.Errorf("%d of %d handshakes failed, the first %s", t.failed.Load(), t.failed.Load()+t.done.Load(), *first)
+		return fmt.Errorf("%d of %d handshakes failed, the first %s", t.failed.Load(), t.failed.Load()+t.done.Load(),
+			*first)
 	}
 	return nil
 }
@@ -104,8 +107,10 @@ func (t *traffic) verdict() error {
 // startTraffic serves the backend and has the frontend ask it, with a new handshake each time.
 func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
 	// The server: only the frontend gets past the handshake.
-	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-	serving, err := spiffetls.New(spiffetls.Config{Self: backend.manager, Peers: backend.manager, Allow: spiffe.AllowIDs(frontend.id)})
+	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout: time.Minute}
+	serving, err := spiffetls.New(spiffetls.Config{Self: backend.manager, Peers: backend.manager,
+		Allow: spiffe.AllowIDs(frontend.id)})
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +129,8 @@ func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic,
 	})
 
 	// The client: it takes no other server than the backend.
-	asking, err := spiffetls.New(spiffetls.Config{Self: frontend.manager, Peers: frontend.manager, Allow: spiffe.AllowIDs(backend.id)})
+	asking, err := spiffetls.New(spiffetls.Config{Self: frontend.manager, Peers: frontend.manager,
+		Allow: spiffe.AllowIDs(backend.id)})
 	if err != nil {
 		return nil, err
 	}

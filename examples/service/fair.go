@@ -8,8 +8,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// How many requests are answered at a time, and how many of one peer: a client may take as long as the server lets it to take an
-// answer, so the memory for answers has a bound, of which no client has all.
+// How many requests are answered at a time, and how many of one peer: a client may take as long as the server lets it
+// to take an answer, so the memory for answers has a bound, of which no client has all.
 const maxRequests, maxRequestsEach = 500, 250
 
 // fair serves requests within the bounds, and refuses others with 503.

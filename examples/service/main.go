@@ -1,22 +1,21 @@
-// Service is an HTTP server and a client that authenticate each other with an identity from the SPIFFE
-// Workload API:
+// Service is an HTTP server and a client that authenticate each other with an identity from the SPIFFE Workload API:
 //
 //	go run ./examples/service
 //
-// Without more it is a demo that needs nothing else: it starts an agent in this process, with a
-// certificate authority whose certificates live for four seconds, makes eight requests, each with a
-// new handshake, and ends. The identity is renewed on the way, and no request fails.
+// Without more it is a demo that needs nothing else: it starts an agent in this process, with a certificate authority
+// whose certificates live for four seconds, makes eight requests, each with a new handshake, and ends. The identity
+// is renewed on the way, and no request fails.
 //
 // Beside a real agent, such as SPIRE's, the same code runs with
 //
 //	go run ./examples/service -socket unix:///run/spire/agent/public/api.sock
 //
-// or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests
-// requests. Where SPIFFE_CREDENTIAL_FOLDER names a folder, such as a volume of a pod that Kubernetes keeps up to date, the
-// identity is in that, and no agent is needed. With -url it asks another service instead of itself. With -health-addr
-// 127.0.0.1:15026 it says at /ready, /live and /metrics how it is;
-// dashboard.json shows these metrics in Grafana. After SIGTERM /ready says "draining" for as long as -drain, while requests are
-// answered, and then it ends with the last of them.
+// or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests requests. Where
+// SPIFFE_CREDENTIAL_FOLDER names a folder, such as a volume of a pod that Kubernetes keeps up to date, the identity
+// is in that, and no agent is needed. With -url it asks another service instead of itself. With -health-addr
+// 127.0.0.1:15026 it says at /ready, /live and /metrics how it is; dashboard.json shows these metrics in Grafana.
+// After SIGTERM /ready says "draining" for as long as -drain, while requests are answered, and then it ends with the
+// last of them.
 package main
 
 import (
@@ -65,7 +64,8 @@ func main() {
 		"address of the Workload API (default: the files in SPIFFE_CREDENTIAL_FOLDER, or else a demo)")
 	flag.StringVar(&o.url, "url", "", "server to ask, such as https://127.0.0.1:8443 (default: this one)")
 	flag.StringVar(&o.addr, "addr", "127.0.0.1:0", "host and port of the server; port 0: a free one")
-	flag.DurationVar(&o.drain, "drain", 3*time.Second, "how long requests are answered after a signal, while /ready says 503")
+	flag.DurationVar(&o.drain, "drain", 3*time.Second,
+		"how long requests are answered after a signal, while /ready says 503")
 	flag.StringVar(&o.healthAddr, "health-addr", "",
 		"host and port of /ready, /live and /metrics, such as 127.0.0.1:15026 (default: none)")
 	flag.IntVar(&o.requests, "requests", -1,
@@ -153,8 +153,14 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	handshakes := new(spiffetls.Metrics)
 	server := &http.Server{
-		Handler: &fair{Handler: http.HandlerFunc(hello)}, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 16 << 10,
-		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10},
+		Handler:        &fair{Handler: http.HandlerFunc(hello)},
+		ReadTimeout:    10 * time.Second,
+		WriteTimeout:   10 * time.Second,
+		IdleTimeout:    5 * time.Minute,
+		MaxHeaderBytes: 16 << 10,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: 100, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10,
+		},
 	}
 	endpoint, err := spiffetls.New(spiffetls.Config{
 		Self: src, Peers: src, Allow: spiffe.AllowMembersOf(me.ID().TrustDomain()), // colleagues, to serve and to ask
@@ -196,7 +202,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	url = cmp.Or(o.url, url)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { _ = server.ServeTLS(unixsocket.Limit(l, 1, nil), "", "") }) // no client takes the descriptors of the others
+	// no client takes the descriptors of the others
+	wg.Go(func() { _ = server.ServeTLS(unixsocket.Limit(l, 1, nil), "", "") })
 	defer server.Close()
 	if o.healthAddr != "" {
 		l, err := net.Listen("tcp", o.healthAddr)
@@ -213,7 +220,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	transport.DisableKeepAlives = true // a new handshake for each request, to see the renewals
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 	err = ask(ctx, client, url, o, out)
-	if ctx.Err() != nil { // by a signal: others learn from /ready to send no more, and what they send until then is answered
+	// by a signal: others learn from /ready to send no more, and what they send until then is answered
+	if ctx.Err() != nil {
 		draining.Store(true)
 		fmt.Fprintf(out, "draining for %v\n", o.drain)
 		time.Sleep(o.drain)

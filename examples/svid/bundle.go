@@ -59,8 +59,10 @@ bundles.json with -jwt-bundles,
 func oidc(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 	var td spiffe.TrustDomain
 	issuer := fs.String("issuer", "", "the `URL` of the issuer, as it is in the tokens (iss); required")
-	from := fs.String("bundle", "-", "the `FILE` of the bundle, a SPIFFE bundle document or a bundle map; - is standard input")
-	fs.TextVar(&td, "trust-domain", spiffe.TrustDomain{}, "the `NAME` of a bundle that does not name it, and the one to take from a map")
+	from := fs.String("bundle", "-", "the `FILE` of the bundle, a SPIFFE bundle document or a bundle map; - is "+
+		"standard input")
+	fs.TextVar(&td, "trust-domain", spiffe.TrustDomain{},
+		"the `NAME` of a bundle that does not name it, and the one to take from a map")
 	if err := parse(fs, args, 1); err != nil {
 		return err
 	}
@@ -80,7 +82,8 @@ func oidc(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return err
 	}
 	var written []string
-	for _, name := range slices.Backward(slices.Sorted(maps.Keys(files))) { // the keys before the document that names them
+	// the keys before the document that names them
+	for _, name := range slices.Backward(slices.Sorted(maps.Keys(files))) {
 		path := filepath.Join(fs.Arg(0), filepath.FromSlash(name))
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, files[name]) {
 			continue
@@ -122,7 +125,8 @@ func replace(path string, data []byte) error {
 func convert(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 	var td spiffe.TrustDomain
 	to := fs.String("to", "spiffe", "the `FORM` to write: spiffe, map or pem")
-	fs.TextVar(&td, "trust-domain", spiffe.TrustDomain{}, "the `NAME` of a bundle that does not name it, and the one to take from a map")
+	fs.TextVar(&td, "trust-domain", spiffe.TrustDomain{},
+		"the `NAME` of a bundle that does not name it, and the one to take from a map")
 	if err := parse(fs, args, 1); err != nil {
 		return err
 	}
@@ -335,7 +339,8 @@ func describeBundles(set *spiffe.BundleSet) (all []record) {
 		for _, err := range b.Skipped() {
 			left = append(left, inner(err))
 		}
-		all = append(all, record{{"trust_domain", name}, {"sequence", sequence(b)}, {"refresh_hint", refreshHint(b)}, {"skipped", few(left)}, {"authorities", list}})
+		all = append(all, record{{"trust_domain", name}, {"sequence", sequence(b)}, {"refresh_hint", refreshHint(b)},
+			{"skipped", few(left)}, {"authorities", list}})
 	}
 	return all
 }

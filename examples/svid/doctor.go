@@ -41,7 +41,8 @@ const folderEnv = "SPIFFE_CREDENTIAL_FOLDER"
 // usualSockets are where agents serve the Workload API when their operators do not say otherwise.
 var usualSockets = []string{
 	"/run/spire/agent/public/api.sock", "/run/spire/sockets/agent.sock", "/tmp/spire-agent/public/api.sock",
-	"/run/secrets/workload-spiffe-uds/socket", "/var/run/secrets/workload-spiffe-uds/socket", "/spiffe-workload-api/spire-agent.sock",
+	"/run/secrets/workload-spiffe-uds/socket", "/var/run/secrets/workload-spiffe-uds/socket",
+	"/spiffe-workload-api/spire-agent.sock",
 }
 
 const (
@@ -94,7 +95,8 @@ func doctor(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error 
 			cancel()
 		}
 		c.Name = step.name
-		if c.Result == failed && slices.Contains([]string{"environment", "socket", "permission", "identity"}, step.name) {
+		if c.Result == failed && slices.Contains([]string{"environment", "socket", "permission", "identity"},
+			step.name) {
 			p.failedAt = step.name
 		}
 		p.checks = append(p.checks, c)
@@ -119,7 +121,8 @@ func (p *patient) environment() check {
 		return check{Result: ok, Detail: folderEnv + " is " + p.target}
 	}
 	if p.address == "" {
-		c := check{Result: failed, Detail: workloadapi.SocketEnv + " is not set", Remedy: "set it to the address of the agent, such as unix://" + usualSockets[0]}
+		c := check{Result: failed, Detail: workloadapi.SocketEnv + " is not set",
+			Remedy: "set it to the address of the agent, such as unix://" + usualSockets[0]}
 		for _, path := range usualSockets {
 			if info, err := os.Stat(path); err == nil && info.Mode()&fs.ModeSocket != 0 {
 				c.Remedy = "there is a socket: set it to unix://" + path
@@ -130,7 +133,8 @@ func (p *patient) environment() check {
 	}
 	var err error
 	if p.client, err = workloadapi.NewClient(p.address, nil); err != nil {
-		return check{Result: failed, Detail: where + ": " + strings.TrimPrefix(err.Error(), "workloadapi: ")} // with the remedy
+		// with the remedy
+		return check{Result: failed, Detail: where + ": " + strings.TrimPrefix(err.Error(), "workloadapi: ")}
 	}
 	u, err := url.Parse(p.address)
 	if err != nil { // not after NewClient
@@ -153,10 +157,12 @@ func (p *patient) socket() check {
 	info, err := os.Stat(p.target)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return check{Result: failed, Detail: "there is nothing at " + p.target, Remedy: "start the agent, or mount the folder of its socket into this container"}
+		return check{Result: failed, Detail: "there is nothing at " + p.target,
+			Remedy: "start the agent, or mount the folder of its socket into this container"}
 	case errors.Is(err, fs.ErrPermission):
 		folder := closed(p.target)
-		return check{Result: failed, Detail: fmt.Sprintf("%v: %s", err, modeOf(folder)), Remedy: "let this user pass the folder: chmod o+x " + folder}
+		return check{Result: failed, Detail: fmt.Sprintf("%v: %s", err, modeOf(folder)),
+			Remedy: "let this user pass the folder: chmod o+x " + folder}
 	case err != nil:
 		return check{Result: failed, Detail: err.Error()}
 	case info.Mode()&fs.ModeSocket == 0:
@@ -191,7 +197,8 @@ func (p *patient) permission() check {
 	if p.network == "files" {
 		src, err := filesource.Start(p.ctx, filesource.Config{Folder: p.target})
 		if err != nil {
-			return check{Result: failed, Detail: strings.TrimPrefix(err.Error(), "filesource: "), Remedy: "mount a volume with podCertificate and clusterTrustBundle there: see examples/KUBERNETES.md"}
+			return check{Result: failed, Detail: strings.TrimPrefix(err.Error(), "filesource: "),
+				Remedy: "mount a volume with podCertificate and clusterTrustBundle there: see examples/KUBERNETES.md"}
 		}
 		defer src.Close()
 		svid, _ := src.SVID() // which Start has waited for
@@ -202,11 +209,13 @@ func (p *patient) permission() check {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return check{
-			Result: failed, Detail: fmt.Sprintf("user %d may not connect: %s; %s", os.Getuid(), modeOf(p.target), modeOf(filepath.Dir(p.target))),
+			Result: failed, Detail: fmt.Sprintf("user %d may not connect: %s; %s", os.Getuid(), modeOf(p.target),
+				modeOf(filepath.Dir(p.target))),
 			Remedy: "a socket needs write permission: run as a user that has it, or have the agent widen its mode",
 		}
 	case err != nil && p.network == "unix":
-		return check{Result: failed, Detail: err.Error(), Remedy: "the socket was left behind by an agent that is gone: start the agent"}
+		return check{Result: failed, Detail: err.Error(),
+			Remedy: "the socket was left behind by an agent that is gone: start the agent"}
 	case err != nil:
 		return check{Result: failed, Detail: err.Error(), Remedy: "see that the agent listens there"}
 	}
@@ -232,10 +241,12 @@ func (p *patient) identity() check {
 		c := check{Result: failed, Remedy: "see the log of the agent"}
 		switch {
 		case errors.Is(last, workloadapi.ErrDenied):
-			c.Remedy = fmt.Sprintf("register this workload: the agent sees user %d, process %d", os.Getuid(), os.Getpid())
+			c.Remedy = fmt.Sprintf("register this workload: the agent sees user %d, process %d", os.Getuid(),
+				os.Getpid())
 		case otherAPI(last) && p.isSDS():
 			c.Detail = "this is SDS, not the Workload API"
-			c.Remedy = "an Envoy uses this address as it is; for other programs set the address of the Workload API, which the operator of the agent knows"
+			c.Remedy = "an Envoy uses this address as it is; for other programs set the address of the Workload " +
+				"API, which the operator of the agent knows"
 			return c
 		case otherAPI(last):
 			c.Remedy = "the server at this address has another API: set the address of the Workload API"
@@ -260,11 +271,12 @@ func (p *patient) identity() check {
 
 // otherAPI reports whether a server does not have the Workload API: it says so by the code of gRPC, or by HTTP's 404.
 func otherAPI(err error) bool {
-	return errors.Is(err, workloadapi.ErrUnimplemented) || err != nil && strings.Contains(err.Error(), ": unimplemented: ")
+	return errors.Is(err, workloadapi.ErrUnimplemented) || err != nil && strings.Contains(err.Error(),
+		": unimplemented: ")
 }
 
-// isSDS reports whether the server, which refuses the Workload API, has the Secret Discovery Service: it answers a stream with a
-// secret, or with silence while there is none. Any other server refuses that too.
+// isSDS reports whether the server, which refuses the Workload API, has the Secret Discovery Service: it answers a
+// stream with a secret, or with silence while there is none. Any other server refuses that too.
 func (p *patient) isSDS() bool {
 	if p.network != "unix" {
 		return false
@@ -298,7 +310,8 @@ func (p *patient) bundle() check {
 	}
 	c := check{Result: ok, Detail: "authorities of " + strings.Join(all, ", ")}
 	if len(p.update.Skipped) > 0 {
-		c.Result, c.Detail, c.Remedy = failed, c.Detail+"; not taken over: "+inner(p.update.Skipped[0]), "see the log of the agent"
+		c.Result, c.Detail, c.Remedy = failed, c.Detail+"; not taken over: "+inner(
+			p.update.Skipped[0]), "see the log of the agent"
 	}
 	return c
 }
@@ -319,14 +332,16 @@ func (p *patient) expiry() check {
 	return c
 }
 
-// clock compares the clock of this machine with that of the issuer, by a token that is made for it, and without one by the
-// certificate.
+// clock compares the clock of this machine with that of the issuer, by a token that is made for it, and without one
+// by the certificate.
 func (p *patient) clock() check {
 	now := time.Now()
 	if early := p.svid.Leaf().NotBefore.Sub(now); early > 0 {
-		return check{Result: failed, Detail: fmt.Sprintf("the identity becomes valid only in %s", span(early)), Remedy: "this clock is slow: set it by NTP"}
+		return check{Result: failed, Detail: fmt.Sprintf("the identity becomes valid only in %s", span(early)),
+			Remedy: "this clock is slow: set it by NTP"}
 	}
-	sure := check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with", span(now.Sub(p.svid.Leaf().NotBefore)))}
+	sure := check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with",
+		span(now.Sub(p.svid.Leaf().NotBefore)))}
 	if p.client == nil {
 		return sure
 	}
@@ -342,9 +357,11 @@ func (p *patient) clock() check {
 	fast := now.Sub(issued).Truncate(time.Second)
 	switch {
 	case fast > clockSkew:
-		return check{Result: failed, Detail: fmt.Sprintf("this clock is %s ahead of the issuer's", fast), Remedy: "set both by NTP: peers refuse what they take for expired"}
+		return check{Result: failed, Detail: fmt.Sprintf("this clock is %s ahead of the issuer's", fast),
+			Remedy: "set both by NTP: peers refuse what they take for expired"}
 	case fast < -clockSkew:
-		return check{Result: failed, Detail: fmt.Sprintf("this clock is %s behind the issuer's", -fast), Remedy: "set both by NTP: what is new is not valid here yet"}
+		return check{Result: failed, Detail: fmt.Sprintf("this clock is %s behind the issuer's", -fast),
+			Remedy: "set both by NTP: what is new is not valid here yet"}
 	}
 	return check{Result: ok, Detail: fmt.Sprintf("less than %s from the issuer's", fast.Abs()+time.Second)}
 }

@@ -79,32 +79,37 @@ type fetcher struct {
 
 func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
 	fs.StringVar(&f.dir, "dir", "", "the `FOLDER` of the files; required")
-	fs.StringVar(&f.socket, "socket", a.getenv(workloadapi.SocketEnv), "the `ADDRESS` of the Workload API; the default is in "+workloadapi.SocketEnv)
+	fs.StringVar(&f.socket, "socket", a.getenv(workloadapi.SocketEnv),
+		"the `ADDRESS` of the Workload API; the default is in "+workloadapi.SocketEnv)
 	fs.StringVar(&f.hint, "hint", "", "the identity with this `HINT`, in place of the default one")
 	fs.StringVar(&f.cert, "cert-name", "svid.pem", "the `NAME` of the file of the certificates")
 	fs.StringVar(&f.key, "key-name", "svid-key.pem", "the `NAME` of the file of the private key")
 	fs.StringVar(&f.bundle, "bundle-name", "bundle.pem", "the `NAME` of the file of the own authorities")
 	fs.BoolVar(&f.jwtBundles, "jwt-bundles", false, "also get the keys that verify JWT-SVIDs, for bundles.json")
 	f.mode = 0o600
-	fs.Func("mode", "the `MODE` of the private key and the tokens: 0600, 0400, 0640 or 0440 (default 0600)", func(text string) error {
-		n, err := strconv.ParseUint(text, 8, 32)
-		if err != nil || n&0o400 == 0 || n&^0o640 != 0 {
-			return errors.New("it is not one of 0600, 0400, 0640 and 0440: the private key is for its owner, and at most to be read by a group")
-		}
-		f.mode = os.FileMode(n)
-		return nil
-	})
-	fs.Func("jwt", "a JWT-SVID as `AUDIENCE=NAME`, for the audience and in the file of that name; may be repeated", func(text string) error {
-		i := strings.LastIndexByte(text, '=')
-		if i < 1 || i == len(text)-1 {
-			return errors.New("it is not AUDIENCE=NAME")
-		}
-		if f.tokens[text[i+1:]] != "" {
-			return errors.New("there are two for this file")
-		}
-		f.tokens[text[i+1:]] = text[:i]
-		return nil
-	})
+	fs.Func("mode", "the `MODE` of the private key and the tokens: 0600, 0400, 0640 or 0440 (default 0600)",
+		func(text string) error {
+			n, err := strconv.ParseUint(text, 8, 32)
+			if err != nil || n&0o400 == 0 || n&^0o640 != 0 {
+				return errors.New("it is not one of 0600, 0400, 0640 and 0440: the private key is for its owner, " +
+					"and " +
+					"at most to be read by a group")
+			}
+			f.mode = os.FileMode(n)
+			return nil
+		})
+	fs.Func("jwt", "a JWT-SVID as `AUDIENCE=NAME`, for the audience and in the file of that name; may be repeated",
+		func(text string) error {
+			i := strings.LastIndexByte(text, '=')
+			if i < 1 || i == len(text)-1 {
+				return errors.New("it is not AUDIENCE=NAME")
+			}
+			if f.tokens[text[i+1:]] != "" {
+				return errors.New("there are two for this file")
+			}
+			f.tokens[text[i+1:]] = text[:i]
+			return nil
+		})
 	fs.StringVar(&f.command, "exec", "", "a `COMMAND` for /bin/sh after each change, with the folder in SVID_DIR")
 	fs.DurationVar(&f.commandTimeout, "exec-timeout", 30*time.Second, "how long that command may take")
 }
@@ -126,7 +131,8 @@ func (f *fetcher) check() error {
 			return program.Misused("%q is not the name of a file", name)
 		}
 		if strings.HasPrefix(name, "bundle-") {
-			return program.Misused("the names that begin with bundle- are for federated trust domains, and %q is one", name)
+			return program.Misused("the names that begin with bundle- are for federated trust domains, and %q is one",
+				name)
 		}
 		if slices.Contains(names[:i], name) {
 			return program.Misused("two files are called %q", name)
@@ -163,7 +169,8 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 	}
 	first, cancel := ctx, context.CancelFunc(func() {})
 	if f.timeout > 0 {
-		first, cancel = context.WithTimeoutCause(ctx, f.timeout, fmt.Errorf("no answer in %s; see -timeout", f.timeout))
+		first, cancel = context.WithTimeoutCause(ctx, f.timeout, fmt.Errorf("no answer in %s; see -timeout",
+			f.timeout))
 	}
 	defer cancel()
 	var err error
@@ -266,7 +273,8 @@ func (a *app) told(f *fetcher, sink *filesink.Sink) error {
 		names = append(names, entry.Name())
 	}
 	identity := sink.Report().Identities[0]
-	return a.print(record{{"spiffe_id", identity.Name}, {"not_after", identity.NotAfter}, {"folder", f.dir}, {"files", names}})
+	return a.print(record{{"spiffe_id", identity.Name}, {"not_after", identity.NotAfter}, {"folder", f.dir},
+		{"files", names}})
 }
 
 // snapshot takes the identity and the bundles from a Workload API.

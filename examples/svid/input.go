@@ -102,7 +102,8 @@ func recogniseJSON(doc []byte) (*input, error) {
 	case top["keys"] != nil:
 		return &input{form: "trust bundle", text: doc}, nil
 	}
-	return nil, errors.New(`it is JSON, and has neither "keys", as a trust bundle, nor "trust_domains", as a bundle map`)
+	return nil, errors.New(`it is JSON, and has neither "keys", as a trust bundle, nor "trust_domains", ` +
+		"as a bundle map")
 }
 
 // readPEM reads the certificates, and remembers the labels of everything else.
@@ -166,8 +167,8 @@ func readDER(data []byte) (*input, error) {
 	return nil, errors.New("it begins like DER, and has no certificate that can be read")
 }
 
-// bundles reads trust bundles, each from a file as in "roots.pem" or "example.org=roots.pem". td is the trust domain of
-// those that name none themselves; it may be zero.
+// bundles reads trust bundles, each from a file as in "roots.pem" or "example.org=roots.pem". td is the trust domain
+// of those that name none themselves; it may be zero.
 func (a *app) bundles(ctx context.Context, specs []string, td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 	all, err := spiffe.NewBundleSet()
 	if err != nil {
@@ -219,7 +220,8 @@ func (in *input) bundles(td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 		}
 		for i, c := range in.certs {
 			if !c.IsCA {
-				return nil, fmt.Errorf("certificate %d, of %s, is a leaf and not one of a CA: a trust bundle has the CA certificates (roots) that sign those of workloads",
+				return nil, fmt.Errorf("certificate %d, of %s, is a leaf and not one of a CA: a trust bundle has "+
+					"the CA certificates (roots) that sign those of workloads",
 					i+1, cmp.Or(idText(chainID(in.certs[i:])), "no SPIFFE ID"))
 			}
 		}

@@ -67,12 +67,15 @@ type lookFlags struct {
 // look is inspect, and verify if only the judgement is shown.
 func (a *app) look(ctx context.Context, fs *flag.FlagSet, args []string, only bool) error {
 	var f lookFlags
-	fs.Var(&f.bundles, "bundle", "trust bundle as `[NAME=]FILE`: a SPIFFE document, a bundle map or roots in PEM; may be repeated")
+	fs.Var(&f.bundles, "bundle", "trust bundle as `[NAME=]FILE`: a SPIFFE document, a bundle map or roots in PEM; "+
+		"may be repeated")
 	fs.TextVar(&f.td, "trust-domain", spiffe.TrustDomain{}, "the trust domain `NAME` of bundles that do not name it")
-	fs.StringVar(&f.allow, "allow", "", "the `POLICY` by which the ID is judged, such as spiffe://example.org/ns/prod/*")
+	fs.StringVar(&f.allow, "allow", "", "the `POLICY` by which the ID is judged, such as "+
+		"spiffe://example.org/ns/prod/*")
 	fs.StringVar(&f.role, "role", "any", "the `ROLE` of the certificate: server, client, both or any")
 	fs.StringVar(&f.audience, "audience", "", "the `NAME` of the receiver, for a JWT-SVID")
-	fs.StringVar(&f.socket, "socket", "", "take the bundles, and the identity to present, from the Workload API at this `ADDRESS`")
+	fs.StringVar(&f.socket, "socket", "", "take the bundles, and the identity to present, from the Workload API at "+
+		"this `ADDRESS`")
 	fs.StringVar(&f.cert, "cert", "", "the `FILE` of the certificates to present to a server, in PEM")
 	fs.StringVar(&f.key, "key", "", "and the `FILE` of their private key")
 	fs.DurationVar(&f.timeout, "timeout", 10*time.Second, "how long a server or an agent may take")
@@ -108,7 +111,8 @@ func (a *app) look(ctx context.Context, fs *flag.FlagSet, args []string, only bo
 		return err
 	}
 	if only {
-		if kind := shown[0].value; kind != "certificates" && kind != "TLS server" && kind != "JWT-SVID" && kind != "WIT-SVID" {
+		if kind := shown[0].value; kind != "certificates" && kind != "TLS server" && kind != "JWT-SVID" &&
+			kind != "WIT-SVID" {
 			return fmt.Errorf("verify judges a chain or a token, and found: %s", kind)
 		}
 		shown = shown.only("kind", "address", "spiffe_id", "audience", "expires")
@@ -136,7 +140,8 @@ func (r record) only(names ...string) (out record) {
 	return out
 }
 
-var roles = map[string]spiffe.Role{"any": spiffe.AnyRole, "server": spiffe.ServerRole, "client": spiffe.ClientRole, "both": spiffe.BothRoles}
+var roles = map[string]spiffe.Role{"any": spiffe.AnyRole, "server": spiffe.ServerRole, "client": spiffe.ClientRole,
+	"both": spiffe.BothRoles}
 
 // check refuses flags that do not fit together. only is for verify, and dial for a server.
 func (f *lookFlags) check(only, dial bool) error {
@@ -162,7 +167,8 @@ func (f *lookFlags) check(only, dial bool) error {
 
 // judgement makes what the flags say. For tokens a Workload API is asked for their keys, too. self is the identity to
 // present, or nil.
-func (a *app) judgement(ctx context.Context, f *lookFlags, tokens bool) (j *judgement, self spiffe.SVIDSource, err error) {
+func (a *app) judgement(ctx context.Context, f *lookFlags, tokens bool) (j *judgement, self spiffe.SVIDSource,
+	err error) {
 	j = &judgement{audience: f.audience, role: roles[f.role]}
 	if f.allow != "" {
 		if j.policy, err = spiffe.ParsePolicy(f.allow); err != nil {
@@ -232,9 +238,11 @@ func (in *input) show(j *judgement, td spiffe.TrustDomain) (record, []check, err
 		if err != nil {
 			return nil, nil, err
 		}
-		return record{{"kind", "CA certificates"}, {"form", in.form}, also, {"certificates", describeAll(in.certs)}}, authorities(set), nil
+		return record{{"kind", "CA certificates"}, {"form", in.form}, also,
+			{"certificates", describeAll(in.certs)}}, authorities(set), nil
 	}
-	r := record{{"kind", "certificates"}, {"form", in.form}, {"spiffe_id", idText(chainID(in.certs))}, also, {"certificates", describeAll(in.certs)}}
+	r := record{{"kind", "certificates"}, {"form", in.form}, {"spiffe_id", idText(chainID(in.certs))}, also,
+		{"certificates", describeAll(in.certs)}}
 	checks, err := j.chain(in.certs)
 	return r, checks, err
 }
@@ -263,8 +271,10 @@ func describe(c *x509.Certificate) record {
 	sum := sha256.Sum256(c.Raw)
 	return record{
 		{"names", few(names)}, {"subject", cut(c.Subject.String())}, {"issuer", cut(c.Issuer.String())},
-		{"not_before", c.NotBefore}, {"not_after", c.NotAfter}, {"key", keyName(c.PublicKey)}, {"signature", c.SignatureAlgorithm.String()},
-		{"usage", usages(c)}, {"ca", ca}, {"serial", cut(c.SerialNumber.Text(16))}, {"sha256", hex.EncodeToString(sum[:])},
+		{"not_before", c.NotBefore}, {"not_after", c.NotAfter}, {"key", keyName(c.PublicKey)}, {"signature",
+			c.SignatureAlgorithm.String()},
+		{"usage", usages(c)}, {"ca", ca}, {"serial", cut(c.SerialNumber.Text(16))}, {"sha256",
+			hex.EncodeToString(sum[:])},
 		{"key_id", short(c.SubjectKeyId)}, {"signed_by_key_id", short(c.AuthorityKeyId)},
 	}
 }

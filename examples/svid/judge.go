@@ -107,7 +107,8 @@ func inTime(chain []*x509.Certificate) check {
 		case now.Before(c.NotBefore):
 			return check{
 				Name: "chain", Result: failed, Certificate: i + 1, Rule: "X5-30",
-				Detail: fmt.Sprintf("it becomes valid only in %s", span(c.NotBefore.Sub(now))), Remedy: "compare the clocks",
+				Detail: fmt.Sprintf("it becomes valid only in %s",
+					span(c.NotBefore.Sub(now))), Remedy: "compare the clocks",
 			}
 		}
 	}
@@ -152,7 +153,9 @@ func blame(chain []*x509.Certificate, err error) int {
 	} else if e, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		cert = e.Cert
 	} else if _, ok := errors.AsType[x509.UnhandledCriticalExtension](err); ok { // which names none
-		return 1 + slices.IndexFunc(chain, func(c *x509.Certificate) bool { return len(c.UnhandledCriticalExtensions) > 0 })
+		return 1 + slices.IndexFunc(chain, func(c *x509.Certificate) bool {
+			return len(c.UnhandledCriticalExtensions) > 0
+		})
 	}
 	return 1 + slices.IndexFunc(chain, func(c *x509.Certificate) bool { return cert != nil && c.Equal(cert) })
 }
@@ -188,7 +191,8 @@ func advice(chain []*x509.Certificate, e *spiffe.VerifyError, bundles *spiffe.Bu
 			from = "key " + short(id)
 		}
 	}
-	return fmt.Sprintf("it was signed by %s, and the bundle has %s: it is the bundle of another CA or an old one, or the chain lacks an intermediate certificate",
+	return fmt.Sprintf("it was signed by %s, and the bundle has %s: it is the bundle of another CA or an old one, "+
+		"or the chain lacks an intermediate certificate",
 		from, strings.Join(few(have), ", "))
 }
 
@@ -216,13 +220,16 @@ func (j *judgement) token(text string) (record, []check) {
 		var u *jwtsvid.Unverified
 		if u, err = jwtsvid.ParseUnverified(text); err == nil {
 			id = u.ID
-			r = append(r, field{"spiffe_id", u.ID.String()}, field{"audience", few(u.Audience)}, field{"expires", u.Expires}, field{"key_id", u.KeyID})
+			r = append(r, field{"spiffe_id", u.ID.String()}, field{"audience", few(u.Audience)},
+				field{"expires", u.Expires}, field{"key_id", u.KeyID})
 		}
 	}
 	if err != nil {
-		return r, []check{tokenCheck("form", err), {Name: "proof", Result: skipped, Detail: notReached}, {Name: "policy", Result: skipped, Detail: notReached}}
+		return r, []check{tokenCheck("form", err), {Name: "proof", Result: skipped, Detail: notReached},
+			{Name: "policy", Result: skipped, Detail: notReached}}
 	}
-	r = append(r, field{"algorithm", header.Alg}, field{"issued", claims.Issued.time()}, field{"not_before", claims.NotBefore.time()},
+	r = append(r, field{"algorithm", header.Alg}, field{"issued", claims.Issued.time()},
+		field{"not_before", claims.NotBefore.time()},
 		field{"other_claims", few(claims.others)})
 	checks := []check{
 		{Name: "form", Result: ok, Detail: "it has the form of a " + r[0].value.(string)},
@@ -233,13 +240,15 @@ func (j *judgement) token(text string) (record, []check) {
 	switch {
 	case j.bundles == nil:
 		if u := claims.Expires.time(); !u.IsZero() && time.Now().After(u) {
-			*proof = check{Name: "proof", Result: failed, Rule: map[bool]string{false: "JWT-19", true: "WIT-16"}[wit], Detail: fmt.Sprintf("it has expired %s ago", span(time.Since(u)))}
+			*proof = check{Name: "proof", Result: failed, Rule: map[bool]string{false: "JWT-19", true: "WIT-16"}[wit],
+				Detail: fmt.Sprintf("it has expired %s ago", span(time.Since(u)))}
 		}
 		return r, checks
 	case wit:
 		*proof = j.wit(text)
 		checks = slices.Insert(checks, 2, check{
-			Name: "possession", Result: skipped, Detail: "a WIT-SVID alone proves nothing: its presenter has to prove that it holds the key",
+			Name: "possession", Result: skipped, Detail: "a WIT-SVID alone proves nothing: its presenter has to " +
+				"prove that it holds the key",
 		})
 		proof = &checks[1]
 	default:
@@ -274,7 +283,8 @@ func (j *judgement) jwt(text string, r record) check {
 // wit verifies the signature and the time of a WIT-SVID. A validator judges the token before the proof of possession,
 // of which there is none here.
 func (j *judgement) wit(text string) check {
-	v, err := witsvid.NewValidator(j.bundles, spiffe.AllowAnyPeer(), &witsvid.ValidatorOptions{Remember: -1, Proofs: -1})
+	v, err := witsvid.NewValidator(j.bundles, spiffe.AllowAnyPeer(), &witsvid.ValidatorOptions{Remember: -1,
+		Proofs: -1})
 	if err == nil {
 		_, err = v.Validate(text, "", witsvid.Call{Target: "https://unnamed.invalid/"})
 	}

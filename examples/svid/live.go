@@ -65,7 +65,8 @@ func (a *app) server(ctx context.Context, addr string, j *judgement, self spiffe
 	r := record{{"kind", "TLS server"}, {"address", addr}, {"spiffe_id", idText(chainID(chain))}}
 	if conn, isTLS := conn.(*tls.Conn); isTLS && conn != nil {
 		cs := conn.ConnectionState()
-		r = append(r, field{"version", tls.VersionName(cs.Version)}, field{"cipher_suite", tls.CipherSuiteName(cs.CipherSuite)}, field{"protocol", cs.NegotiatedProtocol})
+		r = append(r, field{"version", tls.VersionName(cs.Version)},
+			field{"cipher_suite", tls.CipherSuiteName(cs.CipherSuite)}, field{"protocol", cs.NegotiatedProtocol})
 	}
 	r = append(r, field{"certificates", describeAll(chain)})
 
@@ -75,9 +76,11 @@ func (a *app) server(ctx context.Context, addr string, j *judgement, self spiffe
 	client := check{Name: "client", Result: ok, Detail: "the server does not ask for a certificate"}
 	switch {
 	case refusal != nil && presented:
-		client = check{Name: "client", Result: failed, Detail: "the server refuses our identity: " + refusal.Error(), Remedy: "its log has the reason"}
+		client = check{Name: "client", Result: failed, Detail: "the server refuses our identity: " + refusal.Error(),
+			Remedy: "its log has the reason"}
 	case refusal != nil && asked:
-		client = check{Name: "client", Result: failed, Detail: "the server asks for a certificate: " + refusal.Error(), Remedy: "present one with -socket, or -cert and -key"}
+		client = check{Name: "client", Result: failed, Detail: "the server asks for a certificate: " +
+			refusal.Error(), Remedy: "present one with -socket, or -cert and -key"}
 	case refusal != nil:
 		client = check{Name: "client", Result: failed, Detail: refusal.Error()}
 	case presented:

@@ -10,10 +10,10 @@
 //	svid bundle diff OLD NEW         say which authorities came and went
 //	svid doctor                      go through everything between a workload and its identity
 //
-// Each command explains its flags with -h; svid -version prints the version. The flags come before the other arguments;
-// "-" is standard input. Output is for people, with colour on a terminal unless -no-color or the variable NO_COLOR says
-// otherwise, or one JSON document with -json. SPIFFE_ENDPOINT_SOCKET is the address of the Workload API where -socket
-// does not name another.
+// Each command explains its flags with -h; svid -version prints the version. The flags come before the other
+// arguments; "-" is standard input. Output is for people, with colour on a terminal unless -no-color or the variable
+// NO_COLOR says otherwise, or one JSON document with -json. SPIFFE_ENDPOINT_SOCKET is the address of the Workload API
+// where -socket does not name another.
 //
 // The exit code is
 //
@@ -22,8 +22,8 @@
 //	2    the command line is wrong
 //	3    the question could not be answered: a file cannot be read, an agent or a server does not answer
 //
-// Private keys are never shown, whatever file they are in, and of a token neither the signature nor the values of claims
-// that its standard does not name. Rules have the ids of spiffe/CONFORMANCE.md.
+// Private keys are never shown, whatever file they are in, and of a token neither the signature nor the values of
+// claims that its standard does not name. Rules have the ids of spiffe/CONFORMANCE.md.
 package main
 
 import (
@@ -88,7 +88,8 @@ type command struct {
 	run              func(*app, context.Context, *flag.FlagSet, []string) error // adds its flags and parses
 }
 
-var commands = []command{inspectCommand, verifyCommand, fetchCommand, watchCommand, convertCommand, oidcCommand, diffCommand, doctorCommand}
+var commands = []command{inspectCommand, verifyCommand, fetchCommand, watchCommand, convertCommand, oidcCommand,
+	diffCommand, doctorCommand}
 
 // run carries out a command line, and returns the exit code.
 func (a *app) run(ctx context.Context, args []string) int {
@@ -101,7 +102,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 		fs.SetOutput(io.Discard)
 		fs.Usage = func() {}
 		fs.BoolVar(&a.json, "json", false, "print JSON")
-		fs.BoolVar(&a.plain, "no-color", a.getenv("NO_COLOR") != "", "no colours, also on a terminal; NO_COLOR does the same")
+		fs.BoolVar(&a.plain, "no-color", a.getenv("NO_COLOR") != "",
+			"no colours, also on a terminal; NO_COLOR does the same")
 		err := c.run(a, ctx, fs, args[len(words):])
 		if errors.Is(err, flag.ErrHelp) {
 			_ = program.Help{Args: c.args, Doc: c.doc, Exit: exitCodes}.Write(a.out, fs)

@@ -20,7 +20,7 @@ func TestBundleOIDC(t *testing.T) {
 	settledGolden(t, "oidc", got, append([]string{}, args...), dir, "/srv/oidc", "testdata/", "")
 	assert.JSONEq(t, `{"issuer":"https://oidc.example.org","jwks_uri":"https://oidc.example.org/keys","response_types_supported":["id_token"],
 		"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256"]}`, read(t, dir, ".well-known", "openid-configuration"))
-	assert.Contains(t, read(t, dir, "keys"), `{"kid":"jwt-1","use":"sig","alg":"ES256","kty":"EC"`)
+	assert.Contains(t, read(t, dir, "keys"), `{"use":"sig","alg":"ES256","kid":"jwt-1","kty":"EC"`)
 	if runtime.GOOS != "windows" {
 		info, err := os.Stat(filepath.Join(dir, "keys"))
 		require.NoError(t, err)

@@ -174,10 +174,12 @@ func (a *app) lines(b *bytes.Buffer, indent string, r record) {
 			}
 			for _, c := range v {
 				head := fmt.Sprintf("  %-*s  ", longest, c.Name)
-				fmt.Fprintf(b, "%s%s%s%s\n", indent, a.paint(colors[c.Result], fmt.Sprintf("%-7s", c.Result)), head, a.flow(indent, 7+len(head), c.text()))
+				fmt.Fprintf(b, "%s%s%s%s\n", indent, a.paint(colors[c.Result], fmt.Sprintf("%-7s", c.Result)), head,
+					a.flow(indent, 7+len(head), c.text()))
 			}
 		default:
-			fmt.Fprintf(b, "%s%s  %s\n", indent, a.paint(faint, fmt.Sprintf("%-*s", width, name)), a.flow(indent, width+2, a.text(v)))
+			fmt.Fprintf(b, "%s%s  %s\n", indent, a.paint(faint, fmt.Sprintf("%-*s", width, name)),
+				a.flow(indent, width+2, a.text(v)))
 		}
 	}
 }
@@ -211,7 +213,8 @@ func singular(name string) string {
 }
 
 // documents are the standards by the first letters of the ids of their rules.
-var documents = map[string]string{"ID": "SPIFFE-ID", "X5": "X509-SVID", "JWT": "JWT-SVID", "WIT": "WIT-SVID", "BND": "Trust Domain and Bundle"}
+var documents = map[string]string{"ID": "SPIFFE-ID", "X5": "X509-SVID", "JWT": "JWT-SVID", "WIT": "WIT-SVID",
+	"BND": "Trust Domain and Bundle"}
 
 // text is a check in one line, without its name and result.
 func (c check) text() string {

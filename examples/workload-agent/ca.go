@@ -36,10 +36,13 @@ type caOptions struct {
 
 func (c *caOptions) register(flags *flag.FlagSet) {
 	c.more = make(map[string]string)
-	flags.StringVar(&c.from, "ca", "", "`where` the identities come from: istio:URL, vault:URL, step:URL, google:POOL, dir:FOLDER of a CA of this machine, or spire:unix:///PATH of an agent")
+	flags.StringVar(&c.from, "ca", "", "`where` the identities come from: istio:URL, vault:URL, step:URL, "+
+		"google:POOL, dir:FOLDER of a CA of this machine, or spire:unix:///PATH of an agent")
 	flags.StringVar(&c.roots, "ca-roots", "", "`file` with the roots of the CA, in PEM")
 	flags.StringVar(&c.tokenFile, "token-file", "", "`file` with the token for the CA, read for each request")
-	flags.Func("ca-option", "`NAME=VALUE` for -ca: cluster, impersonate=true (istio), role, mount, login (vault), fingerprint (step), create=true, and issuer and algorithm of tokens (dir); may be repeated", func(text string) error {
+	flags.Func("ca-option", "`NAME=VALUE` for -ca: cluster, impersonate=true (istio), role, mount, login (vault), "+
+		"fingerprint (step), create=true, and issuer and algorithm of tokens (dir); may be repeated", func(
+		text string) error {
 		name, value, ok := strings.Cut(text, "=")
 		if !ok {
 			return errors.New("want NAME=VALUE")
@@ -71,7 +74,8 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 	if o.td.IsZero() && kind != "spire" {
 		return nil, program.Misused("it is needed, and so is -trust-domain")
 	}
-	endpoint := caclient.Endpoint{URL: where, TrustDomain: o.td, RootsFile: c.roots, TokenFile: c.tokenFile, Logger: o.log}
+	endpoint := caclient.Endpoint{URL: where, TrustDomain: o.td, RootsFile: c.roots, TokenFile: c.tokenFile,
+		Logger: o.log}
 	var issuer caclient.CA
 	switch kind {
 	case "spire":
@@ -79,7 +83,8 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 	case "dir":
 		from, err = fromFolder(ctx, where, o)
 	case "istio":
-		issuer, err = istioca.New(istioca.Options{Endpoint: endpoint, ClusterID: c.option("cluster"), Impersonate: c.chosen("impersonate")})
+		issuer, err = istioca.New(istioca.Options{Endpoint: endpoint, ClusterID: c.option("cluster"),
+			Impersonate: c.chosen("impersonate")})
 	case "vault":
 		opts := vault.Options{Endpoint: endpoint, Role: c.option("role"), Mount: c.option("mount")}
 		if login := c.option("login"); login != "" {
@@ -92,7 +97,8 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 		endpoint.URL = ""
 		issuer, err = googlecas.New(googlecas.Options{Endpoint: endpoint, Pool: where})
 	default:
-		return nil, program.Misused("it begins with istio:, vault:, step:, google:, dir: or spire:, and not as %q does", c.from)
+		return nil, program.Misused("it begins with istio:, vault:, step:, google:, dir: or spire:, and not as %q "+
+			"does", c.from)
 	}
 	if err == nil && from == nil {
 		from, err = fromCA(issuer, o)
@@ -111,8 +117,9 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 
 // caOptionsOf are the names and values of -ca-option.
 var caOptionsOf = map[string]string{
-	"istio": "cluster=NAME and impersonate=true", "vault": "role=NAME, mount=PATH and login=ROLE", "step": "fingerprint=HEX",
-	"dir": "create=true, issuer=URL and algorithm=NAME", "google": "none", "spire": "none",
+	"istio": "cluster=NAME and impersonate=true", "vault": "role=NAME, mount=PATH and login=ROLE",
+	"step": "fingerprint=HEX",
+	"dir":  "create=true, issuer=URL and algorithm=NAME", "google": "none", "spire": "none",
 }
 
 // fromCA returns the origin of a CA.
@@ -129,18 +136,23 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 	store, err := ca.NewDirStore(folder)
 	var authority *ca.Authority
 	if err == nil {
-		authority, err = ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{Issuer: o.ca.option("issuer"), Algorithm: o.ca.option("algorithm")}, Create: o.ca.chosen("create"), Logger: o.log}, store)
+		authority, err = ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{Issuer: o.ca.option("issuer"),
+			Algorithm: o.ca.option("algorithm")}, Create: o.ca.chosen("create"), Logger: o.log}, store)
 	}
 	switch {
 	case errors.Is(err, ca.ErrNoRecord):
-		return nil, program.Misused("there is no CA in %s: restore it, or make a new one with -ca-option create=true", folder)
+		return nil, program.Misused("there is no CA in %s: restore it, or make a new one with -ca-option create=true",
+			folder)
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
-		return nil, fmt.Errorf("%w; give the folder to user %d, as which this runs, or name one that it may write to", err, os.Getuid())
+		return nil, fmt.Errorf("%w; give the folder to user %d, as which this runs, or name one that it may write to",
+			err, os.Getuid())
 	case err != nil:
 		return nil, err
 	}
 	// This process is the one caller, and asks for the identities of its file.
-	issuer, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) { return csr.ID() })
+	issuer, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
+		return csr.ID()
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +164,8 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 	if err != nil {
 		return nil, err
 	}
-	from.IssueJWTSVID, from.ValidateJWTSVID, from.run = authority.IssueJWTSVID, validator.ValidateJWTSVID, append(from.run, authority.Run)
+	from.IssueJWTSVID, from.ValidateJWTSVID, from.run = authority.IssueJWTSVID, validator.ValidateJWTSVID, append(
+		from.run, authority.Run)
 	return from, nil
 }
 
@@ -182,5 +195,6 @@ func fromAgent(address string, o *options) (*origin, error) {
 		return tokens[0].Token(), nil
 	}
 	from := upstream{src, sdssource.FromIdentity(src)}
-	return &origin{workloadagent.Config{Source: from, IssueJWTSVID: issue, ValidateJWTSVID: client.ValidateJWTSVID}, []func(context.Context) error{src.Run}}, nil
+	return &origin{workloadagent.Config{Source: from, IssueJWTSVID: issue, ValidateJWTSVID: client.ValidateJWTSVID},
+		[]func(context.Context) error{src.Run}}, nil
 }

@@ -1,11 +1,13 @@
-// Workload-agent is an agent for the users of a machine: one file says which process may have which SPIFFE IDs, and the agent
-// obtains them from a CA or from SPIRE's agent, and serves them by the SPIFFE Workload API, by SDS and as files.
+// Workload-agent is an agent for the users of a machine: one file says which process may have which SPIFFE IDs, and
+// the agent obtains them from a CA or from SPIRE's agent, and serves them by the SPIFFE Workload API, by SDS and as
+// files.
 //
 //	go run ./examples/workload-agent -demo
 //
 // shows it at work, with a CA of its own. README.md has the whole format of the file, and a table of the selectors.
 //
-// The package sds/workloadagent is all of it but the choice of the CA, the flags, the logs and the port for operators.
+// The package sds/workloadagent is all of it but the choice of the CA, the flags, the logs and the port for
+// operators.
 package main
 
 import (
@@ -34,7 +36,9 @@ import (
 var manifest string
 
 func main() {
-	program.Main("workload-agent", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout, os.Stderr) })
+	program.Main("workload-agent", func(ctx context.Context) error {
+		return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	})
 }
 
 // options are the flags.
@@ -58,10 +62,13 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) 
 	var o options
 	flags := flag.NewFlagSet("workload-agent", flag.ContinueOnError)
 	flags.StringVar(&o.file, "file", "/etc/svidkit/workloads.json", "`path` of the file that says who gets what")
-	flags.StringVar(&o.socket, "socket", "/run/svidkit/agent.sock", "`path` of the socket of the Workload API and SDS, to which every user may connect")
-	flags.StringVar(&o.admin, "admin", "127.0.0.1:15024", "`address` of the status page, /ready, /live and /metrics; empty: none")
+	flags.StringVar(&o.socket, "socket", "/run/svidkit/agent.sock",
+		"`path` of the socket of the Workload API and SDS, to which every user may connect")
+	flags.StringVar(&o.admin, "admin", "127.0.0.1:15024",
+		"`address` of the status page, /ready, /live and /metrics; empty: none")
 	flags.TextVar(&o.td, "trust-domain", spiffe.TrustDomain{}, "`name` of the trust domain; needed but with spire:")
-	flags.StringVar(&o.node, "node", "", "`name` of the Kubernetes node of this pod, for the selectors namespace, account and labels; empty: the file has none of them")
+	flags.StringVar(&o.node, "node", "", "`name` of the Kubernetes node of this pod, for the selectors namespace, "+
+		"account and labels; empty: the file has none of them")
 	demo := flags.Bool("demo", false, "run with a CA and a file of its own in a temporary folder")
 	o.Register(flags)
 	o.ca.register(flags)
@@ -112,11 +119,13 @@ func (o *options) prepareDemo(out io.Writer) (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "workload-agent"); err != nil {
 		return "", err
 	}
-	o.td, o.file, o.socket = spiffe.MustParseTrustDomain("demo.test"), filepath.Join(dir, "workloads.json"), filepath.Join(dir, "agent.sock")
+	o.td, o.file, o.socket = spiffe.MustParseTrustDomain("demo.test"), filepath.Join(dir,
+		"workloads.json"), filepath.Join(dir, "agent.sock")
 	o.ca.from, o.ca.more["create"] = "dir:"+filepath.Join(dir, "ca"), "true"
 	written := filepath.Join(dir, "web")
 	fmt.Fprintf(out, "edit: %s\nfiles: %s\n", o.file, written)
-	fmt.Fprintf(out, "try: SPIFFE_ENDPOINT_SOCKET=unix://%s go run ./examples/svid fetch -dir %s\n", o.socket, filepath.Join(dir, "fetched"))
+	fmt.Fprintf(out, "try: SPIFFE_ENDPOINT_SOCKET=unix://%s go run ./examples/svid fetch -dir %s\n", o.socket,
+		filepath.Join(dir, "fetched"))
 	return dir, os.WriteFile(o.file, fmt.Appendf(nil, demoFile, os.Getuid(), written), 0o600)
 }
 
@@ -128,12 +137,14 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 		return err
 	}
 	defer agent.Close()
-	page, err := statuspage.New("workload-agent", statuspage.Part{Name: "agent", Source: agent, Links: []string{"metrics", "ready", "live"}},
+	page, err := statuspage.New("workload-agent", statuspage.Part{Name: "agent", Source: agent,
+		Links: []string{"metrics", "ready", "live"}},
 		statuspage.Part{Name: "identities", Source: from.Source.(report.Reporter)})
 	if err != nil {
 		return err
 	}
-	probes, err := health.New(health.Part{Name: "agent", Source: agent}, health.Part{Name: "identities", Source: from.Source.(report.Reporter)})
+	probes, err := health.New(health.Part{Name: "agent", Source: agent}, health.Part{Name: "identities",
+		Source: from.Source.(report.Reporter)})
 	if err != nil {
 		return err
 	}
@@ -151,7 +162,8 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 			mux.Handle(path, probes)
 		}
 		context.AfterFunc(parts.Context(), func() { _ = page.Close() })
-		// Its connections count in the budget of the process, so that they leave descriptors for the socket and the renewal.
+		// Its connections count in the budget of the process, so that they leave descriptors for the socket and the
+		// renewal.
 		parts.Go("-admin", (&unixsocket.Server{Listener: l, Handler: program.Local(mux), Logger: o.log}).Run)
 	}
 	socket := &unixsocket.Server{Path: o.socket, DirMode: 0o755, SocketMode: 0o666, Handler: agent, Logger: o.log}

@@ -11,14 +11,14 @@ var units = []struct {
 	name byte
 	unit time.Duration
 }{
-	{'n', time.Nanosecond}, {'u', time.Microsecond}, {'m', time.Millisecond}, {'S', time.Second}, {'M',
-		time.Minute}, {'H', time.Hour},
+	{'n', time.Nanosecond}, {'u', time.Microsecond}, {'m', time.Millisecond},
+	{'S', time.Second}, {'M', time.Minute}, {'H', time.Hour},
 }
 
 const maxTimeoutDigits = 8
 
-// formatTimeout returns d as grpc-timeout has it: at most 8 digits in the smallest unit that they suffice for,
-// rounded up, as the server must not give up before its client.
+// formatTimeout formats d for the grpc-timeout header: the finest unit in which d fits into 8 digits, rounded up so
+// that the server does not give up before its client.
 func formatTimeout(d time.Duration) string {
 	if d <= 0 {
 		return "0n"

@@ -13,9 +13,10 @@ import (
 // ErrPath is what errors of [Path] wrap.
 var ErrPath = errors.New("its path can be read in two ways")
 
-// Path returns an error if r, which the caller guards, is a CONNECT with a path, which a [http.ServeMux] leaves as it is; if
-// [path.Clean] changes the path, apart from a last slash; or if the caller was chosen by a pattern for all below it, and an
-// element of the path has an escaped slash, at which [http.FileServer] ends the element and a ServeMux does not.
+// Path returns an error if r, which the caller guards, is a CONNECT with a path, which a [http.ServeMux] leaves
+// as it is; if [path.Clean] changes the path, apart from a last slash; or if the caller was chosen by a pattern
+// for all below it, and an element of the path has an escaped slash, at which [http.FileServer] ends the
+// element and a ServeMux does not.
 func Path(r *http.Request) error {
 	p := "/" + strings.TrimPrefix(r.URL.Path, "/") // http.StripPrefix takes a first slash
 	switch clean := path.Clean(p); {
@@ -23,7 +24,8 @@ func Path(r *http.Request) error {
 		return fmt.Errorf("%w: a CONNECT has none", ErrPath)
 	case p != clean && (clean == "/" || p != clean+"/"):
 		return fmt.Errorf("%w: it has empty elements or dots", ErrPath)
-	case (strings.HasSuffix(r.Pattern, "/") || strings.HasSuffix(r.Pattern, "...}")) && strings.Contains(strings.ToLower(r.URL.RawPath), "%2f"):
+	case (strings.HasSuffix(r.Pattern, "/") || strings.HasSuffix(r.Pattern, "...}")) &&
+		strings.Contains(strings.ToLower(r.URL.RawPath), "%2f"):
 		return fmt.Errorf("%w: it has an escaped slash", ErrPath)
 	}
 	return nil

@@ -1,5 +1,5 @@
-// Package jsonapi is both sides of a small HTTP API of JSON that carries secrets: no error has one of them, and no cache
-// keeps one.
+// Package jsonapi is both sides of a small HTTP API of JSON that carries secrets: no error has one of them, and
+// no cache keeps one.
 package jsonapi
 
 import (
@@ -37,8 +37,8 @@ func (e *StatusError) Retryable() (after time.Duration, ok bool) {
 	return 0, e.Code != http.StatusForbidden && e.Code != http.StatusUnauthorized
 }
 
-// Call sends in, or nothing if it is nil, and reads the answer into out. No error has any of the secrets. An answer other
-// than 200 is a [*StatusError].
+// Call sends in, or nothing if it is nil, and reads the answer into out. No error has any of the secrets. An
+// answer other than 200 is a [*StatusError].
 func Call(ctx context.Context, client *http.Client, method, url string, in, out any, secrets ...string) error {
 	var body []byte
 	if in != nil {
@@ -71,14 +71,16 @@ func Call(ctx context.Context, client *http.Client, method, url string, in, out 
 	return nil
 }
 
-// Plain are the values of the header Accept-Encoding with which a document is asked for as it is: what is counted is what was sent.
+// Plain are the values of the header Accept-Encoding with which a document is asked for as it is: what is
+// counted is what was sent.
 var Plain = []string{"identity"}
 
-// Read returns the body of an answer to a request with [Plain], which has at most limit bytes. An error over the limit wraps
-// [certpem.ErrTooLarge]. A content coding, which was not asked for, is named.
+// Read returns the body of an answer to a request with [Plain], which has at most limit bytes. An error over
+// the limit wraps [certpem.ErrTooLarge]. A content coding, which was not asked for, is named.
 func Read(answer *http.Response, limit int) ([]byte, error) {
 	if coding := answer.Header.Get("Content-Encoding"); coding != "" && !strings.EqualFold(coding, Plain[0]) {
-		return nil, fmt.Errorf("the answer has the content coding %.40q, which was not asked for; switch it off at the server, or at the proxy in front of it", coding)
+		return nil, fmt.Errorf("the answer has the content coding %.40q, which was not asked for; switch it off "+
+			"at the server, or at the proxy in front of it", coding)
 	}
 	tooLarge := fmt.Errorf("more than %d bytes: %w", limit, certpem.ErrTooLarge)
 	if answer.ContentLength > int64(limit) {

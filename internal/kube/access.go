@@ -16,7 +16,8 @@ type Access struct {
 
 // Review asks the API server whether a service account may do that; an empty account means this client itself. The
 // reason is the server's, and may be empty; it is not redacted.
-func (c *Client) Review(ctx context.Context, namespace, account string, a Access) (allowed bool, reason string, err error) {
+func (c *Client) Review(ctx context.Context, namespace, account string, a Access) (allowed bool, reason string,
+	err error) {
 	const version = "authorization.k8s.io/v1"
 	type spec struct {
 		User       string   `json:"user,omitempty"`
@@ -39,7 +40,8 @@ func (c *Client) Review(ctx context.Context, namespace, account string, a Access
 	if account != "" {
 		question.Kind, resource = "SubjectAccessReview", "subjectaccessreviews"
 		question.Spec.User = "system:serviceaccount:" + namespace + ":" + account
-		question.Spec.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
+		question.Spec.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace,
+			"system:authenticated"}
 	}
 	if err := c.Create(ctx, Path("apis", "authorization.k8s.io", "v1", resource), &question, &answer); err != nil {
 		return false, "", err

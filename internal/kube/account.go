@@ -63,7 +63,8 @@ func ParseUser(s string) (namespace, name string, err error) {
 	case !ValidLabel(parts[2]):
 		return "", "", fmt.Errorf("%.300q in the user name is not a namespace (an RFC 1123 label)", parts[2])
 	case !ValidName(parts[3]):
-		return "", "", fmt.Errorf("%.300q in the user name is not a service account's name (an RFC 1123 subdomain)", parts[3])
+		return "", "", fmt.Errorf("%.300q in the user name is not a service account's name (an RFC 1123 "+
+			"subdomain)", parts[3])
 	}
 	return parts[2], parts[3], nil
 }
@@ -71,20 +72,22 @@ func ParseUser(s string) (namespace, name string, err error) {
 func (e environment) serverURL() (string, error) {
 	host, port := e.getenv("KUBERNETES_SERVICE_HOST"), e.getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
-		return "", errors.New("this process is not in a cluster, for KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set: give the URL of the API server")
+		return "", errors.New("this process is not in a cluster, for KUBERNETES_SERVICE_HOST or " +
+			"KUBERNETES_SERVICE_PORT is not set: give the URL of the API server")
 	}
 	return "https://" + net.JoinHostPort(host, port), nil
 }
 
-// serviceAccount is the identity that Kubernetes gives to a pod. It keeps neither the token nor the CA certificates: they are
-// read for each request, which costs little beside it.
+// serviceAccount is the identity that Kubernetes gives to a pod. It keeps neither the token nor the CA
+// certificates: they are read for each request, which costs little beside it.
 type serviceAccount struct {
 	files       fs.FS
 	postQuantum bool
 	ca          atomic.Pointer[[sha256.Size]byte] // the digest of the CA certificates that were there last
 }
 
-// renewed reports whether the CA certificates are others than at the call before. Those that cannot be read are as before.
+// renewed reports whether the CA certificates are others than at the call before. Those that cannot be read are
+// as before.
 func (a *serviceAccount) renewed() bool {
 	pem, err := readFile(a.files, "ca.crt", maxRoots)
 	if err != nil {
@@ -129,7 +132,10 @@ func (a *serviceAccount) transport(dial conns.Dial) *http.Transport {
 			}
 			return nil, &net.OpError{Op: "dial", Net: network, Err: err} // so that neverSent knows
 		},
-		DialContext:            func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("not https") },
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return nil,
+				errors.New("not https")
+		},
 		ForceAttemptHTTP2:      true,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
 		IdleConnTimeout:        90 * time.Second,
@@ -152,7 +158,8 @@ func (a *serviceAccount) connect(ctx context.Context, dial conns.Dial, network, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Time: certchain.Now, ServerName: host, NextProtos: []string{"h2", "http/1.1"}}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Time: certchain.Now, ServerName: host,
+		NextProtos: []string{"h2", "http/1.1"}}
 	if a.postQuantum {
 		cfg.MinVersion, cfg.CurvePreferences = tls.VersionTLS13, []tls.CurveID{tls.X25519MLKEM768}
 	}

@@ -144,9 +144,9 @@ func (e *StatusError) fill(data []byte, x *exchange) {
 	}
 }
 
-// redact makes a message fit for a log, as admission webhooks and proxies may quote the request. The secrets of the request
-// are the bearer token, and the token or data in the body, encoded or not. Words that are too long for a label are removed
-// too. A word consists of the characters of a bearer token.
+// redact makes a message fit for a log, as admission webhooks and proxies may quote the request. The secrets of
+// the request are the bearer token, and the token or data in the body, encoded or not. Words that are too long
+// for a label are removed too. A word consists of the characters of a bearer token.
 func (x *exchange) redact(message string) string {
 	var b strings.Builder
 	for message != "" {
@@ -206,11 +206,12 @@ func OneLine(s string, limit int) string {
 	return s[:n] + "…"
 }
 
-// RetryAfter reads how long a server asks its clients to wait, an hour at most: seconds or a date, as RFC 9110 (10.2.3) has
-// them. It is 0 if the server says nothing.
+// RetryAfter reads how long a server asks its clients to wait, an hour at most: seconds or a date, as RFC 9110
+// (10.2.3) has them. It is 0 if the server says nothing.
 func RetryAfter(h http.Header) time.Duration {
 	v := h.Get("Retry-After")
-	if n, err := strconv.ParseInt(v, 10, 64); err == nil || errors.Is(err, strconv.ErrRange) { // then it is the largest one
+	// then it is the largest one
+	if n, err := strconv.ParseInt(v, 10, 64); err == nil || errors.Is(err, strconv.ErrRange) {
 		return seconds(n)
 	}
 	if at, err := http.ParseTime(v); err == nil {

@@ -48,16 +48,17 @@ type Options struct {
 	// in, as KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT say.
 	URL string
 
-	// Client sends the requests and authenticates them; it is copied. Redirects are not followed, and
-	// its Timeout does not apply to watches. Nil means a client made from the service account of this
-	// process, whose files are read again for each request. When ca.crt changes, the next request closes the connections that
-	// were verified with the one before, with what is under way on them. Such a client uses no proxy.
+	// Client sends the requests and authenticates them; it is copied. Redirects are not followed, and its
+	// Timeout does not apply to watches. Nil means a client made from the service account of this process,
+	// whose files are read again for each request. When ca.crt changes, the next request closes the connections
+	// that were verified with the one before, with what is under way on them. Such a client uses no proxy.
 	Client *http.Client
 
 	// PostQuantum allows a Client made from the service account the key exchange X25519MLKEM768 alone.
 	PostQuantum bool
 
-	// MaxAnswer is the most bytes of an answer that is no event; 0 means 4 MiB. A kubelet answers with all pods of its node.
+	// MaxAnswer is the most bytes of an answer that is no event; 0 means 4 MiB. A kubelet answers with all pods
+	// of its node.
 	MaxAnswer int
 }
 
@@ -90,7 +91,8 @@ func newClient(o Options, env environment) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kube: API server %q: %w", display(raw), err)
 	}
-	c := &Client{redacted: redact.New("kube.Client(" + base.String() + ")"), base: base, limit: cmp.Or(o.MaxAnswer, maxAnswer)}
+	c := &Client{redacted: redact.New("kube.Client(" + base.String() + ")"), base: base,
+		limit: cmp.Or(o.MaxAnswer, maxAnswer)}
 	hc := http.Client{}
 	if o.Client != nil {
 		hc = *o.Client
@@ -120,7 +122,8 @@ func parseBase(raw string, ownClient bool) (*url.URL, error) {
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
 		return nil, errors.New("a URL with a query or a fragment")
 	case u.Scheme == "http" && !ownClient:
-		return nil, errors.New("the token of the service account is not sent without TLS: use https, or give an http.Client")
+		return nil, errors.New("the token of the service account is not sent without TLS: use https, or give an " +
+			"http.Client")
 	case u.Scheme == "http" && !loopback(u.Hostname()):
 		return nil, errors.New("http is for loopback addresses: use https")
 	case u.Scheme != "https" && u.Scheme != "http":
@@ -203,8 +206,8 @@ func (c *Client) Update(ctx context.Context, path string, in, out any) error {
 	return c.do(ctx, http.MethodPut, path, nil, in, out)
 }
 
-// Patch changes the members of the object at path that in has, and leaves the others as they are: in is a JSON merge patch
-// (RFC 7396). See [MayHaveLanded] for errors.
+// Patch changes the members of the object at path that in has, and leaves the others as they are: in is a JSON
+// merge patch (RFC 7396). See [MayHaveLanded] for errors.
 func (c *Client) Patch(ctx context.Context, path string, in any) error {
 	return c.do(ctx, http.MethodPatch, path, nil, in, nil)
 }
@@ -258,8 +261,9 @@ func PodEnded(phase string, deleting bool) string {
 	return ""
 }
 
-// Close closes the connections that the Client has made, and so ends what is under way on them. Those of an http.Client in
-// the Options are up to its owner. Later requests make a new connection. The error is always nil.
+// Close closes the connections that the Client has made, and so ends what is under way on them. Those of an
+// http.Client in the Options are up to its owner. Later requests make a new connection. The error is always
+// nil.
 func (c *Client) Close() error {
 	c.conns.Close()
 	return nil
@@ -345,7 +349,8 @@ func (c *Client) send(ctx context.Context, hc *http.Client, x *exchange, query u
 	}
 	if !isJSON(response.Header) {
 		defer response.Body.Close()
-		return nil, x.fail(true, fmt.Errorf("the answer is not application/json: is %s a Kubernetes API server?", c.base))
+		return nil, x.fail(true, fmt.Errorf("the answer is not application/json: is %s a Kubernetes API "+
+			"server?", c.base))
 	}
 	return response, nil
 }

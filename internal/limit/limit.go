@@ -1,5 +1,5 @@
-// Package limit bounds what a server does at once and in a second: slots for what runs at the same time, a queue in front of
-// them, and rates in total and for each caller.
+// Package limit bounds what a server does at once and in a second: slots for what runs at the same time, a
+// queue in front of them, and rates in total and for each caller.
 //
 //	l := limit.New(limit.Options{Concurrent: 4, Queue: 100, Rate: 1000, CallerRate: 10, CallerBurst: 20})
 //	…
@@ -8,9 +8,9 @@
 //	}
 //	defer l.Release()
 //
-// Requests that wait for a slot are served in order of arrival. A refused request takes nothing, neither a slot nor a place
-// in the queue nor a token, so a caller over its own rate cannot use up what is there for others. A refusal says when there
-// will be room again.
+// Requests that wait for a slot are served in order of arrival. A refused request takes nothing, neither a slot
+// nor a place in the queue nor a token, so a caller over its own rate cannot use up what is there for others. A
+// refusal says when there will be room again.
 //
 // [Shares] bound what is held for longer than a request, such as streams, and [Strikes] what is refused after it was
 // examined.
@@ -189,7 +189,8 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 
 // overloaded reports whether one more request would wait for too long, and this is no burst; mu is held.
 func (l *Limiter) overloaded(now time.Duration) bool {
-	const least, burst, calm = 64, 500 * time.Millisecond, 5 * time.Second // a machine that stops for a moment is not overloaded
+	// a machine that stops for a moment is not overloaded
+	const least, burst, calm = 64, 500 * time.Millisecond, 5 * time.Second
 	n := l.waiting.Len()
 	wait := l.pace.average * time.Duration(n+1)
 	if l.queueTime <= 0 || n < least || wait <= l.queueTime {

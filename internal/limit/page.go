@@ -9,8 +9,9 @@ import (
 // maxTexts is how many texts of a Page slow readers can have.
 const maxTexts = 8
 
-// Page is a text that is rendered once for all that ask for it meanwhile, and by one of them at a time. While readers are slow
-// to take many of its texts, those that come share the newest, so that they hold no more memory. The zero Page is ready.
+// Page is a text that is rendered once for all that ask for it meanwhile, and by one of them at a time. While
+// readers are slow to take many of its texts, those that come share the newest, so that they hold no more
+// memory. The zero Page is ready.
 type Page struct {
 	turn atomic.Int64 // of the newest text, from its begin
 
@@ -26,7 +27,8 @@ type text struct {
 	readers int
 }
 
-// Get returns what render has written since the call, or before it if too much is held. It is shared until done is called.
+// Get returns what render has written since the call, or before it if too much is held. It is shared until done
+// is called.
 func (p *Page) Get(render func(*bytes.Buffer) error) (page []byte, done func(), err error) {
 	came := p.turn.Load()
 	p.mu.Lock()

@@ -25,8 +25,8 @@ func NewStrikes(rate float64, most int) *Strikes {
 	return &Strikes{start: time.Now(), callers: newCallers(newSize(rate, max(most, 1)))}
 }
 
-// Take gives the caller a strike, for a request that begins. If it has as many as it may have, the error is an [*Error]
-// with the reason CallerRefused, which says when one of them is forgiven.
+// Take gives the caller a strike, for a request that begins. If it has as many as it may have, the error is an
+// [*Error] with the reason CallerRefused, which says when one of them is forgiven.
 func (s *Strikes) Take(caller string) error { return s.take(caller, true) }
 
 // Check returns what Take would return, and gives no strike.

@@ -1,8 +1,10 @@
-// Package peerkey says which peer a request comes from, for limits by peer. Servers put it into the context of the request.
+// Package peerkey says which peer a request comes from, for limits by peer. Servers put it into the context of
+// the request.
 //
-// A peer is a user of this machine on a Unix socket, and an IP address, with all of its ports, on a TLS connection. An
-// address behind a NAT or a gateway stands for many clients, so limits by peer are wide, and count failures rather than
-// requests. Where a proxy ends TLS there is no peer, because the address is that of the proxy.
+// A peer is a user of this machine on a Unix socket, and an IP address, with all of its ports, on a TLS
+// connection. An address behind a NAT or a gateway stands for many clients, so limits by peer are wide, and
+// count failures rather than requests. Where a proxy ends TLS there is no peer, because the address is that of
+// the proxy.
 package peerkey
 
 import (
@@ -29,8 +31,8 @@ func FromContext(ctx context.Context) string {
 
 type userKey struct{}
 
-// WithUser returns a copy of ctx with the user of this machine that a TCP connection belongs to. Where each connection is a peer
-// of its own, as for streams, it still is.
+// WithUser returns a copy of ctx with the user of this machine that a TCP connection belongs to. Where each
+// connection is a peer of its own, as for streams, it still is.
 func WithUser(ctx context.Context, user string) context.Context {
 	return context.WithValue(ctx, userKey{}, user)
 }

@@ -1,6 +1,6 @@
-// Package redact keeps out of logs and errors what does not belong there: keys and tokens, and more than a few bytes of
-// what peers sent, which [Clip] cuts. fmt and log/slog print the unexported fields of a struct, so a type
-// that holds a key or a token, or leads to one, embeds a [Text], and is printed as that text instead:
+// Package redact keeps out of logs and errors what does not belong there: keys and tokens, and more than a few
+// bytes of what peers sent, which [Clip] cuts. fmt and log/slog print the unexported fields of a struct, so a
+// type that holds a key or a token, or leads to one, embeds a [Text], and is printed as that text instead:
 //
 //	type redacted = redact.Text // an alias, so that the embedded field is not exported
 //

@@ -75,7 +75,7 @@ func (e *Entry) Cancel() {
 	}
 }
 
-// Loop has entries attempted when they are due. The fields are set before its first use and do not
+// Loop attempts entries when they are due. The fields are set before its first use and do not
 // change, except for Hold.
 //
 // The user calls every method but [Loop.Run] and [Loop.Close] with Mu locked.
@@ -92,16 +92,14 @@ type Loop[T Item] struct {
 	// Slots is how many attempts run at a time; 0 means that there is no limit.
 	Slots int
 
-	// Slow is how long an attempt keeps its slot: one that takes longer goes on without. 0 means to its
-	// end.
+	// Slow is how long an attempt keeps its slot; a longer attempt goes on without one. 0 means to its end.
 	Slow time.Duration
 
-	// FailingLast has entries whose last attempt failed wait until no other is due, because they may
-	// well hang again.
+	// FailingLast makes entries whose last attempt failed wait until no other is due, because their next attempt
+	// may well hang, too.
 	FailingLast bool
 
-	// Tick is how often Run looks at the clocks; 0 means 900 milliseconds. Tests in which years pass have it
-	// look seldom.
+	// Tick is how often Run looks at the clocks; 0 means 900 milliseconds. Tests in which years pass set a long one.
 	Tick time.Duration
 
 	// SetBack, if not nil, is called by Run, with Mu locked, after the wall clock was set back to now. What was valid
@@ -166,7 +164,7 @@ func (l *Loop[T]) Close() {
 	}
 }
 
-// SetClock has l read other clocks than those of the machine, for tests: in a bubble of testing/synctest both clocks
+// SetClock makes l read other clocks than the machine's, for tests: in a bubble of testing/synctest both clocks
 // agree, while a suspension is when they do not. It is called before the first use, without the lock.
 func (l *Loop[T]) SetClock(read func() (mono, wall time.Time)) {
 	l.Mu.Lock()
@@ -231,8 +229,8 @@ func (l *Loop[T]) Hasten(e T, wait time.Duration) {
 	}
 }
 
-// Demand makes e due before all entries that are not in demand, whether Run is running or not. It does
-// nothing if the last attempt failed and the wait after that is not over.
+// Demand moves e ahead of entries that no caller waits for, whether or not Run is running. It does nothing if
+// the last attempt failed and the wait after that is not over.
 func (l *Loop[T]) Demand(e T) {
 	if s := e.entry(); s.index > 0 && (s.failures == 0 || s.due <= l.clock.advance()) {
 		l.push(e, urgent)
@@ -325,7 +323,7 @@ func (l *Loop[T]) Ended(e T) <-chan struct{} {
 	return s.done
 }
 
-// Await has e attempted as [Loop.Demand] does, and waits for the end of the attempt, unlocking Mu while
+// Await demands e as [Loop.Demand] does, and waits for the end of the attempt, unlocking Mu while
 // it waits. It returns nil when it is time to look at e again: because the attempt has ended, because
 // e may be demanded again, or because ctx is done. It returns the cause of Run's context if Run has
 // ended meanwhile.

@@ -16,7 +16,7 @@ const (
 	// need not.
 	Longest = 100 * 365 * 24 * time.Hour
 
-	// UsualPoll is the interval for a bundle without a refresh hint (FED-8, BND-22).
+	// UsualPoll is the interval for a bundle without a refresh hint, as the SPIFFE standards suggest.
 	UsualPoll = 5 * time.Minute
 )
 
@@ -40,7 +40,7 @@ func RenewAt(received, notBefore, notAfter time.Time, grace, jitter, u float64) 
 }
 
 // Poll returns how long to wait until something with the refresh hint is asked for again: hint within
-// the bounds low and high, give or take a tenth (FED-7). The result is within the bounds too; if they
+// the bounds low and high, give or take a tenth. The result is within the bounds too; if they
 // leave no room, chance adds up to a tenth of low. u is in [0,1).
 func Poll(hint, low, high time.Duration, u float64) time.Duration {
 	hint = max(min(hint, high), low)

@@ -49,7 +49,7 @@ var forms = [...]struct{ name, remedy string }{
 	List:     {name: "list"},
 }
 
-// String returns the name of the form, as in the help.
+// String returns the name of the form, as the documentation has it.
 func (f Form) String() string { return forms[f].name }
 
 // parse returns the value that a text has in this form. An empty text has the zero value.
@@ -126,16 +126,16 @@ type Table struct {
 	Prefixes []string
 }
 
-// Values are the values of the variables of a [Table]. Its methods panic for a name that is not in the table, and for one
-// of another form. Values may hold secrets, and print none.
+// Values are the values of the variables of a [Table]. Its methods panic for a name that is not in the table, and for
+// one of another form. Values may hold secrets, and print none.
 type Values struct {
 	table   Table
 	set     map[string]string
 	unknown []string
 }
 
-// Read reads the variables of the table from an environment, in the form of os.Environ. The error joins one for each bad
-// value, in the order of the table; with an error there are no values.
+// Read reads the variables of the table from an environment, in the form of os.Environ. The error joins one for each
+// bad value, in the order of the table; with an error there are no values.
 func (t Table) Read(environ []string) (*Values, error) {
 	v := &Values{table: t, set: make(map[string]string)}
 	var known []string
@@ -153,7 +153,10 @@ func (t Table) Read(environ []string) (*Values, error) {
 		}
 		if right, near := Near(name, known); near {
 			v.unknown = append(v.unknown, name+" (perhaps "+right+")")
-		} else if row == nil && slices.ContainsFunc(t.Prefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
+		} else if row == nil && slices.ContainsFunc(t.Prefixes, func(p string) bool {
+			return strings.HasPrefix(name,
+				p)
+		}) {
 			v.unknown = append(v.unknown, name)
 		}
 	}
@@ -174,11 +177,11 @@ func (t Table) Read(environ []string) (*Values, error) {
 }
 
 // links are the lines of service links. Those of the API server's own Service are set without them, too.
-var links = regexp.MustCompile(`^\w+(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=` +
-	`|^\w+_PORT=(tcp|udp|sctp)://`)
+var links = regexp.MustCompile(`^\w+(_SERVICE_HOST|_SERVICE_PORT(_\w+)?)=` +
+	`|^\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=` + `|^\w+_PORT=(tcp|udp|sctp)://`)
 
-// ServiceLink reports whether Kubernetes has set the line of an environment for a Service in the pod's namespace, other
-// than the Service kubernetes: for the Service envoy-status it sets ENVOY_STATUS_PORT=tcp://10.0.0.1:80, which
+// ServiceLink reports whether Kubernetes has set the line of an environment for a Service in the pod's namespace,
+// other than the Service kubernetes: for the Service envoy-status it sets ENVOY_STATUS_PORT=tcp://10.0.0.1:80, which
 // configures nothing.
 func ServiceLink(line string) bool {
 	return links.MatchString(line) && !strings.HasPrefix(line, "KUBERNETES_")
@@ -329,7 +332,7 @@ func (t Table) Write(w io.Writer, markdown bool) error {
 		b.WriteString("| Variable | Form | Default | What it is for | From |\n|---|---|---|---|---|\n")
 	}
 	for _, row := range t.Variables {
-		form, def, doc := forms[row.Form].name, row.Default, row.Doc
+		form, def, doc := row.Form, row.Default, row.Doc
 		if row.Choices != nil {
 			doc += ": " + strings.Join(row.Choices, ", ")
 		}
@@ -341,7 +344,8 @@ func (t Table) Write(w io.Writer, markdown bool) error {
 			if def != "" {
 				def = "`" + def + "`"
 			}
-			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", row.Name, form, def, strings.ReplaceAll(doc, "|", `\|`), row.Origin)
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", row.Name, form, def, strings.ReplaceAll(doc, "|", `\|`),
+				row.Origin)
 		case def != "":
 			fmt.Fprintf(&b, "  %s  (%s, default %s)\n        %s\n", row.Name, form, def, doc)
 		default:

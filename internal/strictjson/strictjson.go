@@ -63,9 +63,9 @@ const (
 )
 
 // Reader reads one document. Every method reads the next value, or leaves it unread if it is of another kind;
-// [Reader.Members] and [Reader.Elements] skip values that their loop body left unread. After the first error nothing is
-// read, loops end, and [Reader.End] returns the error. Callers read without checking errors, and call End before they
-// use the results.
+// [Reader.Members] and [Reader.Elements] skip values that their loop body left unread. After the first error
+// nothing is read, loops end, and [Reader.End] returns the error. Callers read without checking errors, and
+// call End before they use the results.
 //
 // Byte slices that a Reader returns may share memory with the input and must not be changed.
 type Reader struct {

@@ -34,8 +34,8 @@
 //	retire      the old root leaves the bundle when the last leaf that it can have signed has
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
-// So a leaf's root has been in the bundle for at least Propagation before the leaf exists (FED-2), and stays there
-// until the leaf has expired (FED-4). Only [Authority.RevokeNow] takes these steps in another order, or early. The
+// So a leaf's root has been in the bundle for at least Propagation before the leaf exists, and stays there
+// until the leaf has expired. Only [Authority.RevokeNow] takes these steps in another order, or early. The
 // state is computed when it is asked for, so that it is right even while Run is not called. Run adds that waiters are
 // told, that a root is replaced before its end, and that the store is read and written. The keys of JWT-SVIDs rotate
 // by the same steps, each kind by itself.
@@ -93,8 +93,8 @@ type Config struct {
 	// X.509-SVID from a Workload API.
 	EmptySubject bool
 
-	// RefreshHint is how often consumers should fetch the bundle, in whole seconds. It is published in the bundle; 0
-	// means 5 minutes.
+	// RefreshHint is how often consumers should fetch the bundle, a number of seconds. It is published in the bundle;
+	// 0 means 5 minutes.
 	RefreshHint time.Duration
 
 	// Rotation is how roots are made and replaced.
@@ -137,9 +137,9 @@ type Rotation struct {
 	// MaxTTL; 0 means 0.2. It is at most 0.5.
 	GraceRatio float64
 
-	// Propagation is how long a new root is in the bundle before it signs; 0 means five times RefreshHint. FED-3 asks
-	// for three to five times the hint. Less is for programs in which every consumer watches the bundle and none
-	// polls.
+	// Propagation is how long a new root is in the bundle before it signs; 0 means five times RefreshHint. The
+	// federation standard asks for three to five times the hint. Less is for programs in which every consumer watches
+	// the bundle and none polls.
 	Propagation time.Duration
 
 	// TaintGrace is how long a tainted root stays in the bundle once its successor signs; 0 means half
@@ -368,7 +368,7 @@ func (a *Authority) newBundle(old *state, d *rotation.Document, version string, 
 		return s, number(s.sequence)
 	}
 	// An equal bundle stays the same one, for verifiers remember by it. Another one must not have an old number, which
-	// no consumer would take (FED-11): without a store changes are numbered here only, and with one a replica that had
+	// no consumer would take: without a store changes are numbered here only, and with one a replica that had
 	// not heard of us may have turned back what time had done.
 	if err := number(old.sequence); err != nil {
 		return nil, err
@@ -456,7 +456,7 @@ func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more .
 }
 
 // Bundle returns the current trust bundle: every root and every JWT key from its preparation to its retirement, oldest
-// first. Its sequence number starts at 1 for a new CA and grows with each change of the contents (BND-17). Without a
+// first. Its sequence number starts at 1 for a new CA and grows with each change of the contents. Without a
 // store it grows by one. With a store it grows in steps, so that replicas never share a number, and also when the time
 // of a change is decided. For plugged-in files see [Load]. Bundle does not block, except that the first caller after a
 // step of a rotation came due takes the step.

@@ -29,7 +29,7 @@ type dirStore struct {
 	dir  string
 	disk disk.Disk
 	mu   sync.Mutex  // keeps the writers of this process apart where there is no flock
-	seen atomic.Bool // this process has found a record in the folder
+	seen atomic.Bool // this process has found a record in the directory
 }
 
 const (
@@ -42,42 +42,42 @@ const (
 // errPointer says that CURRENT is missing, empty or wrong although there are versions.
 var errPointer = errors.New("CURRENT does not say which version counts")
 
-// errGone says that the folder is not where this process has found a record before.
+// errGone says that the directory is not where this process has found a record before.
 var errGone = &unfitError{errors.New("the folder was there, and is gone; mount its volume, or make the folder again " +
 	"to have the record written to it")}
 
-// NewDirStore returns a [Store] in a folder of its own, which the first save makes if it does not exist:
+// NewDirStore returns a [Store] in a directory of its own, which the first save makes if it does not exist:
 //
 //	CURRENT          the name of the version that counts, and the commit
 //	v-<…>/…          the items of that version, one file each
 //	tmp-CURRENT      the name of a version that is being written
 //	lock             held by the process that writes
 //
-// The folder has mode 0700 and the files 0600, as they hold private keys. They must belong to the user of this process
-// or to root, and no other user may be able to replace the folder or one above it. What breaks these rules is refused
-// with an error that says which chown or chmod helps.
+// The directory has mode 0700 and the files 0600, as they hold private keys. They must belong to the user of this
+// process or to root, and no other user may be able to replace the directory or one above it. What breaks these rules
+// is refused with an error that says which chown or chmod helps.
 //
 // A save writes a new version, makes it durable, and then replaces CURRENT by a rename, so that a crash, of the
 // process or of the machine, leaves the old record or the new one. The name of a version has a hash of its contents,
 // which a load compares. Two things are ever removed: the version that a save has replaced, after the new one is
 // durable, and one that a crash left unfinished. A version that no save has replaced stays.
 //
-// A folder with versions and no valid CURRENT is not taken for an empty one: Load and Save return an error that wraps
-// [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. A folder that had a record and is
-// gone is not made again: its volume may have been unmounted.
+// A directory with versions and no valid CURRENT is not taken for an empty one: Load and Save return an error that
+// wraps [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. A directory that had a record
+// and is gone is not made again: its volume may have been unmounted.
 //
 // In Kubernetes, an emptyDir is refused, as all users can write to it, and a volume with an fsGroup needs
 // fsGroupChangePolicy: OnRootMismatch, as the files are opened to the group at each mount otherwise; or keep the CA in
 // a Secret with package kubesecret.
 //
-// Processes that share the folder are kept apart by a file lock on systems that have flock: Linux,
+// Processes that share the directory are kept apart by a file lock on systems that have flock: Linux,
 // macOS and the BSDs. Elsewhere only one process at a time may use it. A network file system has to
 // honour locks and renames.
 //
-// A backup is a copy of the folder. It holds the private keys of the CA. To restore one, stop every authority that
-// uses the folder, put the copy in its place, and start again; see OPERATING.md.
+// A backup is a copy of the directory. It holds the private keys of the CA. To restore one, stop every authority that
+// uses the directory, put the copy in its place, and start again; see OPERATING.md.
 //
-// The error says what is wrong with a folder that exists and is not private.
+// The error says what is wrong with a directory that exists and is not private.
 func NewDirStore(dir string) (Store, error) {
 	d, err := newDirStore(dir)
 	if err != nil {
@@ -112,7 +112,7 @@ func (d *dirStore) stat() (fs.FileInfo, error) { return os.Lstat(filepath.Join(d
 // keys are the rules for everything in the store.
 var keys = private.Options{Keys: true}
 
-// open returns the folder if it is private.
+// open returns the directory if it is private.
 func (d *dirStore) open() (*os.Root, error) {
 	root, err := private.OpenDir(d.dir, keys)
 	if err != nil {
@@ -456,7 +456,7 @@ func (d *dirStore) tidy(root *os.Root, current string) error {
 	return d.disk.RemoveAll(root, begunName)
 }
 
-// writeVersion writes data to a new folder, and makes it and its name durable.
+// writeVersion writes data to a new directory, and makes it and its name durable.
 func (d *dirStore) writeVersion(root *os.Root, version string, data map[string][]byte) error {
 	if err := d.disk.Mkdir(root, version); err != nil {
 		return err

@@ -105,8 +105,8 @@ func (a *Authority) keep(all ...*KeyEvent) {
 	}
 }
 
-// record makes the records of what happened to keys. It ends when ctx is done, or when a record takes too long; events
-// without a record stay for the next call. It reports whether any is left.
+// record writes pending key events to the Auditor until ctx is done or a write takes too long, and reports whether any
+// remain.
 func (a *Authority) record(ctx context.Context) (left bool) {
 	auditor, ok := a.cfg.Auditor.(keyAuditor)
 	if !ok {

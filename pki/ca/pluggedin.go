@@ -25,7 +25,7 @@ import (
 
 // PluggedIn is a CA for [Load] whose files an operator provides.
 type PluggedIn struct {
-	// Dir is the folder with the files, of which there are three sets of names: those of
+	// Dir is the directory with the files, of which there are three sets of names: those of
 	// [pki.ReadKeyCertBundle]. It is required.
 	Dir string
 
@@ -73,11 +73,11 @@ type PluggedIn struct {
 //
 // # Whose files
 //
-// The files decide which CA a trust domain has. So the files, the folder, the folders above it and each link on the
-// way must belong to the user of this process or to root, and no other user may be able to change or replace them. A
-// folder that all users can write to needs the sticky bit, as the volumes of Kubernetes Secrets have it, and a group
-// that can write must be that of root or one of this process. Otherwise the error wraps [ErrUnfit] and says which
-// chown or chmod helps. A private key that all users can read is used, with a warning, except in volumes of
+// The files decide which CA a trust domain has. So the files, the directory, the directories above it and each link on
+// the way must belong to the user of this process or to root, and no other user may be able to change or replace them.
+// A directory that all users can write to needs the sticky bit, as the volumes of Kubernetes Secrets have it, and a
+// group that can write must be that of root or one of this process. Otherwise the error wraps [ErrUnfit] and says
+// which chown or chmod helps. A private key that all users can read is used, with a warning, except in volumes of
 // Kubernetes.
 func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if from.Dir == "" && from.fsys == nil {
@@ -163,8 +163,8 @@ func (f *pluggedFiles) open(path string) (*os.File, error) {
 	if f.told || !slices.Contains(keyNames, filepath.Base(path)) {
 		return file, nil
 	}
-	// In volumes of Kubernetes, whose files are behind folders like ..2026_01_02_15_04_05.123, the mode is that of the
-	// volume and no other user is near.
+	// In volumes of Kubernetes, whose files are behind directories like ..2026_01_02_15_04_05.123, the mode is that of
+	// the volume and no other user is near.
 	info, err := file.Stat()
 	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o004 != 0 &&
 		!strings.Contains(filepath.ToSlash(file.Name()), "/..") {

@@ -21,8 +21,8 @@ import (
 type Recovery struct {
 	redacted // prints the version in one line
 
-	Version  string    // the name of its folder
-	Written  time.Time // by the time of the folder
+	Version  string    // the name of its directory
+	Written  time.Time // by the time of the directory
 	Revision uint64    // counts the saves of the CA; 0 if the version does not say
 	Root     string    // the serial number of the root that signs, in hexadecimal; empty for a store of JWT keys
 	RootEnds time.Time
@@ -43,14 +43,14 @@ func (r *Recovery) text() string {
 	return text
 }
 
-// RecoverDirStore finds the newest complete version in the folder of a [NewDirStore] that has lost its file CURRENT,
-// or has a wrong one. It returns that version and, with write, makes CURRENT name it, durably. It removes nothing, and
-// authorities need not be stopped.
+// RecoverDirStore finds the newest complete version in the directory of a [NewDirStore] that has lost its file
+// CURRENT, or has a wrong one. It returns that version and, with write, makes CURRENT name it, durably. It removes
+// nothing, and authorities need not be stopped.
 //
 // A version is complete if its contents have the hash in its name. A version of an older release, whose name has none,
 // is complete if it has a readable state, or the certificate and the key of a CA. The newest version has the highest
-// revision. Versions of different CAs are refused: the operator moves the wrong ones away. A folder that is in order
-// is refused, too.
+// revision. Versions of different CAs are refused: the operator moves the wrong ones away. A directory that is in
+// order is refused, too.
 func RecoverDirStore(ctx context.Context, dir string, write bool) (Recovery, error) {
 	d, err := newDirStore(dir)
 	if err != nil {

@@ -357,7 +357,7 @@ func generationError(id spiffe.ID, err error) error {
 // grant is a key to sign with, and the time until which what it signs may be valid.
 type grant struct {
 	key           *rotation.Key
-	above         []*x509.Certificate // what links it to a root
+	above         []*x509.Certificate // the certificates between it and a root
 	now, notAfter time.Time
 }
 
@@ -461,7 +461,7 @@ func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.
 //
 //	P + propagation + longest + grace >= R + propagation + longest + grace
 //
-// and a leaf that ends by R + propagation + longest, as the bound has it, dies before A retires, by at
+// and a leaf that ends by R + propagation + longest, as the bound says, dies before A retires, by at
 // least the grace, which is for clocks that differ. If the successor was prepared before R, its
 // activation is known: A retires longest and grace after it, and the second bound applies; it binds
 // only an authority that still signs with A when its successor should, as its monotonic clock lags.

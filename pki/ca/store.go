@@ -14,8 +14,8 @@ var (
 	// allows that, so a store returns it only when it is certain.
 	ErrNoRecord = errors.New("no record")
 
-	// ErrUnfit says that an operator has to act: the store cannot keep keys as it is, such as a folder that others may
-	// read, or its contents are not a usable record. [Open] ends with it at once. Other errors of a store, except
+	// ErrUnfit says that an operator has to act: the store cannot keep keys as it is, such as a directory that others
+	// may read, or its contents are not a usable record. [Open] ends with it at once. Other errors of a store, except
 	// ErrNoRecord, are expected to pass.
 	ErrUnfit = errors.New("unfit")
 

@@ -40,7 +40,7 @@ import (
 //
 // A root that was prepared but not distributed, because no authority ran, must not sign when its time has come. An
 // authority that meets a distributing key for the first time with less than three fifths of its Propagation left
-// (three refreshes, FED-3) has it wait for the whole of it again, for all replicas. The exception is an old root that
+// (three refreshes) makes it wait for all of it again, in all replicas. The exception is an old root that
 // has come to its retirement meanwhile: others may show bundles without it, and all that it signed has expired.
 func Open(ctx context.Context, cfg Config, store Store) (*Authority, error) {
 	if store == nil {

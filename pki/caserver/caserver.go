@@ -33,7 +33,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
@@ -78,9 +77,8 @@ type Options struct {
 	// virtual machines; less than 0 means not at all. A certificate under a tainted root never proves a caller.
 	RenewByCertificate time.Duration
 
-	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the
-	// same machine: all users can read it, if its folder lets them. The folder must exist when Run begins. Empty means
-	// none.
+	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the same machine:
+	// all users can read it, if its directory lets them. The directory must exist when Run begins. Empty means none.
 	RootsFile string
 
 	// GetCertificate returns the certificate that Istio's and Linkerd's API present, as in [tls.Config]. Nil means
@@ -127,11 +125,9 @@ type Server struct {
 
 // New returns a Server. It opens no port and asks the CA for nothing. The error says which option is wrong.
 func New(o Options) (*Server, error) {
-	switch {
-	case o.CA == nil:
-		return nil, errors.New("caserver: invalid Options: CA is nil; a *ca.Authority is one")
-	case o.Identity == nil:
-		return nil, errors.New("caserver: invalid Options: Identity is nil; a *secretcache.Manager is one")
+	if o.CA == nil || o.Identity == nil {
+		return nil, errors.New("caserver: invalid Options: CA or Identity is nil; " +
+			"a *ca.Authority is a CA, and a *secretcache.Manager an identity")
 	}
 	o.Logger = ratelog.Patient(o.Logger)
 	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler(), oidc: http.NotFoundHandler()}
@@ -157,9 +153,7 @@ func New(o Options) (*Server, error) {
 		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.Report().Metrics)
 	}
 	if o.Linkerd != nil {
-		api := *o.Linkerd
-		api.Signer, api.Logger = s.signer, o.Logger
-		h, err := linkerd.New(api)
+		h, err := s.newLinkerd(*o.Linkerd)
 		if err != nil {
 			return nil, err
 		}
@@ -188,6 +182,11 @@ func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
 	return istioca.New(o)
 }
 
+func (s *Server) newLinkerd(o linkerd.Options) (*linkerd.Server, error) {
+	o.Signer, o.Logger = s.signer, s.opts.Logger
+	return linkerd.New(o)
+}
+
 // only serves h at path, and nothing elsewhere.
 func only(path string, h http.Handler) http.Handler {
 	mux := http.NewServeMux()
@@ -210,7 +209,7 @@ func (b bundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 type Listeners struct {
 	Istio   net.Listener // Istio's API, by TLS 1.3, or 1.2 for agents that obey FIPS 140-2
 	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
-	Bundle  net.Listener // the bundle of the CA, by TLS as the profile https_spiffe has it
+	Bundle  net.Listener // the bundle of the CA, by TLS, in the profile https_spiffe
 	OIDC    net.Listener // the documents of an issuer of OpenID Connect, by TLS
 	// metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
 	Admin net.Listener
@@ -223,99 +222,118 @@ type Listeners struct {
 // Run runs the CA, waits for the server's identity, and serves the listeners until ctx is done or a part fails.
 // Then it closes the listeners, gives requests under way 5 seconds to finish, and returns when all its goroutines have
 // ended: nil if ctx was done, and otherwise the failure. Call it once.
-func (s *Server) Run(ctx context.Context, at Listeners) (failed error) {
+func (s *Server) Run(ctx context.Context, at Listeners) error {
 	if s.opts.Identity == nil {
 		return errors.New("caserver: run: it is the zero Server; New makes one")
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	var wg sync.WaitGroup
-	var first atomic.Pointer[error] // of the parts that failed
-	defer func() {
-		cancel(nil)
-		wg.Wait()
-		if err := first.Load(); err != nil {
-			failed = *err
-		}
-	}()
-	start := func(name string, run func(context.Context) error) {
-		wg.Go(func() {
-			err := run(ctx)
-			if ctx.Err() != nil {
-				return
-			}
-			if err == nil {
-				err = errors.New("it has ended by itself")
-			}
-			err = fmt.Errorf("%s: %w", name, err)
-			first.CompareAndSwap(nil, &err)
-			cancel(err)
-		})
-	}
-	bundleTLS, err := federation.ServerConfig(s.opts.Identity)
+	endpoints, err := s.endpoints(at)
 	if err != nil {
 		return err
 	}
-	oidcTLS := bundleTLS.Clone()
-	if s.opts.GetOIDCCertificate != nil {
-		oidcTLS.GetCertificate = s.opts.GetOIDCCertificate
-	}
-	if at.LinkerdPlaintext && s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
-		return errors.New("caserver: Listeners.LinkerdPlaintext is set, and linkerd.Options.AllowPlaintext is not: " +
-			"every request would be refused")
-	}
-	endpoints := []struct {
-		name string
-		l    net.Listener
-		o    ServeOptions
-	}{
-		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio,
-			TLS: s.tlsConfig(tls.VersionTLS12, tls.RequestClientCert)}},
-		{"Linkerd's API", at.Linkerd, ServeOptions{Handler: s.linkerd,
-			TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}},
-		{"bundle endpoint", at.Bundle, ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
-		{"documents of the OpenID Connect issuer", at.OIDC, ServeOptions{Handler: s.oidc, TLS: oidcTLS}},
-		{"metrics and health", at.Admin, ServeOptions{Handler: s.admin, Plaintext: true}},
-	}
-	if at.LinkerdPlaintext {
-		endpoints[1].o.TLS, endpoints[1].o.Plaintext = nil, true
-	}
 	for _, e := range endpoints {
-		if e.l != nil {
-			defer e.l.Close()
-		}
+		defer e.l.Close()
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	p := &parts{ctx: ctx, cancel: cancel}
+	defer p.Wait()
+	defer cancel(nil)
+	if err := s.start(p, endpoints); err != nil && ctx.Err() == nil {
+		return err
+	}
+	<-ctx.Done()
+	s.opts.Logger.Info("caserver: the server ends", "reason", context.Cause(ctx), "grace", drainTime)
+	p.Wait()
+	return p.failed
+}
+
+// start starts the parts of the server, and returns when all listeners are served.
+func (s *Server) start(p *parts, endpoints []endpoint) error {
 	if r, ok := s.opts.CA.(interface{ Run(context.Context) error }); ok {
-		start("certificate authority", r.Run)
+		p.start("certificate authority", r.Run)
 	}
 	if r, ok := s.opts.Identity.(interface{ Ready(context.Context) error }); ok {
-		if err := r.Ready(ctx); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
+		if err := r.Ready(p.ctx); err != nil {
 			return fmt.Errorf("identity of the server: %w", err)
 		}
 	}
 	if s.pods != nil {
-		start("requests of pods", s.pods.Run)
+		p.start("requests of pods", s.pods.Run)
 	}
 	if s.opts.RootsFile != "" {
 		if err := replaceFile(s.opts.RootsFile, s.roots()); err != nil {
 			return err
 		}
-		start("file of the roots", s.writeRoots)
+		p.start("file of the roots", s.writeRoots)
 	}
 	for _, e := range endpoints {
-		if e.l != nil {
-			e.o.Logger = s.opts.Logger
-			start(e.name, func(ctx context.Context) error { return Serve(ctx, e.l, e.o) })
-		}
+		e.o.Logger = s.opts.Logger
+		p.start(e.name, func(ctx context.Context) error { return Serve(ctx, e.l, e.o) })
 	}
 	if s.opts.Ready != nil {
 		s.opts.Ready()
 	}
-	<-ctx.Done()
-	s.opts.Logger.Info("caserver: the server ends", "reason", context.Cause(ctx), "grace", drainTime)
 	return nil
+}
+
+// parts run until one of them fails, or ctx is done.
+type parts struct {
+	sync.WaitGroup
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	first  sync.Once
+	failed error // of the first one; after Wait
+}
+
+func (p *parts) start(name string, run func(context.Context) error) {
+	p.Go(func() {
+		err := run(p.ctx)
+		if p.ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = errors.New("it has ended by itself")
+		}
+		p.first.Do(func() {
+			p.failed = fmt.Errorf("%s: %w", name, err)
+			p.cancel(p.failed)
+		})
+	})
+}
+
+// endpoint is a listener, and how it is served.
+type endpoint struct {
+	name string
+	l    net.Listener
+	o    ServeOptions
+}
+
+// endpoints returns those that have a listener.
+func (s *Server) endpoints(at Listeners) ([]endpoint, error) {
+	bundleTLS, err := federation.ServerConfig(s.opts.Identity)
+	if err != nil {
+		return nil, err
+	}
+	oidcTLS := bundleTLS.Clone()
+	if s.opts.GetOIDCCertificate != nil {
+		oidcTLS.GetCertificate = s.opts.GetOIDCCertificate
+	}
+	linkerdOptions := ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}
+	if at.LinkerdPlaintext {
+		if s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
+			return nil, errors.New("caserver: Listeners.LinkerdPlaintext is set, and " +
+				"linkerd.Options.AllowPlaintext is " +
+				"not: every request would be refused")
+		}
+		linkerdOptions.TLS, linkerdOptions.Plaintext = nil, true
+	}
+	istioTLS := s.tlsConfig(tls.VersionTLS12, tls.RequestClientCert)
+	return slices.DeleteFunc([]endpoint{
+		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: istioTLS}},
+		{"Linkerd's API", at.Linkerd, linkerdOptions},
+		{"bundle endpoint", at.Bundle, ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
+		{"documents of the OpenID Connect issuer", at.OIDC, ServeOptions{Handler: s.oidc, TLS: oidcTLS}},
+		{"metrics and health", at.Admin, ServeOptions{Handler: s.admin, Plaintext: true}},
+	}, func(e endpoint) bool { return e.l == nil }), nil
 }
 
 // tlsConfig returns a configuration with the current certificate of the server. A client's certificate is for the
@@ -412,7 +430,7 @@ func (s *Server) roots() []byte {
 // changes.
 const rootsRetry = 5 * time.Second
 
-// writeRoots keeps RootsFile up to date. A folder that cannot be written does not stop the CA.
+// writeRoots keeps RootsFile up to date. A directory that cannot be written does not stop the CA.
 func (s *Server) writeRoots(ctx context.Context) error {
 	written := s.roots()
 	failures := ratelog.New(s.opts.Logger, 0)

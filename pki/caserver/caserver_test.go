@@ -103,11 +103,11 @@ func TestNewRefuses(t *testing.T) {
 	a := newAuthority(t)
 	identity := caservertest.Identity(t, a, serverID)
 	for want, o := range map[string]caserver.Options{
-		"CA is nil":     {TrustDomain: domain, Identity: identity},
-		"Identity":      {CA: a, TrustDomain: domain},
-		"trust domain":  {CA: a, Identity: identity},
-		"Authenticator": {CA: a, TrustDomain: domain, Identity: identity, Istio: &istioca.Options{}},
-		"Review":        {CA: a, TrustDomain: domain, Identity: identity, Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}}},
+		"CA or Identity is nil":            {TrustDomain: domain, Identity: identity},
+		"Identity is nil; a *ca.Authority": {CA: a, TrustDomain: domain},
+		"trust domain":                     {CA: a, Identity: identity},
+		"Authenticator":                    {CA: a, TrustDomain: domain, Identity: identity, Istio: &istioca.Options{}},
+		"Review":                           {CA: a, TrustDomain: domain, Identity: identity, Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}}},
 	} {
 		_, err := caserver.New(o)
 		require.ErrorContains(t, err, want)

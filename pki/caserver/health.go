@@ -62,9 +62,8 @@ func (s *Server) newMetrics() *metrics.Set {
 		name, help string
 		value      func(ca.Health) float64
 	}{
-		{"svidkit_ca_signing", "Whether the CA signs: 1, or 0 for a root out of its time, a store " +
-			"that has not answered for " +
-			"too long, or an audit log that cannot be written.", func(h ca.Health) float64 { return up(h.Signing) }},
+		{"svidkit_ca_signing", "Whether the CA signs: 1, or 0 for a root out of its time, a store that has not " +
+			"answered for too long, or an audit log that cannot be written.", func(h ca.Health) float64 { return up(h.Signing) }},
 		{"svidkit_ca_store_up", "Whether the store of the CA answers: 1 or 0.",
 			func(h ca.Health) float64 { return up(h.Store) }},
 		{"svidkit_ca_audit_up", "Whether the audit log can be written: 1 or 0.",
@@ -85,6 +84,20 @@ func (s *Server) newMetrics() *metrics.Set {
 			return v, ok && (v != 0 || !strings.HasSuffix(g.name, "_timestamp_seconds"))
 		})
 	}
+	s.identityMetrics(m)
+	m.Gauge("svidkit_ca_root_start_timestamp_seconds", "When the newest root in the bundle began to be valid, "+
+		"in seconds since 1970.", func() (float64, bool) {
+		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotBefore })
+	})
+	m.Gauge("svidkit_ca_root_end_timestamp_seconds", "When the newest root in the bundle expires, "+
+		"in seconds since 1970.", func() (float64, bool) {
+		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotAfter })
+	})
+	return m
+}
+
+// identityMetrics adds the metrics of the server itself.
+func (s *Server) identityMetrics(m *metrics.Set) {
 	// As in package health, so that the same alerts and graphs are for services, agents and CAs.
 	const partLabel, part = "part", "ca"
 	m.Gauges("svidkit_ready", "Whether the CA is ready: 1, or 0 if callers should ask another replica.",
@@ -101,15 +114,6 @@ func (s *Server) newMetrics() *metrics.Set {
 	}
 	own("start", "begins to be valid", func(c *x509.Certificate) time.Time { return c.NotBefore })
 	own("end", "expires", func(c *x509.Certificate) time.Time { return c.NotAfter })
-	m.Gauge("svidkit_ca_root_start_timestamp_seconds", "When the newest root in the bundle began to be valid, "+
-		"in seconds since 1970.", func() (float64, bool) {
-		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotBefore })
-	})
-	m.Gauge("svidkit_ca_root_end_timestamp_seconds", "When the newest root in the bundle expires, "+
-		"in seconds since 1970.", func() (float64, bool) {
-		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotAfter })
-	})
-	return m
 }
 
 // newestRoot returns a time of the root in the bundle that began last.

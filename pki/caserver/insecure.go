@@ -37,7 +37,7 @@ type InsecureTokens struct {
 }
 
 // NewInsecureTokens takes the secret in the file, so that tokens outlive a restart, or writes a new random one to it,
-// if there is none or other users can read it. It refuses a folder that other users can change.
+// if there is none or other users can read it. It refuses a directory that other users can change.
 func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, error) {
 	secret, err := keepSecret(file)
 	if err != nil {
@@ -121,7 +121,8 @@ func (i *InsecureTokens) judge(token, peer string) (id spiffe.ID, err error) {
 	if i := strings.IndexAny(token, ".:"); i >= 0 {
 		secret, name = token[:i], token[i+1:]
 	}
-	if digest := sha256.Sum256([]byte(strings.TrimSpace(secret))); subtle.ConstantTimeCompare(digest[:], i.digest[:]) != 1 {
+	if digest := sha256.Sum256([]byte(strings.TrimSpace(secret))); subtle.ConstantTimeCompare(digest[:],
+		i.digest[:]) != 1 {
 		return spiffe.ID{}, errTokenSecret
 	}
 	if strings.HasPrefix(name, "//") {

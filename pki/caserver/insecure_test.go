@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/spiffe"
@@ -174,10 +175,10 @@ func TestInsecureTokensReview(t *testing.T) {
 	require.ErrorContains(t, err, "not on this machine")
 
 	var account *spiffe.Pod
-	addr := start(t, caserver.ServeOptions{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		account, err = tokens.Review(r.Context(), r.Header.Get("Token"), nil)
 	})})
-	client := alpnClient(t)
+	client := caservertest.ALPNClient(t)
 	review := func(token string) {
 		req, bad := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+addr, nil)
 		require.NoError(t, bad)
@@ -207,10 +208,10 @@ func TestInsecureTokensReviewOfOthers(t *testing.T) {
 	tokens, secret := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
 	var err error
 	l := &elsewhere{localhost()}
-	stop := serveOn(t, l, caserver.ServeOptions{TLS: serverTLS, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	stop := caservertest.ServeOn(t, l, caserver.ServeOptions{TLS: caservertest.ServerTLS, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, err = tokens.Review(r.Context(), secret+":demo/db", nil)
 	})})
-	get(t, alpnClient(t), "https://"+l.Addr().String())
+	get(t, caservertest.ALPNClient(t), "https://"+l.Addr().String())
 	stop()
 	require.ErrorIs(t, err, kube.ErrInvalidToken)
 	require.ErrorContains(t, err, "not on this machine")

@@ -55,21 +55,7 @@ func (k Kubernetes) Set(istio *istioca.Options,
 	}
 	check = reviewer.Check
 	if len(k.NodeAccounts) > 0 {
-		nodes := make(map[string]*kube.NodeAuthorizer) // of the other clusters
-		node := func(api kube.ReviewerOptions) (*kube.NodeAuthorizer, error) {
-			return kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: api.APIServer,
-				HTTPClient: api.HTTPClient, Accounts: k.NodeAccounts, Remotes: nodes})
-		}
-		own, err := node(k.API) // without the others, which may be away at the start
-		if err != nil {
-			return nil, err
-		}
-		for id, api := range k.Remotes {
-			if nodes[id], err = node(api); err != nil {
-				return nil, err
-			}
-		}
-		all, err := node(k.API)
+		own, all, err := k.nodes()
 		if err != nil {
 			return nil, err
 		}
@@ -85,4 +71,24 @@ func (k Kubernetes) Set(istio *istioca.Options,
 		linkerd.Review = proxies.Review
 	}
 	return check, nil
+}
+
+// nodes returns what decides about the nodes of the own cluster, and of all clusters.
+func (k *Kubernetes) nodes() (own, all *kube.NodeAuthorizer, err error) {
+	remotes := make(map[string]*kube.NodeAuthorizer)
+	node := func(api kube.ReviewerOptions) (*kube.NodeAuthorizer, error) {
+		return kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{
+			APIServer: api.APIServer, HTTPClient: api.HTTPClient, Accounts: k.NodeAccounts, Remotes: remotes,
+		})
+	}
+	if own, err = node(k.API); err != nil { // without the others, which may be away at the start
+		return nil, nil, err
+	}
+	for id, api := range k.Remotes {
+		if remotes[id], err = node(api); err != nil {
+			return nil, nil, err
+		}
+	}
+	all, err = node(k.API)
+	return own, all, err
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -44,7 +45,7 @@ func closed(c net.Conn, within time.Duration) bool {
 
 // served reports whether a connection has an answer to a request, and keeps it.
 func served(c net.Conn) bool {
-	tc := tls.Client(c, clientTLS)
+	tc := tls.Client(c, caservertest.ClientTLS)
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	if _, err := io.WriteString(tc, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		return false
@@ -67,7 +68,7 @@ func TestMaxConns(t *testing.T) {
 			t.Parallel()
 			log := &buffer{}
 			o.Handler, o.Logger = echo, slog.New(slog.NewTextHandler(log, nil))
-			addr := start(t, o)
+			addr := caservertest.Serve(t, o)
 			var held []net.Conn
 			for i := range 8 {
 				held = append(held, from(t, "127.0.0.2", addr))
@@ -110,7 +111,7 @@ func TestMaxHandshakes(t *testing.T) {
 		t.Skip("needs several addresses of the loopback network")
 	}
 	log := &buffer{}
-	addr := start(t, caserver.ServeOptions{Handler: echo, MaxConns: 40, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo, MaxConns: 40, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	silent := func(ip string, n, want int) (kept int) {
 		var gone atomic.Int64
 		for range n {
@@ -141,7 +142,7 @@ func TestMaxHandshakes(t *testing.T) {
 func TestManyOfOneAddress(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	addr := start(t, caserver.ServeOptions{Handler: echo})
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
 	var all sync.WaitGroup
 	for i := range 400 {
 		c := from(t, "127.0.0.1", addr)
@@ -157,7 +158,7 @@ func TestRefusedAddressesAreNamed(t *testing.T) {
 		t.Skip("needs several addresses of the loopback network")
 	}
 	log := &buffer{}
-	addr := start(t, caserver.ServeOptions{Handler: echo, MaxConnsPerAddress: 1, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo, MaxConnsPerAddress: 1, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	for range 3 {
 		for _, ip := range []string{"127.0.0.2", "127.0.0.3"} {
 			c := from(t, ip, addr)

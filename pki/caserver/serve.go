@@ -80,18 +80,8 @@ type ServeOptions struct {
 // are those of handlers that ignore the end of their request's context.
 func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	defer l.Close()
-	switch {
-	case o.Handler == nil:
-		return errors.New("caserver: serve: Handler is nil")
-	case o.TLS == nil && !o.Plaintext:
-		return errors.New("caserver: serve: TLS is nil; set Plaintext to serve without it")
-	case o.TLS != nil && o.Plaintext:
-		return errors.New("caserver: serve: TLS and Plaintext are both set")
-	case o.TLS != nil && len(o.TLS.Certificates) == 0 && o.TLS.GetCertificate == nil &&
-		o.TLS.GetConfigForClient == nil:
-		return errors.New("caserver: serve: TLS has no certificate; set Certificates or GetCertificate")
-	case o.MaxConns < 0 || o.MaxConnsPerAddress < 0:
-		return errors.New("caserver: serve: MaxConns or MaxConnsPerAddress is negative")
+	if err := o.check(); err != nil {
+		return fmt.Errorf("caserver: serve: %w", err)
 	}
 	log := ratelog.Patient(o.Logger)
 	refusals := ratelog.New(log, 0)
@@ -128,6 +118,23 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	_ = srv.Shutdown(drain) // connections that are left are closed next
 	_ = srv.Close()
 	return err
+}
+
+func (o *ServeOptions) check() error {
+	switch {
+	case o.Handler == nil:
+		return errors.New("Handler is nil")
+	case o.TLS == nil && !o.Plaintext:
+		return errors.New("TLS is nil; set Plaintext to serve without it")
+	case o.TLS != nil && o.Plaintext:
+		return errors.New("TLS and Plaintext are both set")
+	case o.TLS != nil && len(o.TLS.Certificates) == 0 && o.TLS.GetCertificate == nil &&
+		o.TLS.GetConfigForClient == nil:
+		return errors.New("TLS has no certificate; set Certificates or GetCertificate")
+	case o.MaxConns < 0 || o.MaxConnsPerAddress < 0:
+		return errors.New("MaxConns or MaxConnsPerAddress is negative")
+	}
+	return nil
 }
 
 // limited returns l within the limits, and the limits on handshakes.

@@ -21,8 +21,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
 )
@@ -50,20 +52,20 @@ func get(t testing.TB, c *http.Client, url string) string {
 
 func TestServe(t *testing.T) {
 	t.Parallel()
-	addr := start(t, caserver.ServeOptions{Handler: echo})
-	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+addr))
-	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 0`, get(t, alpnClient(t), "https://"+addr))
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, caservertest.ProxyClient(t), "http://"+addr))
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 0`, get(t, caservertest.ALPNClient(t), "https://"+addr))
 
-	h1 := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: clientTLS.Clone()}
+	h1 := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: caservertest.ClientTLS.Clone()}
 	h1.Protocols.SetHTTP1(true)
 	defer h1.CloseIdleConnections()
 	assert.Equal(t, `HTTP/1.1, TLS 1.3 "" 0`, get(t, &http.Client{Transport: h1}, "https://"+addr))
 
-	both := &http.Transport{TLSClientConfig: clientTLS.Clone(), ForceAttemptHTTP2: true}
+	both := &http.Transport{TLSClientConfig: caservertest.ClientTLS.Clone(), ForceAttemptHTTP2: true}
 	defer both.CloseIdleConnections()
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "h2" 0`, get(t, &http.Client{Transport: both}, "https://"+addr))
 
-	plain := start(t, caserver.ServeOptions{Handler: echo, Plaintext: true})
+	plain := caservertest.Serve(t, caserver.ServeOptions{Handler: echo, Plaintext: true})
 	h2c := &http.Transport{Protocols: new(http.Protocols)}
 	h2c.Protocols.SetUnencryptedHTTP2(true)
 	defer h2c.CloseIdleConnections()
@@ -73,11 +75,11 @@ func TestServe(t *testing.T) {
 func TestServeClientCertificates(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-1.5-13")
-	cfg := serverTLS.Clone()
+	cfg := caservertest.ServerTLS.Clone()
 	cfg.ClientAuth = tls.RequireAnyClientCert
-	addr := start(t, caserver.ServeOptions{Handler: echo, TLS: cfg})
-	with := clientTLS.Clone()
-	with.Certificates = serverTLS.Certificates
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo, TLS: cfg})
+	with := caservertest.ClientTLS.Clone()
+	with.Certificates = caservertest.ServerTLS.Certificates
 	tr := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: with}
 	tr.Protocols.SetHTTP2(true)
 	defer tr.CloseIdleConnections()
@@ -89,12 +91,12 @@ func TestServeClientCertificates(t *testing.T) {
 func TestLongHeaders(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	addr := start(t, caserver.ServeOptions{Handler: echo})
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
 	for size, ok := range map[int]bool{32 << 10: true, 128 << 10: false} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil)
 		require.NoError(t, err)
 		req.Header.Set("X", strings.Repeat("x", size))
-		resp, err := proxyClient(t).Do(req)
+		resp, err := caservertest.ProxyClient(t).Do(req)
 		if err == nil {
 			resp.Body.Close()
 		}
@@ -105,10 +107,10 @@ func TestLongHeaders(t *testing.T) {
 func TestServeOptions(t *testing.T) {
 	t.Parallel()
 	for what, o := range map[string]caserver.ServeOptions{
-		"Handler is nil": {TLS: serverTLS},
+		"Handler is nil": {TLS: caservertest.ServerTLS},
 		"TLS is nil":     {Handler: echo},
 		"no certificate": {Handler: echo, TLS: &tls.Config{MinVersion: tls.VersionTLS13}},
-		"both set":       {Handler: echo, TLS: serverTLS, Plaintext: true},
+		"both set":       {Handler: echo, TLS: caservertest.ServerTLS, Plaintext: true},
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
@@ -120,7 +122,7 @@ func TestServeOptions(t *testing.T) {
 // TestSilentClients has clients that connect and say nothing, or nothing that is TLS.
 func TestSilentClients(t *testing.T) {
 	t.Parallel()
-	addr := start(t, caserver.ServeOptions{Handler: echo})
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
 	for i := range 50 {
 		c, err := net.Dial("tcp", addr)
 		require.NoError(t, err)
@@ -130,16 +132,16 @@ func TestSilentClients(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+addr))
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, caservertest.ProxyClient(t), "http://"+addr))
 }
 
 // TestFailedHandshake has clients that do not speak TLS, do not trust the server, or go away: a line for each kind of
 // failure, however many there are.
 func TestFailedHandshake(t *testing.T) {
 	t.Parallel()
-	out := &logs{}
+	out := new(programtest.Log)
 	l := localhost()
-	stop := serveOn(t, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
+	stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
 	for range 50 {
 		c, err := net.Dial("tcp", l.Addr().String())
 		require.NoError(t, err)
@@ -174,7 +176,9 @@ func TestHandshakeEnds(t *testing.T) {
 		l := memconn.Listen()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+		go func() {
+			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
+		}()
 		c, err := l.DialContext(t.Context(), "", "")
 		require.NoError(t, err)
 		defer c.Close()
@@ -208,7 +212,9 @@ func TestSilenceEnds(t *testing.T) {
 				l := memconn.Listen()
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error, 1)
-				go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
+				go func() {
+					done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
+				}()
 				raw, err := l.DialContext(t.Context(), "", "")
 				require.NoError(t, err)
 				c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
@@ -255,13 +261,13 @@ func (c *lazyConn) Close() error {
 func TestServeJoins(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		out := &logs{}
+		out := new(programtest.Log)
 		inner := memconn.Listen()
 		l := &lazy{Listener: inner}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
+			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
 		}()
 		c, err := inner.Dial(t.Context())
 		require.NoError(t, err)
@@ -287,12 +293,14 @@ func TestServeEnds(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: slow, TLS: serverTLS}) }()
+	go func() {
+		done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: slow, TLS: caservertest.ServerTLS})
+	}()
 	silent, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
 	defer silent.Close()
 	answer := make(chan string, 1)
-	client := proxyClient(t)
+	client := caservertest.ProxyClient(t)
 	go func() { answer <- get(t, client, "http://"+l.Addr().String()) }()
 	<-inside
 	cancel(cause)
@@ -342,8 +350,10 @@ func TestAcceptFails(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}) }()
-	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, proxyClient(t), "http://"+l.Addr().String()))
+	go func() {
+		done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
+	}()
+	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, caservertest.ProxyClient(t), "http://"+l.Addr().String()))
 	cancel()
 	require.NoError(t, <-done)
 
@@ -351,7 +361,7 @@ func TestAcceptFails(t *testing.T) {
 	l = open()
 	broken := errors.New("broken")
 	l.errs <- broken
-	require.ErrorIs(t, caserver.Serve(t.Context(), l, caserver.ServeOptions{Handler: echo, TLS: serverTLS}), broken)
+	require.ErrorIs(t, caserver.Serve(t.Context(), l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS}), broken)
 }
 
 // TestConcurrentRequests has more requests inside at a time than one connection may have.
@@ -363,7 +373,7 @@ func TestConcurrentRequests(t *testing.T) {
 	inside.Add(requests)
 	var mu sync.Mutex
 	streams := map[string]int{} // by connection
-	addr := start(t, caserver.ServeOptions{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/wait" {
 			return
 		}
@@ -373,7 +383,7 @@ func TestConcurrentRequests(t *testing.T) {
 		inside.Done()
 		inside.Wait()
 	})})
-	c := proxyClient(t)
+	c := caservertest.ProxyClient(t)
 	get(t, c, "http://"+addr) // so that the client knows the limit
 	var wg sync.WaitGroup
 	for range requests {

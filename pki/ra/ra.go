@@ -25,7 +25,8 @@
 // signers in the third:
 //
 //	rules:
-//	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests], verbs: [create, get, watch, delete]}
+//	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests],
+//	   verbs: [create, get, watch, delete]}
 //	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests/approval], verbs: [update]}
 //	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.com/mesh], verbs: [approve]}
 //
@@ -282,8 +283,8 @@ func (a *RA) Bundle() *spiffe.Bundle {
 	return bundle
 }
 
-// unite makes one bundle of all roots. A source without an answer keeps its last one. The error says why the bundle is an
-// old one.
+// unite makes one bundle of all roots. A source without an answer keeps its last one. The error says why the bundle is
+// an old one.
 func (a *RA) unite(turn uint64, answers []*spiffe.Bundle) (*spiffe.Bundle, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -440,16 +441,24 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	if err != nil {
 		return nil, fail(ca.ErrGeneration, "the answer of the signer %q: %w", signer, err)
 	}
-	if a.cfg.Auditor != nil {
-		err := a.cfg.Auditor.Record(ctx, issuance(r, chain[0], issuer))
-		if err == nil || ctx.Err() == nil {
-			a.audited.Note(err)
-		}
-		if err != nil {
-			return nil, fail(ca.ErrAudit, "%w", err)
-		}
+	if f := a.audit(ctx, issuance(r, chain[0], issuer)); f != nil {
+		return nil, f
 	}
 	return chain, nil
+}
+
+func (a *RA) audit(ctx context.Context, i *ca.Issuance) *ca.SignError {
+	if a.cfg.Auditor == nil {
+		return nil
+	}
+	err := a.cfg.Auditor.Record(ctx, i)
+	if err == nil || ctx.Err() == nil {
+		a.audited.Note(err)
+	}
+	if err != nil {
+		return fail(ca.ErrAudit, "%w", err)
+	}
+	return nil
 }
 
 // issuance is the audit record of a certificate, which the CA of the certificate issuer has signed; nil if that is not
@@ -458,9 +467,9 @@ func issuance(r *ca.Request, cert, issuer *x509.Certificate) *ca.Issuance {
 	i := &ca.Issuance{
 		Time: time.Now().Round(0), Kind: "x509-svid", Serial: cert.SerialNumber.Text(16),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
-		Fingerprint: fmt.Sprintf("%x", sha256.Sum256(cert.Raw)), PublicKey: fmt.Sprintf("%x",
-			sha256.Sum256(cert.RawSubjectPublicKeyInfo)),
-		Caller: r.Caller, Method: r.Method, Pod: r.Pod, PodRequest: r.PodRequest,
+		Fingerprint: fmt.Sprintf("%x", sha256.Sum256(cert.Raw)),
+		PublicKey:   fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)),
+		Caller:      r.Caller, Method: r.Method, Pod: r.Pod, PodRequest: r.PodRequest,
 	}
 	if r.Profile == ca.DNSOnly {
 		i.Kind = "dns"

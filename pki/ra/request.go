@@ -29,27 +29,8 @@ func (a *RA) check(r *ca.Request) *ca.SignError {
 		f.Asked, f.Granted = r.TTL, minTTL
 		return f
 	}
-	switch r.Profile {
-	case ca.SVID:
-		switch {
-		case r.ID.IsZero():
-			return fail(ca.ErrIdentity, "ID: %w", spiffe.ErrZero)
-		case !r.ID.MemberOf(a.cfg.TrustDomain):
-			return fail(ca.ErrIdentity, "the ID is not in the trust domain %q of this authority", a.cfg.TrustDomain)
-		case r.ID.Path() == "":
-			return fail(ca.ErrIdentity, "the ID has no path, so it names no workload")
-		}
-		r.Caller = cmp.Or(r.Caller, r.ID.String())
-	case ca.DNSOnly:
-		switch {
-		case !r.ID.IsZero():
-			return fail(ca.ErrIdentity, "a certificate for DNS names only has no ID")
-		case len(r.DNSNames) == 0:
-			return fail(ca.ErrIdentity, "a certificate for DNS names only needs one")
-		}
-		r.Caller = cmp.Or(r.Caller, r.DNSNames[0])
-	default:
-		return fail(ca.ErrIdentity, "unknown profile %d", r.Profile)
+	if err := a.checkIdentity(r); err != nil {
+		return fail(ca.ErrIdentity, "%w", err)
 	}
 	granted, err := grantedNames(r)
 	if err != nil {
@@ -57,6 +38,29 @@ func (a *RA) check(r *ca.Request) *ca.SignError {
 	}
 	if err := checkCSR(r, granted); err != nil {
 		return fail(ca.ErrCSR, "%w", err)
+	}
+	return nil
+}
+
+// checkIdentity checks whom the certificate is for, and fills in the caller.
+func (a *RA) checkIdentity(r *ca.Request) error {
+	switch {
+	case r.Profile == ca.SVID && r.ID.IsZero():
+		return fmt.Errorf("ID: %w", spiffe.ErrZero)
+	case r.Profile == ca.SVID && !r.ID.MemberOf(a.cfg.TrustDomain):
+		return fmt.Errorf("the ID is not in the trust domain %q of this authority", a.cfg.TrustDomain)
+	case r.Profile == ca.SVID && r.ID.Path() == "":
+		return errors.New("the ID has no path, so it names no workload")
+	case r.Profile == ca.SVID:
+		r.Caller = cmp.Or(r.Caller, r.ID.String())
+	case r.Profile != ca.DNSOnly:
+		return fmt.Errorf("unknown profile %d", r.Profile)
+	case !r.ID.IsZero():
+		return errors.New("a certificate for DNS names only has no ID")
+	case len(r.DNSNames) == 0:
+		return errors.New("a certificate for DNS names only needs one")
+	default:
+		r.Caller = cmp.Or(r.Caller, r.DNSNames[0])
 	}
 	return nil
 }

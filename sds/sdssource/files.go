@@ -45,16 +45,16 @@ const (
 
 // FilesConfig configures [Files]. Without Allow and SystemRoots there are no names.
 type FilesConfig struct {
-	// Allow lists the files that clients may name, and folders whose files, at any depth, they may name. A link in a
-	// folder may lead only to files below one of Allow; a file that is listed itself may be a link to anywhere. No
-	// other file is touched.
+	// Allow lists the files that clients may name, and directories whose files, at any depth, they may name. A link
+	// in a directory may lead only to files below one of Allow; a file that is listed itself may be a link to
+	// anywhere. No other file is touched.
 	Allow []string
 
 	// SystemRoots is the file behind the name file-root:system; see [FindSystemRoots]. Empty means that the name
 	// does not exist.
 	SystemRoots string
 
-	// Refuse lists folders whose files are never read: those to which this program writes its identity.
+	// Refuse lists directories whose files are never read: those to which this program writes its identity.
 	Refuse []string
 
 	// MaxNames is how many names there may be at a time; 0 means 256.
@@ -93,7 +93,7 @@ type Files struct {
 
 	mu     sync.Mutex
 	names  map[string]*entry
-	warned map[string]bool  // about folders
+	warned map[string]bool  // about directories
 	loose  map[string]error // why a file, by its path, may not be read as a private key
 }
 
@@ -217,7 +217,7 @@ func (f *Files) allowed(path string) error {
 	return nil
 }
 
-// below reports whether path, without links, is in folder, without links.
+// below reports whether path, without links, is in directory, without links.
 func below(path, folder string) bool {
 	rel, err := filepath.Rel(folder, path)
 	return err == nil && filepath.IsLocal(rel) && rel != "."

@@ -20,7 +20,7 @@
 // # The workload's own files
 //
 // A *filesource.Source serves files under the names default and ROOTCA, by [FromIdentity], or by [FromBundles] if
-// there are roots and no certificate. Istio has the files in one of these folders:
+// there are roots and no certificate. Istio has the files in one of these directories:
 //
 //	etc/certs, var/run/secrets/workload-spiffe-credentials     cert-chain.pem, key.pem, root-cert.pem
 //	var/run/secrets/workload-spiffe-credentials, of GKE        certificates.pem, private_key.pem, ca_certificates.pem
@@ -47,8 +47,8 @@
 //
 // # Output is not input
 //
-// A program that writes its identity to a folder (OUTPUT_CERTS) lists that folder in Config.Refuse of filesource and
-// in FilesConfig.Refuse, so that it never reads its own output.
+// A program that writes its identity to a directory (OUTPUT_CERTS) lists that directory in Config.Refuse of
+// filesource and in FilesConfig.Refuse, so that it never reads its own output.
 package sdssource
 
 import (

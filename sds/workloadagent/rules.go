@@ -57,7 +57,7 @@ type grant struct {
 	audiences []string
 }
 
-// output is a folder to which an identity is written. It is comparable.
+// output is a directory to which an identity is written. It is comparable.
 type output struct {
 	id            spiffe.ID
 	folder        string

@@ -36,7 +36,7 @@
 // which the kernel says nothing for certain.
 //
 // An identity has a hint, which the Workload API hands on, the audiences for which its workload may have JWT-SVIDs
-// ("*" for any, none without), and folders to which it is written, whether a process runs or not.
+// ("*" for any, none without), and directories to which it is written, whether a process runs or not.
 //
 // # By SDS
 //
@@ -49,8 +49,8 @@
 // filesource.Config.Folder reads: credential-bundle.private-key.x509.pem with the key, in PKCS#8, and the chain; and
 // TRUST-DOMAIN.spiffe-trust-bundle.x509.pem for each trust domain. "split" is that of package filesink. Both can
 // have JWT-SVIDs as well, each for one audience in a file of its own ("tokens"), for programs that read a token from
-// a file. Package filesink says how files are replaced, who must own the folder, and which modes there are. Files of
-// an identity that the file no longer has stay, without renewals.
+// a file. Package filesink says how files are replaced, who must own the directory, and which modes there are. Files
+// of an identity that the file no longer has stay, without renewals.
 //
 // # When the file changes
 //
@@ -58,7 +58,7 @@
 // keeps its certificate, one that is gone is forgotten with its key, and a caller that loses its last one is told so
 // (PermissionDenied). SDS can take no secret away, except one that Envoy has asked for on demand; see package sds. A
 // version that is not good is refused as a whole, with the line and the remedy in the log and in [Agent.Report], and
-// the one before stays in force. The file and the folders above it must belong to this user or to root, and not be
+// the one before stays in force. The file and the directories above it must belong to this user or to root, and not be
 // writable for others.
 //
 // # What it promises
@@ -335,7 +335,7 @@ func (a *Agent) work(ctx context.Context) error {
 		}
 		for o, sink := range writing {
 			if r.outputs[o] != sink {
-				_ = sink.Close() // before another one begins in its folder
+				_ = sink.Close() // before another one begins in its directory
 				delete(writing, o)
 			}
 		}

@@ -168,7 +168,7 @@ type Manager struct {
 	mu         sync.Mutex
 	loop       renew.Loop[*relation]
 	unanchored int // how many relationships wait for the anchors of their endpoints
-	outcomes   map[string]uint64
+	outcomes   map[outcome]uint64
 
 	store *store.Store // never used while mu is held; nil without a Config.Dir
 }
@@ -190,7 +190,7 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 // New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. The caller calls
 // [Manager.Run].
 func New(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg, outcomes: map[string]uint64{}}
+	m := &Manager{cfg: cfg, outcomes: map[outcome]uint64{}}
 	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
 		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, MaxInterval %v, Concurrency %d: none may be negative",
 			cfg.MinInterval, cfg.MaxInterval, cfg.Concurrency)

@@ -1,17 +1,19 @@
 package federation
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/jsonapi"
@@ -97,78 +99,101 @@ type answer struct {
 // is none.
 type tag struct{ value, url string }
 
-// fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each fetch
-// has a connection of its own, and starts at the configured URL: authorities that were removed count
-// at once, and redirects are not remembered (FED-42, FED-67).
+// fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each request has a connection of its
+// own, and the first goes to the configured URL: authorities that were removed count at once, and redirects are not
+// remembered (SPIFFE Federation section 5.2).
 func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer, failed *fetchError) {
 	ctx, cancel := context.WithTimeout(parent, o.Timeout)
-	d := &dialling{e: e, o: o, parent: parent, ctx: ctx}
+	defer cancel()
 	a.url = e.where
 	err := e.anchored()
 	if a.unasked = err != nil; a.unasked {
 		err = fmt.Errorf("%w: %w", errNotAuthenticated, err)
 	} else {
-		err = d.follow(etag, &a)
+		err = e.follow(ctx, o, etag, &a)
 	}
 	if err != nil {
+		err = classify(parent, ctx, o, err)
 		failed = &fetchError{TrustDomain: e.td, URL: a.url, Status: a.received, Err: err}
 	}
-	cancel()
-	a.peer = d.end()
 	return a, failed
 }
 
 // follow sends the requests, one after the other while it is redirected, and fills in a.
-func (d *dialling) follow(etag tag, a *answer) error {
-	transport := &http.Transport{
-		DialTLSContext: func(_ context.Context, network, addr string) (net.Conn, error) {
-			return d.dial(network, addr)
-		},
-		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			return nil, errors.New("not https")
-		},
-		DisableKeepAlives:      true,
-		MaxResponseHeaderBytes: maxHeader,
+func (e *endpoint) follow(ctx context.Context, o *Options, etag tag, a *answer) error {
+	for u, hops := e.url, 0; ; hops++ {
+		a.url, a.received, a.peer = display(u), 0, ""
+		next, err := e.ask(ctx, o, u, etag, a, hops)
+		if err != nil || next == nil {
+			return err
+		}
+		u = next
 	}
-	for u, hops := d.e.url, 0; ; hops++ {
-		a.url, a.received = display(u), 0
-		request := (&http.Request{Method: http.MethodGet, URL: u, Header: http.Header{
-			"Accept": {"application/json"}, "Accept-Encoding": jsonapi.Plain, "User-Agent": {"svidkit"},
-		}}).WithContext(d.ctx)
-		conditional := etag.value != "" && etag.url == u.String()
-		if conditional {
-			request.Header.Set("If-None-Match", etag.value)
-		}
-		response, err := transport.RoundTrip(request)
+}
+
+// ask sends one request, and returns the URL of a redirect, or nil for an answer.
+func (e *endpoint) ask(ctx context.Context, o *Options, u *url.URL, etag tag, a *answer, hops int) (next *url.URL, err error) {
+	conn, err := e.dial(ctx, o, u)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.NetConn().Close() })()
+	a.peer = u.Hostname()
+	if !e.id.IsZero() {
+		a.peer = e.id.String()
+	}
+	request := &http.Request{Method: http.MethodGet, URL: u, Close: true, Header: http.Header{
+		"Accept": {"application/json"}, "Accept-Encoding": jsonapi.Plain, "User-Agent": {"svidkit"},
+	}}
+	conditional := etag.value != "" && etag.url == u.String()
+	if conditional {
+		request.Header.Set("If-None-Match", etag.value)
+	}
+	response, err := send(conn, request)
+	if err != nil {
+		return nil, err
+	}
+	a.received = response.StatusCode
+	switch response.StatusCode {
+	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+		return o.next(response, hops)
+	case http.StatusOK:
+		doc, err := jsonapi.Read(response, jws.MaxSetSize)
 		if err != nil {
-			return d.classify(err)
+			return nil, err
 		}
-		defer response.Body.Close() // at most maxRedirects+1
-		a.received = response.StatusCode
-		switch response.StatusCode {
-		case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-			if u, err = d.o.next(response, hops); err != nil {
-				return err
-			}
-			continue
-		case http.StatusOK:
-			doc, err := jsonapi.Read(response, jws.MaxSetSize)
-			if err != nil {
-				return d.classify(err)
-			}
-			if a.bundle, err = d.e.parse(d.e.td, doc); err != nil {
-				return err
-			}
-			if value := usableETag(response.Header.Get("Etag")); value != "" {
-				a.etag = tag{value, u.String()}
-			}
-			return nil
-		case http.StatusNotModified:
-			if conditional {
-				return nil
-			}
+		if value := usableETag(response.Header.Get("Etag")); value != "" {
+			a.etag = tag{value, u.String()}
 		}
-		return fmt.Errorf("HTTP status %d, not 200", response.StatusCode) // (FED-45)
+		a.bundle, err = e.parse(e.td, doc)
+		return nil, err
+	case http.StatusNotModified:
+		if conditional {
+			return nil, nil
+		}
+	}
+	return nil, fmt.Errorf("HTTP status %d, not 200", response.StatusCode)
+}
+
+// send sends a request and returns the response, whose body is read from the connection.
+func send(conn net.Conn, request *http.Request) (*http.Response, error) {
+	if err := request.Write(conn); err != nil {
+		return nil, err
+	}
+	limited := &io.LimitedReader{R: conn, N: maxHeader}
+	in := bufio.NewReader(limited)
+	for {
+		response, err := http.ReadResponse(in, request)
+		switch {
+		case err != nil && limited.N == 0:
+			return nil, fmt.Errorf("the header of the answer has more than %d bytes: %w", maxHeader, spiffe.ErrTooLarge)
+		case err != nil:
+			return nil, err
+		case response.StatusCode >= 200:
+			limited.N = math.MaxInt64
+			return response, nil
+		}
 	}
 }
 
@@ -206,57 +231,17 @@ func (e *endpoint) anchored() error {
 	return nil
 }
 
-// dialling makes the connections of one fetch, one after the other. net/http dials on a goroutine of its
-// own and does not wait for a dial that it has given up; the lock makes the end of the fetch wait.
-type dialling struct {
-	e           *endpoint
-	o           *Options
-	parent, ctx context.Context // of the caller, and of the fetch
-
-	mu   sync.Mutex // held during a dial
-	over bool
-	peer string // that was authenticated last, or ""
-}
-
-// end waits for a dial that is under way, refuses further ones, and returns the peer. The context of the
-// dials has ended.
-func (d *dialling) end() (peer string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.over = true
-	return d.peer
-}
-
-// dial makes a connection to an endpoint and authenticates it. The context is that of the fetch, because
-// the one of net/http outlives it.
-func (d *dialling) dial(network, addr string) (net.Conn, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.over {
-		return nil, net.ErrClosed
-	}
-	d.peer = ""
-	host, _, err := net.SplitHostPort(addr)
+// dial makes a connection to the endpoint and authenticates it.
+func (e *endpoint) dial(ctx context.Context, o *Options, u *url.URL) (*tls.Conn, error) {
+	config, err := e.clientConfig(u.Hostname())
 	if err != nil {
 		return nil, err
 	}
-	config, err := d.e.clientConfig(host)
+	raw, err := o.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
 	if err != nil {
 		return nil, err
 	}
-	raw, err := d.o.DialContext(d.ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := tlsalert.Client(d.ctx, &watched{Conn: raw, patience: d.o.IdleTimeout}, config, 0)
-	if err != nil {
-		return nil, err
-	}
-	d.peer = host
-	if !d.e.id.IsZero() {
-		d.peer = d.e.id.String()
-	}
-	return conn, nil
+	return tlsalert.Client(ctx, &watched{Conn: raw, patience: o.IdleTimeout}, config, 0)
 }
 
 // clientConfig is for one connection to host.
@@ -321,58 +306,91 @@ func usableETag(tag string) string {
 	return tag
 }
 
-// classify returns a network error with its cause, as [Fetch] lists them.
-func (d *dialling) classify(err error) error {
+// classify returns an error of a fetch with its cause, as [Fetch] lists them.
+func classify(parent, ctx context.Context, o *Options, err error) error {
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, unverified := errors.AsType[*spiffe.VerifyError](err)
+	_, unread := errors.AsType[*spiffe.ParseError](err)
 	switch {
-	case errors.Is(err, spiffe.ErrTooLarge):
-		return err
-	case errors.Is(d.parent.Err(), context.DeadlineExceeded):
-		return fmt.Errorf("not done in the caller's time: %w: %w", context.DeadlineExceeded, context.Cause(d.parent))
-	case d.parent.Err() != nil:
-		return context.Cause(d.parent)
-	case d.ctx.Err() != nil:
-		return fmt.Errorf("not done within %v: %w", d.o.Timeout, context.DeadlineExceeded)
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("silent for %v: %w", d.o.IdleTimeout, context.DeadlineExceeded)
 	case untrusted || unverified:
 		return fmt.Errorf("%w: %w", errNotAuthenticated, err)
+	case errors.Is(err, spiffe.ErrTooLarge), errors.Is(err, errRedirect), errors.Is(err, errNotAuthenticated), unread:
+		return err
+	case errors.Is(parent.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("not done in the caller's time: %w: %w", context.DeadlineExceeded, context.Cause(parent))
+	case parent.Err() != nil:
+		return context.Cause(parent)
+	case ctx.Err() != nil:
+		return fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("silent for %v: %w", o.IdleTimeout, context.DeadlineExceeded)
 	}
 	return err
 }
 
+// outcome is how an attempt ended, as logs and metrics have it.
+type outcome string
+
+const (
+	outcomeNew         outcome = "new"
+	outcomeClash       outcome = "new with the old sequence number"
+	outcomeUnchanged   outcome = "unchanged"
+	outcomeNotModified outcome = "not modified"
+	outcomeOvertaken   outcome = "overtaken by an operator"
+	outcomeRefused     outcome = "refused"
+	outcomeHeld        outcome = "held"
+	outcomePrevailed   outcome = "new after it was held"
+	outcomeFailed      outcome = "failed"
+)
+
+// outcomes are all of them, with the warning that each is.
+var outcomes = []struct {
+	outcome outcome
+	warning string
+}{
+	{outcomeNew, ""},
+	{outcomeClash, "federation: the publisher changed the bundle and kept its sequence number"},
+	{outcomeUnchanged, ""},
+	{outcomeNotModified, ""},
+	{outcomeOvertaken, ""},
+	{outcomeRefused, "federation: bundle refused for its sequence number"},
+	{outcomeHeld, "federation: bundle refused for its sequence number"},
+	{outcomePrevailed, "federation: bundle with an implausible sequence number accepted, as the endpoint insists"},
+	{outcomeFailed, "federation: bundle not fetched"},
+}
+
 // log reports a fetch. The bundle is the one that is in force now, and may be nil.
-func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *fetchError, b *spiffe.Bundle, outcome string, more ...slog.Attr) {
-	level, msg := slog.LevelInfo, "federation: bundle fetched"
+func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *fetchError, b *spiffe.Bundle, end outcome, more ...slog.Attr) {
 	attrs := []slog.Attr{slog.String("trust_domain", e.td.String()), slog.String("url", e.where)}
 	if a.url != e.where {
 		attrs = append(attrs, slog.String("redirected_to", a.url))
 	}
-	attrs = append(attrs, slog.String("peer", cmp.Or(a.peer, "none")), slog.String("outcome", outcome))
+	attrs = append(attrs, slog.String("peer", cmp.Or(a.peer, "none")), slog.String("outcome", string(end)))
 	if b != nil {
 		attrs = append(attrs, describe(b)...)
 	}
-	switch {
-	case failed != nil:
-		level, msg = slog.LevelWarn, "federation: bundle not fetched"
-		if outcome == outcomeHeld || outcome == outcomeRefused {
-			msg = "federation: bundle refused for its sequence number"
-		}
+	if failed != nil {
 		attrs = append(attrs, slog.Any("err", failed))
-	case b != nil && a.bundle != nil && !hasAuthority(b):
-		level, msg = slog.LevelWarn, "federation: bundle has no X.509 authority: every X.509-SVID of the trust domain is revoked"
-	case outcome == outcomePrevailed:
-		level, msg = slog.LevelWarn, "federation: bundle with an implausible sequence number accepted, as the endpoint insists"
-	case outcome == outcomeClash:
-		level, msg = slog.LevelWarn, "federation: the publisher changed the bundle and kept its sequence number"
 	}
 	if a.bundle != nil {
 		if skipped := a.bundle.Skipped(); len(skipped) > 0 {
 			attrs = append(attrs, slog.Int("skipped", len(skipped)), slog.Any("first_skipped", skipped[0]))
 		}
 	}
-	o.Logger.LogAttrs(ctx, level, msg, append(attrs, more...)...)
+	var warning string
+	for _, one := range outcomes {
+		if one.outcome == end {
+			warning = one.warning
+		}
+	}
+	if failed == nil && b != nil && a.bundle != nil && !hasAuthority(b) {
+		warning = "federation: bundle has no X.509 authority: every X.509-SVID of the trust domain is revoked"
+	}
+	level := slog.LevelWarn
+	if warning == "" {
+		level, warning = slog.LevelInfo, "federation: bundle fetched"
+	}
+	o.Logger.LogAttrs(ctx, level, warning, append(attrs, more...)...)
 }
 
 func describe(b *spiffe.Bundle) []slog.Attr {

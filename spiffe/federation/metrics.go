@@ -41,7 +41,7 @@ func (m *Manager) Report() report.Report {
 
 func (m *Manager) metrics(all []Status) *metrics.Set {
 	m.mu.Lock()
-	outcomes := maps.Clone(m.outcomes)
+	counts := maps.Clone(m.outcomes)
 	m.mu.Unlock()
 
 	s := new(metrics.Set)
@@ -70,10 +70,8 @@ func (m *Manager) metrics(all []Status) *metrics.Set {
 		return metrics.Bool(st.Refused != nil), true
 	})
 	s.Totals("svidkit_federation_fetches_total", "The number of fetches, by the outcome.", func(add metrics.Add) {
-		for _, outcome := range []string{
-			outcomeNew, outcomeClash, outcomeUnchanged, outcomeNotModified, outcomeOvertaken, outcomeRefused, outcomeHeld, outcomePrevailed, outcomeFailed,
-		} {
-			add(float64(outcomes[outcome]), "outcome", strings.ReplaceAll(outcome, " ", "_"))
+		for _, one := range outcomes {
+			add(float64(counts[one.outcome]), "outcome", strings.ReplaceAll(string(one.outcome), " ", "_"))
 		}
 	})
 	return s

@@ -169,19 +169,6 @@ func (m *Manager) run(ctx context.Context) error {
 	return nil
 }
 
-// The outcomes of an attempt, for the log.
-const (
-	outcomeNew         = "new"
-	outcomeClash       = "new with the old sequence number"
-	outcomeUnchanged   = "unchanged"
-	outcomeNotModified = "not modified"
-	outcomeOvertaken   = "overtaken by an operator"
-	outcomeRefused     = "refused"
-	outcomeHeld        = "held"
-	outcomePrevailed   = "new after it was held"
-	outcomeFailed      = "failed"
-)
-
 // attempt fetches the bundle of rel once.
 func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	m.load(ctx, rel) // if it was added while Run runs
@@ -202,50 +189,64 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 		m.mu.Unlock()
 		return
 	}
-	outcome := outcomeNotModified
-	switch {
-	case failed != nil:
-	case a.bundle == nil:
-		rel.offers.Forget() // the endpoint has confirmed what is in force
-	case rel.bundle.Load() != have: // Set came meanwhile: what was asked for before it does not replace it
-		outcome, a.bundle = outcomeOvertaken, nil
-	default:
-		outcome, failed = m.apply(rel, a)
+	end := outcomeFailed
+	if failed == nil {
+		end, failed = m.judge(rel, have, &a)
 	}
-	if failed != nil {
-		rel.Failed(failed)
-		rel.err = failed
-		if outcome != outcomeRefused && outcome != outcomeHeld {
-			outcome = outcomeFailed
-		}
-	} else {
-		rel.Succeeded()
-		rel.err, rel.refused, rel.success = nil, nil, time.Now().Round(0)
-		if rel.confirmed = have; a.bundle != nil { // a 304 says nothing about one that was set meanwhile
-			rel.confirmed = rel.bundle.Load()
-		}
-	}
-	m.outcomes[outcome]++
-	m.setUnanchored(rel, a.unasked)
-	rel.interval = m.interval(rel.bundle.Load())
-	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days
-		rel.interval = max(min(rel.interval, renew.UsualPoll), m.cfg.MinInterval)
-	}
-	wait := renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
-	if rel.unanchored && rel.e.borrows() && rel.e.anchored() == nil {
-		wait = 0 // they arrived during the attempt
-	}
+	m.note(rel, have, a, failed)
+	m.outcomes[end]++
+	wait := m.wait(rel)
 	m.loop.Done(rel, wait)
 	b := rel.bundle.Load()
 	m.mu.Unlock()
 
-	rel.e.log(ctx, m.fetch, a, failed, b, outcome, slog.Duration("next", wait))
+	rel.e.log(ctx, m.fetch, a, failed, b, end, slog.Duration("next", wait))
 	m.save(ctx, rel)
+}
+
+// judge decides about an answer, which was asked for while have was in force. The caller holds mu.
+func (m *Manager) judge(rel *relation, have *spiffe.Bundle, a *answer) (outcome, *fetchError) {
+	switch {
+	case a.bundle == nil:
+		rel.offers.Forget() // the endpoint has confirmed what is in force
+		return outcomeNotModified, nil
+	case rel.bundle.Load() != have: // Set came meanwhile: what was asked for before it does not replace it
+		a.bundle = nil
+		return outcomeOvertaken, nil
+	}
+	return m.apply(rel, *a)
+}
+
+// note records the result of an attempt for [Status]. The caller holds mu.
+func (m *Manager) note(rel *relation, have *spiffe.Bundle, a answer, failed *fetchError) {
+	m.setUnanchored(rel, a.unasked)
+	if failed != nil {
+		rel.Failed(failed)
+		rel.err = failed
+		return
+	}
+	rel.Succeeded()
+	rel.err, rel.refused, rel.success = nil, nil, time.Now().Round(0)
+	if rel.confirmed = have; a.bundle != nil { // a 304 says nothing about one that was set meanwhile
+		rel.confirmed = rel.bundle.Load()
+	}
+}
+
+// wait returns how long to wait after an attempt. The caller holds mu.
+func (m *Manager) wait(rel *relation) time.Duration {
+	rel.interval = m.interval(rel.bundle.Load())
+	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days
+		rel.interval = max(min(rel.interval, renew.UsualPoll), m.cfg.MinInterval)
+	}
+	if rel.unanchored && rel.e.borrows() && rel.e.anchored() == nil {
+		return 0 // the anchors arrived during the attempt
+	}
+	return renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 }
 
 // apply takes the bundle of an answer into force, by the rules about sequence numbers (FED-11,
 // FED-12) and by what is plausible (see internal/certs/bundleorder). The caller holds mu.
-func (m *Manager) apply(rel *relation, a answer) (outcome string, failed *fetchError) {
+func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	have, known := rel.bundle.Load(), rel.newest()
 	refuse := func(format string, args ...any) *fetchError {
 		rel.refused = a.bundle
@@ -264,24 +265,23 @@ func (m *Manager) apply(rel *relation, a answer) (outcome string, failed *fetchE
 	if err != nil {
 		return outcomeHeld, refuse("%w; if the publisher means it, accept it with Manager.Set", err)
 	}
+	end := outcomeNew
+	n, ok := a.bundle.Sequence()
 	switch {
 	case prevailed:
-		outcome = outcomePrevailed
+		end = outcomePrevailed
 	case have == nil:
-		outcome = outcomeNew
 	case a.bundle.Equal(have):
 		rel.etag, rel.etagOf = a.etag, have
 		return outcomeUnchanged, nil
 	default:
-		outcome = outcomeNew
-		n, ok := a.bundle.Sequence()
-		if last, ok2 := have.Sequence(); ok && ok2 && n == last {
-			outcome = outcomeClash
+		if last, known := have.Sequence(); ok && known && n == last {
+			end = outcomeClash
 		}
 	}
 	rel.etag, rel.etagOf = a.etag, a.bundle
 	m.publish(rel, a.bundle)
-	return outcome, nil
+	return end, nil
 }
 
 // setUnanchored notes whether rel waits for the anchors of its endpoint. The caller holds mu.

@@ -15,7 +15,7 @@
 //	key.pem           the private key, in PKCS#8; see Config.TraditionalKey
 //	root-cert.pem     the authorities of its trust domain
 //
-// [Config] can rename them, and add files with the bundles of other trust domains and with tokens. A missing folder
+// [Config] can rename them, and add files with the bundles of other trust domains and with tokens. A missing directory
 // is made, with mode 0755. For OUTPUT_CERTS of Istio's agent set Plain and both modes to 0600, or 0644 in a pod, and
 // TraditionalKey unless PKCS8_KEY is set.
 //
@@ -27,10 +27,10 @@
 //
 // With [Config].Plain the files are first written beside their names, durably, and then moved into place one by one:
 // roots and bundles, then the key, then the certificates. A new certificate may need the new roots, and readers
-// follow the certificates, whose key is in place when the change is announced. A reader that follows the folder gets
-// its last notification when the set is complete; one that reads twice, and uses what agrees, does not use a mixed
-// set. If a process is killed between two moves, the next one finishes them before it does anything else. Give the
-// key and the certificates the same name to have one file, which always matches.
+// follow the certificates, whose key is in place when the change is announced. A reader that follows the directory
+// gets its last notification when the set is complete; one that reads twice, and uses what agrees, does not use a
+// mixed set. If a process is killed between two moves, the next one finishes them before it does anything else. Give
+// the key and the certificates the same name to have one file, which always matches.
 //
 // # When something fails
 //
@@ -39,10 +39,10 @@
 // has no identity, even if it was withdrawn. Equal files are not written again. Every minute the Sink repairs files
 // that another program has changed or removed.
 //
-// # Whose folder
+// # Whose directory
 //
-// The folder, those above it and each link on the way must belong to the user of this process or to root, and other
-// users must not be able to write to the folder. An error says which chown or chmod helps. A link in the place of a
+// The directory, those above it and each link on the way must belong to the user of this process or to root, and other
+// users must not be able to write to the directory. An error says which chown or chmod helps. A link in the place of a
 // file is replaced, never followed. On Windows owners and modes are not checked.
 package filesink
 
@@ -84,7 +84,7 @@ type Config struct {
 		Changed() <-chan struct{}
 	}
 
-	// Dir is the folder of the files. One Sink at a time writes to it.
+	// Dir is the directory of the files. One Sink at a time writes to it.
 	Dir string
 
 	// Plain makes plain files, each replaced by a rename. Without it the names are links through "..data", which is
@@ -124,7 +124,7 @@ type Config struct {
 	Mode fs.FileMode
 
 	// KeyMode is the mode of the file with the private key, one of the same. Zero means 0600. With 0644 or 0444
-	// every user that can enter the folder can read the key, which is for a pod in which each container has its own
+	// every user that can enter the directory can read the key, which is for a pod in which each container has its own
 	// user; New logs a warning.
 	KeyMode fs.FileMode
 
@@ -132,7 +132,7 @@ type Config struct {
 	// Other keys have no such form and stay in PKCS#8.
 	TraditionalKey bool
 
-	// AllowWritable accepts a folder that other users can write to, with a warning, as an emptyDir of Kubernetes is
+	// AllowWritable accepts a directory that other users can write to, with a warning, as an emptyDir of Kubernetes is
 	// one: they can replace the files.
 	AllowWritable bool
 
@@ -150,8 +150,8 @@ type Sink struct {
 
 	writing sync.Mutex      // held while files are written; guards the next three
 	folder  *fileset.Folder // nil if it is not open
-	running bool            // so that folder stays open
-	told    map[string]bool // about the folder
+	running bool            // so that directory stays open
+	told    map[string]bool // about the directory
 
 	tokens tokens
 
@@ -246,7 +246,7 @@ func (s *Sink) check() error {
 
 var errNoName = errors.New("which is not the name of a file, or begins with two dots")
 
-// isName reports whether a file in the folder can have the name.
+// isName reports whether a file in the directory can have the name.
 func isName(name string) bool {
 	return name == filepath.Base(name) && !strings.HasPrefix(name, "..") && name != "." && filepath.IsLocal(name)
 }
@@ -294,7 +294,7 @@ func (s *Sink) work(ctx context.Context) error {
 	return nil
 }
 
-// setRunning says whether the folder stays open between writes.
+// setRunning says whether the directory stays open between writes.
 func (s *Sink) setRunning(running bool) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -302,7 +302,7 @@ func (s *Sink) setRunning(running bool) {
 	s.release()
 }
 
-// release closes the folder, unless it stays open; writing is held.
+// release closes the directory, unless it stays open; writing is held.
 func (s *Sink) release() {
 	if s.folder != nil && !s.running {
 		_ = s.folder.Close() // what was written is durable
@@ -320,10 +320,10 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 	return min(patience.Wait(f, st.lifetime, left, rand.Float64()), look)
 }
 
-// Write writes what the source has now, once, and reports whether that changed anything in the folder. It needs no
+// Write writes what the source has now, once, and reports whether that changed anything in the directory. It needs no
 // [Sink.Run], for programs that write and end, and may be called beside it. Without Run it also fetches the tokens,
 // which takes up to 5 seconds. The error is that of the sources, says that its identity has expired, says who else
-// can write to the folder, or says which file could not be written.
+// can write to the directory, or says which file could not be written.
 func (s *Sink) Write() (changed bool, err error) {
 	s.writing.Lock()
 	idle := !s.running
@@ -344,8 +344,8 @@ func (s *Sink) Write() (changed bool, err error) {
 	return changed, err
 }
 
-// write is Write without what is told to readers; writing is held. The folder comes first, so that what is wrong with
-// it is known, and what an earlier process has begun is finished, before the source is ready.
+// write is Write without what is told to readers; writing is held. The directory comes first, so that what is wrong
+// with it is known, and what an earlier process has begun is finished, before the source is ready.
 func (s *Sink) write() (*spiffe.SVID, bool, error) {
 	if err := s.open(); err != nil {
 		return nil, false, err
@@ -370,7 +370,7 @@ func (s *Sink) write() (*spiffe.SVID, bool, error) {
 	return svid, changed, err
 }
 
-// open opens the folder, again if the path leads to another one or is not safe any more.
+// open opens the directory, again if the path leads to another one or is not safe any more.
 func (s *Sink) open() error {
 	if s.folder != nil {
 		if s.folder.Check() == nil {
@@ -393,7 +393,7 @@ func (s *Sink) open() error {
 	return err
 }
 
-// files returns what is to be in the folder.
+// files returns what is to be in the directory.
 func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]fileset.File, error) {
 	certs, key, err := svid.MarshalPEM()
 	if err != nil {

@@ -90,8 +90,8 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	return joined(refused)
 }
 
-// find returns the files of the folder: that with the identity, and those with bundles. Those that were there last
-// are in use until the folder can be read, and has an identity.
+// find returns the files of the directory: that with the identity, and those with bundles. Those that were there last
+// are in use until the directory can be read, and has an identity.
 func (s *Source) find() []string {
 	entries, _ := os.ReadDir(s.cfg.Folder)
 	if _, err := os.Stat(s.cfg.CertFile); err == nil || s.found == nil {
@@ -105,7 +105,7 @@ func (s *Source) find() []string {
 	return s.found
 }
 
-// arrange makes room for the bundles that were found in the folder, and takes that of the others back.
+// arrange makes room for the bundles that were found in the directory, and takes that of the others back.
 func (f *files) arrange(read follow.Files) {
 	var of []BundleFile
 	for _, path := range slices.Sorted(maps.Keys(read)) {
@@ -287,7 +287,7 @@ func (f *files) bundles(old *spiffe.BundleSet) (*spiffe.BundleSet, []error, erro
 	return set, notes, joined(refused)
 }
 
-// maxFound is how many files with bundles of a folder are read.
+// maxFound is how many files with bundles of a directory are read.
 const maxFound = 1000
 
 // maxNotes is how many entries that were skipped are told of: a bundle of another trust domain may have 1,000.

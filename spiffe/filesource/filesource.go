@@ -45,19 +45,19 @@
 //
 // A new bundle replaces the old one at once, even if it does not vouch for the identity in force, because what was
 // removed from it may have been revoked; the Report says so. A bundle document with a lower sequence number than the
-// one in force is refused until the program restarts (FED-11).
+// one in force is refused until the program restarts.
 //
 // # Whose files
 //
-// The files, the folders above them and each link on the way must belong to the user of this process, to root, or to
-// one of Config.Owners: a helper in the same pod that runs as another user gives its key file a mode such as 0640
-// and a group that this process is in. A file that another user can write to is refused, and a key file that another
-// user can read. A folder in which all users can write, such as an emptyDir of Kubernetes, is used with a warning,
-// unless there are bundles of several trust domains, as in a credential folder: see Config.AllowWritable. Groups of
-// this process and root's do not count as other users, as they include the fsGroup of a pod. In a volume of
-// Kubernetes, whose files are behind folders like ..2026_01_02_15_04_05.123, modes are not checked, as they are
-// those of the volume. Do not mount single files with subPath: they are no such volume, and Kubernetes never renews
-// them. An error says which chown or chmod helps. On Windows none of this is checked.
+// The files, the directories above them and each link on the way must belong to the user of this process, to root,
+// or to one of Config.Owners: a helper in the same pod that runs as another user gives its key file a mode such as
+// 0640 and a group that this process is in. A file that another user can write to is refused, and a key file that
+// another user can read. A directory in which all users can write, such as an emptyDir of Kubernetes, is used with a
+// warning, unless there are bundles of several trust domains, as in a credential folder: see Config.AllowWritable.
+// Groups of this process and root's do not count as other users, as they include the fsGroup of a pod. In a volume
+// of Kubernetes, whose files are behind directories like ..2026_01_02_15_04_05.123, modes are not checked, as they
+// are those of the volume. Do not mount single files with subPath: they are no such volume, and Kubernetes never
+// renews them. An error says which chown or chmod helps. On Windows none of this is checked.
 package filesource
 
 import (
@@ -108,18 +108,18 @@ type Config struct {
 	// all of them and no sequence number.
 	Bundles []BundleFile
 
-	// Owners are the users, by their numbers, whose files and folders are trusted as those of this process's user
+	// Owners are the users, by their numbers, whose files and directories are trusted as those of this process's user
 	// and root's are: that of a helper which writes the files in the same pod, for example. They can replace the
 	// identity and the roots.
 	Owners []int
 
-	// AllowWritable accepts bundles of several trust domains, which are those of a Folder, too, in a folder that
+	// AllowWritable accepts bundles of several trust domains, which are those of a Folder, too, in a directory that
 	// other users can write to, with a warning: by renaming files they can give one trust domain the roots of
 	// another.
 	AllowWritable bool
 
-	// Refuse are folders whose files are not read, by whatever name: those to which this program writes, so that it
-	// does not take its own output for a new identity.
+	// Refuse are directories whose files are not read, by whatever name: those to which this program writes, so that
+	// it does not take its own output for a new identity.
 	Refuse []string
 
 	// Logger gets each change (Info), and what was refused or needs attention (Warn). Nil means no logs.
@@ -154,7 +154,7 @@ const (
 type Source struct {
 	cfg      Config
 	keyFile  string // with the private key; empty if there is none
-	strict   bool   // no folder that other users can write to will do
+	strict   bool   // no directory that other users can write to will do
 	log      *slog.Logger
 	follower *follow.Follower
 	life     lifecycle.Life
@@ -162,9 +162,9 @@ type Source struct {
 	cur  atomic.Pointer[state] // what readers read; only take writes it
 	news renew.Signal
 
-	found  []string        // in the folder; only the follower uses it
+	found  []string        // in the directory; only the follower uses it
 	files  files           // only take uses it
-	warned map[string]bool // about folders; only the follower uses it
+	warned map[string]bool // about directories; only the follower uses it
 }
 
 // state is what was published together. It never changes.

@@ -162,7 +162,7 @@ type state struct {
 	now time.Time
 }
 
-// reports asks all parts, each once, so that what is made of the answers is about the same moment.
+// reports collects one Report from each part, so that everything derived from them describes the same moment.
 func (h *Handler) reports() []state {
 	all := make([]state, len(h.parts))
 	for i := range h.parts {

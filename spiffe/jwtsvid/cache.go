@@ -111,7 +111,8 @@ func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
 	case source == nil:
 		return nil, errors.New("jwtsvid: new cache: no source")
 	case o.Timeout < 0 || o.Size < 0:
-		return nil, fmt.Errorf("jwtsvid: new cache: Timeout is %v and Size %d: none may be negative", o.Timeout, o.Size)
+		return nil, fmt.Errorf("jwtsvid: new cache: Timeout is %v and Size %d: none may be negative", o.Timeout,
+			o.Size)
 	}
 	c := &Cache{redacted: redact.New("jwtsvid.Cache"), source: source, opts: CacheOptions{
 		cmp.Or(o.Timeout, 30*time.Second), cmp.Or(o.Size, 1000), ratelog.Patient(o.Logger),
@@ -270,9 +271,11 @@ func (c *Cache) renew(ctx context.Context, rejected, audience string) (string, e
 		return "", err
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock() // held from the check until the attempt has started, or another request would give up in between
+	// Held from the check until the attempt has started, or another request would give up in between.
+	defer c.mu.Unlock()
 	if e.state.Load().token == rejected && !e.Busy() && !e.force(time.Now()) {
-		return "", e.failed(fmt.Errorf("a server has refused another one in the last %v: it is not the token's fault", forcedInterval))
+		return "", e.failed(fmt.Errorf(
+			"a server has refused another one in the last %v: it is not the token's fault", forcedInterval))
 	}
 	return c.wait(ctx, e, rejected)
 }
@@ -306,7 +309,8 @@ func (c *Cache) attempt(base context.Context, e *entry) {
 	if c.rest(e) {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(base, c.opts.Timeout, fmt.Errorf("no answer in %v: %w", c.opts.Timeout, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(base, c.opts.Timeout,
+		fmt.Errorf("no answer in %v: %w", c.opts.Timeout, context.DeadlineExceeded))
 	defer cancel()
 	token, err := c.source.Fetch(ctx, slices.Clone(e.audience)...)
 	var expires time.Time
@@ -336,13 +340,20 @@ func (c *Cache) attempt(base context.Context, e *entry) {
 	}
 	c.loop.Done(e, wait)
 	c.mu.Unlock()
-
-	switch audience := slog.String("audience", quote(e.audience)); {
-	case err == nil:
-		c.opts.Logger.LogAttrs(base, slog.LevelDebug, "jwtsvid: new token", audience, slog.Time("expires", expires))
-	case unseen && wait > 0:
-		c.opts.Logger.LogAttrs(base, slog.LevelWarn, "jwtsvid: no new token", audience, slog.Any("err", err), slog.Duration("retry_in", wait))
+	if err == nil || unseen && wait > 0 {
+		c.log(base, e, expires, err, wait)
 	}
+}
+
+// log records what an attempt gave.
+func (c *Cache) log(ctx context.Context, e *entry, expires time.Time, err error, wait time.Duration) {
+	level, message := slog.LevelDebug, "jwtsvid: new token"
+	attrs := []slog.Attr{slog.String("audience", quote(e.audience)), slog.Time("expires", expires)}
+	if err != nil {
+		level, message = slog.LevelWarn, "jwtsvid: no new token"
+		attrs = append(attrs[:1], slog.Any("err", err), slog.Duration("retry_in", wait))
+	}
+	c.opts.Logger.LogAttrs(ctx, level, message, attrs...)
 }
 
 // rest ends the attempt for e if the token was not asked for since it came or, if there is none, for a while. The
@@ -376,7 +387,8 @@ func (e *entry) check(token string) (expires time.Time, err error) {
 	case !slices.Equal(got, e.audience):
 		return time.Time{}, fmt.Errorf("the source gave a token for %s", quote(u.Audience))
 	case !time.Now().Before(u.Expires):
-		return time.Time{}, fmt.Errorf("the source gave a token that ended at %s; compare the clocks", u.Expires.UTC().Format(time.RFC3339))
+		return time.Time{}, fmt.Errorf("the source gave a token that ended at %s; compare the clocks",
+			u.Expires.UTC().Format(time.RFC3339))
 	}
 	return u.Expires, nil
 }

@@ -19,7 +19,7 @@ import (
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
 
-// defaultLifetime is short because a stolen token cannot be revoked (JWT-21).
+// defaultLifetime is short because a stolen token cannot be revoked (JWT-SVID section 3.3).
 const defaultLifetime = 5 * time.Minute
 
 // IssuerOptions are the choices of an [Issuer] that have a default.
@@ -30,17 +30,17 @@ type IssuerOptions struct {
 	Algorithm string
 
 	// Lifetime is that of a token whose [Request] does not say; 0 means 5 minutes. Keep it short:
-	// a stolen token cannot be revoked (JWT-21).
+	// a stolen token cannot be revoked (JWT-SVID section 3.3).
 	Lifetime time.Duration
 
-	// WideAudience permits tokens for more than one receiver: several values in "aud" (JWT-16), and the ID
-	// of a whole trust domain as a value (JWT-17). Each receiver of such a token can present it to the
+	// WideAudience permits tokens for more than one receiver: several values in "aud" (JWT-SVID section 3.2),
+	// and the ID of a whole trust domain as a value. Each receiver of such a token can present it to the
 	// others.
 	WideAudience bool
 
-	// Issuer is the claim "iss" of the tokens, for verifiers that do not know SPIFFE: a URL below which they find the keys by OpenID Connect
-	// Discovery, such as [NewOIDCHandler] serves them; https, or http with a host on loopback, without a slash at the end. Empty
-	// means that the tokens have none.
+	// Issuer is the claim "iss" of the tokens, for verifiers that do not know SPIFFE: a URL below which they
+	// find the keys by OpenID Connect Discovery, such as [NewOIDCHandler] serves them; https, or http
+	// with a host on loopback, without a slash at the end. Empty means that the tokens have none.
 	Issuer string
 
 	// Now gives the time of issue. Nil means time.Now. It must be safe for concurrent use.
@@ -68,7 +68,8 @@ func NewIssuer(td spiffe.TrustDomain, keyID string, key crypto.Signer, opts *Iss
 		}
 	}
 	issuer, err := token.NewIssuer(kind, key, token.IssuerConfig{
-		Domain: td, KeyID: keyID, Type: "JWT", Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, defaultLifetime), Now: o.Now,
+		Domain: td, KeyID: keyID, Type: "JWT", Algorithm: o.Algorithm,
+		Lifetime: cmp.Or(o.Lifetime, defaultLifetime), Now: o.Now,
 	})
 	if err != nil {
 		return nil, err
@@ -89,15 +90,15 @@ type Request struct {
 	// Lifetime is how long the token lasts; 0 means the Issuer's default. It is cut to whole seconds.
 	Lifetime time.Duration
 
-	// Claims are further claims, by name, encoded by [json.Marshal]. "sub", "aud", "exp", "nbf" and "iat",
-	// in whatever case, are refused, and so is "iss" with [IssuerOptions.Issuer]. Validators believe a claim until the token expires (SVID-9), so facts
-	// that change sooner do not belong here.
+	// Claims are further claims, by name, encoded by [json.Marshal]. "sub", "aud", "exp", "nbf" and "iat", in
+	// whatever case, are refused, and so is "iss" with [IssuerOptions.Issuer]. Validators believe a claim until
+	// the token expires, so facts that change sooner do not belong here.
 	Claims map[string]any
 }
 
-// Issue returns a new token. Its header has "alg", "kid" and "typ", its payload "sub", "aud" as an
-// array, "exp" and "iat" in whole seconds, "iss" if the Issuer has one, and the claims of the request. "iat" is the present second
-// and never later, because some validators refuse a token that was issued in their future.
+// Issue returns a new token. Its header has "alg", "kid" and "typ", its payload "sub", "aud" as an array, "exp"
+// and "iat" in whole seconds, "iss" if the Issuer has one, and the claims of the request. "iat" is the present
+// second and never later, because some validators refuse a token that was issued in their future.
 //
 // The token is verified with the public key before it is returned, so that a signer with another key fails here.
 // The token is a credential; the error does not carry it. It wraps [io/fs.ErrInvalid] if the audience is missing
@@ -148,10 +149,12 @@ func (i *Issuer) checkAudience(audience []string) error {
 		return nil
 	}
 	if n := len(audience); n > 1 {
-		return fmt.Errorf("%w: %d audiences, so that each can present the token to the others; issue one token for each, or set WideAudience", fs.ErrInvalid, n)
+		return fmt.Errorf("%w: %d audiences, so that each can present the token to the others; "+
+			"issue one token for each, or set WideAudience", fs.ErrInvalid, n)
 	}
 	if id, err := spiffe.ParseID(audience[0]); err == nil && id.Path() == "" {
-		return fmt.Errorf("%w: the audience %q is a whole trust domain; name the receiving service, or set WideAudience", fs.ErrInvalid, token.Clip(audience[0], token.MaxQuoted))
+		return fmt.Errorf("%w: the audience %q is a whole trust domain; "+
+			"name the receiving service, or set WideAudience", fs.ErrInvalid, token.Clip(audience[0], token.MaxQuoted))
 	}
 	return nil
 }

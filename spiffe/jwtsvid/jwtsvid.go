@@ -64,17 +64,15 @@
 //
 // # Strict readings
 //
-// Where the standards leave room, tokens are read strictly. A header may have "alg", "kid" and "typ" only (AMB-2,
-// JWT-6). A token whose "kid" is not in the bundle is refused without trying other keys
-// (JWT-8); without "kid", the keys that fit are tried, up to 16 (JWT-7). JSON with duplicate members,
+// Where the standards leave room, tokens are read strictly. A header may have "alg", "kid" and "typ" only (JWT-SVID
+// section 2). A token whose "kid" is not in the bundle is refused without trying other keys
+// (JWT-SVID section 2.2); without "kid", the keys that fit are tried, up to 16. JSON with duplicate members,
 // base64url that is not canonical, and a "typ" of null are refused. "exp" may have a fraction and "aud" may
-// be a string (AMB-3); issued tokens have neither. "iat" is ignored (JWT-23).
-//
-// Ids such as JWT-13 in comments name rules in CONFORMANCE.md of package spiffe.
+// be a string; issued tokens have neither. "iat" is ignored.
 //
 // # Limits
 //
-// Only [Middleware] decides which callers are allowed, by a [spiffe.PolicySource]. Uses are not counted: a token may
-// be presented any number of times (JWT-25). Nothing is stored on disk. Of OAuth there is only the header that
-// tokens travel in.
+// Only [Middleware] decides which callers are allowed, by a [spiffe.PolicySource]. Uses are not counted: a
+// token may be presented any number of times (JWT-SVID section 7.1). Nothing is stored on disk. Of OAuth there
+// is only the header that tokens travel in.
 package jwtsvid

@@ -17,7 +17,7 @@ import (
 )
 
 // ValidateHeader validates the token in the values of an "authorization" header, as they stand in an
-// [http.Header] or in the metadata of a gRPC call (JWT-32, JWT-33). There must be exactly one, with the
+// [http.Header] or in the metadata of a gRPC call (JWT-SVID section 5). There must be exactly one, with the
 // scheme Bearer, in whatever case; otherwise the error wraps [ErrNoToken]. All else is as in
 // [Validator.Validate].
 func (v *Validator) ValidateHeader(values []string) (*Verified, error) {
@@ -41,7 +41,8 @@ var (
 	errNoHeader = errors.New("there is no Authorization header")
 	errHeaders  = errors.New("there is more than one Authorization header")
 	errScheme   = errors.New("the scheme of the Authorization header is not Bearer")
-	errReadable = errors.New("the connection is not encrypted, so that others can read a token; use TLS or a Unix socket, or set TLSTerminated")
+	errReadable = errors.New("the connection is not encrypted, so that others can read a token; " +
+		"use TLS or a Unix socket, or set TLSTerminated")
 )
 
 // MiddlewareOptions are the choices of [Middleware] that have a default.
@@ -50,15 +51,16 @@ type MiddlewareOptions struct {
 	// or read the link between them. Otherwise a request that came neither by TLS nor on a Unix socket is refused.
 	TLSTerminated bool
 
-	// Peer is spiffetls.PeerFromRequest, or another function that returns the proven client of the connection. If it is set,
-	// only the workload that a token names can send it, so that a token that was read or forwarded is of no use: another
-	// client, and one that it does not return, gets 401. It must be safe for concurrent use. Nil lets any client send a
-	// token.
+	// Peer is spiffetls.PeerFromRequest, or another function that returns the proven client of the connection.
+	// If it is set, only the workload that a token names can send it, so that a token that was read or
+	// forwarded is of no use: another client, and one that it does not return, gets 401. It must be safe for
+	// concurrent use. Nil lets any client send a token.
 	Peer func(*http.Request) (*spiffe.Peer, error)
 
-	// Logger gets warnings about refused requests: the first for each reason, and for each proven ID of the first 12, at
-	// once, and then their number each minute, as clients can send as many as they like. The attributes are reason, err, remote and, if
-	// the token was valid, id. At level Debug each refusal is logged. Nil means no logs.
+	// Logger gets warnings about refused requests: the first for each reason, and for each proven ID of the
+	// first 12, at once, and then their number each minute, as clients can send as many as they like. The
+	// attributes are reason, err, remote and, if the token was valid, id. At level Debug each refusal is
+	// logged. Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -73,11 +75,13 @@ type MiddlewareOptions struct {
 // the token of another client. If the bundle source fails,
 // the answer is 503 without that header.
 //
-// A request that came neither by TLS nor on a Unix socket is answered 400, with a token or without (JWT-34), and the
-// token is not read: any reader on the network could use it. See [MiddlewareOptions].TLSTerminated. So is one whose path can
-// be read in two ways, as RequirePeer of package spiffetls says.
-// gRPC over net/http is served by the same middleware (JWT-33).
-func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
+// A request that came neither by TLS nor on a Unix socket is answered 400, with a token or without (JWT-SVID
+// section 7.3), and the token is not read: any reader on the network could use it. See
+// [MiddlewareOptions].TLSTerminated. So is one whose path can be read in two ways, as RequirePeer of package
+// spiffetls says. gRPC over net/http is served by the same middleware.
+func Middleware(
+	v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions,
+) (func(http.Handler) http.Handler, error) {
 	err := spiffe.CheckPolicySource(allow)
 	switch {
 	case v == nil || v.check == nil:
@@ -90,7 +94,10 @@ func Middleware(v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions
 	}
 	o := *cmp.Or(opts, &MiddlewareOptions{})
 	o.Logger = ratelog.Patient(o.Logger)
-	m := &middleware{validator: v, allow: allow, terminated: o.TLSTerminated, peer: o.Peer, logger: o.Logger, log: ratelog.New(o.Logger, 0)}
+	m := &middleware{
+		validator: v, allow: allow, terminated: o.TLSTerminated, peer: o.Peer,
+		logger: o.Logger, log: ratelog.New(o.Logger, 0),
+	}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
@@ -124,7 +131,8 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		return
 	}
 	if err := m.sentBy(r, proof.ID()); err != nil {
-		m.refused(r, proof.ID(), "not the token of the client", slog.String("id", proof.String()), slog.Any("err", err))
+		m.refused(r, proof.ID(), "not the token of the client", slog.String("id", proof.String()),
+			slog.Any("err", err))
 		refuseRequest(w, http.StatusUnauthorized, `Bearer error="invalid_token"`)
 		return
 	}

@@ -19,9 +19,9 @@ var kind = &token.Kind{
 	Form: "JWT-26", Algorithm: "JWT-4", Subject: "JWT-11", Bundle: "JWT-29", Expires: "JWT-19", NotBefore: "JWT-22",
 }
 
-// Reasons for refusing a token that a program may branch on, with [errors.Is]. The text of the error has
-// the reason in detail and the ID that the token claims, cut to a bounded length, and never the token.
-// The error for a trust domain without a bundle wraps [spiffe.ErrUnknownTrustDomain]. Its method RuleID() string returns
+// Reasons for refusing a token that a program may branch on, with [errors.Is]. The text of the error has the
+// reason in detail and the ID that the token claims, cut to a bounded length, and never the token. The error
+// for a trust domain without a bundle wraps [spiffe.ErrUnknownTrustDomain]. Its method RuleID() string returns
 // the rule in CONFORMANCE.md of package spiffe that the token breaks, or nothing.
 var (
 	// ErrNoToken says that there is no "authorization" value with the scheme Bearer, or more than one
@@ -87,11 +87,12 @@ func parse(text string) (*token.Signed, token.Claims, *token.Error) {
 	return s, claims, e
 }
 
-// headerFault checks the header beyond the algorithm, which was checked first (JWT-4).
+// headerFault checks the header beyond the algorithm, which was checked first.
 func headerFault(s *token.Signed) *token.Error {
 	switch {
 	case len(s.Extra) > 0:
-		return kind.Refuse("header", "JWT-6", "%q does not belong in a header", token.Clip(s.Extra[0], token.MaxQuoted))
+		return kind.Refuse("header", "JWT-6", "%q does not belong in a header",
+			token.Clip(s.Extra[0], token.MaxQuoted))
 	case s.NotText == "kid":
 		return kind.Refuse("header", "JWT-7", `"kid" is not a string`)
 	case s.HasType && s.Type != "JWT" && s.Type != "JOSE":

@@ -26,7 +26,7 @@ type TransportOptions struct {
 	AllowLoopback bool
 
 	// UnixSocket is the path of a Unix socket that all requests go to, whatever the host in their URL is.
-	// They may then use http, as nothing leaves the machine (JWT-34). It excludes Base.
+	// They may then use http, as nothing leaves the machine (JWT-SVID section 7.3). It excludes Base.
 	UnixSocket string
 }
 
@@ -59,7 +59,8 @@ func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOpti
 	case len(audiences) == 0:
 		return nil, errors.New("jwtsvid: new transport: no audiences; say which audience each host has")
 	case o.UnixSocket != "" && o.Base != nil:
-		return nil, errors.New("jwtsvid: new transport: UnixSocket and Base are both set; Base decides itself where it connects to")
+		return nil, errors.New("jwtsvid: new transport: UnixSocket and Base are both set; " +
+			"Base decides itself where it connects to")
 	}
 	if o.Base == nil {
 		o.Base = token.BaseTransport(o.UnixSocket)
@@ -68,14 +69,16 @@ func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOpti
 	for _, name := range slices.Sorted(maps.Keys(audiences)) {
 		u, err := url.Parse("https://" + name)
 		if err != nil || u.Host != name || u.Hostname() == "" || strings.HasSuffix(name, ":") {
-			return nil, fmt.Errorf("jwtsvid: new transport: %q is not a host, or a host and a port, as in a URL", token.Clip(name, token.MaxQuoted))
+			return nil, fmt.Errorf("jwtsvid: new transport: %q is not a host, or a host and a port, as in a URL",
+				token.Clip(name, token.MaxQuoted))
 		}
 		if err := checkAudience([]string{audiences[name]}); err != nil {
 			return nil, fmt.Errorf("jwtsvid: new transport: host %q: %w", token.Clip(name, token.MaxQuoted), err)
 		}
 		host := strings.ToLower(name)
 		if _, ok := t.audiences[host]; ok {
-			return nil, fmt.Errorf("jwtsvid: new transport: the host %q is there twice", token.Clip(host, token.MaxQuoted))
+			return nil, fmt.Errorf("jwtsvid: new transport: the host %q is there twice",
+				token.Clip(host, token.MaxQuoted))
 		}
 		t.audiences[host] = audiences[name]
 	}
@@ -137,8 +140,10 @@ func (t *transport) audienceFor(r *http.Request) (string, error) {
 	}
 	switch {
 	case !ok:
-		return "", fmt.Errorf("no audience is known for the host %q; add it, or use another client for it", token.Clip(host, token.MaxQuoted))
-	case r.URL.Scheme == "https" || r.URL.Scheme == "http" && (t.opts.UnixSocket != "" || t.opts.AllowLoopback && isLoopback(r.URL.Hostname())):
+		return "", fmt.Errorf("no audience is known for the host %q; add it, or use another client for it",
+			token.Clip(host, token.MaxQuoted))
+	case r.URL.Scheme == "https" || r.URL.Scheme == "http" &&
+		(t.opts.UnixSocket != "" || t.opts.AllowLoopback && isLoopback(r.URL.Hostname())):
 		return audience, nil
 	}
 	return "", fmt.Errorf("refusing to send a token to %q by %q, where others can read it; use https",

@@ -87,8 +87,8 @@ func newValidator(bundles spiffe.BundleSource, audience []string, opts *Validato
 //  4. The bundle of that ID's trust domain.
 //  5. The key in it: the one that "kid" names or, without "kid", those that fit the algorithm.
 //  6. The signature.
-//  7. No "cnf", then "aud", then "exp", then "nbf". A token with "cnf" is bound to a key of its holder, and a JWT-SVID is none: nothing
-//     here could prove the holder.
+//  7. No "cnf", then "aud", then "exp", then "nbf". A token with "cnf" is bound to a key of its holder, and a
+//     JWT-SVID is none: nothing here could prove the holder.
 //
 // "iat" and all other claims are ignored; "jti" is not tracked, and a token may come any number of times
 // until it expires. An ID without a path is valid: it names no workload, and a [spiffe.Policy] refuses it
@@ -110,7 +110,9 @@ func (v *Validator) Validate(token string) (*Verified, error) {
 // ValidateJWTSVID validates a token for this audience, in place of those of [NewValidator], and returns its ID and
 // all its claims, with numbers as float64. It lets a Validator serve the Workload API of an agent, on behalf of the
 // workload whose audience is given.
-func (v *Validator) ValidateJWTSVID(_ context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error) {
+func (v *Validator) ValidateJWTSVID(
+	_ context.Context, audience, token string,
+) (id spiffe.ID, claims map[string]any, err error) {
 	p, e := v.validate(token, []string{audience})
 	if e != nil {
 		return spiffe.ID{}, nil, e
@@ -177,7 +179,8 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 		case !ok:
 			return noKey(b, "JWT-8", "the bundle has no JWT key with the ID %q", token.Clip(s.KeyID, token.MaxQuoted))
 		case !s.Algorithm.Fits(key):
-			return kind.Refuse("unknown key", "JWT-27", "the key with the ID %q is not one for %v", token.Clip(s.KeyID, token.MaxQuoted), s.Algorithm)
+			return kind.Refuse("unknown key", "JWT-27", "the key with the ID %q is not one for %v",
+				token.Clip(s.KeyID, token.MaxQuoted), s.Algorithm)
 		}
 		return verifyWith(s, key)
 	}
@@ -191,7 +194,8 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	case len(fit) == 0:
 		return noKey(b, "JWT-27", "the bundle has no JWT key for %v", s.Algorithm)
 	case len(fit) > maxTrials:
-		return kind.Refuse("unknown key", "JWT-7", "the token names no key, and %d keys in the bundle fit, more than the %d that are tried; issue tokens with \"kid\"",
+		return kind.Refuse("unknown key", "JWT-7", "the token names no key, and %d keys in the bundle fit, "+
+			"more than the %d that are tried; issue tokens with \"kid\"",
 			len(fit), maxTrials)
 	}
 	var e *token.Error
@@ -214,7 +218,8 @@ func noKey(b *spiffe.Bundle, rule, format string, arg any) *token.Error {
 func verifyWith(s *token.Signed, key crypto.PublicKey) *token.Error {
 	if k, ok := key.(*ecdsa.PublicKey); ok {
 		if size := 2 * jws.CurveSize(k.Curve); len(s.Signature) != size {
-			return kind.Refuse("signature", "JWT-28", "the signature has %d bytes; %v has R and S in %d", len(s.Signature), s.Algorithm, size)
+			return kind.Refuse("signature", "JWT-28", "the signature has %d bytes; %v has R and S in %d",
+				len(s.Signature), s.Algorithm, size)
 		}
 	}
 	if err := s.Verify(key); err != nil {
@@ -226,13 +231,15 @@ func verifyWith(s *token.Signed, key crypto.PublicKey) *token.Error {
 // judge checks the claims of a token whose signature is good.
 func (v *Validator) judge(c *token.Claims, audience []string) *token.Error {
 	if c.Bound {
-		return kind.Refuse("binding", "", `"cnf" binds it to a key, so that it is no bearer token, which a JWT-SVID is`)
+		return kind.Refuse("binding", "",
+			`"cnf" binds it to a key, so that it is no bearer token, which a JWT-SVID is`)
 	}
 	if e := audienceFault(c); e != nil {
 		return e
 	}
 	if !slices.ContainsFunc(c.Audience, func(a string) bool { return slices.Contains(audience, a) }) {
-		return kind.Refuse(token.Audience, "JWT-13", "it is for %s, and this is %s", quote(c.Audience), quote(audience))
+		return kind.Refuse(token.Audience, "JWT-13", "it is for %s, and this is %s", quote(c.Audience),
+			quote(audience))
 	}
 	if e := expiryFault(c); e != nil {
 		return e
@@ -269,7 +276,7 @@ func (p *Verified) Audience() []string { return slices.Clone(p.claims.Audience) 
 func (p *Verified) Expires() time.Time { return p.claims.Expires.At }
 
 // Claims decodes the whole payload into a struct that into points to or, unchanged, into a [json.RawMessage]. Only the
-// trust domain of the ID vouches for the claims (SVID-8): "admin" there is not "admin" here.
+// trust domain of the ID vouches for the claims: "admin" there is not "admin" here.
 //
 // Names of claims are case-sensitive (RFC 7519 section 10.1.1), which package encoding/json is not. So a claim whose
 // name differs from that of a field by case only is left out: give each field a json tag. A number in an interface is

@@ -71,7 +71,7 @@ type Identity struct {
 	Certificate func() *x509.Certificate
 }
 
-// Bundle is the trust bundle of one trust domain, as a part has it.
+// Bundle is a part's trust bundle of one trust domain.
 type Bundle struct {
 	TrustDomain string
 	Origin      string // where the part has it from, such as "CA" or an address; empty means the part itself

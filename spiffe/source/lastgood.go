@@ -29,9 +29,9 @@ type LastGoodConfig struct {
 		Run(ctx context.Context) error
 	}
 
-	// Dir is the folder of the files, for one source of one program. Run makes it if it is missing. It and the folders
-	// above it must belong to the user of this process or to root. In a folder that other users can write to, such as
-	// an emptyDir of Kubernetes, Run makes and uses a folder svidkit-last-good.
+	// Dir is the directory of the files, for one source of one program. Run makes it if it is missing. It and the
+	// directories above it must belong to the user of this process or to root. In a directory that other users can
+	// write to, such as an emptyDir of Kubernetes, Run makes and uses a directory svidkit-last-good.
 	Dir string
 
 	// MaxAge is how long what is stored may be used after a running program last had it from the live source. A bundle

@@ -47,7 +47,8 @@ type Fault struct {
 func Faults() []Fault {
 	faults := make([]Fault, len(faultTable))
 	for i, info := range faultTable {
-		faults[i] = Fault{info.name, info.stage, info.rule, []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole, spiffe.BothRoles}}
+		all := []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole, spiffe.BothRoles}
+		faults[i] = Fault{info.name, info.stage, info.rule, all}
 		switch info.name {
 		case "ServerOnly":
 			faults[i].Refused = []spiffe.Role{spiffe.ClientRole, spiffe.BothRoles}
@@ -129,7 +130,9 @@ func extKeyUsage(usage x509.ExtKeyUsage) edit {
 }
 
 var faultTable = []faultInfo{
-	{"NoURI", "leaf", "X5-3", func(c *x509.Certificate, _ spiffe.TrustDomain) { c.URIs, c.DNSNames = nil, []string{"broken.test"} }},
+	{"NoURI", "leaf", "X5-3", func(c *x509.Certificate, _ spiffe.TrustDomain) {
+		c.URIs, c.DNSNames = nil, []string{"broken.test"}
+	}},
 	{"TwoURIs", "leaf", "X5-36", secondURI("spiffe", "/other")},
 	{"TwoSchemes", "leaf", "X5-36", secondURI("https", "/broken")},
 	{"ForeignScheme", "leaf", "X5-34", oneURI("https", "/broken")},
@@ -140,7 +143,9 @@ var faultTable = []faultInfo{
 	{"CertSignLeaf", "leaf", "X5-33", keyUsage(x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign)},
 	{"CRLSignLeaf", "leaf", "X5-33", keyUsage(x509.KeyUsageDigitalSignature | x509.KeyUsageCRLSign)},
 	{"NoDigitalSignature", "leaf", "X5-40", keyUsage(x509.KeyUsageKeyAgreement)},
-	{"UnknownDomain", "bundle", "X5-38", func(c *x509.Certificate, _ spiffe.TrustDomain) { c.URIs[0].Host = "unknown.test" }},
+	{"UnknownDomain", "bundle", "X5-38", func(c *x509.Certificate, _ spiffe.TrustDomain) {
+		c.URIs[0].Host = "unknown.test"
+	}},
 	{"ForeignCA", "chain", "X5-31", nil},
 	{"SelfSigned", "chain", "X5-31", func(c *x509.Certificate, td spiffe.TrustDomain) {
 		c.Subject = pkix.Name{Organization: []string{td.String()}, CommonName: "self-signed"}

@@ -49,7 +49,8 @@ func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certi
 	peer, chain := ca.peer(path, edit)
 	r = r.WithContext(provenpeer.With(r.Context(), peer))
 	r.TLS = &tls.ConnectionState{
-		Version: tls.VersionTLS13, HandshakeComplete: true, CipherSuite: tls.TLS_AES_128_GCM_SHA256, PeerCertificates: chain,
+		Version: tls.VersionTLS13, HandshakeComplete: true, CipherSuite: tls.TLS_AES_128_GCM_SHA256,
+		PeerCertificates: chain,
 	}
 	return r
 }
@@ -75,10 +76,10 @@ func TLSConfig(chain []*x509.Certificate, key crypto.Signer) *tls.Config {
 	}
 }
 
-// StartTLS starts an httptest.Server with a configuration such as the TLSConfig that a spiffetls.Endpoint has given its
-// Config. The server's own method StartTLS would add a certificate, which crypto/tls prefers for clients that dial an IP
-// address. The server speaks HTTP/2 if it has EnableHTTP2. The server's own client does not trust it; make one with the
-// Transport of an Endpoint.
+// StartTLS starts an httptest.Server with a configuration such as the TLSConfig that a spiffetls.Endpoint has
+// given its Config. The server's own method StartTLS would add a certificate, which crypto/tls prefers for
+// clients that dial an IP address. The server speaks HTTP/2 if it has EnableHTTP2. The server's own client does
+// not trust it; make one with the Transport of an Endpoint.
 func StartTLS(server *httptest.Server, config *tls.Config) {
 	if config == nil {
 		panic("spiffetest: StartTLS: no configuration; spiffetls.New returns what makes one, or an error")

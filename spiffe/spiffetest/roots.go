@@ -120,7 +120,8 @@ func (ca *CA) publish(roots []*authority) {
 		certs[i] = r.cert
 	}
 	tr.sequence++
-	bundle, err := spiffe.NewBundle(tr.td, spiffe.BundleContents{X509Authorities: certs, JWTAuthorities: tr.jwtKeys(), Sequence: new(tr.sequence)})
+	bundle, err := spiffe.NewBundle(tr.td,
+		spiffe.BundleContents{X509Authorities: certs, JWTAuthorities: tr.jwtKeys(), Sequence: new(tr.sequence)})
 	if err != nil {
 		ca.t.Fatalf("spiffetest: bundle: %v", err)
 	}

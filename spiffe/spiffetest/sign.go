@@ -94,11 +94,15 @@ func (ca *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([
 // Certify is [CA.Sign] for a server that names its caller itself: the certificate has names, and not those in csr.
 // Without a URI name it needs a DNS name and is no X.509-SVID, like Linkerd's certificates. Beside a DNS name the URI
 // may be a SPIFFE ID of another trust domain, because ZTS of Athenz signs those of all its domains.
-func (ca *CA) Certify(ctx context.Context, csr *pki.CSR, names []pki.SAN, lifetime time.Duration) ([]*x509.Certificate, error) {
+func (ca *CA) Certify(
+	ctx context.Context, csr *pki.CSR, names []pki.SAN, lifetime time.Duration,
+) ([]*x509.Certificate, error) {
 	return ca.certify(ctx, csr, names, 0, lifetime)
 }
 
-func (ca *CA) certify(ctx context.Context, csr *pki.CSR, names []pki.SAN, ids int, lifetime time.Duration) ([]*x509.Certificate, error) {
+func (ca *CA) certify(
+	ctx context.Context, csr *pki.CSR, names []pki.SAN, ids int, lifetime time.Duration,
+) ([]*x509.Certificate, error) {
 	if err := ca.begin(ctx, callSign); err != nil {
 		return nil, err
 	}

@@ -24,7 +24,8 @@ type Source struct {
 // Source returns a source with the identity that [CA.SVID] mints, and the bundles of the CA as they are now.
 func (ca *CA) Source(path string, edit ...func(*x509.Certificate)) *Source {
 	ca.t.Helper()
-	s := &Source{redacted: redact.New("spiffetest.Source(" + ca.trust.td.ID().String() + path + ")"), ca: ca, path: path}
+	name := "spiffetest.Source(" + ca.trust.td.ID().String() + path + ")"
+	s := &Source{redacted: redact.New(name), ca: ca, path: path}
 	s.Renew(edit...)
 	return s
 }

@@ -143,7 +143,8 @@ func TestBundleSource(t testing.TB, newSource func(t testing.TB) (spiffe.BundleS
 
 	unknown := []string{"spiffetest.invalid"}
 	for _, td := range known {
-		unknown = append(unknown, "sub."+td.String(), td.String()+".spiffetest.invalid", strings.TrimRight(td.String(), ".")+".")
+		unknown = append(unknown, "sub."+td.String(), td.String()+".spiffetest.invalid",
+			strings.TrimRight(td.String(), ".")+".")
 	}
 	if !answers(1, 1, func() {
 		for _, td := range known {

@@ -174,7 +174,8 @@ func (ca *CA) Certificate(path string, edit ...func(*x509.Certificate)) ([]*x509
 func (ca *CA) id(path string) spiffe.ID {
 	ca.t.Helper()
 	if path != "" && path[0] != '/' {
-		ca.t.Fatalf("spiffetest: mint %q: want a path that begins with a slash, such as %q, which the CA puts after its trust domain", path, "/web")
+		ca.t.Fatalf("spiffetest: mint %q: want a path that begins with a slash, such as %q, "+
+			"which the CA puts after its trust domain", path, "/web")
 	}
 	id, err := spiffe.ParseID(ca.trust.td.ID().String() + path)
 	if err == nil && id.TrustDomain() != ca.trust.td {
@@ -196,7 +197,8 @@ func (ca *CA) Intermediate(edit ...func(*x509.Certificate)) *CA {
 	ca.t.Helper()
 	parent, key := ca.signer(), ca.newKey()
 	chain := ca.mustSign(parent, caTemplate(ca.trust.td, "intermediate", intermediateLifetime), key.Public(), edit)
-	return &CA{redacted: textOf(ca.trust.td), t: ca.t, trust: ca.trust, fixed: &authority{cert: chain[0], key: seal(key), tail: chain}}
+	fixed := &authority{cert: chain[0], key: seal(key), tail: chain}
+	return &CA{redacted: textOf(ca.trust.td), t: ca.t, trust: ca.trust, fixed: fixed}
 }
 
 func textOf(td spiffe.TrustDomain) redacted { return redact.New("spiffetest.CA(" + td.String() + ")") }
@@ -218,7 +220,9 @@ func (ca *CA) newKey() crypto.Signer {
 	return key
 }
 
-func (ca *CA) mustSign(by *authority, template *x509.Certificate, pub crypto.PublicKey, edit []func(*x509.Certificate)) []*x509.Certificate {
+func (ca *CA) mustSign(
+	by *authority, template *x509.Certificate, pub crypto.PublicKey, edit []func(*x509.Certificate),
+) []*x509.Certificate {
 	ca.t.Helper()
 	for _, e := range edit {
 		e(template)

@@ -14,9 +14,10 @@ import (
 // keyID is the "kid" of the one key for tokens.
 const keyID = "spiffetest"
 
-// JWTSVID returns a JWT-SVID of the ID that is the trust domain followed by path, for the audiences, good for one hour and
-// signed with ES256. The first call makes the key and puts it into the bundle, as [CA.Rotate] changes that: take the bundle
-// after it, or from a source that follows, such as [CA.Source]. Rotations keep the key.
+// JWTSVID returns a JWT-SVID of the ID that is the trust domain followed by path, for the audiences, good for
+// one hour and signed with ES256. The first call makes the key and puts it into the bundle, as [CA.Rotate]
+// changes that: take the bundle after it, or from a source that follows, such as [CA.Source]. Rotations keep
+// the key.
 func (ca *CA) JWTSVID(path string, audience ...string) string {
 	ca.t.Helper()
 	id := ca.id(path)
@@ -36,7 +37,9 @@ func (ca *CA) JWTSVID(path string, audience ...string) string {
 		return base64.RawURLEncoding.EncodeToString(text)
 	}
 	signed := encode(map[string]any{"alg": "ES256", "kid": keyID, "typ": "JWT"}) + "." +
-		encode(map[string]any{"sub": id.String(), "aud": audience, "iat": now.Unix(), "exp": now.Add(leafLifetime).Unix()})
+		encode(map[string]any{
+			"sub": id.String(), "aud": audience, "iat": now.Unix(), "exp": now.Add(leafLifetime).Unix(),
+		})
 	sum := sha256.Sum256([]byte(signed))
 	r, s, err := ecdsa.Sign(rand.Reader, key, sum[:])
 	if err != nil {

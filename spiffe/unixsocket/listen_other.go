@@ -18,7 +18,7 @@ func refused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.Errno(10061))
 }
 
-// listenUnix makes a socket in the folder dir, which is root; its mode has no meaning here.
+// listenUnix makes a socket in the directory dir, which is root; its mode has no meaning here.
 func listenUnix(root *os.Root, dir, name string, _ fs.FileMode) (net.Listener, fs.FileInfo, error) {
 	l, err := net.Listen("unix", dir+name)
 	if err != nil {

@@ -22,11 +22,11 @@ func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 // constant in package syscall is 128, and more clients than that reconnect at once when an agent restarts.
 const backlog = 4096
 
-// listenUnix makes a socket with that mode and name in an open folder, whose path is dir and ends in a slash, and returns what is at the
-// name then. The name must be free.
+// listenUnix makes a socket with that mode and name in an open directory, whose path is dir and ends in a slash,
+// and returns what is at the name then. The name must be free.
 //
-// The socket is bound, gets its mode and listens in a new folder that only this user may enter, and gets its name
-// by a link when it is ready. So no client finds it earlier, and another user that may write to the folder can put
+// The socket is bound, gets its mode and listens in a new directory that only this user may enter, and gets its name
+// by a link when it is ready. So no client finds it earlier, and another user that may write to the directory can put
 // nothing in its place whose mode would be changed.
 func listenUnix(root *os.Root, dir, name string, mode fs.FileMode) (l net.Listener, own fs.FileInfo, err error) {
 	folder := "." + name[:min(len(name), 32)] + "." + rand.Text()[:6]
@@ -69,10 +69,11 @@ func listenUnix(root *os.Root, dir, name string, mode fs.FileMode) (l net.Listen
 	return l, own, nil
 }
 
-// openFolder opens a folder that this user has just made. In a folder that others may write, they can have put
+// openFolder opens a directory that this user has just made. In a directory that others may write, they can have put
 // something else in its place.
 func openFolder(root *os.Root, name string) (*os.Root, error) {
-	if info, err := root.Lstat(name); err == nil && info.IsDir() && info.Mode().Perm() != 0o700 { // the umask took more away
+	// the umask took more away
+	if info, err := root.Lstat(name); err == nil && info.IsDir() && info.Mode().Perm() != 0o700 {
 		if err := root.Chmod(name, 0o700); err != nil {
 			return nil, err
 		}
@@ -94,9 +95,10 @@ func openFolder(root *os.Root, name string) (*os.Root, error) {
 	return inside, nil
 }
 
-var errReplaced = errors.New("another process that may write to the folder replaced the socket while it was made; take away write permission of the folder")
+var errReplaced = errors.New("another process that may write to the folder replaced the socket while it was " +
+	"made; take away write permission of the folder")
 
-// bind makes a socket at a path that leads into the folder inside, with that mode, and listens on it.
+// bind makes a socket at a path that leads into the directory inside, with that mode, and listens on it.
 func bind(inside *os.Root, path, byDescriptor string, mode fs.FileMode) (net.Listener, error) {
 	syscall.ForkLock.RLock()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
@@ -134,7 +136,7 @@ func bind(inside *os.Root, path, byDescriptor string, mode fs.FileMode) (net.Lis
 	return l, nil
 }
 
-// publish gives the socket that is called made in the folder inside its name in root.
+// publish gives the socket that is called made in the directory inside its name in root.
 func publish(root, inside *os.Root, folder, made, name string) (fs.FileInfo, error) {
 	defer inside.Remove(made) //nolint:errcheck // after Rename it is not there
 	own, err := inside.Lstat(made)

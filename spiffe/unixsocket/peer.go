@@ -13,8 +13,9 @@ import (
 )
 
 // Peer is the process that opened a connection, as the kernel saw it at that moment. By now the process may
-// have passed the connection on, or have ended, and its PID may belong to another process. A server
-// that inspects the process further must make sure that it started before the connection did, as [ProcessFromContext] does.
+// have passed the connection on, or have ended, and its PID may belong to another process. A server that
+// inspects the process further must make sure that it started before the connection did, as
+// [ProcessFromContext] does.
 type Peer struct {
 	UID, GID uint32 // effective
 	PID      int32  // in the server's PID namespace; 0 if the process is not in it
@@ -54,8 +55,8 @@ func (p Peer) user() string {
 	return peerkey.User(p.UID)
 }
 
-// containerOf returns the outermost pod or container that the control groups of a process name, or "". Users can make groups
-// of any name below their own slice, and below a unit that delegates them.
+// containerOf returns the outermost pod or container that the control groups of a process name, or "". Users
+// can make groups of any name below their own slice, and below a unit that delegates them.
 func containerOf(groups string) string {
 	for line := range strings.Lines(groups) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path

@@ -11,35 +11,37 @@ import (
 	"strings"
 )
 
-// Process is what the kernel says about the process of a [Peer], now. An empty field says that there is nothing to say.
+// Process is what the kernel says about the process of a [Peer], now. An empty field says that there is nothing
+// to say.
 //
-// The kernel vouches for the unit and the pod, as only root makes their control groups and moves processes into them. It does not
-// vouch for the executable against the user of the process: that user can have any program he may run load other code
-// (LD_PRELOAD), or trace it. So the executable tells the programs of one user from each other as long as they are honest.
-// Decide by it only together with Peer.UID, Unit or Pod.
+// The kernel vouches for the unit and the pod, as only root makes their control groups and moves processes into
+// them. It does not vouch for the executable against the user of the process: that user can have any program he
+// may run load other code (LD_PRELOAD), or trace it. So the executable tells the programs of one user from each
+// other as long as they are honest. Decide by it only together with Peer.UID, Unit or Pod.
 type Process struct {
-	// Executable is the absolute path of the program without symbolic links, as this process finds it. It is empty if the
-	// file there is another one: it was replaced or deleted, or the process sees other mounts, as in a container or
-	// with unshare. For a script it is the path of the interpreter. To learn it of another user's process takes root or
-	// CAP_SYS_PTRACE; without, it is empty.
+	// Executable is the absolute path of the program without symbolic links, as this process finds it. It is
+	// empty if the file there is another one: it was replaced or deleted, or the process sees other mounts, as
+	// in a container or with unshare. For a script it is the path of the interpreter. To learn it of another
+	// user's process takes root or CAP_SYS_PTRACE; without, it is empty.
 	Executable string
 
-	// Unit is the unit of systemd that the process is in, such as web.service, or of its session or user manager, such as
-	// session-3.scope and user@1000.service, by the name of its control group. Units of a user manager are not told, nor are
-	// groups below a unit: users make and name them.
+	// Unit is the unit of systemd that the process is in, such as web.service, or of its session or user
+	// manager, such as session-3.scope and user@1000.service, by the name of its control group. Units of a user
+	// manager are left out, and so are groups below a unit: users make and name them.
 	Unit string
 
-	// Pod is the UID of the Kubernetes pod that the process is in, with hyphens, by the name of its control group, which
-	// must be the kubelet's: not below a unit, the slice of a user, or a container.
+	// Pod is the UID of the Kubernetes pod that the process is in, with hyphens, by the name of its control
+	// group, which must be the kubelet's: not below a unit, the slice of a user, or a container.
 	Pod string
 }
 
-// ProcessFromContext returns what the kernel says about the process on the other side of the request that ctx belongs to. It
-// fails if the process cannot be told for certain: it has ended, its PID may belong to another process by now, it is in
-// another PID namespace, or this is not Linux 6.5 or later, which has handles of peers (SO_PEERPIDFD).
+// ProcessFromContext returns what the kernel says about the process on the other side of the request that ctx
+// belongs to. It fails if the process is not known for certain: it has ended, its PID may belong to another
+// process by now, it is in another PID namespace, or this is not Linux 6.5 or later, which has handles of peers
+// (SO_PEERPIDFD).
 //
-// Call it for each decision: a process can become another program (execve) while its connection lasts. Peer.UID and Peer.GID stay
-// those with which it has connected.
+// Call it for each decision: a process can become another program (execve) while its connection lasts. Peer.UID
+// and Peer.GID stay those with which it has connected.
 func ProcessFromContext(ctx context.Context) (Process, error) {
 	peer, _ := PeerFromContext(ctx)
 	c, _ := ctx.Value(connKey{}).(*net.UnixConn)
@@ -78,8 +80,8 @@ func groupPaths(groups string) map[string]string {
 	return paths
 }
 
-// unitOf returns the outermost unit that the control groups of a process name, or "". systemd makes that group; the ones
-// below it may be of the unit's own making.
+// unitOf returns the outermost unit that the control groups of a process name, or "". systemd makes that group;
+// the ones below it may be of the unit's own making.
 func unitOf(groups string) string {
 	paths := groupPaths(groups)
 	path, version1 := paths["name=systemd"]
@@ -101,9 +103,9 @@ func isUnit(folder string) bool {
 	return strings.HasSuffix(folder, ".service") || strings.HasSuffix(folder, ".scope")
 }
 
-// podOf returns the UID of the pod that the control groups of a process name, or "". The group has to be one of the
-// kubelet's, with nothing but slices of the system above: below a unit, a container or the slice of a user anybody could have
-// made it.
+// podOf returns the UID of the pod that the control groups of a process name, or "". The group has to be one of
+// the kubelet's, with nothing but slices of the system above: below a unit, a container or the slice of a user
+// any user could have made it.
 func podOf(groups string) string {
 	found := ""
 	for _, path := range groupPaths(groups) {
@@ -129,12 +131,13 @@ func podOf(groups string) string {
 	return found
 }
 
-// podFolder returns the part of a folder's name that begins with "pod" and has the UID of a pod, as in
+// podFolder returns the part of a directory's name that begins with "pod" and has the UID of a pod, as in
 // kubepods-pod6f9c7a34_2a49_4a8e_8f6c_2d7b6f0a1c22.slice, or "". A longer UID is none.
 func podFolder(folder string) string {
 	folder, _, _ = strings.Cut(folder, ".")
 	i := strings.LastIndex(folder, "pod")
-	if i < 0 || len(folder) != i+len("pod")+36 || !hexadecimal(strings.NewReplacer("-", "", "_", "").Replace(folder[i+3:]), 32) {
+	if i < 0 || len(folder) != i+len("pod")+36 ||
+		!hexadecimal(strings.NewReplacer("-", "", "_", "").Replace(folder[i+3:]), 32) {
 		return ""
 	}
 	return folder[i:]

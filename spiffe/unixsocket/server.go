@@ -26,47 +26,51 @@
 //		return name, nil
 //	}}
 //
-// Peers are known on Linux. With [ConnContext] any other [http.Server] knows them, too. Package authn makes an Authenticator
-// of them (authn.UnixPeer).
+// Peers are known on Linux. With [ConnContext] any other [http.Server] knows them, too. Package authn makes an
+// Authenticator of them (authn.UnixPeer).
 //
 // # Limits
 //
-// Any local process that may connect can open connections and keep them. So a connection is closed after 5 minutes without a
-// request in progress, and after 10 seconds if its first request, or the rest of a body, does not come. A connection with a
-// request in progress, such as a stream of secrets, is not closed for its age.
+// Any local process that may connect can open connections and keep them. So a connection is closed after 5
+// minutes without a request in progress, and after 10 seconds if its first request, or the rest of a body, does
+// not come. A connection with a request in progress, such as a stream of secrets, is not closed for its age.
 //
-// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user. A user may also
-// have no more than twice as many as are free, at this server and, together, at all servers of this library in the process, so
-// that several users leave room for one more; and a process no more than 32 times as many as are free for its user. A connection beyond a limit is closed at once, which delays no other client. Accepted connections
-// never take the last quarter of the process's file descriptors, from 64 to 1,024 of them, so that the program can always
-// reach its certificate authority and open its files.
+// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user. A
+// user may also have no more than twice as many as are free, at this server and, together, at all servers of
+// this library in the process, so that several users leave room for one more; and a process no more than 32
+// times as many as are free for its user. A connection beyond a limit is closed at once, which delays no other
+// client. Accepted connections never take the last quarter of the process's file descriptors, from 64 to 1,024
+// of them, so that the program can always reach its certificate authority and open its files.
 //
-// Requests under way are bounded, too: 1,664 in the process, of which a user has no more than twice as many as are free, and a
-// connection 32 times as many as are free for its user. A request counts from before the handler runs until the end of the
-// answer is written, and a stream of gRPC until it has taken a message: what serves the streams bounds them from then on. What does not fit is refused with 503, or
-// ResourceExhausted, and delays no other client. An answer that its client does not take within 30 seconds ends, unless the handler sets
-// another time, and a connection whose client does not read is not read. On a Listener that is no Unix socket a connection has 250 streams at a time, and by TCP a request counts twice.
+// Requests under way are bounded, too: 1,664 in the process, of which a user has no more than twice as many as
+// are free, and a connection 32 times as many as are free for its user. A request counts from before the
+// handler runs until the end of the answer is written, and a stream of gRPC until it has taken a message: what
+// serves the streams bounds them from then on. What does not fit is refused with 503, or ResourceExhausted, and
+// delays no other client. An answer that its client does not take within 30 seconds ends, unless the handler
+// sets another time, and a connection whose client does not read is not read. On a Listener that is no Unix
+// socket a connection has 250 streams at a time, and by TCP a request counts twice.
 //
-// A pod, and a container outside of one, is a user of its own where the control group of the process names it, as in pods
-// without user namespaces everything may run as root. A server in a pod sees that with hostPID.
+// A pod, and a container outside of one, is a user of its own where the control group of the process names it,
+// as in pods without user namespaces everything may run as root. A server in a pod sees that with hostPID.
 //
 // [Limit] puts another listener of the program, such as that of a proxy, under the same limits.
 //
 // # How a socket appears
 //
-// A socket listens and has its final permissions before it appears: it is made in a folder beside its place that only
-// this user may enter, and then linked to its name. So the umask has no effect, no other process can have the mode of
-// another file changed, and the tools that list sockets show the path in that folder, such as
-// /run/identity/.sds.sock.X7ZQ2A/sds.sock.
+// A socket listens and has its final permissions before it appears: it is made in a directory beside its place
+// that only this user may enter, and then linked to its name. So the umask has no effect, no other process can
+// have the mode of another file changed, and the tools that list sockets show the path in that directory, such
+// as /run/identity/.sds.sock.X7ZQ2A/sds.sock.
 //
-// The folder of the socket, and the folders above it, must belong to this user or to root. If others may write to one
-// without sticky bit, such as an emptyDir volume of Kubernetes, they may replace the socket; the log warns of that.
+// The directory of the socket, and the directories above it, must belong to this user or to root. If others may
+// write to one without sticky bit, such as an emptyDir volume of Kubernetes, they may replace the socket; the
+// log warns of that.
 //
-// A socket that is removed while the server runs, or whose folder is, appears again within a second or two. A dead socket, on which
-// no server answers, is replaced. A socket in use, and anything that is not a socket, is left alone.
-// Starting servers lock the folder, so that two of them do not both replace the same dead socket; a process that holds that
-// lock for long delays a start by 10 seconds and does not prevent it. On Windows there are neither modes nor locks: the
-// folder's access list decides which processes may connect.
+// A socket that is removed while the server runs, or whose directory is, appears again within a second or two. A
+// dead socket, on which no server answers, is replaced. A socket in use, and anything that is not a socket, is
+// left alone. Starting servers lock the directory, so that two of them do not both replace the same dead socket; a
+// process that holds that lock for long delays a start by 10 seconds and does not prevent it. On Windows there
+// are neither modes nor locks: the directory's access list decides which processes may connect.
 package unixsocket
 
 import (
@@ -115,7 +119,7 @@ type Server struct {
 	// Windows). A relative path is relative to the working directory at the time of Listen.
 	Path string
 
-	// DirMode is the mode of the socket's folder if Server makes it; 0 means 0700. A folder that
+	// DirMode is the mode of the socket's directory if Server makes it; 0 means 0700. A directory that
 	// exists is left as it is, and must belong to this user or to root.
 	DirMode fs.FileMode
 
@@ -133,17 +137,17 @@ type Server struct {
 	// has the peer already.
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
 
-	// MaxConns is how many connections the server has at a time. 0 means 16,384, or all file descriptors of the process
-	// but the reserve if those are fewer: 384 of 512.
+	// MaxConns is how many connections the server has at a time. 0 means 16,384, or all file descriptors of the
+	// process but the reserve if those are fewer: 384 of 512.
 	MaxConns int
 
-	// MaxConnsPerUser is how many of them one user of the machine has, or one pod. 0 means 1,024, or two thirds of MaxConns
-	// if those are fewer: 256 of 384. On a Listener that is no Unix socket, an IP address is a user, and on loopback and
-	// Linux each user of it; peers that are not known are one user.
+	// MaxConnsPerUser is how many of them one user of the machine has, or one pod. 0 means 1,024, or two thirds
+	// of MaxConns if those are fewer: 256 of 384. On a Listener that is no Unix socket, an IP address is a
+	// user, and on loopback and Linux each user of it; peers that are not known are one user.
 	MaxConnsPerUser int
 
-	// Logger gets the messages of net/http at level Debug, a warning if users other than the
-	// owner may replace the socket, and one for connections beyond a limit, with the user and the process: one line per limit,
+	// Logger gets the messages of net/http at level Debug, a warning if users other than the owner may replace
+	// the socket, and one for connections beyond a limit, with the user and the process: one line per limit,
 	// user (the first 12) and minute, with the number of connections. Nil means no logs.
 	Logger *slog.Logger
 
@@ -174,14 +178,14 @@ func (s *Server) Listen() error {
 	return nil
 }
 
-func (s *Server) listen() error {
+// check reports what is wrong with the fields.
+func (s *Server) check() error {
 	switch {
 	case s.Handler == nil:
 		return errors.New("the Handler is nil")
 	case s.MaxConns < 0 || s.MaxConnsPerUser < 0:
 		return errors.New("MaxConns or MaxConnsPerUser is negative")
 	case s.Listener != nil:
-		s.l, s.remove = s.Listener, func() {}
 		return nil
 	case s.Path == "":
 		return errors.New("the path is empty")
@@ -190,9 +194,21 @@ func (s *Server) listen() error {
 	case s.Path[0] == '@' || s.Path[0] == 0:
 		return errors.New("an abstract socket has no permissions; use a path in a folder")
 	case len(s.Path) > maxPath:
-		return fmt.Errorf("the path has %d bytes, the limit is %d; use a shorter one, or a relative one", len(s.Path), maxPath)
+		return fmt.Errorf("the path has %d bytes, the limit is %d; use a shorter one, or a relative one",
+			len(s.Path), maxPath)
 	case s.DirMode&^fs.ModePerm != 0 || s.SocketMode&^fs.ModePerm != 0:
 		return errors.New("DirMode and SocketMode are permissions only, like 0750")
+	}
+	return nil
+}
+
+func (s *Server) listen() error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	if s.Listener != nil {
+		s.l, s.remove = s.Listener, func() {}
+		return nil
 	}
 	dir, name := filepath.Split(s.Path) // not cleaned: what is behind a link decides what ".." means
 	if dir == "" {
@@ -206,7 +222,8 @@ func (s *Server) listen() error {
 	if err != nil {
 		return err
 	}
-	if fi, err := root.Stat("."); err == nil && !warned && fi.Mode().Perm()&0o022 != 0 && fi.Mode()&fs.ModeSticky == 0 && !private.PodVolume(dir) {
+	if fi, err := root.Stat("."); err == nil && !warned && fi.Mode().Perm()&0o022 != 0 &&
+		fi.Mode()&fs.ModeSticky == 0 && !private.PodVolume(dir) {
 		s.warn(dir, fmt.Errorf("it has mode %v", fi.Mode()))
 	}
 	l, own, err := s.open(root, dir, name)
@@ -224,11 +241,12 @@ func (s *Server) listen() error {
 }
 
 func (s *Server) warn(dir string, err error) {
-	s.log().Warn("unixsocket: users other than the owner may replace the socket; take away write permission of its folder",
+	s.log().Warn("unixsocket: users other than the owner may replace the socket; take away write permission of "+
+		"its folder",
 		slog.String("folder", dir), slog.Any("err", err))
 }
 
-// open makes the socket in an open folder, in the place of a dead one.
+// open makes the socket in an open directory, in the place of a dead one.
 func (s *Server) open(root *os.Root, dir, name string) (net.Listener, fs.FileInfo, error) {
 	unlock, err := lockDir(root)
 	if err != nil {
@@ -313,8 +331,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// look makes the socket again when it is gone: a cleaner of a temporary folder, or an operator, has removed it. What other
-// programs have put in its place is left alone.
+// look makes the socket again when it is gone: a cleaner of a temporary directory, or an operator, has removed it.
+// What other programs have put in its place is left alone.
 func (s *Server) look(ctx context.Context) {
 	if s.own == nil {
 		return
@@ -335,7 +353,8 @@ func (s *Server) look(ctx context.Context) {
 		if err := s.again(); err != nil {
 			if text := err.Error(); text != told {
 				told = text
-				s.log().Warn("unixsocket: the socket was removed, and cannot be made again yet", slog.String("socket", s.Path), slog.Any("err", err))
+				s.log().Warn("unixsocket: the socket was removed, and cannot be made again yet",
+					slog.String("socket", s.Path), slog.Any("err", err))
 			}
 			continue
 		}
@@ -428,17 +447,19 @@ func refusals(logger *slog.Logger, socket, each, all string) func(net.Conn, stri
 	}
 }
 
-// Limit returns l within the limits of connections that a [Server] has by default: those of each user or IP address, and those
-// of the process, of which each connection takes so many file descriptors until it is closed: two where the program opens
-// another connection for it. A connection beyond them is closed at once. The logger is that of [Server].
+// Limit returns l within the limits of connections that a [Server] has by default: those of each user or IP
+// address, and those of the process, of which each connection takes so many file descriptors until it is
+// closed: two where the program opens another connection for it. A connection beyond them is closed at once.
+// The logger is that of [Server].
 func Limit(l net.Listener, descriptors int, logger *slog.Logger) net.Listener {
 	descriptors = max(descriptors, 1)
 	total := max(conns.Max(defaultMaxConns*descriptors)/descriptors, 1)
-	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors, Peer: holder, Refused: refusals(logger, l.Addr().String(), "the user", "there are")}).Closing()
+	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors,
+		Peer: holder, Refused: refusals(logger, l.Addr().String(), "the user", "there are")}).Closing()
 }
 
-// lockDir waits for the lock on a folder, which lasts until unlock or the end of the process, and leaves
-// no file behind. Every process that may read the folder can hold it for any time, so lockDir stops waiting
+// lockDir waits for the lock on a directory, which lasts until unlock or the end of the process, and leaves
+// no file behind. Every process that may read the directory can hold it for any time, so lockDir stops waiting
 // after lockTime and goes on without the lock. Without flock it does nothing.
 func lockDir(dir *os.Root) (unlock func(), err error) {
 	if !flock.Supported {
@@ -471,7 +492,8 @@ func removeDead(root *os.Root, path, name string) error {
 		return err
 	}
 	if fi.Mode().Type() != fs.ModeSocket {
-		return errors.New("there is a file that is not a socket, which is left alone; remove it, or choose another path")
+		return errors.New("there is a file that is not a socket, which is left alone; remove it, or choose " +
+			"another path")
 	}
 	c, err := net.DialTimeout("unix", path, dialTime)
 	if err == nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -23,13 +24,13 @@ import (
 func TestRunsAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		web, key := home.SVID("/web"), newKey(t).Public().(*ecdsa.PublicKey)
 		var refuse, mute atomic.Bool
 		s, err := workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
 			switch {
 			case refuse.Load():
-				c.end(codeInvalidArgument, "no")
+				c.end(workloadtest.InvalidArgument, "no")
 				return
 			case mute.Load():
 				c.wait()
@@ -37,9 +38,9 @@ func TestRunsAgain(t *testing.T) {
 			}
 			c.sleep(5 * time.Second)
 			if c.rpc == "FetchJWTBundles" {
-				c.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, key)}})
+				c.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, key)}})
 			} else {
-				c.send(home.response(t, web))
+				c.send(response(t, home, web))
 			}
 			c.wait()
 		}))})
@@ -61,7 +62,7 @@ func TestRunsAgain(t *testing.T) {
 		refuse.Store(false)
 		mute.Store(true)
 		for _, silent := range []time.Duration{10 * time.Second, 3 * time.Second} {
-			stop := run(t, s)
+			stop := workloadtest.Run(t, s)
 			synctest.Wait()
 			err := ready(silent)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -69,7 +70,7 @@ func TestRunsAgain(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		mute.Store(false)
-		stop := run(t, s)
+		stop := workloadtest.Run(t, s)
 		synctest.Wait()
 		begun = time.Now()
 		require.NoError(t, ready(time.Minute), "it is waited for")
@@ -95,7 +96,7 @@ func TestSilenceOfARun(t *testing.T) {
 			silent time.Duration
 			says   string
 		}{{10 * time.Second, "has not answered for 10s"}, {3 * time.Second, "has not answered for 3s"}, {time.Minute, "has not answered for 1m0s"}} {
-			stop := run(t, s)
+			stop := workloadtest.Run(t, s)
 			ctx, cancel := context.WithTimeout(t.Context(), c.silent)
 			require.ErrorContains(t, s.Ready(ctx), c.says)
 			cancel()
@@ -111,9 +112,9 @@ func TestSilenceOfARun(t *testing.T) {
 func TestRefusedForGood(t *testing.T) {
 	t.Parallel()
 	for _, refused := range []string{"FetchJWTBundles", "FetchX509SVID"} {
-		for _, code := range []int{codeInvalidArgument, codeUnimplemented} {
+		for _, code := range []int{workloadtest.InvalidArgument, workloadtest.Unimplemented} {
 			synctest.Test(t, func(t *testing.T) {
-				home := newDomain(t, "example.org")
+				home := workloadtest.NewDomain(t, "example.org")
 				web := home.SVID("/web")
 				s, err := workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
 					if c.rpc == refused {
@@ -121,7 +122,7 @@ func TestRefusedForGood(t *testing.T) {
 						return
 					}
 					if c.rpc != "FetchJWTBundles" {
-						c.send(home.response(t, web))
+						c.send(response(t, home, web))
 					}
 					c.wait()
 				}))})
@@ -147,7 +148,7 @@ func TestRefusedForGood(t *testing.T) {
 func TestSkippedIsForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
 		web, key := home.SVID("/web"), newKey(t).Public().(*ecdsa.PublicKey)
 		many := slices.Repeat([]*ecdsa.PublicKey{key}, jws.MaxSetKeys)
 		x509s, jwts := make(feed), make(feed)
@@ -159,9 +160,9 @@ func TestSkippedIsForgotten(t *testing.T) {
 			}
 		})
 		keys := func(all ...*ecdsa.PublicKey) {
-			jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, all...)}})
+			jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, all...)}})
 		}
-		broken := home.response(t, web, other)
+		broken := response(t, home, web, other)
 		broken.FederatedBundles["spiffe://broken.test"] = []byte("broken")
 		for range 2 {
 			x509s.send(broken)
@@ -175,10 +176,10 @@ func TestSkippedIsForgotten(t *testing.T) {
 
 			// Withdrawn, with what was told of it.
 			keys(many...)
-			x509s.do(func(c *call) { c.end(codePermissionDenied, "") })
+			x509s.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
 			require.Empty(t, s.Status().X509.Skipped)
 			require.Empty(t, s.Status().JWT.Skipped, "alone they are not too many")
-			x509s.send(home.response(t, web))
+			x509s.send(response(t, home, web))
 			require.Empty(t, s.Status().X509.Skipped)
 			require.Len(t, s.Status().JWT.Skipped, 1)
 			keys(key)
@@ -224,9 +225,9 @@ func TestNoNextAttempt(t *testing.T) {
 		var refuse atomic.Bool
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) {
 			if refuse.Load() {
-				c.end(codeInvalidArgument, "no")
+				c.end(workloadtest.InvalidArgument, "no")
 			} else {
-				c.end(codeUnavailable, "later")
+				c.end(workloadtest.Unavailable, "later")
 			}
 		}))})
 		require.NoError(t, err)

@@ -6,16 +6,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
 // BenchmarkReaders is what a handshake pays.
 func BenchmarkReaders(b *testing.B) {
-	home := newDomain(b, "example.org")
-	m := home.response(b, home.SVID("/web"))
+	home := workloadtest.NewDomain(b, "example.org")
+	m := response(b, home, home.SVID("/web"))
 	s, err := workloadapi.New(workloadapi.Config{Client: inMemory(b, fake(b, func(c *call) { c.send(m); c.wait() }))})
 	require.NoError(b, err)
-	run(b, s)
+	workloadtest.Run(b, s)
 	require.NoError(b, s.Ready(b.Context()))
 	td := home.TrustDomain()
 	b.Run("SVID", func(b *testing.B) {
@@ -35,12 +36,12 @@ func BenchmarkReaders(b *testing.B) {
 // BenchmarkRead is the work for one response: of a renewal, while the bundles stay, and of a first one.
 func BenchmarkRead(b *testing.B) {
 	for _, federated := range []int{0, 10, 100} {
-		home := newDomain(b, "example.org")
+		home := workloadtest.NewDomain(b, "example.org")
 		var others []domain
 		for i := range federated {
-			others = append(others, newDomain(b, fmt.Sprintf("d%d.test", i)))
+			others = append(others, workloadtest.NewDomain(b, fmt.Sprintf("d%d.test", i)))
 		}
-		two := [][]byte{marshal(b, home.response(b, home.SVID("/web"), others...)), marshal(b, home.response(b, home.SVID("/web"), others...))}
+		two := [][]byte{marshal(b, response(b, home, home.SVID("/web"), others...)), marshal(b, response(b, home, home.SVID("/web"), others...))}
 		b.Run(fmt.Sprintf("renewal/federated=%d", federated), func(b *testing.B) {
 			var r workloadapi.Reader
 			b.ReportAllocs()

@@ -84,7 +84,7 @@ func (c *Client) rpc(limit int) *grpchttp.Client {
 	return grpchttp.NewClient(c.http, "http://localhost"+workloadwire.Service, limit)
 }
 
-// metadata has the header that shows that no third party made the workload send the request (WEP-5).
+// metadata has the header that shows that no third party made the workload send the request.
 func metadata() http.Header {
 	h := make(http.Header)
 	h.Set(workloadwire.Header, "true")
@@ -143,7 +143,7 @@ const (
 	maxBad       = 8               // bad responses in a row after which a stream is given up
 )
 
-// patience bounds the waits between streams (WAPI-18). They are shares of the life that is left to what
+// patience bounds the waits between streams. They are shares of the life that is left to what
 // was received, so that identities of a minute survive the restart of an agent.
 var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: time.Minute}
 
@@ -221,7 +221,7 @@ func (p *pace) next(err *Error, good bool, received, end, now time.Time, u float
 		return 0
 	}
 	if good && !received.IsZero() && now.Sub(p.reconnected) >= minReconnect {
-		p.reconnected = now // a stream that brought something is followed by the next at once (AMB-10)
+		p.reconnected = now // a stream that brought something is followed by the next at once
 		return 0
 	}
 	p.failures++

@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -48,7 +49,7 @@ func onSocket(t testing.TB, h http.Handler) string {
 	path := filepath.Join(socketDir(t), "s")
 	l, err := net.Listen("unix", path)
 	require.NoError(t, err)
-	t.Cleanup(serveOn(l, h))
+	t.Cleanup(workloadtest.ServeOn(l, h, nil))
 	return "unix://" + path
 }
 
@@ -71,7 +72,7 @@ func TestSecurityHeader(t *testing.T) {
 		assert.Equal(t, "application/grpc", c.header.Get("Content-Type"))
 		assert.Equal(t, "identity", c.header.Get("Grpc-Accept-Encoding"), "no compression")
 		seen = append(seen, c.rpc)
-		c.end(codeUnimplemented, "")
+		c.end(workloadtest.Unimplemented, "")
 	})))
 	calls := map[string]func() error{
 		"FetchX509SVID":    func() error { return last2(c.WatchX509SVIDs(t.Context())) },
@@ -107,14 +108,14 @@ func TestFetchJWTSVID(t *testing.T) {
 		return &wire.JWTSVID{SpiffeId: id.String(), Svid: "token of " + id.Path(), Hint: hint}
 	}
 	var answer *wire.JWTSVIDResponse
-	code, calls := codeOK, 0
+	code, calls := workloadtest.OK, 0
 	synctest.Test(t, func(t *testing.T) {
 		c := inMemory(t, fake(t, func(c *call) {
 			calls++
 			assert.NotEmpty(t, c.header.Get("Grpc-Timeout"))
 			var req wire.JWTSVIDRequest
 			require.NoError(t, proto.Unmarshal(c.request, &req))
-			if code != codeOK {
+			if code != workloadtest.OK {
 				c.end(code, fmt.Sprint(req.GetAudience(), req.GetSpiffeId()))
 				return
 			}
@@ -152,7 +153,7 @@ func TestFetchJWTSVID(t *testing.T) {
 
 		// The request as it is sent, and the codes.
 		for c2, want := range map[int]error{
-			codePermissionDenied: workloadapi.ErrDenied, codeInvalidArgument: workloadapi.ErrRefused, codeUnimplemented: workloadapi.ErrUnimplemented,
+			workloadtest.PermissionDenied: workloadapi.ErrDenied, workloadtest.InvalidArgument: workloadapi.ErrRefused, workloadtest.Unimplemented: workloadapi.ErrUnimplemented,
 		} {
 			code = c2
 			calls = 0
@@ -160,10 +161,10 @@ func TestFetchJWTSVID(t *testing.T) {
 			require.ErrorIs(t, err, want)
 			assert.ErrorContains(t, err, `"[x y]spiffe://example.org/db"`)
 			_, again := err.(*workloadapi.Error).Retryable()
-			assert.Equal(t, c2 == codePermissionDenied, again)
+			assert.Equal(t, c2 == workloadtest.PermissionDenied, again)
 			assert.Equal(t, 1, calls)
 		}
-		code = codeUnavailable
+		code = workloadtest.Unavailable
 		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "x")
 		assert.ErrorContains(t, err, `status unavailable: "[x]"`)
 		_, again := err.(*workloadapi.Error).Retryable()
@@ -190,7 +191,7 @@ func TestValidateJWTSVID(t *testing.T) {
 			var req wire.ValidateJWTSVIDRequest
 			require.NoError(t, proto.Unmarshal(c.request, &req))
 			if req.GetAudience() != "a" || req.GetSvid() != "t" {
-				c.end(codeInvalidArgument, "no")
+				c.end(workloadtest.InvalidArgument, "no")
 				return
 			}
 			c.send(answer)
@@ -247,7 +248,7 @@ func TestWIT(t *testing.T) {
 			for _, m := range answers {
 				c.send(m)
 			}
-			c.end(codeUnimplemented, "")
+			c.end(workloadtest.Unimplemented, "")
 		}))
 		answers = []proto.Message{
 			&wire.WITSVIDResponse{Svids: []*wire.WITSVID{svid, svid}},
@@ -288,8 +289,8 @@ func TestWIT(t *testing.T) {
 func TestWatchEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
-		m := home.response(t, home.SVID("/web"))
+		home := workloadtest.NewDomain(t, "example.org")
+		m := response(t, home, home.SVID("/web"))
 		var open atomic.Int32
 		c := inMemory(t, fake(t, func(c *call) {
 			open.Add(1)
@@ -333,8 +334,8 @@ func TestLateServer(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WEP-15", "WEP-3", "WEP-11")
-	home := newDomain(t, "example.org")
-	m := home.response(t, home.SVID("/web"))
+	home := workloadtest.NewDomain(t, "example.org")
+	m := response(t, home, home.SVID("/web"))
 	h := fake(t, func(c *call) { c.send(m); c.wait() })
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -345,14 +346,14 @@ func TestLateServer(t *testing.T) {
 			t.Parallel()
 			s, err := workloadapi.New(workloadapi.Config{Address: network + "://" + target})
 			require.NoError(t, err)
-			run(t, s)
+			workloadtest.Run(t, s)
 			require.Eventually(t, func() bool { return s.Status().X509.Failures > 0 }, patient, time.Millisecond)
 			_, err = s.SVID()
 			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorContains(t, err, target)
 			l, err := net.Listen(network, target)
 			require.NoError(t, err)
-			t.Cleanup(serveOn(l, h))
+			t.Cleanup(workloadtest.ServeOn(l, h, nil))
 			ctx, cancel := context.WithTimeout(t.Context(), patient)
 			defer cancel()
 			require.NoError(t, s.Ready(ctx))
@@ -407,9 +408,9 @@ func TestHostileServer(t *testing.T) {
 	}
 	const mb = 1 << 20
 	ca := spiffetest.NewCA(t, "example.org")
-	home := domain{ca}
+	home := domain{CA: ca}
 	web := home.SVID("/web")
-	good := marshal(t, home.response(t, web))
+	good := marshal(t, response(t, home, web))
 	elements := func(n int, one []byte) []byte { return slices.Repeat(one, n) }
 	empty := func(field protowire.Number) []byte { return []byte{byte(field<<3 | 2), 0} }
 	text := func(field protowire.Number, b []byte) []byte {
@@ -445,8 +446,8 @@ func TestHostileServer(t *testing.T) {
 		"a huge CRL":                 {message(append(text(2, make([]byte, 20*mb)), good...)), ""},
 		"a huge bundle":              {message(append(federated("other.test", make([]byte, 20*mb)), good...)), ""},
 		"24,000 certificates":        {message(manyBundles), ""},
-		"a huge chain":               {message(text(1, append(text(1, []byte("spiffe://example.org/web")), append(text(2, slices.Repeat(leaf, 20*mb/len(leaf))), append(text(3, []byte{1}), text(4, home.roots())...)...)...))), "too large"},
-		"65 MiB are promised":        {func(c *call) { c.write(prefix(0, 65*mb)); c.flush(); c.end(codeOK, "") }, "larger than the limit"},
+		"a huge chain":               {message(text(1, append(text(1, []byte("spiffe://example.org/web")), append(text(2, slices.Repeat(leaf, 20*mb/len(leaf))), append(text(3, []byte{1}), text(4, home.Roots())...)...)...))), "too large"},
+		"65 MiB are promised":        {func(c *call) { c.write(prefix(0, 65*mb)); c.flush(); c.end(workloadtest.OK, "") }, "larger than the limit"},
 		"4 GiB are promised":         {func(c *call) { c.write(prefix(0, 1<<32-1)); c.write(make([]byte, mb)); c.flush() }, "larger than the limit"},
 		"a message is cut":           {func(c *call) { c.write(prefix(0, 64*mb)); c.write(make([]byte, mb)); c.flush() }, "that was it"},
 		"not even a prefix":          {func(c *call) { c.write([]byte{0, 0}) }, "that was it"},
@@ -457,25 +458,25 @@ func TestHostileServer(t *testing.T) {
 			for i := range 10 {
 				c.w.Header().Set(fmt.Sprintf("X-%d", i), strings.Repeat("x", 10<<10))
 			}
-			c.end(codeUnavailable, strings.Repeat("y", 30<<10))
+			c.end(workloadtest.Unavailable, strings.Repeat("y", 30<<10))
 		}, ""},
-		"denied halfway": {func(c *call) { c.write(prefix(0, 1000)); c.flush(); c.end(codePermissionDenied, "no") }, "no identity for this caller"},
+		"denied halfway": {func(c *call) { c.write(prefix(0, 1000)); c.flush(); c.end(workloadtest.PermissionDenied, "no") }, "no identity for this caller"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var first atomic.Bool
 			var log syncBuffer
 			ready := make(chan struct{})
-			s, err := workloadapi.New(workloadapi.Config{Logger: textLogger(&log), Address: onSocket(t, fake(t, func(c *call) {
+			s, err := workloadapi.New(workloadapi.Config{Logger: workloadtest.Logger(&log), Address: onSocket(t, fake(t, func(c *call) {
 				if first.CompareAndSwap(false, true) {
 					c.sendRaw(good)
 					<-ready
 					return
 				}
 				test.answer(c)
-				c.end(codeUnavailable, "that was it")
+				c.end(workloadtest.Unavailable, "that was it")
 			}))})
 			require.NoError(t, err)
-			run(t, s)
+			workloadtest.Run(t, s)
 			ctx, cancel := context.WithTimeout(t.Context(), patient)
 			defer cancel()
 			require.NoError(t, s.Ready(ctx))
@@ -550,8 +551,8 @@ func TestAnswerLimits(t *testing.T) {
 func TestDeafServer(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	home := newDomain(t, "example.org")
-	message := marshal(t, home.response(t, home.SVID("/web")))
+	home := workloadtest.NewDomain(t, "example.org")
+	message := marshal(t, response(t, home, home.SVID("/web")))
 	message = append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
 	l := memconn.Listen()
 	stuck, left, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -616,9 +617,9 @@ func TestLargeResponse(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "GO-14")
-	home := newDomain(t, "example.org")
-	m := home.response(t, home.SVID("/web"))
-	roots := slices.Repeat(home.roots(), 500)
+	home := workloadtest.NewDomain(t, "example.org")
+	m := response(t, home, home.SVID("/web"))
+	roots := slices.Repeat(home.Roots(), 500)
 	for i := range 40 {
 		m.FederatedBundles[fmt.Sprintf("spiffe://d%d.test", i)] = roots
 	}
@@ -642,16 +643,16 @@ func TestLargeResponse(t *testing.T) {
 
 // responses are seeds for the fuzz targets.
 func responses(t testing.TB) (x509s, x509Bundles, jwtBundles, tokens, claims []byte) {
-	home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
-	m := home.response(t, home.SVID("/web"), other)
-	m.Svids = append(m.Svids, home.message(t, home.SVID("/db"), "hint"))
+	home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
+	m := response(t, home, home.SVID("/web"), other)
+	m.Svids = append(m.Svids, message(t, home, home.SVID("/db"), "hint"))
 	m.Crl = [][]byte{{1}}
 	s, err := structpb.NewStruct(map[string]any{"sub": "spiffe://example.org/web", "aud": []any{"a"}, "exp": 1.5, "x": map[string]any{"y": true}})
 	require.NoError(t, err)
 	set := jwks(t, nil, &newKey(t).PublicKey)
 	return marshal(t, m),
-		marshal(t, &wire.X509BundlesResponse{Crl: [][]byte{{1}}, Bundles: map[string][]byte{home.key(): home.roots(), other.key(): nil}}),
-		marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): set, other.key(): []byte(`{"keys":[]}`)}}),
+		marshal(t, &wire.X509BundlesResponse{Crl: [][]byte{{1}}, Bundles: map[string][]byte{home.Key(): home.Roots(), other.Key(): nil}}),
+		marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): set, other.Key(): []byte(`{"keys":[]}`)}}),
 		marshal(t, &wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{{SpiffeId: "spiffe://example.org/web", Svid: "a.b.c", Hint: "h"}}}),
 		marshal(t, &wire.ValidateJWTSVIDResponse{SpiffeId: "spiffe://example.org/web", Claims: s})
 }

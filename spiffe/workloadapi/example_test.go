@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -136,7 +137,7 @@ func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	end := serveOn(l, h) // a unixsocket.Server would wait for a second for its clients
+	end := workloadtest.ServeOn(l, h, nil) // a unixsocket.Server would wait for a second for its clients
 	return "unix://" + path, func() {
 		end()
 		_ = os.RemoveAll(dir)

@@ -7,43 +7,32 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"path"
 	"strconv"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
-const (
-	service = "/SpiffeWorkloadAPI/"
-	patient = time.Minute // for what takes no time unless something is broken
+type (
+	domain     = workloadtest.Domain
+	syncBuffer = workloadtest.Log
 )
 
-// Codes of gRPC.
 const (
-	codeOK                = 0
-	codeInvalidArgument   = 3
-	codeDeadlineExceeded  = 4
-	codePermissionDenied  = 7
-	codeResourceExhausted = 8
-	codeUnimplemented     = 12
-	codeInternal          = 13
-	codeUnavailable       = 14
+	service = workloadtest.Service
+	patient = workloadtest.Patient
 )
 
 // call is one request that a fake server has received. The server ends it with code OK when its
@@ -120,7 +109,7 @@ func fake(t testing.TB, f func(c *call)) http.Handler {
 		c.request = b[5:]
 		w.Header().Set("Content-Type", "application/grpc")
 		f(c)
-		c.end(codeOK, "")
+		c.end(workloadtest.OK, "")
 	})
 }
 
@@ -129,28 +118,13 @@ func fake(t testing.TB, f func(c *call)) http.Handler {
 func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 	t.Helper()
 	l := memconn.Listen()
-	stop := serveOn(l, h)
+	stop := workloadtest.ServeOn(l, h, nil)
 	c, transport := client(t, l.DialContext)
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
 		stop()
 	})
 	return c
-}
-
-func serveOn(l net.Listener, h http.Handler) (stop func()) {
-	var protocols http.Protocols
-	protocols.SetUnencryptedHTTP2(true)
-	srv := &http.Server{Handler: h, Protocols: &protocols, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = srv.Serve(l)
-	}()
-	return func() {
-		_ = srv.Close()
-		<-done
-	}
 }
 
 func client(t testing.TB, dial func(context.Context, string, string) (net.Conn, error)) (*workloadapi.Client, *http.Transport) {
@@ -163,37 +137,11 @@ func client(t testing.TB, dial func(context.Context, string, string) (net.Conn, 
 	return c, transport
 }
 
-// run runs a source until the test ends or stop is called, which returns what Run returned.
-func run(t testing.TB, s *workloadapi.Source) (stop func() error) {
-	t.Helper()
-	ctx, cancel := context.WithCancelCause(context.Background())
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		err = s.Run(ctx)
-	}()
-	stop = sync.OnceValue(func() error {
-		cancel(errStop)
-		<-done
-		return err
-	})
-	t.Cleanup(func() { _ = stop() })
-	return stop
-}
-
-var errStop = errors.New("stop")
-
-// domain is a trust domain for tests.
-type domain struct{ *spiffetest.CA }
-
-func newDomain(t testing.TB, name string) domain { return domain{spiffetest.NewCA(t, name)} }
-
 // inBubbles returns a trust domain with an identity for /web that are valid when a bubble begins.
 func inBubbles(t *testing.T) (d domain, web *spiffe.SVID) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		d = newDomain(t, "example.org")
+		d = workloadtest.NewDomain(t, "example.org")
 		web = d.SVID("/web")
 	})
 	return d, web
@@ -204,43 +152,20 @@ func shift(by time.Duration) func(*x509.Certificate) {
 	return func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(by), c.NotAfter.Add(by) }
 }
 
-// key is the name of the domain's bundle in a message.
-func (d domain) key() string { return d.TrustDomain().ID().String() }
-
-// roots is the domain's bundle in a message.
-func (d domain) roots() []byte {
-	var der []byte
-	for c := range d.Bundle().X509Authorities() {
-		der = append(der, c.Raw...)
-	}
-	return der
-}
-
-// sameRoots checks that b has the authorities of d now.
-func sameRoots(t testing.TB, d domain, b *spiffe.Bundle) {
-	t.Helper()
-	var der []byte
-	for c := range b.X509Authorities() {
-		der = append(der, c.Raw...)
-	}
-	assert.Equal(t, d.TrustDomain(), b.TrustDomain())
-	assert.Equal(t, d.roots(), der)
-}
-
 // message is svid in a message.
-func (d domain) message(t testing.TB, svid *spiffe.SVID, hint string) *wire.X509SVID {
+func message(t testing.TB, d domain, svid *spiffe.SVID, hint string) *wire.X509SVID {
 	t.Helper()
 	certs, key, err := svid.MarshalDER()
 	require.NoError(t, err)
-	return &wire.X509SVID{SpiffeId: svid.ID().String(), X509Svid: certs, X509SvidKey: key, Bundle: d.roots(), Hint: hint}
+	return &wire.X509SVID{SpiffeId: svid.ID().String(), X509Svid: certs, X509SvidKey: key, Bundle: d.Roots(), Hint: hint}
 }
 
 // response is a response with one SVID and the bundles of others.
-func (d domain) response(t testing.TB, svid *spiffe.SVID, federated ...domain) *wire.X509SVIDResponse {
+func response(t testing.TB, d domain, svid *spiffe.SVID, federated ...domain) *wire.X509SVIDResponse {
 	t.Helper()
-	m := &wire.X509SVIDResponse{Svids: []*wire.X509SVID{d.message(t, svid, "")}, FederatedBundles: map[string][]byte{}}
+	m := &wire.X509SVIDResponse{Svids: []*wire.X509SVID{message(t, d, svid, "")}, FederatedBundles: map[string][]byte{}}
 	for _, f := range federated {
-		m.FederatedBundles[f.key()] = f.roots()
+		m.FederatedBundles[f.Key()] = f.Roots()
 	}
 	return m
 }
@@ -251,11 +176,6 @@ func marshal(t testing.TB, m proto.Message) []byte {
 	require.NoError(t, err)
 	return b
 }
-
-// syncBuffer is a buffer for logs.
-type syncBuffer = logtest.Buffer
-
-func textLogger(b *syncBuffer) *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
@@ -41,23 +42,23 @@ func TestValidStays(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+				home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
 				web, next := home.SVID("/web"), test.next(home)
 				var log syncBuffer
 				streams := make(feed)
-				s := source(t, workloadapi.Config{Logger: textLogger(&log)}, streams.serve)
+				s := source(t, workloadapi.Config{Logger: workloadtest.Logger(&log)}, streams.serve)
 				leaf := func() []byte {
 					t.Helper()
 					svid, err := s.SVID()
 					require.NoError(t, err)
 					return svid.Leaf().Raw
 				}
-				streams.send(home.response(t, web))
+				streams.send(response(t, home, web))
 				require.Equal(t, web.Leaf().Raw, leaf())
 				require.Empty(t, s.Report().Problems)
 
 				for range 2 { // sent again, it is told of once
-					streams.send(home.response(t, next, other))
+					streams.send(response(t, home, next, other))
 					require.Equal(t, web.Leaf().Raw, leaf())
 					problems := s.Report().Problems
 					require.Len(t, problems, 1)
@@ -81,7 +82,7 @@ func TestValidStays(t *testing.T) {
 					assert.Equal(t, web.Leaf().Raw, leaf())
 				}
 				renewed := home.SVID("/web")
-				streams.send(home.response(t, renewed))
+				streams.send(response(t, home, renewed))
 				assert.Equal(t, renewed.Leaf().Raw, leaf())
 				assert.Empty(t, s.Report().Problems)
 			})
@@ -94,11 +95,11 @@ func TestInvalidAlone(t *testing.T) {
 	t.Parallel()
 	for _, by := range []time.Duration{-2 * time.Hour, 2 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
-			home := newDomain(t, "example.org")
+			home := workloadtest.NewDomain(t, "example.org")
 			bad := home.SVID("/web", shift(by))
 			streams := make(feed)
 			c := inMemory(t, fake(t, func(c *call) {
-				c.send(home.response(t, bad))
+				c.send(response(t, home, bad))
 				streams.serve(c)
 			}))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -109,7 +110,7 @@ func TestInvalidAlone(t *testing.T) {
 
 			s, err := workloadapi.New(workloadapi.Config{Client: c})
 			require.NoError(t, err)
-			run(t, s)
+			workloadtest.Run(t, s)
 			synctest.Wait()
 			_, err = s.X509()
 			require.ErrorIs(t, err, spiffe.ErrNotReady)
@@ -118,15 +119,15 @@ func TestInvalidAlone(t *testing.T) {
 
 			// Nor does one of another name take the place of one that is valid; but one beside it is withdrawn.
 			web, db := home.SVID("/web"), home.SVID("/db")
-			m := home.response(t, web)
-			m.Svids = append(m.Svids, home.message(t, db, "db"))
+			m := response(t, home, web)
+			m.Svids = append(m.Svids, message(t, home, db, "db"))
 			streams.send(m)
-			streams.send(home.response(t, home.SVID("/other", shift(by))))
+			streams.send(response(t, home, home.SVID("/other", shift(by))))
 			u, err := s.X509()
 			require.NoError(t, err)
 			require.Len(t, u.Identities, 2)
-			m = home.response(t, home.SVID("/web", shift(by)))
-			m.Svids = append(m.Svids, home.message(t, home.SVID("/new"), "new"))
+			m = response(t, home, home.SVID("/web", shift(by)))
+			m.Svids = append(m.Svids, message(t, home, home.SVID("/new"), "new"))
 			streams.send(m)
 			u, err = s.X509()
 			require.NoError(t, err)
@@ -135,7 +136,7 @@ func TestInvalidAlone(t *testing.T) {
 			assert.Equal(t, "/new", u.Identities[1].SVID.ID().Path())
 
 			// What was withdrawn does not come back when its time comes.
-			streams.do(func(c *call) { c.end(codePermissionDenied, "gone") })
+			streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "gone") })
 			_, err = s.SVID()
 			require.ErrorIs(t, err, spiffe.ErrNotReady)
 		})
@@ -162,12 +163,12 @@ func TestRolesOfWhatIsInForce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				home := newDomain(t, "example.org")
+				home := workloadtest.NewDomain(t, "example.org")
 				streams := make(feed)
 				s := source(t, workloadapi.Config{}, streams.serve)
 				first, between := home.SVID("/web", test.first), home.SVID("/web", shift(test.by))
 				for _, svid := range []*spiffe.SVID{first, between, between} {
-					streams.send(home.response(t, svid))
+					streams.send(response(t, home, svid))
 					got, err := s.SVID()
 					require.NoError(t, err)
 					require.Equal(t, first.Leaf().Raw, got.Leaf().Raw)
@@ -182,7 +183,7 @@ func TestRolesOfWhatIsInForce(t *testing.T) {
 				if test.taken {
 					want = limited
 				}
-				streams.send(home.response(t, limited))
+				streams.send(response(t, home, limited))
 				got, err := s.SVID()
 				require.NoError(t, err)
 				assert.Equal(t, want.Leaf().Raw, got.Leaf().Raw)

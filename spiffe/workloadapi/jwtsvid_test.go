@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -112,7 +113,7 @@ func newTokenService(ca *spiffetest.CA, opts *jwtsvid.IssuerOptions) (tokenServi
 func TestTokensEndToEnd(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-16", "WAPI-40", "WAPI-50", "WAPI-51", "WAPI-53", "WAPI-54", "WAPI-55")
-	home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+	home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
 	service, bundle, err := newTokenService(home.CA, &jwtsvid.IssuerOptions{WideAudience: true})
 	require.NoError(t, err)
 	foreign, _, err := newTokenService(other.CA, nil)
@@ -128,7 +129,7 @@ func TestTokensEndToEnd(t *testing.T) {
 	c := inMemory(t, h)
 	s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
 	require.NoError(t, err)
-	run(t, s)
+	workloadtest.Run(t, s)
 	require.NoError(t, s.Ready(t.Context()))
 
 	both, err := s.Fetch(t.Context(), "a", "b")
@@ -171,12 +172,12 @@ func TestFetch(t *testing.T) {
 	t.Parallel()
 	var _ jwtsvid.Source = (*workloadapi.Source)(nil)
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		web, db := home.SVID("/web"), home.SVID("/db")
 		var asked []string
 		c := inMemory(t, fake(t, func(c *call) {
 			if c.rpc == "FetchX509SVID" {
-				c.send(&wire.X509SVIDResponse{Svids: []*wire.X509SVID{home.message(t, web, ""), home.message(t, db, "data")}})
+				c.send(&wire.X509SVIDResponse{Svids: []*wire.X509SVID{message(t, home, web, ""), message(t, home, db, "data")}})
 				c.wait()
 				return
 			}
@@ -198,7 +199,7 @@ func TestFetch(t *testing.T) {
 			token, err := s.Fetch(t.Context(), "a")
 			require.NoError(t, err, "without Run")
 			assert.Equal(t, want, token)
-			stop := run(t, s)
+			stop := workloadtest.Run(t, s)
 			require.NoError(t, s.Ready(t.Context()))
 			token, err = s.Fetch(t.Context(), "a")
 			require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -34,7 +35,7 @@ func TestWriteMetrics(t *testing.T) {
 		assert.NotContains(t, s, end)
 		assert.NotContains(t, s, `svidkit_workloadapi_update_timestamp_seconds{stream="x509"}`)
 
-		run(t, src)
+		workloadtest.Run(t, src)
 		synctest.Wait()
 		began := time.Now()
 		s = read()

@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -121,9 +122,9 @@ func TestOutageArithmetic(t *testing.T) {
 }
 
 // lasting returns a response with an identity that is good for life from now on.
-func (d domain) lasting(t testing.TB, life time.Duration) *wire.X509SVIDResponse {
+func lasting(t testing.TB, d domain, life time.Duration) *wire.X509SVIDResponse {
 	now := time.Now()
-	return d.response(t, d.SVID("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(-time.Second), now.Add(life) }))
+	return response(t, d, d.SVID("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(-time.Second), now.Add(life) }))
 }
 
 // TestOutage runs a source through an outage: its readers have an identity that is good at every moment, and once
@@ -139,14 +140,14 @@ func TestOutage(t *testing.T) {
 				t.Run(fmt.Sprint(life, " from ", begin, " for ", outage), func(t *testing.T) {
 					t.Parallel()
 					synctest.Test(t, func(t *testing.T) {
-						home := newDomain(t, "example.org")
+						home := workloadtest.NewDomain(t, "example.org")
 						start := time.Now()
 						s := source(t, workloadapi.Config{}, func(c *call) {
 							if up := time.Since(start) - begin; up >= 0 && up < outage {
-								c.end(codeUnavailable, "")
+								c.end(workloadtest.Unavailable, "")
 								return
 							}
-							c.send(home.lasting(t, life))
+							c.send(lasting(t, home, life))
 							if d := begin - time.Since(start); d > 0 {
 								c.sleep(d)
 								return // the agent stops
@@ -178,23 +179,23 @@ func TestOutage(t *testing.T) {
 func TestStreamsWakeEachOther(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	home := newDomain(t, "example.org")
-	bundles := &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): nil}}
+	home := workloadtest.NewDomain(t, "example.org")
+	bundles := &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): nil}}
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		var down atomic.Pointer[chan struct{}]
 		rise := func() { c := make(chan struct{}); down.Store(&c) }
 		rise()
 		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
 			down := down.Load()
 			if down == nil {
-				c.end(codeUnavailable, "")
+				c.end(workloadtest.Unavailable, "")
 				return
 			}
 			if c.rpc == "FetchJWTBundles" {
 				c.send(bundles)
 			} else {
-				c.send(home.lasting(t, time.Minute))
+				c.send(lasting(t, home, time.Minute))
 			}
 			select {
 			case <-*down:
@@ -225,14 +226,14 @@ func TestStreamsWakeEachOther(t *testing.T) {
 		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			home := newDomain(t, "example.org")
+			home := workloadtest.NewDomain(t, "example.org")
 			var calls atomic.Int32
 			_ = source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
 				calls.Add(1)
 				if c.rpc == "FetchJWTBundles" {
 					c.send(bundles)
 				} else {
-					c.send(home.lasting(t, time.Hour))
+					c.send(lasting(t, home, time.Hour))
 				}
 				after(c)
 			})
@@ -243,17 +244,17 @@ func TestStreamsWakeEachOther(t *testing.T) {
 
 	// A server that has named a time is not asked before.
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		start := time.Now()
 		var asked []time.Duration
 		_ = source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
 			if c.rpc == "FetchJWTBundles" {
 				asked = append(asked, time.Since(start))
 				c.w.Header().Set(http.TrailerPrefix+"Grpc-Retry-Pushback-Ms", "40000")
-				c.end(codeUnavailable, "")
+				c.end(workloadtest.Unavailable, "")
 				return
 			}
-			c.send(home.lasting(t, time.Hour))
+			c.send(lasting(t, home, time.Hour))
 			c.sleep(7 * time.Second)
 		})
 		time.Sleep(50 * time.Second)
@@ -268,21 +269,21 @@ func TestOutageOnSocket(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
 	const life = 2400 * time.Millisecond
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	path := filepath.Join(t.TempDir(), "api.sock")
 	serve := func() (kill func()) {
 		l, err := net.Listen("unix", path)
 		require.NoError(t, err)
-		return serveOn(l, fake(t, func(c *call) {
-			c.send(home.lasting(t, life+time.Second)) // certificates have whole seconds
+		return workloadtest.ServeOn(l, fake(t, func(c *call) {
+			c.send(lasting(t, home, life+time.Second)) // certificates have whole seconds
 			c.sleep(life / 2)
-			c.send(home.lasting(t, life+time.Second))
+			c.send(lasting(t, home, life+time.Second))
 			c.wait()
-		}))
+		}), nil)
 	}
 	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
 	require.NoError(t, err)
-	run(t, s)
+	workloadtest.Run(t, s)
 	time.Sleep(300 * time.Millisecond) // there is no server yet
 	kill := serve()
 	defer func() { kill() }()

@@ -151,7 +151,7 @@ type entry struct {
 }
 
 // readEntries checks the SVIDs of a response. One incomplete SVID makes the whole response bad: the response says what
-// the workload has, and half of that is not what the server meant (WAPI-14, WAPI-26).
+// the workload has, and half of that is not what the server meant.
 func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entry, skipped []error, err error) {
 	switch n := len(svids); {
 	case n == 0:
@@ -281,7 +281,7 @@ func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, nex
 }
 
 // checkRoles refuses an identity that serves on neither side of a connection, and one that serves on one side if the
-// identity in force serves on both (X5-20, X5-39). Without an identity in force it is accepted, with a note.
+// identity in force serves on both. Without an identity in force it is accepted, with a note.
 func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 	server, client := certchain.Roles(svid.Chain())
 	switch {
@@ -406,7 +406,7 @@ func trustDomain(key string) (spiffe.TrustDomain, error) {
 }
 
 // parseX509Bundle parses concatenated certificates in DER. If one does not parse, the whole bundle is damaged; a
-// certificate that cannot be an authority is left out (X5-41). No content is the empty bundle.
+// certificate that cannot be an authority is left out. No content is the empty bundle.
 func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error, error) {
 	if len(der) > jws.MaxSetSize {
 		return nil, nil, fmt.Errorf("%d bytes, the limit is %d: %w", len(der), jws.MaxSetSize, spiffe.ErrTooLarge)
@@ -438,7 +438,7 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 }
 
 // parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document demands
-// (WAPI-46); keys of another use are left out. No content, and a set without usable keys, is the empty bundle.
+// ; keys of another use are left out. No content, and a set without usable keys, is the empty bundle.
 func parseJWTBundle(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
 	if len(doc) == 0 {
 		b, err := spiffe.NewBundle(td, spiffe.BundleContents{})

@@ -33,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -68,7 +69,7 @@ func source(t testing.TB, cfg workloadapi.Config, f func(*call)) *workloadapi.So
 	cfg.Client = inMemory(t, fake(t, f))
 	s, err := workloadapi.New(cfg)
 	require.NoError(t, err)
-	run(t, s)
+	workloadtest.Run(t, s)
 	return s
 }
 
@@ -76,7 +77,7 @@ func TestSource(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-5", "WAPI-8", "WAPI-10", "WAPI-11", "WAPI-12", "WAPI-15", "WAPI-21", "WEP-1", "WEP-7", "WEP-9", "AMB-20", "AMB-23")
 	synctest.Test(t, func(t *testing.T) {
-		home, other, third := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "third.test")
+		home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
 		web, db := home.SVID("/web"), home.SVID("/db")
 		streams := make(feed)
 		calls := 0
@@ -92,7 +93,7 @@ func TestSource(t *testing.T) {
 		_, err = s.SVID()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "has neither called Start nor Run")
-		stop := run(t, s)
+		stop := workloadtest.Run(t, s)
 		synctest.Wait()
 		for _, read := range []func() error{
 			func() error { _, err := s.SVID(); return err },
@@ -106,8 +107,8 @@ func TestSource(t *testing.T) {
 		require.ErrorContains(t, s.Run(t.Context()), "already running")
 
 		// The first response has two identities, two other trust domains, and a revocation list.
-		m := home.response(t, web, other, third)
-		m.Svids = append(m.Svids, home.message(t, db, ""))
+		m := response(t, home, web, other, third)
+		m.Svids = append(m.Svids, message(t, home, db, ""))
 		m.Crl = [][]byte{[]byte("revoked")}
 		changed := s.Changed()
 		streams.send(m)
@@ -128,7 +129,7 @@ func TestSource(t *testing.T) {
 		for _, d := range []domain{home, other, third} {
 			b, err := s.Bundle(d.TrustDomain())
 			require.NoError(t, err)
-			sameRoots(t, d, b)
+			workloadtest.SameRoots(t, d, b)
 		}
 		_, err = s.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
 		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
@@ -143,7 +144,7 @@ func TestSource(t *testing.T) {
 
 		// What is not in the newest response is gone; what has not changed is the same value.
 		third.Rotate()
-		streams.send(home.response(t, db, third))
+		streams.send(response(t, home, db, third))
 		<-changed
 		svid, err = s.SVID()
 		require.NoError(t, err)
@@ -156,7 +157,7 @@ func TestSource(t *testing.T) {
 		assert.Same(t, before, b)
 		b, err = s.Bundle(third.TrustDomain())
 		require.NoError(t, err)
-		sameRoots(t, third, b)
+		workloadtest.SameRoots(t, third, b)
 		assert.Empty(t, s.CRLs())
 		_, err = snap.Bundle(other.TrustDomain())
 		assert.NoError(t, err, "a snapshot does not change")
@@ -184,7 +185,7 @@ func TestSource(t *testing.T) {
 func TestUpdates(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		streams := make(feed)
 		s := source(t, workloadapi.Config{}, streams.serve)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -201,7 +202,7 @@ func TestUpdates(t *testing.T) {
 			}
 		}()
 		for _, path := range []string{"/a", "/b", "/c", "/d"} {
-			streams.send(home.response(t, home.SVID(path)))
+			streams.send(response(t, home, home.SVID(path)))
 		}
 		release <- struct{}{}
 		synctest.Wait()
@@ -224,9 +225,9 @@ func TestDiscard(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-14", "WAPI-26", "WAPI-30", "WAPI-32", "WAPI-33", "GO-15")
 	home, web := inBubbles(t)
-	other := newDomain(t, "other.test")
+	other := workloadtest.NewDomain(t, "other.test")
 	edit := func(f func(s *wire.X509SVID)) *wire.X509SVIDResponse {
-		m := home.response(t, home.SVID("/edited"), other)
+		m := response(t, home, home.SVID("/edited"), other)
 		f(m.GetSvids()[0])
 		return m
 	}
@@ -251,7 +252,7 @@ func TestDiscard(t *testing.T) {
 		m    proto.Message
 		want string
 	}{
-		"no SVIDs":             {&wire.X509SVIDResponse{FederatedBundles: map[string][]byte{other.key(): other.roots()}}, "it has no SVIDs"},
+		"no SVIDs":             {&wire.X509SVIDResponse{FederatedBundles: map[string][]byte{other.Key(): other.Roots()}}, "it has no SVIDs"},
 		"nothing at all":       {&wire.X509SVIDResponse{}, "it has no SVIDs"},
 		"no ID":                {edit(func(s *wire.X509SVID) { s.SpiffeId = "" }), "spiffe_id is empty"},
 		"no certificate":       {edit(func(s *wire.X509SVID) { s.X509Svid = nil }), "x509_svid is empty"},
@@ -269,12 +270,12 @@ func TestDiscard(t *testing.T) {
 		"root as leaf":       {edit(fromChain([]*x509.Certificate{home.Root()}, ecKey)), "X5-32"},
 		"wrong key":          {edit(fromChain(chain, ecKey)), "does not belong"},
 		"known certificate, wrong key": {func() proto.Message {
-			m := home.response(t, web)
-			m.GetSvids()[0].X509SvidKey = home.message(t, home.SVID("/db"), "").GetX509SvidKey()
+			m := response(t, home, web)
+			m.GetSvids()[0].X509SvidKey = message(t, home, home.SVID("/db"), "").GetX509SvidKey()
 			return m
 		}(), "does not belong"},
 		"known bytes, another border": {func() proto.Message {
-			m := home.response(t, web)
+			m := response(t, home, web)
 			s := m.GetSvids()[0]
 			end := len(s.GetX509Svid()) - 1
 			s.X509SvidKey = append(slices.Clone(s.GetX509Svid()[end:]), s.GetX509SvidKey()...)
@@ -291,8 +292,8 @@ func TestDiscard(t *testing.T) {
 			s.Bundle = append(s.GetBundle(), 0x30, 0x00)
 		}), "bundle: certificate 2"},
 		"second SVID is bad": {func() proto.Message {
-			m := home.response(t, web)
-			bad := home.message(t, home.SVID("/db"), "")
+			m := response(t, home, web)
+			bad := message(t, home, home.SVID("/db"), "")
 			bad.X509SvidKey = nil
 			m.Svids = append(m.Svids, bad)
 			return m
@@ -312,8 +313,8 @@ func TestDiscard(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				good := home.response(t, web)
-				renewed := home.response(t, home.SVID("/web"), other)
+				good := response(t, home, web)
+				renewed := response(t, home, home.SVID("/web"), other)
 				streams := make(feed)
 				calls := 0
 				s := source(t, workloadapi.Config{}, func(c *call) {
@@ -347,13 +348,13 @@ func TestDiscard(t *testing.T) {
 func TestDiscardLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		web := home.SVID("/web")
 		var log syncBuffer
 		streams := make(feed)
-		source(t, workloadapi.Config{Logger: textLogger(&log)}, streams.serve)
+		source(t, workloadapi.Config{Logger: workloadtest.Logger(&log)}, streams.serve)
 		for range 200 {
-			streams.send(home.response(t, web))
+			streams.send(response(t, home, web))
 			streams.send(&wire.X509SVIDResponse{})
 		}
 		assert.Equal(t, 1, strings.Count(log.String(), `msg="workloadapi: response discarded"`))
@@ -368,16 +369,16 @@ func TestBundleIsolation(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "X5-41", "BND-11", "BND-15")
 	synctest.Test(t, func(t *testing.T) {
-		home, other, third := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "third.test")
-		impostor := newDomain(t, "example.org")
+		home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
+		impostor := workloadtest.NewDomain(t, "example.org")
 		web := home.SVID("/web")
 		streams := make(feed)
 		var log syncBuffer
-		s := source(t, workloadapi.Config{Logger: textLogger(&log)}, streams.serve)
+		s := source(t, workloadapi.Config{Logger: workloadtest.Logger(&log)}, streams.serve)
 
 		// From the first response on: others are there although one is junk.
-		m := home.response(t, web, other, third)
-		m.FederatedBundles[third.key()] = []byte("junk")
+		m := response(t, home, web, other, third)
+		m.FederatedBundles[third.Key()] = []byte("junk")
 		streams.send(m)
 		bundle := func(d domain) *spiffe.Bundle {
 			t.Helper()
@@ -393,7 +394,7 @@ func TestBundleIsolation(t *testing.T) {
 				assert.ErrorContains(t, got[i], w)
 			}
 		}
-		sameRoots(t, other, bundle(other))
+		workloadtest.SameRoots(t, other, bundle(other))
 		_, err := s.Bundle(third.TrustDomain())
 		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 		skipped(`"third.test": skipped: certificate 1`)
@@ -402,51 +403,51 @@ func TestBundleIsolation(t *testing.T) {
 		assert.Equal(t, 1, strings.Count(log.String(), "part of a response skipped"), "the same is said once")
 
 		// What was good stays while what comes is damaged: half a bundle is not a bundle.
-		streams.send(home.response(t, web, other, third))
+		streams.send(response(t, home, web, other, third))
 		skipped()
 		good := bundle(other)
 		other.Rotate()
-		m = home.response(t, web, third)
-		m.FederatedBundles[other.key()] = append(other.roots(), "junk"...)
+		m = response(t, home, web, third)
+		m.FederatedBundles[other.Key()] = append(other.Roots(), "junk"...)
 		streams.send(m)
 		assert.Same(t, good, bundle(other))
-		sameRoots(t, third, bundle(third))
+		workloadtest.SameRoots(t, third, bundle(third))
 		skipped(`"other.test": skipped: certificate 3`)
 
 		// A name that is not that of a trust domain, and a copy of our own: both are ignored.
-		m = home.response(t, web, other)
-		m.FederatedBundles["example.org"] = impostor.roots()
-		m.FederatedBundles["spiffe://example.org/web"] = impostor.roots()
-		m.FederatedBundles[home.key()] = impostor.roots()
+		m = response(t, home, web, other)
+		m.FederatedBundles["example.org"] = impostor.Roots()
+		m.FederatedBundles["spiffe://example.org/web"] = impostor.Roots()
+		m.FederatedBundles[home.Key()] = impostor.Roots()
 		streams.send(m)
-		sameRoots(t, home, bundle(home))
-		sameRoots(t, other, bundle(other))
+		workloadtest.SameRoots(t, home, bundle(home))
+		workloadtest.SameRoots(t, other, bundle(other))
 		skipped("its name", "it is the own trust domain", "its name")
 		assert.Equal(t, 2, s.Bundles().Len())
 
 		// Nothing is a statement: nothing of this trust domain is trusted any more.
-		m = home.response(t, web, third)
-		m.FederatedBundles[other.key()] = nil
+		m = response(t, home, web, third)
+		m.FederatedBundles[other.Key()] = nil
 		streams.send(m)
 		assert.Empty(t, slices.Collect(bundle(other).X509Authorities()))
 		skipped()
 
 		// And so is a bundle in which nothing can be used. A leaf among CAs is left out.
-		m = home.response(t, web, third)
-		m.FederatedBundles[other.key()] = other.SVID("/leaf").Leaf().Raw
-		m.FederatedBundles[third.key()] = append(third.SVID("/leaf").Leaf().Raw, third.roots()...)
+		m = response(t, home, web, third)
+		m.FederatedBundles[other.Key()] = other.SVID("/leaf").Leaf().Raw
+		m.FederatedBundles[third.Key()] = append(third.SVID("/leaf").Leaf().Raw, third.Roots()...)
 		streams.send(m)
 		assert.Empty(t, slices.Collect(bundle(other).X509Authorities()))
-		sameRoots(t, third, bundle(third))
+		workloadtest.SameRoots(t, third, bundle(third))
 		skipped("not a CA certificate", "not a CA certificate")
 
 		// Two SVIDs that bring two bundles of one trust domain: the first counts.
-		m = home.response(t, web)
-		second := home.message(t, home.SVID("/db"), "")
-		second.Bundle = impostor.roots()
+		m = response(t, home, web)
+		second := message(t, home, home.SVID("/db"), "")
+		second.Bundle = impostor.Roots()
 		m.Svids = append(m.Svids, second)
 		streams.send(m)
-		sameRoots(t, home, bundle(home))
+		workloadtest.SameRoots(t, home, bundle(home))
 		skipped("brought another")
 	})
 }
@@ -456,17 +457,17 @@ func TestRevokedRoot(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "BND-6")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		web := home.SVID("/web")
 		streams := make(feed)
 		s := source(t, workloadapi.Config{}, streams.serve)
-		streams.send(home.response(t, web))
+		streams.send(response(t, home, web))
 		home.Rotate()
 		home.DropOldRoots()
-		streams.send(home.response(t, web))
+		streams.send(response(t, home, web))
 		b, err := s.Bundle(home.TrustDomain())
 		require.NoError(t, err)
-		sameRoots(t, home, b)
+		workloadtest.SameRoots(t, home, b)
 		svid, err := s.SVID()
 		require.NoError(t, err)
 		assert.Equal(t, web.ID(), svid.ID())
@@ -475,7 +476,7 @@ func TestRevokedRoot(t *testing.T) {
 		assert.ErrorContains(t, skipped[0], `peers will refuse "spiffe://example.org/web"`)
 		// An identity that is not valid yet, or not any more, is another matter.
 		for _, at := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
-			streams.send(home.response(t, home.SVID("/web", shift(at))))
+			streams.send(response(t, home, home.SVID("/web", shift(at))))
 			skipped := s.Status().X509.Skipped
 			require.Len(t, skipped, 1)
 			assert.ErrorContains(t, skipped[0], `"spiffe://example.org/web" is not in force: the certificate `)
@@ -489,7 +490,7 @@ func TestExtendedKeyUsages(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "X5-20", "X5-39")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		mint := func(path string, usages ...x509.ExtKeyUsage) *spiffe.SVID {
 			return home.SVID(path, func(c *x509.Certificate) { c.ExtKeyUsage = usages })
 		}
@@ -505,7 +506,7 @@ func TestExtendedKeyUsages(t *testing.T) {
 		refuses := func(svid *spiffe.SVID, reason string) {
 			t.Helper()
 			before, _ := s.Snapshot()
-			streams.send(home.response(t, svid))
+			streams.send(response(t, home, svid))
 			after, _ := s.Snapshot()
 			assert.Same(t, before, after)
 			require.ErrorIs(t, s.Status().X509.Err, workloadapi.ErrBadResponse)
@@ -513,7 +514,7 @@ func TestExtendedKeyUsages(t *testing.T) {
 		}
 		takes := func(svid *spiffe.SVID, note string) {
 			t.Helper()
-			streams.send(home.response(t, svid))
+			streams.send(response(t, home, svid))
 			require.NoError(t, s.Status().X509.Err)
 			has(svid)
 			if note == "" {
@@ -553,10 +554,10 @@ func TestHints(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-21", "WAPI-22", "WAPI-24")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		m := &wire.X509SVIDResponse{}
 		for _, id := range []struct{ path, hint string }{{"/1", "a"}, {"/2", "a"}, {"/3", ""}, {"/4", ""}, {"/5", "b"}} {
-			m.Svids = append(m.Svids, home.message(t, home.SVID(id.path), id.hint))
+			m.Svids = append(m.Svids, message(t, home, home.SVID(id.path), id.hint))
 		}
 		streams := make(feed)
 		c := inMemory(t, fake(t, func(c *call) {
@@ -566,7 +567,7 @@ func TestHints(t *testing.T) {
 		for hint, want := range map[string]string{"": "/1", "a": "/1", "b": "/5", "c": ""} {
 			s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: hint})
 			require.NoError(t, err)
-			stop := run(t, s)
+			stop := workloadtest.Run(t, s)
 			synctest.Wait()
 			svid, err := s.SVID()
 			if want == "" {
@@ -610,28 +611,28 @@ func TestWithdraw(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-17", "WAPI-31", "WEP-16")
 	synctest.Test(t, func(t *testing.T) {
-		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
 		web := home.SVID("/web")
 		streams := make(feed)
 		var log syncBuffer
-		s := source(t, workloadapi.Config{Logger: textLogger(&log)}, streams.serve)
-		streams.send(home.response(t, web, other))
+		s := source(t, workloadapi.Config{Logger: workloadtest.Logger(&log)}, streams.serve)
+		streams.send(response(t, home, web, other))
 		snap, err := s.Snapshot()
 		require.NoError(t, err)
 
-		for _, code := range []int{codeUnavailable, codeInternal, codeResourceExhausted, codeOK, 1, 2, 16} {
+		for _, code := range []int{workloadtest.Unavailable, workloadtest.Internal, workloadtest.ResourceExhausted, workloadtest.OK, 1, 2, 16} {
 			streams.do(func(c *call) { c.end(code, "later") })
 			now, err := s.Snapshot()
 			require.NoError(t, err, "code %d", code)
 			assert.Same(t, snap, now)
 			assert.True(t, s.Status().Ready)
 			time.Sleep(time.Minute)
-			streams.send(home.response(t, web, other))
+			streams.send(response(t, home, web, other))
 			assert.NoError(t, s.Status().X509.Err)
 		}
 
 		changed := s.Changed()
-		streams.do(func(c *call) { c.end(codePermissionDenied, "no identity issued") })
+		streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "no identity issued") })
 		<-changed
 		_, err = s.SVID()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
@@ -648,19 +649,19 @@ func TestWithdraw(t *testing.T) {
 
 		// Three more denials, and then there is an identity again.
 		for range 3 {
-			streams.do(func(c *call) { c.end(codePermissionDenied, "") })
+			streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
 			time.Sleep(time.Minute)
 		}
 		assert.Equal(t, 4, s.Status().X509.Failures)
-		streams.send(home.response(t, web))
+		streams.send(response(t, home, web))
 		require.NoError(t, s.Ready(t.Context()))
 		_, err = s.Bundle(other.TrustDomain())
 		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 
 		// It counts as well when it comes first on the next stream.
-		streams.do(func(c *call) { c.end(codeUnavailable, "restart") })
+		streams.do(func(c *call) { c.end(workloadtest.Unavailable, "restart") })
 		require.NoError(t, s.Ready(t.Context()))
-		streams.do(func(c *call) { c.end(codePermissionDenied, "") })
+		streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
 		_, err = s.SVID()
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 	})
@@ -671,17 +672,17 @@ func TestWithdrawForgets(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-17")
 	synctest.Test(t, func(t *testing.T) {
-		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
 		web := home.SVID("/web")
 		streams := make(feed)
 		s := source(t, workloadapi.Config{}, streams.serve)
-		streams.send(home.response(t, web, other))
-		damaged := home.response(t, web)
-		damaged.FederatedBundles[other.key()] = []byte("junk")
+		streams.send(response(t, home, web, other))
+		damaged := response(t, home, web)
+		damaged.FederatedBundles[other.Key()] = []byte("junk")
 		streams.send(damaged)
 		_, err := s.Bundle(other.TrustDomain())
 		require.NoError(t, err)
-		streams.do(func(c *call) { c.end(codePermissionDenied, "") })
+		streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
 		streams.send(damaged)
 		_, err = s.SVID()
 		require.NoError(t, err)
@@ -694,8 +695,8 @@ func TestWithdrawForgets(t *testing.T) {
 func TestPatience(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
-		good := home.response(t, home.SVID("/web"))
+		home := workloadtest.NewDomain(t, "example.org")
+		good := response(t, home, home.SVID("/web"))
 		streams := make(feed)
 		calls := 0
 		s := source(t, workloadapi.Config{}, func(c *call) {
@@ -721,7 +722,7 @@ func TestReadyHopeless(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := source(t, workloadapi.Config{}, func(c *call) {
 			c.sleep(time.Minute)
-			c.end(codeInvalidArgument, "no")
+			c.end(workloadtest.InvalidArgument, "no")
 		})
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -734,8 +735,8 @@ func TestReadyHopeless(t *testing.T) {
 // A source that has stopped leaves no connection of its own behind.
 func TestRunHangsUp(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
-	good := home.response(t, home.SVID("/web"))
+	home := workloadtest.NewDomain(t, "example.org")
+	good := response(t, home, home.SVID("/web"))
 	path := filepath.Join(socketDir(t), "s")
 	l, err := net.Listen("unix", path)
 	require.NoError(t, err)
@@ -757,7 +758,7 @@ func TestRunHangsUp(t *testing.T) {
 	}()
 	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
 	require.NoError(t, err)
-	stop := run(t, s)
+	stop := workloadtest.Run(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	require.NoError(t, s.Ready(ctx))
@@ -777,7 +778,7 @@ func TestReconnect(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-6", "WAPI-18", "WAPI-19", "WEP-14", "WEP-15", "WEP-17", "AMB-10", "AMB-11", "AMB-13", "DIV-14")
 	home, web := inBubbles(t)
-	good := home.response(t, web)
+	good := response(t, home, web)
 	for name, test := range map[string]struct {
 		answer func(n int, c *call) // of attempt n, from 0
 		// The longest waits before the attempts after the first.
@@ -785,11 +786,11 @@ func TestReconnect(t *testing.T) {
 		final bool
 	}{
 		"unavailable": {
-			func(_ int, c *call) { c.end(codeUnavailable, "") },
+			func(_ int, c *call) { c.end(workloadtest.Unavailable, "") },
 			[]time.Duration{2, 4, 5, 5, 5, 5, 5}, false,
 		},
 		"denied": {
-			func(_ int, c *call) { c.end(codePermissionDenied, "") },
+			func(_ int, c *call) { c.end(workloadtest.PermissionDenied, "") },
 			[]time.Duration{2, 4, 5, 5, 5, 5}, false,
 		},
 		"unknown code": {
@@ -846,7 +847,7 @@ func TestReconnect(t *testing.T) {
 					c.send(good)
 					c.sleep(time.Minute)
 				}
-				c.end(codeUnavailable, "")
+				c.end(workloadtest.Unavailable, "")
 			},
 			[]time.Duration{2, 4, 5, 0, 2, 4, 8, 0, 2}, false,
 		},
@@ -854,13 +855,13 @@ func TestReconnect(t *testing.T) {
 			func(_ int, c *call) {
 				c.send(good)
 				c.sleep(time.Minute)
-				c.end(codePermissionDenied, "")
+				c.end(workloadtest.PermissionDenied, "")
 			},
 			[]time.Duration{2, 2, 2}, false,
 		},
-		"refused":                  {func(_ int, c *call) { c.end(codeInvalidArgument, "no header") }, nil, true},
-		"unimplemented":            {func(_ int, c *call) { c.end(codeUnimplemented, "switched off") }, nil, true},
-		"good and then refused":    {func(_ int, c *call) { c.send(good); c.end(codeInvalidArgument, "no header") }, nil, true},
+		"refused":                  {func(_ int, c *call) { c.end(workloadtest.InvalidArgument, "no header") }, nil, true},
+		"unimplemented":            {func(_ int, c *call) { c.end(workloadtest.Unimplemented, "switched off") }, nil, true},
+		"good and then refused":    {func(_ int, c *call) { c.send(good); c.end(workloadtest.InvalidArgument, "no header") }, nil, true},
 		"not a gRPC server at all": {func(_ int, c *call) { c.w.WriteHeader(403) }, []time.Duration{2, 4, 5, 5}, false},
 		"no such path":             {func(_ int, c *call) { c.w.WriteHeader(404) }, []time.Duration{2, 4, 5, 5}, false},
 	} {
@@ -891,7 +892,7 @@ func TestReconnect(t *testing.T) {
 					_, again := e.Retryable()
 					assert.False(t, again)
 					want := workloadapi.ErrRefused
-					if e.Code == codeUnimplemented {
+					if e.Code == workloadtest.Unimplemented {
 						want = workloadapi.ErrUnimplemented
 					}
 					require.ErrorIs(t, err, want)
@@ -905,7 +906,7 @@ func TestReconnect(t *testing.T) {
 					}
 					return
 				}
-				stop := run(t, s)
+				stop := workloadtest.Run(t, s)
 				time.Sleep(5 * time.Minute)
 				require.NoError(t, stop())
 				synctest.Wait() // for the handlers
@@ -936,7 +937,7 @@ func TestRetryAfter(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := source(t, workloadapi.Config{}, func(c *call) {
 				c.w.Header().Set(http.TrailerPrefix+"Grpc-Retry-Pushback-Ms", ask)
-				c.end(codeUnavailable, "")
+				c.end(workloadtest.Unavailable, "")
 			})
 			synctest.Wait()
 			e, ok := errors.AsType[*workloadapi.Error](s.Status().X509.Err)
@@ -954,16 +955,16 @@ func TestRetryAfter(t *testing.T) {
 func TestReady(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := source(t, workloadapi.Config{}, func(c *call) { c.end(codePermissionDenied, "no identity issued%0Aby me") })
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errStop)
+		s := source(t, workloadapi.Config{}, func(c *call) { c.end(workloadtest.PermissionDenied, "no identity issued%0Aby me") })
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, workloadtest.ErrStop)
 		defer cancel()
 		err := s.Ready(ctx)
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
-		require.ErrorIs(t, err, errStop)
+		require.ErrorIs(t, err, workloadtest.ErrStop)
 		e, ok := errors.AsType[*workloadapi.Error](err)
 		require.True(t, ok)
-		assert.Equal(t, codePermissionDenied, e.Code)
+		assert.Equal(t, workloadtest.PermissionDenied, e.Code)
 		assert.EqualError(t, err, `workloadapi: source: not ready: workloadapi: FetchX509SVID at the server of an http.Client: no identity for this caller: "no identity issued\nby me"; waited for it: stop`)
 		status := s.Status()
 		assert.Greater(t, status.X509.Failures, 3)
@@ -977,8 +978,8 @@ func TestReady(t *testing.T) {
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
-		good := home.response(t, home.SVID("/web"))
+		home := workloadtest.NewDomain(t, "example.org")
+		good := response(t, home, home.SVID("/web"))
 		var calls atomic.Int32
 		s := source(t, workloadapi.Config{}, func(c *call) {
 			if calls.Add(1) < 3 {
@@ -1030,7 +1031,7 @@ func TestJWTBundles(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-16", "WAPI-44", "WAPI-45", "WAPI-46", "WAPI-47", "WAPI-55")
 	home, web := inBubbles(t)
-	other := newDomain(t, "other.test")
+	other := workloadtest.NewDomain(t, "other.test")
 	a, b := newKey(t).Public().(*ecdsa.PublicKey), newKey(t).Public().(*ecdsa.PublicKey)
 	synctest.Test(t, func(t *testing.T) {
 		x509s, jwts := make(feed), make(feed)
@@ -1041,7 +1042,7 @@ func TestJWTBundles(t *testing.T) {
 				x509s.serve(c)
 			}
 		})
-		x509s.send(home.response(t, web))
+		x509s.send(response(t, home, web))
 		assert.False(t, s.Status().Ready)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		err := s.Ready(ctx)
@@ -1049,7 +1050,7 @@ func TestJWTBundles(t *testing.T) {
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "no bundles for JWT-SVIDs: the server of an http.Client has not answered for 1m0s")
 		jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{
-			home.key(): jwks(t, nil, a, b), other.key(): jwks(t, nil, b), "spiffe://broken.test": []byte("{"),
+			home.Key(): jwks(t, nil, a, b), other.Key(): jwks(t, nil, b), "spiffe://broken.test": []byte("{"),
 		}})
 		require.NoError(t, s.Ready(t.Context()))
 		keys := func(d domain) (ids []string, roots int) {
@@ -1074,7 +1075,7 @@ func TestJWTBundles(t *testing.T) {
 		require.NoError(t, err)
 
 		// The two streams come and go by themselves.
-		x509s.send(home.response(t, home.SVID("/web"), other))
+		x509s.send(response(t, home, home.SVID("/web"), other))
 		ids, roots = keys(other)
 		assert.Equal(t, []string{"key-0"}, ids)
 		assert.Equal(t, 1, roots)
@@ -1084,7 +1085,7 @@ func TestJWTBundles(t *testing.T) {
 		after, _ := now.Bundle(home.TrustDomain())
 		assert.Same(t, before, after, "made once")
 
-		jwts.do(func(c *call) { c.end(codePermissionDenied, "") })
+		jwts.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
 		ids, roots = keys(home)
 		assert.Empty(t, ids)
 		assert.Equal(t, 1, roots)
@@ -1096,18 +1097,18 @@ func TestJWTBundles(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		assert.ErrorContains(t, err, "no bundles for JWT-SVIDs: ")
-		jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, a)}})
-		x509s.do(func(c *call) { c.end(codePermissionDenied, "") })
+		jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, a)}})
+		x509s.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
 		ids, roots = keys(home)
 		assert.Equal(t, []string{"key-0"}, ids)
 		assert.Zero(t, roots)
-		x509s.send(home.response(t, web))
+		x509s.send(response(t, home, web))
 
 		// A profile that is switched off stops alone.
-		jwts.do(func(c *call) { c.end(codeUnimplemented, "") })
+		jwts.do(func(c *call) { c.end(workloadtest.Unimplemented, "") })
 		assert.ErrorIs(t, s.Status().JWT.Err, workloadapi.ErrUnimplemented)
 		time.Sleep(time.Hour)
-		x509s.send(home.response(t, home.SVID("/web")))
+		x509s.send(response(t, home, home.SVID("/web")))
 		ids, _ = keys(home)
 		assert.Equal(t, []string{"key-0"}, ids, "what was received stays")
 		assert.Equal(t, uint64(4), s.Status().X509.Updates)
@@ -1129,20 +1130,20 @@ func TestPartsChange(t *testing.T) {
 				x509s.serve(c)
 			}
 		})
-		x509s.send(home.response(t, web))
+		x509s.send(response(t, home, web))
 		for _, key := range []*ecdsa.PublicKey{a, b} {
 			changed := s.Changed()
-			jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, key)}})
+			jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, key)}})
 			<-changed
 			snap, err := s.Snapshot()
 			require.NoError(t, err)
 			bundle, err := snap.Bundle(home.TrustDomain())
 			require.NoError(t, err)
 			assert.Equal(t, map[string]crypto.PublicKey{"key-0": key}, bundle.Contents().JWTAuthorities)
-			sameRoots(t, home, bundle)
+			workloadtest.SameRoots(t, home, bundle)
 		}
 		for _, crls := range [][][]byte{{[]byte("one")}, {[]byte("two")}, nil} {
-			m := home.response(t, web)
+			m := response(t, home, web)
 			m.Crl = crls
 			changed := s.Changed()
 			x509s.send(m)
@@ -1159,23 +1160,23 @@ func TestPartsChange(t *testing.T) {
 // Together the authorities of both kinds may be too many for a bundle.
 func TestTooManyAuthorities(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	web := home.SVID("/web")
 	keys := slices.Repeat([]*ecdsa.PublicKey{newKey(t).Public().(*ecdsa.PublicKey)}, jws.MaxSetKeys)
 	set := jwks(t, nil, keys...)
 	synctest.Test(t, func(t *testing.T) {
 		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
 			if c.rpc == "FetchJWTBundles" {
-				c.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): set}})
+				c.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): set}})
 			} else {
-				c.send(home.response(t, web))
+				c.send(response(t, home, web))
 			}
 			c.wait()
 		})
 		synctest.Wait()
 		b, err := s.Bundle(home.TrustDomain())
 		require.NoError(t, err)
-		sameRoots(t, home, b)
+		workloadtest.SameRoots(t, home, b)
 		assert.Empty(t, b.Contents().JWTAuthorities)
 		require.Len(t, s.Status().JWT.Skipped, 1)
 		assert.ErrorIs(t, s.Status().JWT.Skipped[0], spiffe.ErrTooLarge)
@@ -1185,15 +1186,15 @@ func TestTooManyAuthorities(t *testing.T) {
 // How much a bundle may have is the same as for a bundle document.
 func TestBundleLimits(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	root := home.Root().Raw
 	var r workloadapi.Reader
 	ders := func(value []byte) error {
-		_, err := r.X509Bundles(marshal(t, &wire.X509BundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
+		_, err := r.X509Bundles(marshal(t, &wire.X509BundlesResponse{Bundles: map[string][]byte{home.Key(): value}}))
 		return err
 	}
 	keys := func(value []byte) error {
-		_, err := r.JWTBundles(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): value}}))
+		_, err := r.JWTBundles(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): value}}))
 		return err
 	}
 	require.NoError(t, ders(slices.Repeat(root, jws.MaxSetKeys)))
@@ -1215,7 +1216,7 @@ func TestBundleLimits(t *testing.T) {
 func TestJWTBundleValues(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-46", "AMB-21", "DIV-12")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	a, b := newKey(t).Public().(*ecdsa.PublicKey), newKey(t).Public().(*ecdsa.PublicKey)
 	use := func(values ...any) func(int, map[string]any) {
 		return func(i int, jwk map[string]any) {
@@ -1264,7 +1265,7 @@ func TestJWTBundleValues(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var r workloadapi.Reader
-			u, err := r.JWTBundles(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): test.value, "spiffe://ok.test": set}}))
+			u, err := r.JWTBundles(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): test.value, "spiffe://ok.test": set}}))
 			require.NoError(t, err)
 			ok, err := u.Bundles.Bundle(spiffe.MustParseTrustDomain("ok.test"))
 			require.NoError(t, err)
@@ -1297,13 +1298,13 @@ func TestBundlesOnly(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-34", "WAPI-35", "WAPI-14")
 	synctest.Test(t, func(t *testing.T) {
-		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
 		streams := make(feed)
 		s := source(t, workloadapi.Config{BundlesOnly: true}, func(c *call) {
 			assert.Equal(t, "FetchX509Bundles", c.rpc)
 			streams.serve(c)
 		})
-		streams.send(&wire.X509BundlesResponse{Crl: [][]byte{{1}, {2}}, Bundles: map[string][]byte{home.key(): home.roots(), other.key(): other.roots()}})
+		streams.send(&wire.X509BundlesResponse{Crl: [][]byte{{1}, {2}}, Bundles: map[string][]byte{home.Key(): home.Roots(), other.Key(): other.Roots()}})
 		require.NoError(t, s.Ready(t.Context()))
 		st := s.Status()
 		assert.True(t, st.Ready)
@@ -1311,7 +1312,7 @@ func TestBundlesOnly(t *testing.T) {
 		for _, d := range []domain{home, other} {
 			b, err := s.Bundle(d.TrustDomain())
 			require.NoError(t, err)
-			sameRoots(t, d, b)
+			workloadtest.SameRoots(t, d, b)
 		}
 		assert.Equal(t, [][]byte{{1}, {2}}, s.CRLs())
 		_, err := s.SVID()
@@ -1319,17 +1320,17 @@ func TestBundlesOnly(t *testing.T) {
 		assert.ErrorContains(t, err, "bundles only")
 		streams.send(&wire.X509BundlesResponse{})
 		assert.ErrorContains(t, s.Status().X509.Err, "it has no bundles")
-		streams.send(&wire.X509BundlesResponse{Bundles: map[string][]byte{home.key(): []byte("junk")}})
+		streams.send(&wire.X509BundlesResponse{Bundles: map[string][]byte{home.Key(): []byte("junk")}})
 		assert.NoError(t, s.Status().X509.Err)
 		b, err := s.Bundle(home.TrustDomain())
 		require.NoError(t, err)
-		sameRoots(t, home, b)
+		workloadtest.SameRoots(t, home, b)
 		_, err = s.Bundle(other.TrustDomain())
 		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-		streams.send(&wire.X509BundlesResponse{Bundles: map[string][]byte{other.key(): []byte("junk"), "x": nil}})
+		streams.send(&wire.X509BundlesResponse{Bundles: map[string][]byte{other.Key(): []byte("junk"), "x": nil}})
 		require.ErrorIs(t, s.Status().X509.Err, workloadapi.ErrBadResponse)
 		assert.ErrorContains(t, s.Status().X509.Err, "no bundle in it can be used")
-		streams.do(func(c *call) { c.end(codePermissionDenied, "") })
+		streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
 		_, err = s.Bundle(home.TrustDomain())
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 	})
@@ -1339,11 +1340,11 @@ func TestBundlesOnly(t *testing.T) {
 func TestRunAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
-		m := home.response(t, home.SVID("/web"))
-		code := codeInvalidArgument
+		home := workloadtest.NewDomain(t, "example.org")
+		m := response(t, home, home.SVID("/web"))
+		code := workloadtest.InvalidArgument
 		c := inMemory(t, fake(t, func(c *call) {
-			if code != codeOK {
+			if code != workloadtest.OK {
 				c.end(code, "")
 				return
 			}
@@ -1354,8 +1355,8 @@ func TestRunAgain(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorIs(t, s.Run(t.Context()), workloadapi.ErrRefused)
 		require.ErrorIs(t, s.Ready(t.Context()), workloadapi.ErrRefused)
-		code = codeOK
-		stop := run(t, s)
+		code = workloadtest.OK
+		stop := workloadtest.Run(t, s)
 		synctest.Wait()
 		require.NoError(t, s.Ready(t.Context()))
 		require.NoError(t, stop())
@@ -1370,7 +1371,7 @@ func TestNoSecretsInPrint(t *testing.T) {
 	require.NoError(t, err)
 	synctest.Test(t, func(t *testing.T) {
 		var log syncBuffer
-		s := source(t, workloadapi.Config{Logger: textLogger(&log)}, func(c *call) {
+		s := source(t, workloadapi.Config{Logger: workloadtest.Logger(&log)}, func(c *call) {
 			if c.rpc == "FetchJWTSVID" {
 				c.send(&wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{{SpiffeId: "spiffe://example.org/web", Svid: "to.ke.n"}}})
 				return
@@ -1379,7 +1380,7 @@ func TestNoSecretsInPrint(t *testing.T) {
 				c.send(&wire.WITSVIDResponse{Svids: []*wire.WITSVID{{SpiffeId: "spiffe://example.org/web", WitSvid: "to.ke.n", WitSvidKey: `{"d":"to.ke.n"}`}}})
 				return
 			}
-			c.send(home.response(t, web))
+			c.send(response(t, home, web))
 			c.wait()
 		})
 		require.NoError(t, s.Ready(t.Context()))
@@ -1423,11 +1424,11 @@ func TestReadersDoNotAllocate(t *testing.T) {
 	if rounds.Race {
 		t.Skip("the race detector allocates")
 	}
-	home := newDomain(t, "example.org")
-	c := dial(t, onSocket(t, fake(t, func(c *call) { c.send(home.response(t, home.SVID("/web"))); c.wait() })))
+	home := workloadtest.NewDomain(t, "example.org")
+	c := dial(t, onSocket(t, fake(t, func(c *call) { c.send(response(t, home, home.SVID("/web"))); c.wait() })))
 	s, err := workloadapi.New(workloadapi.Config{Client: c})
 	require.NoError(t, err)
-	run(t, s)
+	workloadtest.Run(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	require.NoError(t, s.Ready(ctx))

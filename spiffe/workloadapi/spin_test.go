@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
@@ -32,11 +33,11 @@ func TestSpinningReaders(t *testing.T) {
 	jwts := make([]*wire.JWTBundlesResponse, len(states))
 	var td spiffe.TrustDomain
 	for i := range states {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		td = home.TrustDomain()
-		states[i] = home.response(t, home.SVID("/web"), newDomain(t, "other.test"))
+		states[i] = response(t, home, home.SVID("/web"), workloadtest.NewDomain(t, "other.test"))
 		states[i].Crl = [][]byte{{byte(i)}}
-		jwts[i] = &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.key(): jwks(t, nil, &newKey(t).PublicKey)}}
+		jwts[i] = &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, &newKey(t).PublicKey)}}
 	}
 	s, err := workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
 		for i := 0; c.ctx.Err() == nil; i++ {
@@ -52,7 +53,7 @@ func TestSpinningReaders(t *testing.T) {
 		}
 	}))})
 	require.NoError(t, err)
-	run(t, s)
+	workloadtest.Run(t, s)
 	require.NoError(t, s.Ready(t.Context()))
 
 	var reads, misses, mixtures atomic.Int64

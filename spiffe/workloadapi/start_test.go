@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
@@ -29,7 +30,7 @@ const server = "the server of an http.Client" // as errors name that of inMemory
 func TestReadySays(t *testing.T) {
 	t.Parallel()
 	home, svid := inBubbles(t)
-	web := home.response(t, svid)
+	web := response(t, home, svid)
 	mute := func(c *call) { c.wait() }
 	rows := []struct {
 		name   string
@@ -44,14 +45,14 @@ func TestReadySays(t *testing.T) {
 		{name: "a server that accepts and is mute", server: mute, want: server + " has not answered for 10s (see the log of that server)"},
 		{name: "a server that is mute for long", server: mute, wait: 5 * time.Minute, want: "FetchX509SVID at " + server + ": the server did not answer in time"},
 		{name: "a header and no message", server: func(c *call) { c.flush(); c.wait() }, want: server + " has not answered for 10s"},
-		{name: "not registered", server: func(c *call) { c.end(codePermissionDenied, "no identity issued") }, want: `FetchX509SVID at ` + server + `: no identity for this caller: "no identity issued"`, is: workloadapi.ErrDenied},
+		{name: "not registered", server: func(c *call) { c.end(workloadtest.PermissionDenied, "no identity issued") }, want: `FetchX509SVID at ` + server + `: no identity for this caller: "no identity issued"`, is: workloadapi.ErrDenied},
 		{name: "not registered, and then mute", server: deniedThenMute(), want: "no identity for this caller", is: workloadapi.ErrDenied},
-		{name: "a server that starts", server: func(c *call) { c.end(codeUnavailable, "still attesting") }, want: `"still attesting"`},
+		{name: "a server that starts", server: func(c *call) { c.end(workloadtest.Unavailable, "still attesting") }, want: `"still attesting"`},
 		{name: "a permission", dial: os.NewSyscallError("connect", syscall.EACCES), want: "permission denied", is: syscall.EACCES},
 		{name: "no socket", dial: os.NewSyscallError("connect", syscall.ENOENT), want: "no such file or directory", is: syscall.ENOENT},
 		{name: "nothing listens", dial: os.NewSyscallError("connect", syscall.ECONNREFUSED), want: "connection refused", is: syscall.ECONNREFUSED},
-		{name: "refused for good", server: func(c *call) { c.end(codeInvalidArgument, "security header missing from request") }, final: true, want: "security header missing", is: workloadapi.ErrRefused},
-		{name: "not a Workload API", server: func(c *call) { c.end(codeUnimplemented, "unknown service") }, final: true, want: "unknown service", is: workloadapi.ErrUnimplemented},
+		{name: "refused for good", server: func(c *call) { c.end(workloadtest.InvalidArgument, "security header missing from request") }, final: true, want: "security header missing", is: workloadapi.ErrRefused},
+		{name: "not a Workload API", server: func(c *call) { c.end(workloadtest.Unimplemented, "unknown service") }, final: true, want: "unknown service", is: workloadapi.ErrUnimplemented},
 		{name: "nonsense", server: func(c *call) { c.sendRaw([]byte("junk")); c.wait() }, want: "response discarded", is: workloadapi.ErrBadResponse},
 		{name: "another hint", cfg: workloadapi.Config{Hint: "internal"}, server: func(c *call) { c.send(web); c.wait() }, want: `no identity with the hint "internal"; it has "spiffe://example.org/web" with the hint ""`},
 		{name: "mute about the keys for JWT-SVIDs", cfg: workloadapi.Config{JWTBundles: true}, server: func(c *call) {
@@ -91,10 +92,10 @@ func TestReadySays(t *testing.T) {
 						assert.Zero(t, after)
 						return
 					}
-					require.ErrorIs(t, err, errStop)
+					require.ErrorIs(t, err, workloadtest.ErrStop)
 					assert.Equal(t, wait, after)
 				}
-				ctx, cancel := context.WithTimeoutCause(t.Context(), wait, errStop)
+				ctx, cancel := context.WithTimeoutCause(t.Context(), wait, workloadtest.ErrStop)
 				defer cancel()
 				begun := time.Now()
 				s, err := workloadapi.Start(ctx, r.cfg)
@@ -104,7 +105,7 @@ func TestReadySays(t *testing.T) {
 				// The three steps by hand, with one context for both, which ends them at the same moment.
 				s, err = workloadapi.New(r.cfg)
 				require.NoError(t, err)
-				ctx, cancel = context.WithTimeoutCause(t.Context(), wait, errStop)
+				ctx, cancel = context.WithTimeoutCause(t.Context(), wait, workloadtest.ErrStop)
 				defer cancel()
 				ended := make(chan error, 1)
 				go func() { ended <- s.Run(ctx) }()
@@ -129,7 +130,7 @@ func deniedThenMute() func(*call) {
 	var calls atomic.Int64
 	return func(c *call) {
 		if calls.Add(1)%2 == 1 {
-			c.end(codePermissionDenied, "")
+			c.end(workloadtest.PermissionDenied, "")
 			return
 		}
 		c.wait()
@@ -160,9 +161,9 @@ func TestReadySaysNeverStarted(t *testing.T) {
 func TestStart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		streams := make(feed)
-		c := inMemory(t, fake(t, func(c *call) { c.sleep(time.Second); c.send(home.response(t, home.SVID("/web"))); streams.serve(c) }))
+		c := inMemory(t, fake(t, func(c *call) { c.sleep(time.Second); c.send(response(t, home, home.SVID("/web"))); streams.serve(c) }))
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		begun := time.Now()
@@ -175,7 +176,7 @@ func TestStart(t *testing.T) {
 
 		time.Sleep(time.Hour)
 		require.Error(t, ctx.Err())
-		streams.send(home.response(t, home.SVID("/web")))
+		streams.send(response(t, home, home.SVID("/web")))
 		second, err := s.SVID()
 		require.NoError(t, err)
 		assert.NotSame(t, first, second, "it runs on")
@@ -194,14 +195,14 @@ func TestStart(t *testing.T) {
 func TestCloseWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		streams := make(feed)
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, streams.serve))})
 		require.NoError(t, err)
 		waiting := make(chan error, 2)
-		stop := run(t, s)
+		stop := workloadtest.Run(t, s)
 		synctest.Wait()
-		streams.send(home.response(t, home.SVID("/web")))
+		streams.send(response(t, home, home.SVID("/web")))
 		require.NoError(t, s.Close())
 		require.NoError(t, stop())
 		_, err = s.SVID()
@@ -209,7 +210,7 @@ func TestCloseWaits(t *testing.T) {
 
 		s, err = workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))})
 		require.NoError(t, err)
-		stop = run(t, s)
+		stop = workloadtest.Run(t, s)
 		go func() {
 			waiting <- s.Ready(t.Context())
 		}()
@@ -276,7 +277,7 @@ func TestCloseEndsDials(t *testing.T) {
 				}
 				return nil, context.Cause(ctx)
 			})
-			stop := run(t, s)
+			stop := workloadtest.Run(t, s)
 			time.Sleep(time.Minute)
 			require.NoError(t, s.Close())
 			require.NoError(t, stop())
@@ -298,8 +299,8 @@ func TestStartRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "unix:///run/agent.sock")
 	assert.Nil(t, s)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errStop)
+	cancel(workloadtest.ErrStop)
 	_, err = workloadapi.Start(ctx, workloadapi.Config{Address: "unix:///nowhere.sock"})
-	require.ErrorIs(t, err, errStop)
+	require.ErrorIs(t, err, workloadtest.ErrStop)
 	require.False(t, errors.Is(err, lifecycle.ErrNotStarted))
 }

@@ -25,7 +25,7 @@
 // is not valid yet, which replaces none, and is taken over once it is valid; the log and the Report say so. A faulty
 // response is discarded as a whole. It is also a fault if the extended key usages of a new certificate permit
 // neither side of a connection, or one side where the certificate in force permits both. The exception is
-// PermissionDenied, by which the server takes back what it sent: readers get errors from then on (WAPI-17).
+// PermissionDenied, by which the server takes back what it sent: readers get errors from then on.
 //
 // Trust domains are independent. If the bundle of a foreign trust domain is damaged, it is skipped and reported, the
 // previous one stays, and the other bundles are used. A federated bundle of the workload's own trust domain is

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -18,14 +19,14 @@ import (
 // BenchmarkUpdate is the time from a change at the server to the new snapshot in a program, over a
 // Unix socket.
 func BenchmarkUpdate(b *testing.B) {
-	home := newDomain(b, "example.org")
+	home := workloadtest.NewDomain(b, "example.org")
 	snaps := []*spiffe.Snapshot{snapshot(b, home.SVID("/web"), home), snapshot(b, home.SVID("/web"), home)}
 	src := &provider{}
 	src.set(snaps[0], nil)
 	address := listen(b, &unixsocket.Server{Handler: handler(b, src, nil)})
 	s, err := workloadapi.New(workloadapi.Config{Address: address})
 	require.NoError(b, err)
-	run(b, s)
+	workloadtest.Run(b, s)
 	require.NoError(b, s.Ready(b.Context()))
 	b.ReportAllocs()
 	for i := 1; b.Loop(); i++ {
@@ -40,7 +41,7 @@ func BenchmarkUpdate(b *testing.B) {
 func BenchmarkPush(b *testing.B) {
 	for _, bench := range []struct{ streams, conns int }{{1, 1}, {100, 1}, {100, 100}} {
 		b.Run(fmt.Sprintf("streams=%d/conns=%d", bench.streams, bench.conns), func(b *testing.B) {
-			home := newDomain(b, "example.org")
+			home := workloadtest.NewDomain(b, "example.org")
 			snaps := []*spiffe.Snapshot{snapshot(b, home.SVID("/web"), home), snapshot(b, home.SVID("/web"), home)}
 			src := &provider{}
 			src.set(snaps[0], nil)

@@ -144,7 +144,7 @@ func anyKey(keys iter.Seq2[string, crypto.PublicKey]) bool {
 }
 
 // encode makes the response with all bundles that have authorities of the kind, and with that of the server's own
-// trust domain in any case (WAPI-34, WAPI-44, WAPI-62).
+// trust domain in any case.
 func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	svid, err := snap.SVID()
 	if err != nil {
@@ -167,7 +167,7 @@ func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	if _, ok := m.Bundles[own.ID().String()]; !ok {
 		return nil, fmt.Errorf("the snapshot has no bundle of its own trust domain %q", own)
 	}
-	if !found && k.profile == workloadwire.WIT { // a trust domain without them does not do WIT-SVIDs (WIT-63)
+	if !found && k.profile == workloadwire.WIT { // a trust domain without them does not do WIT-SVIDs
 		return nil, fmt.Errorf("no bundle has WIT authorities: %w", ErrDenied)
 	}
 	return k.profile.WriteBundles(m)

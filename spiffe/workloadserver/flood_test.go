@@ -20,7 +20,9 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -37,7 +39,7 @@ func TestFlood(t *testing.T) {
 		duration = 10 * time.Minute
 	}
 	goroutines := runtime.NumGoroutine()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	src := &provider{}
 	src.set(snapshot(t, home.SVID("/web"), home), nil)
 	const each = 50
@@ -57,12 +59,12 @@ func TestFlood(t *testing.T) {
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	stop := serveOn(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	stop := workloadtest.ServeOn(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("flood") != "" { // all of its connections are one peer, as those of a user on a Unix socket are
 			r.RemoteAddr = "127.0.0.1:1"
 		}
 		h.ServeHTTP(w, r)
-	}))
+	}), unixsocket.ConnContext)
 	client := func() *http.Client {
 		transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())

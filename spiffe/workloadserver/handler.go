@@ -109,11 +109,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.Ser
 
 // admit runs before anything of a request is read.
 func (h *Handler) admit(r *http.Request) error {
-	if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" { // WEP-6
+	if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" {
 		return h.told(r.Context(), r,
 			refuse(grpchttp.InvalidArgument, "no header", `send the metadata "workload.spiffe.io: true", once`))
 	}
-	if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && !h.opts.AnyNetwork { // WEP-4
+	if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && !h.opts.AnyNetwork {
 		if ip := from.Addr().Unmap(); !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
 			return h.told(r.Context(), r,
 				refuse(grpchttp.PermissionDenied, "another machine", "callers from other machines are not served"))
@@ -384,7 +384,7 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 	if err != nil {
 		return nil, err
 	}
-	m, none := &workloadwire.SVIDs{}, errDenied(want) // WAPI-42
+	m, none := &workloadwire.SVIDs{}, errDenied(want)
 	for _, id := range v.ids {
 		if !want.IsZero() && id.SVID.ID() != want {
 			continue

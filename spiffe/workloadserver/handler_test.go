@@ -27,6 +27,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -99,7 +100,7 @@ func TestHandler(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-1", "WAPI-7", "WAPI-8", "WAPI-10", "WAPI-30", "WAPI-34", "WAPI-44", "WEP-1", "WEP-7", "WEP-19")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		id := spiffe.MustParseID("spiffe://example.org/web")
 		m, err := secretcache.New(secretcache.Config{ID: id, CA: home.CA})
 		require.NoError(t, err)
@@ -113,7 +114,7 @@ func TestHandler(t *testing.T) {
 		c := inMemory(t, h)
 		s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
 		require.NoError(t, err)
-		stop := run(t, s)
+		stop := workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 		same := func() {
 			t.Helper()
@@ -126,7 +127,7 @@ func TestHandler(t *testing.T) {
 			assert.Equal(t, w.Chain(), g.Chain())
 			b, err := got.Bundle(home.TrustDomain())
 			require.NoError(t, err)
-			sameRoots(t, home, b)
+			workloadtest.SameRoots(t, home, b)
 		}
 		same()
 		assert.Equal(t, 2, h.Streams())
@@ -154,7 +155,7 @@ func TestFirstResponse(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-7", "WAPI-8")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		src := &provider{}
 		snap := snapshot(t, home.SVID("/web", func(c *x509.Certificate) { c.NotAfter = c.NotAfter.Add(100 * 24 * time.Hour) }), home)
 		src.set(snap, nil)
@@ -163,7 +164,7 @@ func TestFirstResponse(t *testing.T) {
 		for range 3 {
 			s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
 			require.NoError(t, err)
-			stop := run(t, s)
+			stop := workloadtest.Run(t, s)
 			require.NoError(t, s.Ready(t.Context()))
 			assert.Zero(t, time.Since(start))
 			src.set(snap, nil) // a change that is none
@@ -180,7 +181,7 @@ func TestFirstResponse(t *testing.T) {
 func TestHeaderRequired(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-6", "AMB-13", "DIV-13")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	asked := false
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 		Identities:   func(context.Context) ([]workloadserver.Identity, error) { asked = true; return nil, nil },
@@ -198,7 +199,7 @@ func TestHeaderRequired(t *testing.T) {
 				headers = append(headers, header, v)
 			}
 			code, message := post(t, c, path, frame(&wire.X509SVIDRequest{}), headers...).status()
-			require.Equal(t, codeInvalidArgument, code, "%s %q", path, values)
+			require.Equal(t, workloadtest.InvalidArgument, code, "%s %q", path, values)
 			assert.Contains(t, message, "workload.spiffe.io")
 		}
 	}
@@ -209,7 +210,7 @@ func TestHeaderRequired(t *testing.T) {
 func TestUnimplemented(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-2", "WAPI-4", "WEP-18", "AMB-7", "DIV-13")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
 	c := http2(t, h)
 	for _, path := range []string{
@@ -217,7 +218,7 @@ func TestUnimplemented(t *testing.T) {
 		service + "Other", "/spiffe.WorkloadAPI/FetchX509SVID", "/grpc.health.v1.Health/Check", "/",
 	} {
 		code, _ := post(t, c, path, frame(&wire.X509SVIDRequest{}), header, "true").status()
-		assert.Equal(t, codeUnimplemented, code, path)
+		assert.Equal(t, workloadtest.Unimplemented, code, path)
 	}
 	for _, media := range []string{"", "text/plain", "application/json", "application/grpc-web", "application/grpc+json", "application/proto"} {
 		req, err := http.NewRequest(http.MethodPost, "http://localhost"+service+"FetchX509SVID", nil)
@@ -244,7 +245,7 @@ func TestIdentities(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-20", "WAPI-23", "WAPI-25", "WAPI-31", "WAPI-35", "WAPI-47", "WEP-8", "WEP-16")
 	synctest.Test(t, func(t *testing.T) {
-		home, other, unknown := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "unknown.test")
+		home, other, unknown := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "unknown.test")
 		agent, web, db := home.SVID("/agent"), home.SVID("/web"), home.SVID("/db")
 		src := &provider{}
 		src.set(snapshot(t, agent, home, other), nil, []byte("crl"))
@@ -258,7 +259,7 @@ func TestIdentities(t *testing.T) {
 				defer mu.Unlock()
 				return ids, failure
 			},
-			Logger: textLogger(&log),
+			Logger: workloadtest.Logger(&log),
 		})
 		grant := func(err error, list ...workloadserver.Identity) {
 			mu.Lock()
@@ -270,7 +271,7 @@ func TestIdentities(t *testing.T) {
 		c := inMemory(t, h)
 		s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
 		require.NoError(t, err)
-		run(t, s)
+		workloadtest.Run(t, s)
 		synctest.Wait()
 		for _, up := range s.Report().Upstreams {
 			require.ErrorIs(t, up.Err, workloadapi.ErrDenied)
@@ -347,14 +348,14 @@ func TestProvider(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-12", "WAPI-17", "BND-10")
 	synctest.Test(t, func(t *testing.T) {
-		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
 		web := home.SVID("/web")
 		src := &provider{}
 		h := handler(t, src, nil)
 		c := inMemory(t, h)
 		s, err := workloadapi.New(workloadapi.Config{Client: c})
 		require.NoError(t, err)
-		run(t, s)
+		workloadtest.Run(t, s)
 		synctest.Wait()
 		assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable", "nil")
 		src.set(snapshot(t, web, home, other), nil)
@@ -435,7 +436,7 @@ func TestProvider(t *testing.T) {
 func TestChain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
 		src := &provider{}
 		src.set(snapshot(t, home.SVID("/web"), home, other), nil, []byte("crl"))
 		var p workloadserver.Provider = src
@@ -443,7 +444,7 @@ func TestChain(t *testing.T) {
 		for range 3 {
 			s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, handler(t, p, nil))})
 			require.NoError(t, err)
-			run(t, s)
+			workloadtest.Run(t, s)
 			require.NoError(t, s.Ready(t.Context()))
 			p, last = s, s
 		}
@@ -457,7 +458,7 @@ func TestChain(t *testing.T) {
 			assert.Equal(t, svid.Chain(), got.Chain())
 			b, err := last.Bundle(home.TrustDomain())
 			require.NoError(t, err)
-			sameRoots(t, home, b)
+			workloadtest.SameRoots(t, home, b)
 			assert.Equal(t, [][]byte{[]byte("crl")}, last.CRLs())
 		}
 		src.set(nil, workloadapi.ErrDenied)
@@ -470,7 +471,7 @@ func TestChain(t *testing.T) {
 // Equal callers share one serialisation, and it is not kept longer than it is good for.
 func TestEncodeOnce(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	web, db := home.SVID("/web"), home.SVID("/db")
 	snap := snapshot(t, web, home)
 	h := handler(t, workloadserver.Fixed(snap), nil)
@@ -499,12 +500,12 @@ type opaque struct{ crypto.Signer }
 
 func TestKeyThatStays(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	web := home.SVID("/web")
 	locked, err := spiffe.NewSVID(web.Chain(), opaque{web.Signer()})
 	require.NoError(t, err)
 	var log syncBuffer
-	h := handler(t, workloadserver.Fixed(snapshot(t, locked, home)), &workloadserver.Options{Logger: textLogger(&log)})
+	h := handler(t, workloadserver.Fixed(snapshot(t, locked, home)), &workloadserver.Options{Logger: workloadtest.Logger(&log)})
 	c := inMemory(t, h)
 	for range 2 {
 		for _, err := range c.WatchX509SVIDs(t.Context()) {
@@ -524,13 +525,13 @@ func TestKeyThatStays(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
 		start := time.Now()
 		r := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m")
 		require.NotEmpty(t, r.recv())
 		code, _ := r.status()
-		assert.Equal(t, codeDeadlineExceeded, code)
+		assert.Equal(t, workloadtest.DeadlineExceeded, code)
 		assert.Equal(t, 200*time.Millisecond, time.Since(start))
 		synctest.Wait()
 		assert.Zero(t, h.Streams())
@@ -557,12 +558,12 @@ func TestHastyProvider(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-8")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		src := &hasty{next: snapshot(t, home.SVID("/new"), home)}
 		src.set(snapshot(t, home.SVID("/old"), home), nil)
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, handler(t, src, nil))})
 		require.NoError(t, err)
-		run(t, s)
+		workloadtest.Run(t, s)
 		synctest.Wait()
 		svid, err := s.SVID()
 		require.NoError(t, err)
@@ -574,7 +575,7 @@ func TestHastyProvider(t *testing.T) {
 func TestCoalescing(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-10")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	src := &provider{}
 	big := bytes.Repeat([]byte("x"), 1<<20) // more than a connection buffers
 	src.set(snapshot(t, home.SVID("/web"), home), nil, big)
@@ -582,7 +583,7 @@ func TestCoalescing(t *testing.T) {
 	slow := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
 	quick, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
 	require.NoError(t, err)
-	run(t, quick)
+	workloadtest.Run(t, quick)
 	require.NoError(t, quick.Ready(t.Context()))
 	var last *spiffe.SVID
 	for i := range 20 {
@@ -607,7 +608,7 @@ func TestCoalescing(t *testing.T) {
 
 func TestMaxStreams(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{MaxStreams: 2, IssueJWTSVID: new(tokens).IssueJWTSVID})
 	c := http2(t, h)
 	open := func() *rpc {
@@ -617,7 +618,7 @@ func TestMaxStreams(t *testing.T) {
 	require.NotEmpty(t, first.recv())
 	require.NotEmpty(t, second.recv())
 	code, _ := open().status()
-	assert.Equal(t, codeResourceExhausted, code)
+	assert.Equal(t, workloadtest.ResourceExhausted, code)
 	assert.Equal(t, 2, h.Streams())
 	require.NoError(t, first.resp.Body.Close())
 	require.Eventually(t, func() bool { return h.Streams() == 1 }, patient, time.Millisecond)
@@ -627,11 +628,11 @@ func TestMaxStreams(t *testing.T) {
 	require.NoError(t, h.Close())
 	require.NoError(t, h.Close())
 	code, _ = second.status()
-	assert.Equal(t, codeUnavailable, code)
+	assert.Equal(t, workloadtest.Unavailable, code)
 	code, _ = open().status()
-	assert.Equal(t, codeUnavailable, code)
+	assert.Equal(t, workloadtest.Unavailable, code)
 	code, _ = post(t, c, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true").status()
-	assert.Equal(t, codeUnavailable, code, "not even a single answer")
+	assert.Equal(t, workloadtest.Unavailable, code, "not even a single answer")
 	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
 }
 
@@ -662,7 +663,7 @@ func (i *tokens) ValidateJWTSVID(_ context.Context, audience, token string) (spi
 func TestServeJWTSVID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-13", "WAPI-40", "WAPI-41", "WAPI-42", "WAPI-43", "WAPI-47")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	web, db := home.SVID("/web"), home.SVID("/db")
 	ids := []workloadserver.Identity{{SVID: web, Hint: "h"}, {SVID: db}}
 	issuer := &tokens{}
@@ -671,7 +672,7 @@ func TestServeJWTSVID(t *testing.T) {
 	src.set(snapshot(t, home.SVID("/agent"), home), nil)
 	h := handler(t, src, &workloadserver.Options{
 		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
-		IssueJWTSVID: issuer.IssueJWTSVID, Logger: textLogger(&log),
+		IssueJWTSVID: issuer.IssueJWTSVID, Logger: workloadtest.Logger(&log),
 	})
 	c := inMemory(t, h)
 	all, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a", "b")
@@ -697,7 +698,7 @@ func TestServeJWTSVID(t *testing.T) {
 		"junk":                append([]byte{0, 0, 0, 0, 4}, "junk"...),
 	} {
 		code, _ := post(t, raw, service+"FetchJWTSVID", body, header, "true").status()
-		assert.Equal(t, codeInvalidArgument, code, name)
+		assert.Equal(t, workloadtest.InvalidArgument, code, name)
 	}
 
 	issuer.err = errors.New("kaputt")
@@ -727,7 +728,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-50", "WAPI-51", "WAPI-52", "WAPI-53")
 	const token = "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzcGlmZmU6Ly9leGFtcGxlLm9yZy93ZWIifQ.c2lnbmF0dXJlIG9mIGl0"
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	v := &tokens{err: errors.New("it has expired")}
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: v.ValidateJWTSVID})
 	c := inMemory(t, h)
@@ -756,7 +757,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 		"junk":        append([]byte{0, 0, 0, 0, 4}, "junk"...),
 	} {
 		code, _ := post(t, raw, service+"ValidateJWTSVID", body, header, "true").status()
-		assert.Equal(t, codeInvalidArgument, code, name)
+		assert.Equal(t, workloadtest.InvalidArgument, code, name)
 	}
 	// A Client is a validator that asks another server.
 	chain := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: c.ValidateJWTSVID}))
@@ -769,7 +770,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 func TestValidatorFails(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-53", "WEP-15")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	type validate func(ctx context.Context, audience, token string) (spiffe.ID, map[string]any, error)
 	serve := func(v validate) *workloadapi.Client {
 		return inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: v}))
@@ -817,7 +818,7 @@ func (p passing) Retryable() (time.Duration, bool) { return 0, bool(p) }
 func TestServeJWTBundles(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-44", "WAPI-45", "DIV-12")
-	home, other, third := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "third.test")
+	home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
 	withKey := func(d domain, kid string) *spiffe.Bundle {
 		c := d.Bundle().Contents()
 		c.JWTAuthorities = map[string]crypto.PublicKey{kid: newKey(t).Public()}
@@ -852,7 +853,7 @@ func TestServeJWTBundles(t *testing.T) {
 	h = handler(t, workloadserver.Fixed(snapshot(t, third.SVID("/web"), third, home)), nil)
 	m.Reset()
 	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").recv(), &m))
-	assert.Equal(t, map[string][]byte{third.key(): []byte(`{"keys":[]}`)}, m.GetBundles())
+	assert.Equal(t, map[string][]byte{third.Key(): []byte(`{"keys":[]}`)}, m.GetBundles())
 }
 
 // Clients that want to do harm.
@@ -860,7 +861,7 @@ func TestHostileClient(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-6", "WAPI-13")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID})
 		c := http2(t, h)
 		prefix := func(flags byte, n uint32, b ...byte) []byte {
@@ -888,7 +889,7 @@ func TestHostileClient(t *testing.T) {
 					continue
 				}
 				code, _ := r.status()
-				assert.NotEqual(t, codeOK, code, "%s %s", method, name)
+				assert.NotEqual(t, workloadtest.OK, code, "%s %s", method, name)
 			}
 		}
 		// Many that come and go leave nothing behind, or the bubble would not end.
@@ -906,7 +907,7 @@ func TestHostileClient(t *testing.T) {
 		assert.Zero(t, h.Streams())
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
 		require.NoError(t, err)
-		run(t, s)
+		workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 	})
 }
@@ -916,7 +917,7 @@ func TestHostileClient(t *testing.T) {
 func TestHalfRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID})
 		running, stop := context.WithCancel(t.Context())
 		c := http2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as a server has it that is told to stop
@@ -951,21 +952,21 @@ func TestHalfRequest(t *testing.T) {
 		} {
 			for _, sent := range []string{"", "\x00\x00", "\x00\x00\x00\x00\x05ab", "\x00\x00\x00\x00\x00"} {
 				wg.Go(func() {
-					assert.Equal(t, codeDeadlineExceeded, begin(method, sent), "%s %q", method, sent)
+					assert.Equal(t, workloadtest.DeadlineExceeded, begin(method, sent), "%s %q", method, sent)
 					assert.Equal(t, 30*time.Second, time.Since(start), "%s %q", method, sent)
 				})
 			}
 		}
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
 		require.NoError(t, err)
-		run(t, s)
+		workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 		assert.Zero(t, time.Since(start))
 		wg.Wait()
 
 		time.AfterFunc(time.Second, stop)
 		start = time.Now()
-		assert.Equal(t, codeUnavailable, begin(service+"FetchX509SVID", "\x00"))
+		assert.Equal(t, workloadtest.Unavailable, begin(service+"FetchX509SVID", "\x00"))
 		assert.Equal(t, time.Second, time.Since(start))
 	})
 }
@@ -974,7 +975,7 @@ func TestHalfRequest(t *testing.T) {
 func TestPeer(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-8", "WEP-9")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	svid := home.SVID("/web")
 	var got atomic.Pointer[unixsocket.Peer]
 	h := handler(t, workloadserver.Fixed(snapshot(t, svid, home)), &workloadserver.Options{

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -25,33 +24,24 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
-	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-const (
-	service = "/SpiffeWorkloadAPI/"
-	patient = time.Minute // for what takes no time unless something is broken
+type (
+	domain     = workloadtest.Domain
+	syncBuffer = workloadtest.Log
 )
 
-// Codes of gRPC.
 const (
-	codeOK                = 0
-	codeInvalidArgument   = 3
-	codeDeadlineExceeded  = 4
-	codePermissionDenied  = 7
-	codeResourceExhausted = 8
-	codeUnimplemented     = 12
-	codeInternal          = 13
-	codeUnavailable       = 14
+	service = workloadtest.Service
+	patient = workloadtest.Patient
 )
 
 // inMemory serves h in memory, so that a synctest bubble stops while all wait, and returns a client.
@@ -61,90 +51,6 @@ func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 	require.NoError(t, err)
 	return c
 }
-
-func serveOn(l net.Listener, h http.Handler) (stop func()) {
-	var protocols http.Protocols
-	protocols.SetUnencryptedHTTP2(true)
-	srv := &http.Server{Handler: h, Protocols: &protocols, ConnContext: unixsocket.ConnContext, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = srv.Serve(l)
-	}()
-	return func() {
-		_ = srv.Close()
-		<-done
-	}
-}
-
-// run runs a source until the test ends or stop is called, which returns what Run returned.
-func run(t testing.TB, s *workloadapi.Source) (stop func() error) {
-	t.Helper()
-	ctx, cancel := context.WithCancelCause(context.Background())
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		err = s.Run(ctx)
-	}()
-	stop = sync.OnceValue(func() error {
-		cancel(errStop)
-		<-done
-		return err
-	})
-	t.Cleanup(func() { _ = stop() })
-	return stop
-}
-
-var errStop = errors.New("stop")
-
-// domain is a trust domain for tests.
-type domain struct{ *spiffetest.CA }
-
-func newDomain(t testing.TB, name string) domain { return domain{spiffetest.NewCA(t, name)} }
-
-// key is the name of the domain's bundle in a message.
-func (d domain) key() string { return d.TrustDomain().ID().String() }
-
-// roots is the domain's bundle in a message.
-func (d domain) roots() []byte {
-	var der []byte
-	for c := range d.Bundle().X509Authorities() {
-		der = append(der, c.Raw...)
-	}
-	return der
-}
-
-// sameRoots checks that b has the authorities of d now.
-func sameRoots(t testing.TB, d domain, b *spiffe.Bundle) {
-	t.Helper()
-	var der []byte
-	for c := range b.X509Authorities() {
-		der = append(der, c.Raw...)
-	}
-	assert.Equal(t, d.TrustDomain(), b.TrustDomain())
-	assert.Equal(t, d.roots(), der)
-}
-
-// syncBuffer is a buffer for logs.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
-func textLogger(b *syncBuffer) *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
@@ -194,7 +100,7 @@ func start(t testing.TB, s *unixsocket.Server) (stop func() error) {
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
 	stop = sync.OnceValue(func() error {
-		cancel(errStop)
+		cancel(workloadtest.ErrStop)
 		select {
 		case err := <-done:
 			return err
@@ -217,7 +123,7 @@ func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	end := serveOn(l, h) // a unixsocket.Server would wait for a second for its clients
+	end := workloadtest.ServeOn(l, h, unixsocket.ConnContext) // a unixsocket.Server would wait for a second for its clients
 	return "unix://" + path, func() {
 		end()
 		_ = os.RemoveAll(dir)
@@ -299,7 +205,7 @@ func (r *rpc) pushback() string {
 func http2(t testing.TB, h http.Handler) *http.Client {
 	t.Helper()
 	l := memconn.Listen()
-	stop := serveOn(l, h)
+	stop := workloadtest.ServeOn(l, h, unixsocket.ConnContext)
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	transport := &http.Transport{Protocols: &protocols, DialContext: l.DialContext}

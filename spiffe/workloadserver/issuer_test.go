@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -32,7 +33,7 @@ func (l later) Retryable() (time.Duration, bool) { return time.Duration(l), true
 // What an issuer says of a failure decides what the caller is told.
 func TestIssuerErrors(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	src := workloadserver.Fixed(snapshot(t, home.SVID("/web"), home))
 	fails := func(err error) issuer {
 		return func(context.Context, spiffe.ID, []string) (string, error) { return "", err }
@@ -58,20 +59,20 @@ func TestIssuerErrors(t *testing.T) {
 		message  string
 		after    time.Duration
 	}{
-		"two audiences, a default Issuer":    {narrow.IssueJWTSVID, []string{"a", "b"}, codeInvalidArgument, "issue one token for each", 0},
-		"the same of another server":         {upstream(narrow.IssueJWTSVID), []string{"a", "b"}, codeInvalidArgument, "the issuer refuses the request", 0},
-		"a whole trust domain":               {narrow.IssueJWTSVID, []string{"spiffe://example.org"}, codeInvalidArgument, "name the receiving service", 0},
-		"an audience twice":                  {narrow.IssueJWTSVID, []string{"a", "a"}, codeInvalidArgument, "twice", 0},
-		"invalid":                            {fails(fmt.Errorf("not %w", fs.ErrInvalid)), []string{"a"}, codeInvalidArgument, "not invalid argument", 0},
-		"invalid, and not a text":            {fails(fmt.Errorf("\xff %w", fs.ErrInvalid)), []string{"a"}, codeInvalidArgument, "is not a text", 0},
-		"denied":                             {fails(fmt.Errorf("kaputt: %w", workloadserver.ErrDenied)), []string{"a"}, codePermissionDenied, `no identity of this caller may have a token for ["a"]; have the audience permitted`, 0},
-		"later":                              {fails(fmt.Errorf("x: %w", later(7*time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
-		"invalid, but later":                 {fails(errors.Join(fs.ErrInvalid, later(7*time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
-		"later, of another server":           {upstream(fails(later(7 * time.Second))), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
-		"never":                              {authority.IssueJWTSVID, []string{"a"}, codeUnimplemented, "no tokens of this kind are issued here", 0},
-		"never, of another server":           {upstream(authority.IssueJWTSVID), []string{"a"}, codeUnimplemented, "no tokens of this kind are issued here", 0},
-		"anything else":                      {fails(errors.New("kaputt")), []string{"a"}, codeUnavailable, "cannot issue tokens now; its log says why; try again later", 0},
-		"audiences that no token could have": {narrow.IssueJWTSVID, []string{strings.Repeat("a", 9<<10)}, codeInvalidArgument, "8 KiB", 0},
+		"two audiences, a default Issuer":    {narrow.IssueJWTSVID, []string{"a", "b"}, workloadtest.InvalidArgument, "issue one token for each", 0},
+		"the same of another server":         {upstream(narrow.IssueJWTSVID), []string{"a", "b"}, workloadtest.InvalidArgument, "the issuer refuses the request", 0},
+		"a whole trust domain":               {narrow.IssueJWTSVID, []string{"spiffe://example.org"}, workloadtest.InvalidArgument, "name the receiving service", 0},
+		"an audience twice":                  {narrow.IssueJWTSVID, []string{"a", "a"}, workloadtest.InvalidArgument, "twice", 0},
+		"invalid":                            {fails(fmt.Errorf("not %w", fs.ErrInvalid)), []string{"a"}, workloadtest.InvalidArgument, "not invalid argument", 0},
+		"invalid, and not a text":            {fails(fmt.Errorf("\xff %w", fs.ErrInvalid)), []string{"a"}, workloadtest.InvalidArgument, "is not a text", 0},
+		"denied":                             {fails(fmt.Errorf("kaputt: %w", workloadserver.ErrDenied)), []string{"a"}, workloadtest.PermissionDenied, `no identity of this caller may have a token for ["a"]; have the audience permitted`, 0},
+		"later":                              {fails(fmt.Errorf("x: %w", later(7*time.Second))), []string{"a"}, workloadtest.Unavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
+		"invalid, but later":                 {fails(errors.Join(fs.ErrInvalid, later(7*time.Second))), []string{"a"}, workloadtest.Unavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
+		"later, of another server":           {upstream(fails(later(7 * time.Second))), []string{"a"}, workloadtest.Unavailable, "cannot issue tokens now; its log says why; try again later", 7 * time.Second},
+		"never":                              {authority.IssueJWTSVID, []string{"a"}, workloadtest.Unimplemented, "no tokens of this kind are issued here", 0},
+		"never, of another server":           {upstream(authority.IssueJWTSVID), []string{"a"}, workloadtest.Unimplemented, "no tokens of this kind are issued here", 0},
+		"anything else":                      {fails(errors.New("kaputt")), []string{"a"}, workloadtest.Unavailable, "cannot issue tokens now; its log says why; try again later", 0},
+		"audiences that no token could have": {narrow.IssueJWTSVID, []string{strings.Repeat("a", 9<<10)}, workloadtest.InvalidArgument, "8 KiB", 0},
 	} {
 		raw := http2(t, handler(t, src, &workloadserver.Options{IssueJWTSVID: c.issue}))
 		r := post(t, raw, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: c.audience}), header, "true")
@@ -91,7 +92,7 @@ func TestIssuerErrors(t *testing.T) {
 // error of the client name the audience.
 func TestAudienceOfSome(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	web, db, admin := home.SVID("/web"), home.SVID("/db"), home.SVID("/admin")
 	var log syncBuffer
 	issue := func(_ context.Context, id spiffe.ID, audience []string) (string, error) {
@@ -107,7 +108,7 @@ func TestAudienceOfSome(t *testing.T) {
 		Identities: func(context.Context) ([]workloadserver.Identity, error) {
 			return []workloadserver.Identity{{SVID: web}, {SVID: db, Hint: "data"}, {SVID: admin}}, nil
 		},
-		IssueJWTSVID: issue, Logger: textLogger(&log),
+		IssueJWTSVID: issue, Logger: workloadtest.Logger(&log),
 	})
 	c := inMemory(t, h)
 	all, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
@@ -143,7 +144,7 @@ func TestAudienceOfSome(t *testing.T) {
 func TestAuthorityIssues(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		authority, err := ca.New(ca.Config{TrustDomain: home.TrustDomain(), JWT: &ca.JWTConfig{}, Limits: ca.Limits{CallerRate: 0.1, CallerBurst: 1}})
 		require.NoError(t, err)
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID})
@@ -166,7 +167,7 @@ func TestAuthorityIssues(t *testing.T) {
 // A first WIT-SVID that is refused as a mistake is no reason to come back.
 func TestWITRefused(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	w := newWITs(t, home)
 	w.err[""] = fmt.Errorf("no such hint: %w", fs.ErrInvalid)
 	c := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: w.IssueWITSVID}))

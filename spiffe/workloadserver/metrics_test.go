@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -20,7 +21,7 @@ import (
 func TestWriteMetrics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		src := home.Source("/web")
 		var fault error
 		h, err := workloadserver.NewHandler(src, &workloadserver.Options{MaxPeerStreams: 1, Identities: func(context.Context) ([]workloadserver.Identity, error) {

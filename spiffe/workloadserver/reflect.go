@@ -10,7 +10,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver/internal/descriptors"
 )
 
-// reflection returns the methods of server reflection (WEP-20), which tools without the .proto file use to learn what
+// reflection returns the methods of server reflection, which tools without the .proto file use to learn what
 // the server offers. It shows one service.
 func reflection() map[string]grpchttp.Method {
 	files := described()

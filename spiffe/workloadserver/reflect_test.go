@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
@@ -40,7 +41,7 @@ func fields(t testing.TB, b []byte) map[protowire.Number][][]byte {
 func TestReflection(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-20", "WEP-18", "WAPI-4")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	c := http2(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil))
 	for _, version := range []string{"v1", "v1alpha"} {
 		in, out := io.Pipe()
@@ -89,9 +90,9 @@ func TestReflection(t *testing.T) {
 			assert.Equal(t, []byte{want}, failure[1][0])
 			assert.NotEmpty(t, failure[2][0])
 		}
-		want := codeOK
+		want := workloadtest.OK
 		if version == "v1" {
-			want = codeInvalidArgument
+			want = workloadtest.InvalidArgument
 			_, err = out.Write([]byte{0, 0, 0, 0, 1, 0xff})
 			require.NoError(t, err)
 		} else {

@@ -15,6 +15,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
@@ -26,7 +27,7 @@ func TestServer(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WEP-2", "WEP-3", "WAPI-6", "WAPI-17")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
 	path := filepath.Join(socketDir(t), "new", "s")
 	stop := start(t, &unixsocket.Server{Path: path, Handler: h})
@@ -36,7 +37,7 @@ func TestServer(t *testing.T) {
 
 	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
 	require.NoError(t, err)
-	run(t, s)
+	workloadtest.Run(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	require.NoError(t, s.Ready(ctx))
@@ -56,7 +57,7 @@ func TestServer(t *testing.T) {
 func TestNetwork(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-4")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	src := workloadserver.Fixed(snapshot(t, home.SVID("/web"), home))
 	for _, anyNetwork := range []bool{false, true} {
 		h := handler(t, src, &workloadserver.Options{AnyNetwork: anyNetwork})
@@ -85,7 +86,7 @@ func TestNetwork(t *testing.T) {
 				assert.NotEmpty(t, r.recv(), from)
 			} else {
 				code, _ := r.status()
-				assert.Equal(t, codePermissionDenied, code, from)
+				assert.Equal(t, workloadtest.PermissionDenied, code, from)
 			}
 			cancel()
 		}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -39,7 +40,7 @@ func remote(t testing.TB, h http.Handler, address string) *http.Client {
 // requests that never come; another one is served.
 func TestPeerStreams(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	issue := make(chan struct{})
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 		MaxStreams: 20, MaxPeerStreams: 8,
@@ -83,7 +84,7 @@ func TestPeerStreams(t *testing.T) {
 	for _, path := range []string{service + "FetchX509SVID", service + "FetchJWTBundles", service + "FetchJWTSVID", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 		refused := post(t, greedy, path, frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true")
 		code, _ := refused.status()
-		assert.Equal(t, codeResourceExhausted, code, path)
+		assert.Equal(t, workloadtest.ResourceExhausted, code, path)
 		ms, err := strconv.Atoi(refused.pushback())
 		require.NoError(t, err)
 		assert.GreaterOrEqual(t, ms, int(workloadserver.RetryFull.Milliseconds()), "when to come back")
@@ -102,7 +103,7 @@ func TestPeerStreams(t *testing.T) {
 		require.NotEmpty(t, svids(remote(t, h, fmt.Sprint("127.0.0.1:", 10+i))).recv())
 	}
 	code, _ := svids(good).status()
-	assert.Equal(t, codeResourceExhausted, code)
+	assert.Equal(t, workloadtest.ResourceExhausted, code)
 	require.NoError(t, h.Close())
 	require.Eventually(t, func() bool { return h.Streams() <= 3 }, patient, time.Millisecond, "but for requests that have not come")
 }
@@ -111,7 +112,7 @@ func TestPeerStreams(t *testing.T) {
 // requests is, and another peer is served.
 func TestUnfinishedRequests(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
 	greedy, good := remote(t, h, "127.0.0.1:1"), remote(t, h, "127.0.0.1:2")
 	const size, most = 256 << 10, 16 << 20
@@ -145,7 +146,7 @@ func TestStreamsOfUser(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("peers are known on Linux")
 	}
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
 	path := strings.TrimPrefix(listen(t, &unixsocket.Server{Handler: h, SocketMode: 0o666}), "unix://")
 	client := func(dial func() (net.Conn, error)) *http.Client {
@@ -166,7 +167,7 @@ func TestStreamsOfUser(t *testing.T) {
 	require.Equal(t, workloadserver.MaxPeer, h.Streams())
 	for _, c := range two {
 		code, _ := open(c).status()
-		assert.Equal(t, codeResourceExhausted, code)
+		assert.Equal(t, workloadtest.ResourceExhausted, code)
 	}
 	require.NotEmpty(t, open(http2(t, h)).recv(), "of another peer")
 	if os.Geteuid() == 0 {
@@ -196,7 +197,7 @@ func quiet(b *syncBuffer) *slog.Logger {
 func TestRefusalsAreLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		var log syncBuffer
 		var denied atomic.Bool
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
@@ -213,11 +214,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 		near, far := remote(t, h, "127.0.0.1:1"), remote(t, h, "192.0.2.1:1")
 		lines := func() []string {
 			synctest.Wait()
-			log.mu.Lock()
-			defer log.mu.Unlock()
-			s := strings.TrimSpace(log.b.String())
-			log.b.Reset()
-			return strings.Split(s, "\n")
+			return strings.Split(strings.TrimSpace(log.Take()), "\n")
 		}
 		call := func(c *http.Client, method string, id string, headers ...string) {
 			_, _ = post(t, c, method, frame(&wire.JWTSVIDRequest{Audience: []string{"a"}, SpiffeId: id}), headers...).status()
@@ -253,7 +250,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 		// A withdrawal is a refusal. What callers do to themselves is none.
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
 		require.NoError(t, err)
-		stop := run(t, s)
+		stop := workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 		denied.Store(true)
 		h.Refresh()
@@ -276,7 +273,7 @@ func TestRefusedProcess(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("peers are known on Linux")
 	}
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	var log syncBuffer
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 		Identities: func(context.Context) ([]workloadserver.Identity, error) { return nil, nil }, Logger: quiet(&log),
@@ -295,7 +292,7 @@ func TestRefusedProcess(t *testing.T) {
 // A second caller that is refused for the same reason is seen in the log.
 func TestRefusedCallersAreNamed(t *testing.T) {
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	var log syncBuffer
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{Logger: quiet(&log)})
 	for i := range 20 {

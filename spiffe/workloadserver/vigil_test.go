@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -85,7 +86,7 @@ func TestLiveManagers(t *testing.T) {
 				}})
 				s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
 				require.NoError(t, err)
-				run(t, s)
+				workloadtest.Run(t, s)
 				require.NoError(t, s.Ready(t.Context()))
 				least := time.Hour
 				for range 24 * 60 {
@@ -114,14 +115,14 @@ func (still) Changed() <-chan struct{} { return nil }
 func TestForgetfulProvider(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home, other := newDomain(t, "example.org"), newDomain(t, "other.test")
+		home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
 		src := &provider{}
 		web := home.SVID("/web")
 		src.set(snapshot(t, web, home), nil)
 		h := handler(t, still{src}, nil)
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
 		require.NoError(t, err)
-		run(t, s)
+		workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 		updates := updatesOf(s, "jwt")
 		c := home.Bundle().Contents()
@@ -156,7 +157,7 @@ func TestNeverRenewed(t *testing.T) {
 		t.Run(life.String(), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				home := newDomain(t, "example.org")
+				home := workloadtest.NewDomain(t, "example.org")
 				svid := home.SVID("/web", func(c *x509.Certificate) {
 					c.NotBefore = time.Now()
 					c.NotAfter = time.Now().Add(life)
@@ -178,11 +179,11 @@ func TestNeverRenewed(t *testing.T) {
 						all = append(all, time.Since(start))
 						return []workloadserver.Identity{{SVID: svid}}, nil
 					},
-					Logger: textLogger(&log),
+					Logger: workloadtest.Logger(&log),
 				})
 				s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
 				require.NoError(t, err)
-				run(t, s)
+				workloadtest.Run(t, s)
 				require.NoError(t, s.Ready(t.Context()))
 				time.Sleep(life - time.Second)
 				asked := looks()
@@ -221,7 +222,7 @@ func TestNeverRenewed(t *testing.T) {
 func TestFailureWithoutChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		var svid atomic.Pointer[spiffe.SVID]
 		var failure atomic.Pointer[error]
 		svid.Store(home.SVID("/web"))
@@ -235,11 +236,11 @@ func TestFailureWithoutChange(t *testing.T) {
 				}
 				return []workloadserver.Identity{{SVID: svid.Load()}}, nil
 			},
-			Logger: textLogger(&log),
+			Logger: workloadtest.Logger(&log),
 		})
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
 		require.NoError(t, err)
-		run(t, s)
+		workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 
 		kaputt := errors.New("kaputt")
@@ -280,7 +281,7 @@ func TestFailureWithoutChange(t *testing.T) {
 func TestHookThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		hang := func(ctx context.Context) error {
 			<-ctx.Done()
 			return context.Cause(ctx)
@@ -309,7 +310,7 @@ func TestHookThatHangs(t *testing.T) {
 		hangs := func(method string) {
 			start := time.Now()
 			code, message := post(t, c, service+method, bodies[method], header, "true").status()
-			assert.Equal(t, codeUnavailable, code, "%s: %s", method, message)
+			assert.Equal(t, workloadtest.Unavailable, code, "%s: %s", method, message)
 			assert.Equal(t, 30*time.Second, time.Since(start), method)
 		}
 		for method := range bodies {
@@ -327,7 +328,7 @@ func TestHookThatHangs(t *testing.T) {
 func TestIdentityProviders(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		web, db := &provider{}, &provider{}
 		web.set(snapshot(t, home.SVID("/web"), home), nil)
 		db.set(snapshot(t, home.SVID("/db"), home), nil)
@@ -340,11 +341,11 @@ func TestIdentityProviders(t *testing.T) {
 				defer mu.Unlock()
 				return ids, nil
 			},
-			Logger: textLogger(&log),
+			Logger: workloadtest.Logger(&log),
 		})
 		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
 		require.NoError(t, err)
-		run(t, s)
+		workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 		paths := func() (got []string) {
 			synctest.Wait()
@@ -402,7 +403,7 @@ func TestIdentityProviders(t *testing.T) {
 func TestShortLives(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	const life = 3 * time.Second
 	var svid atomic.Pointer[spiffe.SVID]
 	mint := func() {
@@ -418,7 +419,7 @@ func TestShortLives(t *testing.T) {
 	})
 	s, err := workloadapi.New(workloadapi.Config{Address: listen(t, &unixsocket.Server{Handler: h})})
 	require.NoError(t, err)
-	run(t, s)
+	workloadtest.Run(t, s)
 	ready, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	require.NoError(t, s.Ready(ready))
@@ -436,7 +437,7 @@ func TestShortLives(t *testing.T) {
 func TestForgetfulProviderWIT(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		w, next := newWITs(t, home), newWITs(t, home)
 		src := &provider{}
 		web := home.SVID("/web")

@@ -62,7 +62,7 @@ func (h *Handler) fetchWITSVID(r *http.Request, request []byte) (answer, error) 
 }
 
 // answer makes the current response. The first one has a WIT-SVID for every identity of the caller. Later ones leave
-// out an identity whose WIT-SVID cannot be issued, or has expired (WIT-51), so that neither the renewal nor the
+// out an identity whose WIT-SVID cannot be issued, or has expired, so that neither the renewal nor the
 // withdrawal of the others waits for it.
 func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
 	now := time.Now()
@@ -115,7 +115,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	case missing && expired == len(s.held): // nothing is taken away
 		return nil, time.Time{}, status(grpchttp.Unavailable,
 			"the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
-	case missing: // all that there was is taken away, which only this code says (WAPI-17)
+	case missing: // all that there was is taken away, which only this code says
 		return nil, time.Time{},
 			status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
 	default:

@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -246,7 +247,7 @@ func TestServeWIT(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-60", "WAPI-62", "WAPI-63", "WAPI-7", "WAPI-8", "WAPI-10", "WAPI-26", "STAB-2", "WIT-52")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		issuer := newWITs(t, home)
 		src := &provider{}
 		web, db := home.SVID("/web"), home.SVID("/db")
@@ -293,7 +294,7 @@ func TestServeWIT(t *testing.T) {
 
 		// What does not change the WIT-SVIDs brings none: a new bundle of others, renewed X.509-SVIDs.
 		ids[0].SVID = home.SVID("/web")
-		src.set(spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer.issuer), newDomain(t, "other.test").Bundle())), nil)
+		src.set(spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer.issuer), workloadtest.NewDomain(t, "other.test").Bundle())), nil)
 		h.Refresh()
 		all.none(t)
 		assert.Empty(t, issuer.calls())
@@ -353,7 +354,7 @@ func TestWITIssuerFails(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-60", "WAPI-61", "WAPI-17", "WAPI-20", "WEP-15")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		issuer := newWITs(t, home)
 		web, db := workloadserver.Identity{SVID: home.SVID("/web")}, workloadserver.Identity{SVID: home.SVID("/db")}
 		ids := []workloadserver.Identity{web}
@@ -361,7 +362,7 @@ func TestWITIssuerFails(t *testing.T) {
 		kaputt := errors.New("kaputt")
 		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
 			Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
-			IssueWITSVID: issuer.IssueWITSVID, Logger: textLogger(&log),
+			IssueWITSVID: issuer.IssueWITSVID, Logger: workloadtest.Logger(&log),
 		})
 
 		// Before the first message it is an error, and the client comes back.
@@ -461,7 +462,7 @@ func TestWITExpires(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WIT-51")
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		issuer := newWITs(t, home)
 		web, db := workloadserver.Identity{SVID: home.SVID("/web")}, workloadserver.Identity{SVID: home.SVID("/db")}
 		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
@@ -509,7 +510,7 @@ func TestWITExpires(t *testing.T) {
 func TestWITExpiresAndDenied(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		issuer := newWITs(t, home)
 		web, db := workloadserver.Identity{SVID: home.SVID("/web")}, workloadserver.Identity{SVID: home.SVID("/db")}
 		var alone atomic.Bool
@@ -540,27 +541,27 @@ const lastWait = 30 * time.Second // between two attempts, at most
 func TestServeWITRefuses(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-61", "WAPI-13", "WEP-6", "WEP-16")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	issuer := newWITs(t, home)
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
 	var log syncBuffer
 	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
 		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
-		IssueWITSVID: issuer.IssueWITSVID, Logger: textLogger(&log),
+		IssueWITSVID: issuer.IssueWITSVID, Logger: workloadtest.Logger(&log),
 	})
 	raw := http2(t, h)
 	for name, c := range map[string]struct {
 		body []byte
 		want int
 	}{
-		"another identity":    {frame(&wire.WITSVIDRequest{SpiffeId: "spiffe://example.org/db"}), codePermissionDenied},
-		"another of a prefix": {frame(&wire.WITSVIDRequest{SpiffeId: "spiffe://example.org/we"}), codePermissionDenied},
-		"the agent's own":     {frame(&wire.WITSVIDRequest{SpiffeId: "spiffe://example.org/agent"}), codePermissionDenied},
-		"not an ID":           {frame(&wire.WITSVIDRequest{SpiffeId: "web"}), codeInvalidArgument},
-		"a long ID":           {frame(&wire.WITSVIDRequest{SpiffeId: "spiffe://example.org/" + strings.Repeat("x", 3000)}), codeInvalidArgument},
-		"junk":                {append([]byte{0, 0, 0, 0, 4}, "junk"...), codeInvalidArgument},
-		"many fields":         {append([]byte{0, 0, 0, 0, 200}, make([]byte, 200)...), codeInvalidArgument},
-		"not UTF-8":           {[]byte{0, 0, 0, 0, 3, 0x0a, 1, 0xff}, codeInvalidArgument},
+		"another identity":    {frame(&wire.WITSVIDRequest{SpiffeId: "spiffe://example.org/db"}), workloadtest.PermissionDenied},
+		"another of a prefix": {frame(&wire.WITSVIDRequest{SpiffeId: "spiffe://example.org/we"}), workloadtest.PermissionDenied},
+		"the agent's own":     {frame(&wire.WITSVIDRequest{SpiffeId: "spiffe://example.org/agent"}), workloadtest.PermissionDenied},
+		"not an ID":           {frame(&wire.WITSVIDRequest{SpiffeId: "web"}), workloadtest.InvalidArgument},
+		"a long ID":           {frame(&wire.WITSVIDRequest{SpiffeId: "spiffe://example.org/" + strings.Repeat("x", 3000)}), workloadtest.InvalidArgument},
+		"junk":                {append([]byte{0, 0, 0, 0, 4}, "junk"...), workloadtest.InvalidArgument},
+		"many fields":         {append([]byte{0, 0, 0, 0, 200}, make([]byte, 200)...), workloadtest.InvalidArgument},
+		"not UTF-8":           {[]byte{0, 0, 0, 0, 3, 0x0a, 1, 0xff}, workloadtest.InvalidArgument},
 	} {
 		code, _ := post(t, raw, service+"FetchWITSVID", c.body, header, "true").status()
 		assert.Equal(t, c.want, code, name)
@@ -568,11 +569,11 @@ func TestServeWITRefuses(t *testing.T) {
 	assert.Empty(t, issuer.calls())
 	for _, rpc := range []string{"FetchWITSVID", "FetchWITBundles"} {
 		code, _ := post(t, raw, service+rpc, frame(&wire.WITSVIDRequest{})).status()
-		assert.Equal(t, codeInvalidArgument, code, "without the header")
+		assert.Equal(t, workloadtest.InvalidArgument, code, "without the header")
 	}
 	for want, bad := range map[int][]workloadserver.Identity{
-		codePermissionDenied: nil,
-		codeUnavailable:      {{SVID: home.SVID("/web"), Hint: "x"}, {SVID: home.SVID("/db"), Hint: "x"}},
+		workloadtest.PermissionDenied: nil,
+		workloadtest.Unavailable:      {{SVID: home.SVID("/web"), Hint: "x"}, {SVID: home.SVID("/db"), Hint: "x"}},
 	} {
 		ids = bad
 		for _, rpc := range []string{"FetchWITSVID", "FetchWITBundles"} {
@@ -587,7 +588,7 @@ func TestServeWITRefuses(t *testing.T) {
 func TestServeWITBundles(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-62", "WAPI-61", "WAPI-20", "WIT-60", "WIT-61", "WIT-63")
-	home, other, third := newDomain(t, "example.org"), newDomain(t, "other.test"), newDomain(t, "third.test")
+	home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
 	i1, i2, i3 := newWITs(t, home).issuer, newWITs(t, home).issuer, newWITs(t, other).issuer
 	tricky, err := witsvid.NewIssuer(home.TrustDomain(), newKey(t), &witsvid.IssuerOptions{KeyID: `"use":"wit-svid",`})
 	require.NoError(t, err)
@@ -631,7 +632,7 @@ func TestServeWITBundles(t *testing.T) {
 	}
 
 	src.set(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, own, withWIT(t, other, i3), third.Bundle())), nil)
-	want := map[string][]string{home.key(): kid(i1, i2, tricky), other.key(): kid(i3)}
+	want := map[string][]string{home.Key(): kid(i1, i2, tricky), other.Key(): kid(i3)}
 	for range 2 {
 		assert.Equal(t, want, kids())
 	}
@@ -640,15 +641,15 @@ func TestServeWITBundles(t *testing.T) {
 	assert.Equal(t, want, kids())
 	// The server's own trust domain is there, without keys, if others have some.
 	src.set(spiffe.NewSnapshot(third.SVID("/agent"), bundleSet(t, withWIT(t, other, i3), third.Bundle())), nil)
-	assert.Equal(t, map[string][]string{other.key(): want[other.key()], third.key(): {}}, kids())
+	assert.Equal(t, map[string][]string{other.Key(): want[other.Key()], third.Key(): {}}, kids())
 	// Without any keys every caller is denied.
 	src.set(snapshot(t, home.SVID("/agent"), home, third), nil)
 	code, _ := post(t, raw, service+"FetchWITBundles", frame(&wire.WITBundlesRequest{}), header, "true").status()
-	assert.Equal(t, codePermissionDenied, code)
+	assert.Equal(t, workloadtest.PermissionDenied, code)
 	// A bundle that is missing is a fault of the server's.
 	src.set(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, other, i3))), nil)
 	code, _ = post(t, raw, service+"FetchWITBundles", frame(&wire.WITBundlesRequest{}), header, "true").status()
-	assert.Equal(t, codeUnavailable, code)
+	assert.Equal(t, workloadtest.Unavailable, code)
 }
 
 // odd is a WIT-SVID as no issuer should make it.
@@ -683,7 +684,7 @@ func TestHostileWITIssuer(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-26", "WIT-1", "WIT-2", "WIT-5", "WIT-10", "WIT-11", "WIT-12", "WIT-13", "WIT-16", "WIT-24")
 	const head = `{"alg":"ES256","kid":"k","typ":"wit+jwt"}`
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	id := spiffe.MustParseID("spiffe://example.org/web")
 	key, other := newKey(t), newKey(t)
 	jwkOf := func(k *ecdsa.PublicKey) map[string]any {
@@ -715,7 +716,7 @@ func TestHostileWITIssuer(t *testing.T) {
 	serve := func(svid odd) (code int, m *wire.WITSVIDResponse, log string) {
 		t.Helper()
 		var b syncBuffer
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: svid.IssueWITSVID, Logger: textLogger(&b)})
+		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: svid.IssueWITSVID, Logger: workloadtest.Logger(&b)})
 		r := post(t, http2(t, h), service+"FetchWITSVID", frame(&wire.WITSVIDRequest{}), header, "true")
 		defer r.resp.Body.Close()
 		if data := r.recv(); data != nil {
@@ -788,7 +789,7 @@ func TestHostileWITIssuer(t *testing.T) {
 	} {
 		code, _, log := serve(c.svid)
 		log = strings.ReplaceAll(log, `\"`, `"`)
-		assert.Equal(t, codeUnavailable, code, name)
+		assert.Equal(t, workloadtest.Unavailable, code, name)
 		assert.Contains(t, log, c.want, name)
 		assert.NotContains(t, log, good.token[:40], name)
 	}
@@ -799,7 +800,7 @@ func TestHostileWITIssuer(t *testing.T) {
 func TestWITThatStays(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		home := newDomain(t, "example.org")
+		home := workloadtest.NewDomain(t, "example.org")
 		issuer := newWITs(t, home)
 		token, key, err := issuer.issuer.IssueWITSVID(t.Context(), spiffe.MustParseID("spiffe://example.org/web"), "")
 		require.NoError(t, err)
@@ -818,7 +819,7 @@ func TestWITOverSocket(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-2", "WAPI-3")
-	home := newDomain(t, "example.org")
+	home := workloadtest.NewDomain(t, "example.org")
 	issuer := newWITs(t, home)
 	snap := spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer.issuer)))
 	for _, opts := range []*workloadserver.Options{nil, {IssueWITSVID: issuer.IssueWITSVID}} {
@@ -840,13 +841,13 @@ func TestWITOverSocket(t *testing.T) {
 		frame(&wire.WITSVIDRequest{}), header, "true", "Grpc-Timeout", "300m")
 	require.NotEmpty(t, r.recv())
 	code, _ := r.status()
-	assert.Equal(t, codeDeadlineExceeded, code)
+	assert.Equal(t, workloadtest.DeadlineExceeded, code)
 }
 
 // A token is good until its "exp" and not at it.
 func TestCheckWITAtTheEnd(t *testing.T) {
 	t.Parallel()
-	issuer := newWITs(t, newDomain(t, "example.org"))
+	issuer := newWITs(t, workloadtest.NewDomain(t, "example.org"))
 	id := spiffe.MustParseID("spiffe://example.org/web")
 	token, key, err := issuer.issuer.IssueWITSVID(t.Context(), id, "")
 	require.NoError(t, err)

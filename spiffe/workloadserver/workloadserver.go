@@ -82,7 +82,7 @@ const (
 	sendTimeout    = time.Minute      // in which a client has to take a response
 	maxAudiences   = 64               // of a token
 	maxAudience    = 8 << 10          // bytes of all of them; validators refuse tokens of more than 16 KiB
-	maxHint        = 1024             // bytes (WAPI-25)
+	maxHint        = 1024             // bytes
 	maxStreams     = 10_000           // answered at the same time, by default
 	maxPeerStreams = 1000             // of them for one peer, by default
 	retryFull      = 10 * time.Second // after which a caller that found no room is to come back
@@ -150,7 +150,7 @@ type Options struct {
 	Identities func(ctx context.Context) ([]Identity, error)
 
 	// IssueJWTSVID answers FetchJWTSVID; a *ca.Authority and a *jwtsvid.Issuer have it. It returns a JWT-SVID in
-	// compact form for id, an identity that the caller has, whose "aud" has all of audience (WAPI-40). The context
+	// compact form for id, an identity that the caller has, whose "aud" has all of audience. The context
 	// ends after 30 seconds. Nil means that the method answers Unimplemented.
 	//
 	// An error that wraps [ErrDenied] says that this identity gets no token for the audience: a caller that names no
@@ -176,7 +176,7 @@ type Options struct {
 	// change, and this field with it.
 	//
 	// It returns a new WIT-SVID in compact form for id, an identity that the caller has under this hint, and the new
-	// private key that the token confirms (WIT-52): an *ecdsa.PrivateKey or *rsa.PrivateKey, as it goes to the
+	// private key that the token confirms: an *ecdsa.PrivateKey or *rsa.PrivateKey, as it goes to the
 	// caller. It is called for each identity of a caller when a stream of WIT-SVIDs begins, and again when half of
 	// the life of one is over or the WIT authorities of its trust domain change. The context is that of the request,
 	// and ends after 30 seconds. The Handler checks the form, "sub", "exp", and that token and key belong together.

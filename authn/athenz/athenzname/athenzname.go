@@ -1,6 +1,6 @@
-// Package athenzname implements the names of services in Athenz: principals, the Kubernetes namespaces and service accounts
-// that map to them, and the names in the certificates of their instances. Node agents, providers, and the clients and
-// servers of ZTS share it:
+// Package athenzname implements the names of services in Athenz: principals, the Kubernetes namespaces and
+// service accounts that map to them, and the names in the certificates of their instances. Node agents,
+// providers, and the clients and servers of ZTS share it:
 //
 //	mapping := athenzname.Mapping{AdminDomain: "k8s.admin"}
 //	web, err := mapping.Service("media-sports", "frontend") // media.sports.frontend
@@ -33,9 +33,9 @@ type Service struct {
 	Name   string // of the service in the domain, without dots, such as frontend
 }
 
-// ParseService reads the name of a principal, DOMAIN.NAME. The name is what follows the last dot. Letters have to be
-// lower case: the common name of a certificate, which is a principal too, may have others. The certificate of a role, such
-// as media.sports:role.reader, names no service.
+// ParseService reads the name of a principal, DOMAIN.NAME. The name is what follows the last dot. Letters have
+// to be lower case: the common name of a certificate, which is a principal too, may have others. The
+// certificate of a role, such as media.sports:role.reader, names no service.
 func ParseService(s string) (Service, error) {
 	i := strings.LastIndexByte(s, '.')
 	if i < 0 {
@@ -48,7 +48,8 @@ func ParseService(s string) (Service, error) {
 // Check reports whether the domain and the name are valid.
 func (s Service) Check() error {
 	if !isDomain(s.Domain) || !isSimple(s.Name) || len(s.Domain)+len(s.Name) >= maxName {
-		return fmt.Errorf("athenzname: service %.200q in domain %.200q: names consist of a-z, 0-9, _ and inner hyphens, with dots between those of a domain, %d bytes in all at most: %w",
+		return fmt.Errorf("athenzname: service %.200q in domain %.200q: names consist of a-z, 0-9, _ and inner "+
+			"hyphens, with dots between those of a domain, %d bytes in all at most: %w",
 			s.Name, s.Domain, maxName, errName)
 	}
 	return nil
@@ -66,7 +67,8 @@ func (s Service) ID() (spiffe.ID, error) {
 // spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME. Without Kubernetes the namespace is "default".
 func (s Service) IDIn(td spiffe.TrustDomain, namespace string) (spiffe.ID, error) {
 	if !isSimple(namespace) || td.IsZero() {
-		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: the trust domain is empty or the namespace %.100q is not a name: %w", s, namespace, errName)
+		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: the trust domain is empty or the "+
+			"namespace %.100q is not a name: %w", s, namespace, errName)
 	}
 	return s.id("spiffe://" + td.String() + "/ns/" + namespace + "/sa/" + s.String())
 }
@@ -82,8 +84,8 @@ func (s Service) id(text string) (spiffe.ID, error) {
 	return id, nil
 }
 
-// ServiceOfID returns the service that a SPIFFE ID of either form names, and the namespace of the form of [Service.IDIn],
-// which is empty for the form of [Service.ID].
+// ServiceOfID returns the service that a SPIFFE ID of either form names, and the namespace of the form of
+// [Service.IDIn], which is empty for the form of [Service.ID].
 func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
 	parts := strings.Split(id.Path(), "/") // the first is empty
 	switch {
@@ -94,7 +96,8 @@ func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
 		namespace = parts[2]
 		s, err = ParseService(parts[4])
 	default:
-		err = fmt.Errorf("athenzname: SPIFFE ID %.300q: it is neither spiffe://DOMAIN/sa/NAME nor spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME: %w", id, errName)
+		err = fmt.Errorf("athenzname: SPIFFE ID %.300q: it is neither spiffe://DOMAIN/sa/NAME nor "+
+			"spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME: %w", id, errName)
 	}
 	if err != nil {
 		return Service{}, "", err
@@ -102,8 +105,8 @@ func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
 	return s, namespace, nil
 }
 
-// DNSName returns the DNS name of the service below a suffix: NAME.DASHED-DOMAIN.SUFFIX, in which hyphens stand for the
-// dots of the domain.
+// DNSName returns the DNS name of the service below a suffix: NAME.DASHED-DOMAIN.SUFFIX, in which hyphens stand
+// for the dots of the domain.
 func (s Service) DNSName(suffix string) string {
 	return s.Name + "." + strings.ReplaceAll(s.Domain, ".", "-") + "." + suffix
 }
@@ -111,8 +114,8 @@ func (s Service) DNSName(suffix string) string {
 // Mapping says which Athenz domain a namespace of Kubernetes is: media-sports is media.sports, and foo-bar--baz is
 // foo.bar-baz. Two Mappings are the same if their fields are.
 type Mapping struct {
-	// AdminDomain is the domain of the cluster's own namespaces: kube-system is ADMIN-DOMAIN.kube-system. Empty means that
-	// they are namespaces like others.
+	// AdminDomain is the domain of the cluster's own namespaces: kube-system is ADMIN-DOMAIN.kube-system. Empty
+	// means that they are namespaces like others.
 	AdminDomain string
 
 	// SystemNamespaces are the cluster's own beside those that begin with "kube-".
@@ -120,15 +123,16 @@ type Mapping struct {
 }
 
 func (m Mapping) isSystem(namespace string) bool {
-	return m.AdminDomain != "" && (strings.HasPrefix(namespace, "kube-") || slices.Contains(m.SystemNamespaces, namespace))
+	return m.AdminDomain != "" && (strings.HasPrefix(namespace, "kube-") ||
+		slices.Contains(m.SystemNamespaces, namespace))
 }
 
-// Domain returns the domain of a namespace, which is an RFC 1123 label. The namespace of an ordinary workload that would
-// get the domain of one of the cluster's own is refused.
+// Domain returns the domain of a namespace, which is an RFC 1123 label. The namespace of an ordinary workload
+// that would get the domain of one of the cluster's own is refused.
 func (m Mapping) Domain(namespace string) (string, error) {
 	if !isNamespace(namespace) || m.AdminDomain != "" && !isDomain(m.AdminDomain) {
-		return "", fmt.Errorf("athenzname: domain of namespace %.100q: the namespace is not an RFC 1123 label, or the "+
-			"AdminDomain %.100q not a domain: %w", namespace, m.AdminDomain, errName)
+		return "", fmt.Errorf("athenzname: domain of namespace %.100q: the namespace is not an RFC 1123 label, "+
+			"or the AdminDomain %.100q not a domain: %w", namespace, m.AdminDomain, errName)
 	}
 	if m.isSystem(namespace) {
 		return m.AdminDomain + "." + namespace, nil
@@ -138,7 +142,8 @@ func (m Mapping) Domain(namespace string) (string, error) {
 	case !isDomain(domain):
 		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is not a domain: %w", namespace, domain, errName)
 	case m.AdminDomain != "" && strings.HasPrefix(domain, m.AdminDomain+"."):
-		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is below the AdminDomain, and the namespace is not listed as a system namespace: %w", namespace, domain, errName)
+		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is below the AdminDomain, and the "+
+			"namespace is not listed as a system namespace: %w", namespace, domain, errName)
 	}
 	return domain, nil
 }
@@ -153,7 +158,8 @@ func (m Mapping) Namespace(domain string) (string, error) {
 		namespace = strings.ReplaceAll(strings.ReplaceAll(domain, "-", "--"), ".", "-")
 	}
 	if back, err := m.Domain(namespace); err != nil || back != domain {
-		return "", fmt.Errorf("athenzname: namespace of domain %.200q: no namespace has this domain: %w", domain, errName)
+		return "", fmt.Errorf("athenzname: namespace of domain %.200q: no namespace has this domain: %w",
+			domain, errName)
 	}
 	return namespace, nil
 }
@@ -171,8 +177,8 @@ func (m Mapping) Service(namespace, account string) (Service, error) {
 	return s, nil
 }
 
-// Instance is one running instance of a service, such as a pod, with the names in its certificate. An Instance with neither
-// a Provider nor an ID is a service that proves itself to ZTS with its own key.
+// Instance is one running instance of a service, such as a pod, with the names in its certificate. An Instance
+// with neither a Provider nor an ID is a service that proves itself to ZTS with its own key.
 type Instance struct {
 	Provider Service // that vouches for it, such as k8s.admin.athenz-callback
 	Service  Service
@@ -197,8 +203,8 @@ func (i Instance) Check() error {
 		return err
 	}
 	if !i.OwnsKey() && !isHost(i.ID) || !isHost(i.Suffix) || len(i.InstanceName()) > maxName {
-		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower case, %d bytes "+
-			"with what is between them: %w", i.ID, i.Suffix, maxName, errName)
+		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower "+
+			"case, %d bytes with what is between them: %w", i.ID, i.Suffix, maxName, errName)
 	}
 	for _, ip := range i.IPs {
 		if !ip.IsValid() || ip.Zone() != "" {
@@ -209,7 +215,8 @@ func (i Instance) Check() error {
 		return nil
 	}
 	if s, _, err := ServiceOfID(i.SPIFFE); err != nil || s != i.Service {
-		return fmt.Errorf("athenzname: instance %q: the SPIFFE ID %.300q is not one of %q: %w", i.ID, i.SPIFFE, i.Service, errName)
+		return fmt.Errorf("athenzname: instance %q: the SPIFFE ID %.300q is not one of %q: %w", i.ID, i.SPIFFE,
+			i.Service, errName)
 	}
 	return nil
 }

@@ -70,6 +70,7 @@ type Config struct {
 
 // Conn is the way to one CA. It is safe for concurrent use.
 type Conn struct {
+	Name     string            // of the client's package
 	Endpoint caclient.Endpoint // with a Logger
 	URL      string            // scheme and host
 	HTTP     *http.Client
@@ -108,7 +109,8 @@ func New(cfg Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{Endpoint: *e, URL: u.Scheme + "://" + u.Host, HTTP: hc, cfg: cfg, tokenless: ratelog.New(e.Logger, 0)}
+	c := &Conn{Name: cfg.Name, Endpoint: *e, URL: u.Scheme + "://" + u.Host, HTTP: hc, cfg: cfg}
+	c.tokenless = ratelog.New(e.Logger, 0)
 	c.conns, _ = hc.Transport.(*conns.Transport)
 	c.roots.td = e.TrustDomain
 	return c, nil
@@ -294,6 +296,9 @@ func Present(get func() *tls.Certificate) *tls.Certificate {
 	}
 	return cert
 }
+
+// Name returns the name of the package that made c.
+func (c *Conn) Name() string { return c.cfg.Name }
 
 // Untrusted reports whether the CA's own certificate did not verify: the roots may be older than it, and are read
 // again.

@@ -1,12 +1,14 @@
 // Package nodeagent is the agent of a Kubernetes node that gives its pods the identities of Athenz.
 //
-// The kubelet is the source of truth: the agent looks up the pod that asks, has an identity document signed for it, and
-// registers it with ZTS, Athenz's certificate authority. ZTS asks the provider, which verifies the document and compares it
-// with the live pod at the API server: see package authn/athenz for that, and for the signing service.
+// The kubelet is the source of truth: the agent looks up the pod that asks, has an identity document signed for it,
+// and registers it with ZTS, Athenz's certificate authority. ZTS asks the provider, which verifies the document and
+// compares it with the live pod at the API server: see package authn/athenz for that, and for the signing service.
 //
 //	agent, err := nodeagent.New(nodeagent.Config{
 //		Volumes: "/var/athenz/volumes", Pods: kubelet, Signer: signing,
-//		ZTS: athenz.Options{Endpoint: caclient.Endpoint{URL: "https://zts.athenz.svc:4443", TrustDomain: td, RootsFile: roots}},
+//		ZTS: athenz.Options{
+//			Endpoint: caclient.Endpoint{URL: "https://zts.athenz.svc:4443", TrustDomain: td, RootsFile: roots},
+//		},
 //		Provider: provider, Suffix: "svc.cluster.local",
 //	})
 //	…
@@ -16,12 +18,13 @@
 //
 // # What it promises
 //
-// Documents and keys are in memory only, and never in a log or an error. A certificate that was superseded is not shown to
-// ZTS again, which would revoke the instance for good.
+// Documents and keys are in memory only, and never in a log or an error. A certificate that was superseded is not
+// shown to ZTS again, which would revoke the instance for good.
 //
 // # What it does not do
 //
-// It does not mount what pods see: [Volumes] has the files that a driver of FlexVolumes keeps, and examples/athenz-agent is one.
+// It does not mount what pods see: [Volumes] has the files that a driver of FlexVolumes keeps, and
+// examples/athenz-agent is one.
 package nodeagent
 
 import (
@@ -116,8 +119,8 @@ type Config struct {
 	// Mapping says which domain a namespace is, as for the provider.
 	Mapping athenzname.Mapping
 
-	// SPIFFE returns the SPIFFE ID in the certificate of a pod, such as Service.ID or Service.IDIn of its service; the zero ID
-	// means none. A nil func means Service.ID.
+	// SPIFFE returns the SPIFFE ID in the certificate of a pod, such as Service.ID or Service.IDIn of its service;
+	// the zero ID means none. A nil func means Service.ID.
 	SPIFFE func(s athenzname.Service, pod *athenz.Pod) (spiffe.ID, error)
 
 	// Timeout bounds what a request waits for; 0 means 30 seconds.
@@ -143,17 +146,18 @@ type turn struct {
 }
 
 // New returns the handler that pods ask for their identity, over a Unix socket that is mounted into them. POST
-// /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE each further. GET /healthz needs no handle. The error says
-// which field is wrong.
+// /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE each further. GET /healthz needs no handle. The
+// error says which field is wrong.
 //
-// An answer is a JSON object with the members ntoken, which is a service token, and keyPEM, certPEM and caCertPEM, which are
-// base64 of PEM: an RSA key of 2048 bits in PKCS#1, the chain, and the roots. The body of a refresh has keyPEM and certPEM of
-// the present identity, in base64 or as they are.
+// An answer is a JSON object with the members ntoken, which is a service token, and keyPEM, certPEM and caCertPEM,
+// which are base64 of PEM: an RSA key of 2048 bits in PKCS#1, the chain, and the roots. The body of a refresh has
+// keyPEM and certPEM of the present identity, in base64 or as they are.
 //
-// A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when it has
-// reached the pod, and until the last that has reached it has expired, a second init is refused with 403. A refresh takes the
-// certificate that was given last, or the one before, if the last was lost on the way; an older one is refused here, as ZTS
-// would revoke the instance for good. A pod that has another address than before gets a certificate for that.
+// A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when
+// it has reached the pod, and until the last that has reached it has expired, a second init is refused with 403. A
+// refresh takes the certificate that was given last, or the one before, if the last was lost on the way; an older one
+// is refused here, as ZTS would revoke the instance for good. A pod that has another address than before gets a
+// certificate for that.
 func New(cfg Config) (http.Handler, error) { return newAgent(cfg, newCA) }
 
 func newAgent(cfg Config, newCA func(ztsclient.Options) (instanceCA, error)) (http.Handler, error) {
@@ -181,7 +185,8 @@ func newAgent(cfg Config, newCA func(ztsclient.Options) (instanceCA, error)) (ht
 		// What is wrong with the AdminDomain or with ZTS is told for any pod.
 		var any athenzname.Service
 		if any, err = cfg.Mapping.Service("default", "default"); err == nil {
-			_, err = newCA(a.request(athenzname.Instance{Provider: cfg.Provider, Service: any, ID: "any", Suffix: cfg.Suffix}, "", nil))
+			_, err = newCA(a.request(athenzname.Instance{Provider: cfg.Provider, Service: any, ID: "any",
+				Suffix: cfg.Suffix}, "", nil))
 		}
 	}
 	if err != nil {
@@ -225,7 +230,8 @@ func (e *refusal) Unwrap() error { return e.err }
 func failed(code int, text string, err error) error { return &refusal{code, text, err} }
 
 // serve answers a request. The result of work is what the pod is given, and what is written down of it.
-func (a *agent) serve(w http.ResponseWriter, r *http.Request, work func(http.ResponseWriter, *http.Request, string) (*agentapi.Given, *volumeContext, error)) {
+func (a *agent) serve(w http.ResponseWriter, r *http.Request, work func(http.ResponseWriter, *http.Request,
+	string) (*agentapi.Given, *volumeContext, error)) {
 	handle := r.PathValue("handle")
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.Timeout)
 	defer cancel()
@@ -248,11 +254,15 @@ func (a *agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 	switch {
 	case err == nil:
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "identity given",
-			slog.String("path", r.Pattern), slog.String("service", known.Domain+"."+known.Service), slog.String("instance", known.InstanceID))
+			slog.String("path", r.Pattern), slog.String("service", known.Domain+"."+known.Service), slog.String(
+				"instance", known.InstanceID))
 	case given != nil:
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down", slog.String("err", bearer.Redact(err.Error(), handle)))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down",
+			slog.String("err", bearer.Redact(err.Error(), handle)))
 	default:
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity not given", slog.String("path", r.Pattern), slog.String("err", bearer.Redact(err.Error(), handle))) // paths of files have it
+		// paths of files have it
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity not given", slog.String("path", r.Pattern),
+			slog.String("err", bearer.Redact(err.Error(), handle)))
 		answerError(w, err)
 	}
 }
@@ -271,7 +281,8 @@ func answerError(w http.ResponseWriter, err error) {
 }
 
 // exclusive calls f while no other call for the handle does.
-func (a *agent) exclusive(ctx context.Context, handle string, f func() (*agentapi.Given, *volumeContext, error)) (*agentapi.Given, *volumeContext, error) {
+func (a *agent) exclusive(ctx context.Context, handle string, f func() (*agentapi.Given, *volumeContext, error)) (
+	*agentapi.Given, *volumeContext, error) {
 	if !agentapi.IsHandle(handle) || !a.cfg.Volumes.there(handle) {
 		return nil, nil, failed(http.StatusBadRequest, "there is no volume with this handle", nil)
 	}
@@ -314,7 +325,8 @@ func (a *agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*a
 	}
 	switch old, err := a.cfg.Volumes.context(handle); {
 	case err == nil && old.Delivered && time.Now().Before(old.Expires):
-		return nil, nil, failed(http.StatusForbidden, "the identity of this volume was given already; it is refreshed with itself", nil)
+		return nil, nil, failed(http.StatusForbidden,
+			"the identity of this volume was given already; it is refreshed with itself", nil)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, nil, failed(http.StatusInternalServerError, "what is known of the volume cannot be read", err)
 	}
@@ -327,9 +339,10 @@ func (a *agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*a
 	return given, known, err
 }
 
-// register registers the pod of a volume, in one of the slots. It reports whether there was a document, too, which may be used
-// up now.
-func (a *agent) register(ctx context.Context, handle string, data volumeData) (given *agentapi.Given, known *volumeContext, signed bool, err error) {
+// register registers the pod of a volume, in one of the slots. It reports whether there was a document, too, which
+// may be used up now.
+func (a *agent) register(ctx context.Context, handle string, data volumeData) (given *agentapi.Given,
+	known *volumeContext, signed bool, err error) {
 	if err := a.limit.Acquire(ctx, handle); err != nil {
 		return nil, nil, false, err
 	}
@@ -341,17 +354,22 @@ func (a *agent) register(ctx context.Context, handle string, data volumeData) (g
 	case err != nil:
 		return nil, nil, false, failed(http.StatusInternalServerError, "the kubelet cannot be asked", err)
 	case kube.PodEnded(pod.Phase, pod.Deleting) != "":
-		return nil, nil, false, failed(http.StatusForbidden, "the pod is to have no identity: "+kube.PodEnded(pod.Phase, pod.Deleting), nil)
+		return nil, nil, false, failed(http.StatusForbidden, "the pod is to have no identity: "+kube.PodEnded(
+			pod.Phase, pod.Deleting), nil)
 	case data.UID != "" && pod.UID != data.UID:
-		return nil, nil, false, failed(http.StatusForbidden, "the volume is that of a pod that was deleted, and not of the present one of the same name", nil)
+		return nil, nil, false, failed(http.StatusForbidden,
+			"the volume is that of a pod that was deleted, and not of the present one of the same name", nil)
 	}
 	instance, err := a.instance(pod)
 	if err != nil {
-		return nil, nil, false, failed(http.StatusInternalServerError, "the pod cannot have an identity, or not yet", err)
+		return nil, nil, false, failed(http.StatusInternalServerError, "the pod cannot have an identity, or not yet",
+			err)
 	}
-	document, err := a.cfg.Signer.SignDocument(ctx, athenz.PodSubject{Namespace: pod.Namespace, Pod: pod.Name, Service: instance.Service, IP: pod.IP})
+	document, err := a.cfg.Signer.SignDocument(ctx, athenz.PodSubject{Namespace: pod.Namespace, Pod: pod.Name,
+		Service: instance.Service, IP: pod.IP})
 	if err != nil {
-		return nil, nil, false, failed(http.StatusInternalServerError, "the identity document could not be signed", err)
+		return nil, nil, false, failed(http.StatusInternalServerError, "the identity document could not be signed",
+			err)
 	}
 	known, err = newContext(instance)
 	if err == nil {
@@ -376,14 +394,17 @@ func (a *agent) instance(pod *athenz.Pod) (athenzname.Instance, error) {
 		return athenzname.Instance{}, errors.New("the pod has no address yet")
 	}
 	if n := len(service.String()); n > maxCommonName { // by which ZTS knows a service that refreshes
-		return athenzname.Instance{}, fmt.Errorf("the service %q has %d bytes, and a common name %d at most: shorten the name of the namespace or of the service account",
+		return athenzname.Instance{}, fmt.Errorf(
+			"the service %q has %d bytes, and a common name %d at most: shorten the name of the namespace or of "+
+				"the service account",
 			service, n, maxCommonName)
 	}
 	id, err := a.cfg.SPIFFE(service, pod)
 	if err != nil {
 		return athenzname.Instance{}, err
 	}
-	i := athenzname.Instance{Provider: a.cfg.Provider, Service: service, ID: pod.Name, Suffix: a.cfg.Suffix, IPs: []netip.Addr{pod.IP}, SPIFFE: id}
+	i := athenzname.Instance{Provider: a.cfg.Provider, Service: service, ID: pod.Name, Suffix: a.cfg.Suffix,
+		IPs: []netip.Addr{pod.IP}, SPIFFE: id}
 	return i, i.Check()
 }
 
@@ -407,11 +428,13 @@ func (a *agent) next(w http.ResponseWriter, r *http.Request, handle string) (*ag
 		return nil, nil, failed(http.StatusBadRequest, "the body has no certificate with its key", err)
 	}
 	leaf := current.Leaf()
-	if s, err := athenzname.ParseService(strings.ToLower(leaf.Subject.CommonName)); leaf.Subject.CommonName != "" && (err != nil || s != instance.Service) {
+	if s, err := athenzname.ParseService(strings.ToLower(leaf.Subject.CommonName)); leaf.Subject.CommonName != "" &&
+		(err != nil || s != instance.Service) {
 		return nil, nil, failed(http.StatusBadRequest, "the certificate is that of another service", err)
 	}
 	if !slices.Contains(known.Serials, leaf.SerialNumber.Text(16)) {
-		return nil, nil, failed(http.StatusBadRequest, "the certificate was superseded by one that this volume was given later; use that", nil)
+		return nil, nil, failed(http.StatusBadRequest,
+			"the certificate was superseded by one that this volume was given later; use that", nil)
 	}
 	if time.Now().After(leaf.NotAfter) {
 		return nil, nil, failed(http.StatusBadRequest, "the certificate has expired: begin with init", nil)
@@ -439,8 +462,8 @@ func (a *agent) next(w http.ResponseWriter, r *http.Request, handle string) (*ag
 	return given, known, nil
 }
 
-// moved reports whether the pod of an instance has another address by now, as when its sandbox was made anew, and notes it. The
-// provider refuses the one before.
+// moved reports whether the pod of an instance has another address by now, as when its sandbox was made anew, and
+// notes it. The provider refuses the one before.
 func (a *agent) moved(ctx context.Context, handle string, i *athenzname.Instance) bool {
 	ctx, cancel := context.WithTimeout(ctx, kubeletWait)
 	defer cancel()

@@ -30,12 +30,12 @@ const (
 	maxVolume   = 64 << 10 // bytes of a file
 )
 
-// Volumes is the folder of a node, such as /var/athenz/volumes, in which the agent and the driver of the volumes keep what they
-// know of them. Both run as the same user, or as root: other users can read nothing in it. It is safe for concurrent use, by
-// several processes, too.
+// Volumes is the folder of a node, such as /var/athenz/volumes, in which the agent and the driver of the volumes keep
+// what they know of them. Both run as the same user, or as root: other users can read nothing in it. It is safe for
+// concurrent use, by several processes, too.
 //
-// The first [Volumes.Add] makes a secret of the node in the file secret. Without it the handles of the volumes that are there
-// cannot be found by their paths any more.
+// The first [Volumes.Add] makes a secret of the node in the file secret. Without it the handles of the volumes that
+// are there cannot be found by their paths any more.
 type Volumes string
 
 type volumeData struct {
@@ -54,18 +54,19 @@ func podIn(path string) string {
 	return uid
 }
 
-// Add notes that a volume was mounted for a pod, for a driver of volumes to call, and returns its handle, which is what the pod
-// proves itself with to the agent: nobody can guess it who does not know the secret of the node. If the path has the UID of the
-// pod, as those of the kubelet have, the handle gives nothing to a later pod of the same name.
+// Add notes that a volume was mounted for a pod, for a driver of volumes to call, and returns its handle. The pod proves
+// itself to the agent with the handle, which cannot be guessed without the secret of the node. If the path has the UID
+// of the pod, as paths of the kubelet have, the handle gives nothing to a later pod of the same name.
 //
-// The folder mount in the folder of the handle is what the driver mounts at the path: the pod finds the handle there, in the
-// file id. A volume that was there before is forgotten, so that the pod can take its identity again.
+// The folder mount in the folder of the handle is what the driver mounts at the path: the pod finds the handle there,
+// in the file id. A volume that was there before is forgotten, so that the pod can take its identity again.
 func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error) {
 	if v == "" {
 		return "", errors.New("nodeagent: add volume: there is no folder for it")
 	}
 	if !filepath.IsAbs(mountPath) || !kube.ValidLabel(namespace) || !kube.ValidName(pod) {
-		return "", fmt.Errorf("nodeagent: add volume: the path %.200q is not absolute, or %.100q and %.100q are not the names of a namespace and a pod", mountPath, namespace, pod)
+		return "", fmt.Errorf("nodeagent: add volume: the path %.200q is not absolute, or %.100q and %.100q are "+
+			"not the names of a namespace and a pod", mountPath, namespace, pod)
 	}
 	text, err := json.Marshal(volumeData{namespace, pod, podIn(mountPath)})
 	if err == nil {
@@ -95,7 +96,8 @@ func (v Volumes) handle(mountPath string) (handle string, err error) {
 			err = f.Write(secretFile, secret)
 		}
 		if err == nil && len(secret) != secretSize {
-			err = fmt.Errorf("%s: the secret of the node has %d bytes, not %d", filepath.Join(string(v), secretFile), len(secret), secretSize)
+			err = fmt.Errorf("%s: the secret of the node has %d bytes, not %d", filepath.Join(string(v), secretFile),
+				len(secret), secretSize)
 		}
 		handle = agentapi.Handle(secret, mountPath)
 		return err
@@ -113,7 +115,8 @@ func (v Volumes) writeID(handle string) error {
 	if err := root.Mkdir("mount", 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return root.WriteFile("mount/id", []byte(handle), 0o644) //nolint:gosec // above it only this user may enter, and the pod has nothing else
+	//nolint:gosec // above it only this user may enter, and the pod has nothing else
+	return root.WriteFile("mount/id", []byte(handle), 0o644)
 }
 
 // Remove forgets the volume that was mounted at a path, with what the agent knows of the pod. One that is not there is
@@ -129,8 +132,10 @@ func (v Volumes) Remove(mountPath string) error {
 	if err != nil {
 		return fmt.Errorf("nodeagent: remove volume: %w", err)
 	}
-	// One by one: what is still mounted is an error, and not deleted through the mount. A crash leaves drafts of the files.
-	for _, name := range []string{dataFile, dataFile + ".new", contextFile, contextFile + ".new", "mount/id", "mount/connect", "mount", ""} {
+	// One by one: what is still mounted is an error, and not deleted through the mount. A crash leaves drafts of the
+	// files.
+	for _, name := range []string{dataFile, dataFile + ".new", contextFile, contextFile + ".new", "mount/id",
+		"mount/connect", "mount", ""} {
 		err := os.Remove(filepath.Join(string(v), handle, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("nodeagent: remove volume: %w", err)
@@ -214,7 +219,8 @@ func (c *volumeContext) instance(suffix string) (athenzname.Instance, error) {
 	if err != nil {
 		return athenzname.Instance{}, err
 	}
-	i := athenzname.Instance{Provider: provider, Service: athenzname.Service{Domain: c.Domain, Name: c.Service}, ID: c.InstanceID, Suffix: suffix}
+	i := athenzname.Instance{Provider: provider, Service: athenzname.Service{Domain: c.Domain, Name: c.Service},
+		ID: c.InstanceID, Suffix: suffix}
 	for _, text := range c.SANIPs {
 		ip, _ := netip.AddrFromSlice(text)
 		i.IPs = append(i.IPs, ip.Unmap())

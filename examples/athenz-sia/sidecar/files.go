@@ -21,14 +21,14 @@ import (
 // maxIdentityFile is the most bytes of a file with a part of an identity.
 const maxIdentityFile = 1 << 20
 
-// Files are the files in which a pod keeps its identity. Readers never see a part of a file. A process that is killed while it
-// writes leaves the whole identity or the one before: what is missing is completed when the files are read or written again.
-// One process at a time writes. The folders are made if they are missing. The key and the token have the mode 0440, the others
-// 0444.
+// Files are the files in which a pod keeps its identity. Readers never see a part of a file. A process that is killed
+// while it writes leaves the whole identity or the one before: what is missing is completed when the files are read
+// or written again. One process at a time writes. The folders are made if they are missing. The key and the token
+// have the mode 0440, the others 0444.
 type Files struct {
-	// KeyFile, CertificateFile and RootsFile are the paths of the private key, of the certificate with its intermediates, and
-	// of the roots, in PEM and in one folder. An RSA key is in PKCS#1, and any other in PKCS#8. The roots stay as they are if
-	// none came with the certificate.
+	// KeyFile, CertificateFile and RootsFile are the paths of the private key, of the certificate with its
+	// intermediates, and of the roots, in PEM and in one folder. An RSA key is in PKCS#1, and any other in PKCS#8.
+	// The roots stay as they are if none came with the certificate.
 	KeyFile, CertificateFile, RootsFile string
 
 	// TokenFile is the path of the service token. Empty means that it is not written.
@@ -43,7 +43,8 @@ func (f Files) check() error {
 	case f.KeyFile == "" || f.CertificateFile == "" || f.RootsFile == "":
 		return errors.New("Files: one of KeyFile, CertificateFile and RootsFile is empty")
 	case filepath.Dir(f.CertificateFile) != dir || filepath.Dir(f.RootsFile) != dir:
-		return errors.New("Files: KeyFile, CertificateFile and RootsFile are not in one folder, in which they change together")
+		return errors.New("Files: KeyFile, CertificateFile and RootsFile are not in one folder, in which they " +
+			"change together")
 	case key == cert || key == roots || cert == roots || token == key || token == cert || token == roots:
 		return errors.New("Files: two of them have the same path")
 	}
@@ -72,7 +73,8 @@ func (f store) write(ctx context.Context, i *Identity) error {
 	}
 	// The token is a file of its own; it is good with the certificate before, too.
 	if token := i.ServiceToken(); f.TokenFile != "" && token != "" {
-		if err := f.replace(ctx, filepath.Dir(f.TokenFile), map[string]fileset.File{filepath.Base(f.TokenFile): {Data: []byte(token), Mode: 0o440}}); err != nil {
+		if err := f.replace(ctx, filepath.Dir(f.TokenFile),
+			map[string]fileset.File{filepath.Base(f.TokenFile): {Data: []byte(token), Mode: 0o440}}); err != nil {
 			return fmt.Errorf("service token: %w", err)
 		}
 	}
@@ -90,12 +92,14 @@ func (f store) replace(ctx context.Context, dir string, set map[string]fileset.F
 
 func (f store) open(ctx context.Context, dir string, last ...string) (*fileset.Folder, error) {
 	return fileset.Open(dir, fileset.Options{Program: "athenz", Plain: true, Last: last, Warn: func(err error) {
-		f.logger.LogAttrs(ctx, slog.LevelWarn, "sidecar: other users may replace the files of the identity", slog.Any("err", err))
+		f.logger.LogAttrs(ctx, slog.LevelWarn, "sidecar: other users may replace the files of the identity",
+			slog.Any("err", err))
 	}})
 }
 
-// read returns the identity that write has written. The error wraps [fs.ErrNotExist] if there is none. Roots or a service token
-// that cannot be read, or a token of another service, are none, and the logger is warned: the next refresh writes them anew.
+// read returns the identity that write has written. The error wraps [fs.ErrNotExist] if there is none. Roots or a
+// service token that cannot be read, or a token of another service, are none, and the logger is warned: the next
+// refresh writes them anew.
 func (f store) read() (*Identity, error) {
 	if _, err := os.Stat(filepath.Dir(f.KeyFile)); err != nil {
 		return nil, err
@@ -155,6 +159,7 @@ func (f store) optional(ctx context.Context, name string, use func([]byte) error
 		err = use(data)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		f.logger.LogAttrs(ctx, slog.LevelWarn, "sidecar: a file of the identity cannot be read", slog.String("file", name), slog.Any("err", err))
+		f.logger.LogAttrs(ctx, slog.LevelWarn, "sidecar: a file of the identity cannot be read",
+			slog.String("file", name), slog.Any("err", err))
 	}
 }

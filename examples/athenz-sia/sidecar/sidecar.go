@@ -1,9 +1,11 @@
-// Package sidecar is the client in a pod that has an identity of Athenz: it takes the identity from the agent of the node,
-// package nodeagent, and keeps it fresh, in memory and in files.
+// Package sidecar is the client in a pod that has an identity of Athenz: it takes the identity from the agent of the
+// node, package nodeagent, and keeps it fresh, in memory and in files.
 //
 //	s, err := sidecar.Start(ctx, sidecar.Config{
 //		Socket: "/identity/connect/agent.sock", HandleFile: "/identity/id",
-//		Files: sidecar.Files{KeyFile: "/tls/service.key", CertificateFile: "/tls/service.cert", RootsFile: "/tls/cacert.pem"},
+//		Files: sidecar.Files{
+//			KeyFile: "/tls/service.key", CertificateFile: "/tls/service.cert", RootsFile: "/tls/cacert.pem",
+//		},
 //	})
 //	…
 //	defer s.Close()
@@ -11,9 +13,9 @@
 //
 // # What it promises
 //
-// An identity that is still valid is never dropped because a refresh failed. One that cannot be written to the files is not
-// published, and is written again soon: the agent gives the first one once. The key and the token are never in a log or an
-// error.
+// An identity that is still valid is never dropped because a refresh failed. One that cannot be written to the files
+// is not published, and is written again soon: the agent gives the first one once. The key and the token are never in
+// a log or an error.
 package sidecar
 
 import (
@@ -60,7 +62,8 @@ type redacted = redact.Text // so that the embedded field is not exported
 type Identity struct {
 	redacted
 
-	// Credential is the certificate with its key. If the certificate has a SPIFFE ID, its PEM makes an X.509-SVID, too.
+	// Credential is the certificate with its key. If the certificate has a SPIFFE ID, its PEM makes an X.509-SVID,
+	// too.
 	Credential *pki.Credential
 
 	// Roots are those of the certificates that ZTS issues.
@@ -90,20 +93,20 @@ type Config struct {
 	// HandleFile is the file with the handle of the pod's volume, such as /identity/id.
 	HandleFile string
 
-	// Files is where the identity is kept. A Sidecar begins with what is there, such as what an init container has written, if
-	// that has not expired. The zero value keeps it in memory alone: then a restart takes another first identity, which the
-	// agent refuses until the last one has expired.
+	// Files is where the identity is kept. A Sidecar begins with what is there, such as what an init container has
+	// written, if that has not expired. The zero value keeps it in memory alone: then a restart takes another first
+	// identity, which the agent refuses until the last one has expired.
 	Files Files
 
-	// Interval is how often the identity is refreshed, give or take a tenth; 0 means an hour. It is refreshed when half of
-	// its life is over, too.
+	// Interval is how often the identity is refreshed, give or take a tenth; 0 means an hour. It is refreshed when
+	// half of its life is over, too.
 	Interval time.Duration
 
 	// Timeout bounds each attempt; 0 means 30 seconds.
 	Timeout time.Duration
 
-	// Logger gets each new identity (Info) and each failure (Warn), and is warned of files that cannot be read or that other
-	// users may replace. Nil means no logs.
+	// Logger gets each new identity (Info) and each failure (Warn), and is warned of files that cannot be read or
+	// that other users may replace. Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -149,20 +152,24 @@ func New(cfg Config) (*Sidecar, error) {
 	kept := store{cfg.Files, cfg.Logger}
 	first, err := kept.read()
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-		return nil, fmt.Errorf("sidecar: new: folder of %s: %w; let user %d write to it", cfg.Files.KeyFile, err, os.Getuid())
+		return nil, fmt.Errorf("sidecar: new: folder of %s: %w; let user %d write to it", cfg.Files.KeyFile, err,
+			os.Getuid())
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the agent says whether another one is to be had
-		cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn, "sidecar: the files have no identity that can be used", slog.Any("err", err))
+		cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn,
+			"sidecar: the files have no identity that can be used", slog.Any("err", err))
 	}
 	return newSidecar(cfg, client, kept.write, first)
 }
 
 // newSidecar returns a Sidecar that begins with an identity, if that is not nil.
-func newSidecar(cfg Config, from agent, keep func(context.Context, *Identity) error, first *Identity) (*Sidecar, error) {
+func newSidecar(cfg Config, from agent, keep func(context.Context, *Identity) error, first *Identity) (*Sidecar,
+	error) {
 	cfg.Interval, cfg.Timeout = cmp.Or(cfg.Interval, defaultInterval), cmp.Or(cfg.Timeout, defaultTimeout)
 	cfg.Logger = ratelog.Patient(cfg.Logger)
 	if cfg.Interval < time.Minute || cfg.Timeout < 0 {
-		return nil, fmt.Errorf("sidecar: new: the Interval is %v and the Timeout %v; an Interval is at least a minute", cfg.Interval, cfg.Timeout)
+		return nil, fmt.Errorf("sidecar: new: the Interval is %v and the Timeout %v; an Interval is at least a minute",
+			cfg.Interval, cfg.Timeout)
 	}
 	s := &Sidecar{cfg: cfg, agent: from, keep: keep}
 	begin := new(state)
@@ -173,8 +180,9 @@ func newSidecar(cfg Config, from agent, keep func(context.Context, *Identity) er
 	return s, nil
 }
 
-// Start returns a Sidecar that has an identity, and runs until [Sidecar.Close]. The end of ctx ends a start that is not done
-// yet, and nothing after that. If it fails, nothing is left running, and the error is that of New or of Ready.
+// Start returns a Sidecar that has an identity, and runs until [Sidecar.Close]. The end of ctx ends a start that is
+// not done yet, and nothing after that. If it fails, nothing is left running, and the error is that of New or of
+// Ready.
 func Start(ctx context.Context, cfg Config) (*Sidecar, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -187,8 +195,8 @@ func start(ctx context.Context, s *Sidecar) (*Sidecar, error) {
 	return lifecycle.Started(ctx, s, &s.life, s.work)
 }
 
-// Run keeps the identity fresh. It blocks until ctx is done or Close is called, and returns nil then. It returns an error at
-// once if it is running already or closed.
+// Run keeps the identity fresh. It blocks until ctx is done or Close is called, and returns nil then. It returns an
+// error at once if it is running already or closed.
 func (s *Sidecar) Run(ctx context.Context) error {
 	return s.life.RunAs(ctx, "sidecar", s.work)
 }
@@ -197,8 +205,8 @@ func (s *Sidecar) Run(ctx context.Context) error {
 // is always nil.
 func (s *Sidecar) Close() error { return s.life.Close() }
 
-// Ready waits until there is an identity that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what the
-// last attempt failed with.
+// Ready waits until there is an identity that has not expired. The error wraps [spiffe.ErrNotReady], the cause of
+// ctx, and what the last attempt failed with.
 func (s *Sidecar) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { _, err := s.Identity(); return err == nil })
 	if err == nil {
@@ -214,8 +222,8 @@ func (s *Sidecar) Ready(ctx context.Context) error {
 	return fmt.Errorf("sidecar: %w; waited for it: %w", why, err)
 }
 
-// Identity returns the present identity. It does not block. Before the first, and after the end of the certificate, the error
-// wraps [spiffe.ErrNotReady] and says what the last attempt failed with.
+// Identity returns the present identity. It does not block. Before the first, and after the end of the certificate,
+// the error wraps [spiffe.ErrNotReady] and says what the last attempt failed with.
 func (s *Sidecar) Identity() (*Identity, error) {
 	st := s.cur.Load()
 	switch {
@@ -230,8 +238,8 @@ func (s *Sidecar) Identity() (*Identity, error) {
 	return st.identity, nil
 }
 
-// Changed returns a channel that is closed when the identity changes, or an attempt to get one has failed. Take it before
-// reading.
+// Changed returns a channel that is closed when the identity changes, or an attempt to get one has failed. Take it
+// before reading.
 func (s *Sidecar) Changed() <-chan struct{} { return s.news.Changed() }
 
 // Report implements [report.Reporter] with the identity, and the agent as the upstream. The metrics are:
@@ -243,9 +251,11 @@ func (s *Sidecar) Changed() <-chan struct{} { return s.news.Changed() }
 func (s *Sidecar) Report() report.Report {
 	st := s.cur.Load()
 	_, err := s.Identity()
-	i := report.Identity{Name: "default", Failures: st.failures, Err: st.err} // not its Own: a restart asks for another init, which the agent refuses
+	// not its Own: a restart asks for another init, which the agent refuses
+	i := report.Identity{Name: "default", Failures: st.failures, Err: st.err}
 	r := report.Report{
-		NotReady: err, Upstreams: []report.Upstream{{Name: "agent", OK: st.refreshes > 0, Failures: st.failures, Err: st.err}},
+		NotReady: err, Upstreams: []report.Upstream{{Name: "agent", OK: st.refreshes > 0, Failures: st.failures,
+			Err: st.err}},
 		Metrics: s.writeMetrics,
 	}
 	if st.identity != nil {
@@ -265,10 +275,14 @@ func (s *Sidecar) writeMetrics(w io.Writer) error {
 		m.Gauge("svidkit_athenz_sidecar_"+name, help, func() (float64, bool) { return value, ok })
 	}
 	gauge("ready", "Whether there is an identity that has not expired.", metrics.Bool(err == nil), true)
-	m.Totals("svidkit_athenz_sidecar_refreshes_total", "How many identities the agent has given.", func(add metrics.Add) { add(float64(st.refreshes)) })
+	m.Totals("svidkit_athenz_sidecar_refreshes_total", "How many identities the agent has given.",
+		func(add metrics.Add) {
+			add(float64(st.refreshes))
+		})
 	gauge("failures", "Failed attempts in a row.", float64(st.failures), true)
 	if st.identity != nil {
-		gauge("identity_end_timestamp_seconds", "When the certificate expires, in seconds since 1970.", metrics.Seconds(st.identity.Credential.NotAfter()), true)
+		gauge("identity_end_timestamp_seconds", "When the certificate expires, in seconds since 1970.",
+			metrics.Seconds(st.identity.Credential.NotAfter()), true)
 	}
 	return m.Write(w)
 }
@@ -296,7 +310,8 @@ func (s *Sidecar) attempt(ctx context.Context) time.Duration {
 		st.identity, st.refreshes, st.failures, st.err = i, st.refreshes+1, 0, nil
 		s.cur.Store(&st)
 		s.news.Notify()
-		s.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "sidecar: new identity", slog.Any("identity", i), slog.Duration("refresh_in", wait))
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "sidecar: new identity", slog.Any("identity", i),
+			slog.Duration("refresh_in", wait))
 		return wait
 	}
 	st.failures, st.err = st.failures+1, err
@@ -304,10 +319,12 @@ func (s *Sidecar) attempt(ctx context.Context) time.Duration {
 	s.news.Notify()
 	var life, left time.Duration
 	if st.identity != nil {
-		life, left = st.identity.Credential.NotAfter().Sub(st.identity.Credential.Leaf().NotBefore), st.identity.Credential.NotAfter().Sub(now)
+		life, left = st.identity.Credential.NotAfter().Sub(st.identity.Credential.Leaf().NotBefore),
+			st.identity.Credential.NotAfter().Sub(now)
 	}
 	wait := patience.Wait(renew.NewFailure(st.failures, err), life, left, rand.Float64())
-	s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "sidecar: no new identity", slog.Any("err", err), slog.Int("attempt", st.failures), slog.Duration("retry_in", wait))
+	s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "sidecar: no new identity", slog.Any("err", err),
+		slog.Int("attempt", st.failures), slog.Duration("retry_in", wait))
 	return wait
 }
 
@@ -320,8 +337,8 @@ func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error)
 	case i != nil && time.Now().Before(i.Credential.NotAfter()):
 	case current != nil && time.Now().Before(current.Credential.NotAfter()):
 		a, err = s.agent.Refresh(ctx, current.Credential)
-		// An agent that cannot refresh it says so by 400, as after a reboot of the node, which mounts the volumes anew. It gives a
-		// first one if no other was given, and there is none to wait for.
+		// An agent that cannot refresh it says so by 400, as after a reboot of the node, which mounts the volumes
+		// anew. It gives a first one if no other was given, and there is none to wait for.
 		if e, ok := errors.AsType[*jsonapi.StatusError](err); ok && e.Code == http.StatusBadRequest {
 			if first, failed := s.agent.Init(ctx); failed == nil {
 				a, err = first, nil

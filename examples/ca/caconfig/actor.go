@@ -14,8 +14,8 @@ import (
 const maxCommand = 1024
 
 // currentActor describes this process. Its command line is the name of the program and its arguments, cut after 1024
-// bytes. The value of each flag with "key", "secret", "token", "pass" or "credential" in its name is replaced by "…", and so
-// is what comes before the "@" of a URL.
+// bytes. The value of each flag with "key", "secret", "token", "pass" or "credential" in its name is replaced by "…",
+// and so is what comes before the "@" of a URL.
 func currentActor() ca.Actor {
 	a := ca.Actor{Command: command(os.Args)}
 	if uid := os.Getuid(); uid >= 0 { // there are none on Windows
@@ -50,7 +50,10 @@ func hideUsers(text string) string {
 		}
 		out.WriteString(scheme)
 		text = rest
-		if end := strings.IndexFunc(rest, func(c rune) bool { return c == '/' || c == '@' || unicode.IsSpace(c) }); end >= 0 && rest[end] == '@' {
+		if end := strings.IndexFunc(rest, func(c rune) bool {
+			return c == '/' || c == '@' ||
+				unicode.IsSpace(c)
+		}); end >= 0 && rest[end] == '@' {
 			out.WriteString("…")
 			text = rest[end:]
 		}

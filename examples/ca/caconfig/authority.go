@@ -47,18 +47,19 @@ type Authority struct {
 
 // OpenOptions are the options of [Config.Open]. The zero value is for a program that signs.
 type OpenOptions struct {
-	// Existing makes no CA, for an operator's command that signs nothing; without a CA the error wraps [ca.ErrNoRecord].
-	// ReadOnly also writes nothing, keeps no audit log, and takes no step of a rotation: it shows what is in the store.
+	// Existing makes no CA, for an operator's command that signs nothing; without a CA the error wraps
+	// [ca.ErrNoRecord]. ReadOnly also writes nothing, keeps no audit log, and takes no step of a rotation: it shows
+	// what is in the store.
 	Existing, ReadOnly bool
 	Logger             *slog.Logger // nil means silence
 }
 
-// Open opens the CA: the one in -root-ca-dir if there are files, and otherwise the self-signed one in its store. If there
-// is none, it makes one with -create, and without the flag in the default folder if that is empty: another empty store may
-// be a volume that is not mounted. It makes the folder of the state and the audit log, and refuses folders and files that
-// other users of this machine can change. If it fails, it leaves nothing behind. Changes of keys are in the audit log, with
-// the user, the host and the command line of this process. A server on the same store may run meanwhile. The caller
-// closes the Authority.
+// Open opens the CA: the one in -root-ca-dir if there are files, and otherwise the self-signed one in its store. If
+// there is none, it makes one with -create, and without the flag in the default folder if that is empty: another
+// empty store may be a volume that is not mounted. It makes the folder of the state and the audit log, and refuses
+// folders and files that other users of this machine can change. If it fails, it leaves nothing behind. Changes of
+// keys are in the audit log, with the user, the host and the command line of this process. A server on the same store
+// may run meanwhile. The caller closes the Authority.
 func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if c.StateDir == "" {
 		return nil, misused("-state-dir: the flag is empty, or this user has no home folder; name a folder")
@@ -72,7 +73,8 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 		a.Close()
 		undo()
 		if uid := os.Getuid(); errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-			err = fmt.Errorf("%w; run this as the user that the folder belongs to (it is user %d now), or name a folder in -state-dir that this one may write to", err, uid)
+			err = fmt.Errorf("%w; run this as the user that the folder belongs to (it is user %d now), or name a "+
+				"folder in -state-dir that this one may write to", err, uid)
 		}
 		return nil, err
 	}
@@ -137,7 +139,8 @@ func (c *Config) mayCreate() bool {
 		switch {
 		case err != nil:
 			return false
-		case e.Name() == filepath.Base(c.SecretFile), e.Name() == filepath.Base(c.AuditLog) && info.Size() == 0: // of a start that failed
+		// of a start that failed
+		case e.Name() == filepath.Base(c.SecretFile), e.Name() == filepath.Base(c.AuditLog) && info.Size() == 0:
 		case e.IsDir() && e.Name() == "ca":
 			if inside, err := os.ReadDir(filepath.Join(c.StateDir, e.Name())); err != nil || len(inside) > 0 {
 				return false
@@ -149,8 +152,8 @@ func (c *Config) mayCreate() bool {
 	return err == nil || errors.Is(err, fs.ErrNotExist)
 }
 
-// makeStateDir makes the folder of the state, and refuses one that other users can change. In a cluster, where it holds no
-// key, that is a warning: an emptyDir is open to all, and the users of a pod are its own.
+// makeStateDir makes the folder of the state, and refuses one that other users can change. In a cluster, where it
+// holds no key, that is a warning: an emptyDir is open to all, and the users of a pod are its own.
 func (c *Config) makeStateDir(log *slog.Logger) error {
 	var o private.Options
 	if c.Kubernetes {
@@ -172,8 +175,8 @@ func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
 	return audit, nil
 }
 
-// pluggedInFiles reports whether there are files in -root-ca-dir. Those that other users can change are an error, as is
-// such a folder without any: it could have some in a moment.
+// pluggedInFiles reports whether there are files in -root-ca-dir. Those that other users can change are an error, as
+// is such a folder without any: it could have some in a moment.
 func (c *Config) pluggedInFiles() (bool, error) {
 	if c.pluggedIn.Dir == "" {
 		return false, nil
@@ -187,7 +190,8 @@ func (c *Config) pluggedInFiles() (bool, error) {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && c.given["root-ca-dir"]:
-		return false, fmt.Errorf("-root-ca-dir: there is no CA in %s; put its files there, or leave this flag away for a self-signed CA: %w", c.pluggedIn.Dir, err)
+		return false, fmt.Errorf("-root-ca-dir: there is no CA in %s; put its files there, or leave this flag away "+
+			"for a self-signed CA: %w", c.pluggedIn.Dir, err)
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
 	case errors.Is(err, private.ErrUnsafe), dir == nil:
@@ -280,8 +284,9 @@ func (c *Config) ownStore() (secret, folder string) {
 	return "istio-ca-secret", "ca"
 }
 
-// replacesOwn refuses a CA that is plugged in beside one of our own, whose root clients trust, unless the operator has said
-// that it is to replace that. In a cluster the volume of the Secret says so, as with Istio; there it is a warning.
+// replacesOwn refuses a CA that is plugged in beside one of our own, whose root clients trust, unless the operator
+// has said that it is to replace that. In a cluster the volume of the Secret says so, as with Istio; there it is a
+// warning.
 func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 	if c.replaceOwn {
 		return nil
@@ -298,18 +303,21 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 	case errors.Is(err, ca.ErrNoRecord), c.Kubernetes && err != nil:
 		return nil
 	case c.Kubernetes:
-		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that this is meant", "own", own.Where, "plugged_in", c.pluggedIn.Dir)
+		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that "+
+			"this is meant", "own", own.Where, "plugged_in", c.pluggedIn.Dir)
 		return nil
 	}
 	return fmt.Errorf("-root-ca-dir: there is a CA in %s, and another one %s, whose root clients trust; "+
-		"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one", c.pluggedIn.Dir, own.Where)
+		"set -replace-own-ca to sign with the one that is plugged in, or empty -root-ca-dir to go on with the own one",
+		c.pluggedIn.Dir, own.Where)
 }
 
 // store returns the store of that name: a Secret, or a folder.
 func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	if c.Kubernetes {
 		a.Where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
-		store, err := kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace, APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
+		store, err := kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace,
+			APIServer: c.cluster.API.APIServer, HTTPClient: c.cluster.API.HTTPClient})
 		if err != nil {
 			return nil, fmt.Errorf("-kubernetes: %w; -kubernetes-api names one", err)
 		}
@@ -319,8 +327,8 @@ func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	return ca.NewDirStore(filepath.Join(c.StateDir, folder))
 }
 
-// look is a store that is only looked at, as package ca knows by the method View: an operator's command that reads needs no right to
-// write, and takes no step for the servers.
+// look is a store that is only looked at, as package ca knows by the method View: an operator's command that reads
+// needs no right to write, and takes no step for the servers.
 type look struct{ ca.Store }
 
 // View marks the store.
@@ -416,11 +424,12 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	}
 }
 
-// Recover makes the folder of a self-signed CA that has lost the file CURRENT, or has a wrong one, go on with the newest
-// version that is complete; see [ca.RecoverDirStore]. It is recorded in the audit log.
+// Recover makes the folder of a self-signed CA that has lost the file CURRENT, or has a wrong one, go on with the
+// newest version that is complete; see [ca.RecoverDirStore]. It is recorded in the audit log.
 func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	if c.Kubernetes || c.StateDir == "" {
-		return ca.Recovery{}, misused("-recover: it is for the folder in -state-dir; a Secret has one version, to be restored from a backup")
+		return ca.Recovery{}, misused("-recover: it is for the folder in -state-dir; a Secret has one version, to " +
+			"be restored from a backup")
 	}
 	r, err := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, "ca"), true)
 	if err != nil || c.AuditLog == "none" {
@@ -429,7 +438,8 @@ func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	log, err := c.openAudit(nil)
 	if err == nil {
 		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
-			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds, Detail: r.Version, Actor: currentActor(),
+			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds,
+			Detail: r.Version, Actor: currentActor(),
 		}), log.Close())
 	}
 	if err != nil {
@@ -443,12 +453,13 @@ func isLoopback(addr string) bool {
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
 }
 
-// Serve opens the ports and the CA, and serves until ctx is done, which is no error. It calls ready when all ports are
-// served; a listener is nil if its flag is empty. The Authority is closed when Serve returns. If StateDir is empty, Serve
-// makes a temporary folder, sets it in c, and leaves it if there is anything in it. A nil log means silence.
+// Serve opens the ports and the CA, and serves until ctx is done, which is no error. It calls ready when all ports
+// are served; a listener is nil if its flag is empty. The Authority is closed when Serve returns. If StateDir is
+// empty, Serve makes a temporary folder, sets it in c, and leaves it if there is anything in it. A nil log means
+// silence.
 //
-// In development mode it refuses ports beyond loopback, lifetimes of more than an hour, a CA that was plugged in, and to
-// run in a pod.
+// In development mode it refuses ports beyond loopback, lifetimes of more than an hour, a CA that was plugged in, and
+// to run in a pod.
 func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Authority, caserver.Listeners)) error {
 	if err := c.check(true); err != nil {
 		return err
@@ -463,7 +474,8 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		if err != nil {
 			return err
 		}
-		defer func() { _ = os.Remove(dir) }() // unless there is something in it: a start that has failed leaves nothing behind
+		// unless there is something in it: a start that has failed leaves nothing behind
+		defer func() { _ = os.Remove(dir) }()
 		c.temporary = true
 		c.setStateDir(dir)
 	}
@@ -471,7 +483,8 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	} else if pluggedIn && c.Development() {
 		return fmt.Errorf("-root-ca-dir: there is a CA in %s, and a server without -kubernetes and -jwt-rule is for "+
-			"development: it signs any name for all that have its secret; empty this flag to serve a CA of its own", c.pluggedIn.Dir)
+			"development: it signs any name for all that have its secret; empty this flag to serve a CA of its own",
+			c.pluggedIn.Dir)
 	}
 	at := caserver.Listeners{LinkerdPlaintext: c.linkerdPlaintext}
 	for _, p := range []struct {
@@ -548,14 +561,16 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	if c.istioAddr != "" {
-		log.Info("caconfig: -renew-by-certificate: callers of Istio's API may renew with the certificate that they have",
+		log.Info("caconfig: -renew-by-certificate: callers of Istio's API may renew with the certificate that they "+
+			"have",
 			"since_other_proof", c.renew, "longest_lifetime", c.CA.DefaultTTL)
 	}
 	return server.Run(ctx, at)
 }
 
 // identity keeps the server's own certificate fresh until stop is called. The CA that is served signs it.
-func (c *Config) identity(ctx context.Context, signer ca.Signer, log *slog.Logger) (m *secretcache.Manager, stop func(), err error) {
+func (c *Config) identity(ctx context.Context, signer ca.Signer, log *slog.Logger) (m *secretcache.Manager,
+	stop func(), err error) {
 	own, err := local.NewServer(signer, c.ServerID, c.names()...)
 	if err != nil {
 		return nil, nil, err
@@ -568,7 +583,8 @@ func (c *Config) identity(ctx context.Context, signer ca.Signer, log *slog.Logge
 }
 
 // reportEvents has what happens at Linkerd's API reported as events of Kubernetes until stop is called.
-func (c *Config) reportEvents(ctx context.Context, a *Authority, o *linkerd.Options, log *slog.Logger) (stop func(), err error) {
+func (c *Config) reportEvents(ctx context.Context, a *Authority, o *linkerd.Options, log *slog.Logger) (stop func(),
+	err error) {
 	api, err := kube.New(kube.Options{URL: c.cluster.API.APIServer, Client: c.cluster.API.HTTPClient})
 	if err != nil {
 		return nil, err
@@ -639,7 +655,8 @@ func (c *Config) writeAgentEnv(istio net.Listener) error {
 	if err != nil {
 		return err
 	}
-	text := fmt.Sprintf("TRUST_DOMAIN='%s'\nPOD_NAMESPACE='demo'\nSERVICE_ACCOUNT='web'\nCA_ADDR='%s'\nCA_ROOT_CA='%[3]s'\nXDS_ROOT_CA='%[3]s'\n",
+	text := fmt.Sprintf("TRUST_DOMAIN='%s'\nPOD_NAMESPACE='demo'\nSERVICE_ACCOUNT='web'\n"+
+		"CA_ADDR='%s'\nCA_ROOT_CA='%[3]s'\nXDS_ROOT_CA='%[3]s'\n",
 		c.CA.TrustDomain, istio.Addr(), roots)
 	return fileset.Replace(root, "agent.env", fileset.File{Data: []byte(text), Mode: 0o600})
 }
@@ -687,7 +704,8 @@ type lifetimes struct {
 
 func (l lifetimes) grant(ctx context.Context, signer ca.Signer, r ca.Request) ([]*x509.Certificate, error) {
 	if l.shorten && r.TTL > l.longest {
-		l.log.LogOf(slog.LevelInfo, r.ID.String(), "caconfig: -max-ttl (MAX_WORKLOAD_CERT_TTL) is granted to a request for a longer lifetime", "longest",
+		l.log.LogOf(slog.LevelInfo, r.ID.String(),
+			"caconfig: -max-ttl (MAX_WORKLOAD_CERT_TTL) is granted to a request for a longer lifetime", "longest",
 			slog.String("id", r.ID.String()), slog.Duration("asked", r.TTL), slog.Duration("granted", l.longest))
 		r.TTL = l.longest
 	}
@@ -724,7 +742,8 @@ func (c *Config) names() []pki.SAN {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	sans := []pki.SAN{{Type: pki.IP, Value: string(net.IPv4(127, 0, 0, 1).To4())}, {Type: pki.IP, Value: string(net.IPv6loopback)}}
+	sans := []pki.SAN{{Type: pki.IP, Value: string(net.IPv4(127, 0, 0, 1).To4())},
+		{Type: pki.IP, Value: string(net.IPv6loopback)}}
 	for _, name := range slices.Compact(names) {
 		sans = append(sans, pki.DNSSAN(name))
 	}

@@ -45,14 +45,20 @@ const (
 )
 
 func (c *Config) defineCluster(fs *flag.FlagSet) {
-	fs.BoolVar(&c.caServer, "ca-server", true, "serve the certificate APIs; without them the bundle, metrics and health remain [ENABLE_CA_SERVER]")
-	fs.DurationVar(&c.wait, "wait", 0, "`duration`, such as 20m: how long a start waits for a CA that is not there and may not be made, or for "+
+	fs.BoolVar(&c.caServer, "ca-server", true,
+		"serve the certificate APIs; without them the bundle, metrics and health remain [ENABLE_CA_SERVER]")
+	fs.DurationVar(&c.wait, "wait", 0, "`duration`, such as 20m: how long a start waits for a CA that is not there "+
+		"and may not be made, or for "+
 		"a store that does not answer (default: not at all, and without end) [CA_WAIT]")
-	fs.StringVar(&c.rootConfigMap, "root-configmap", "", "`name` of the ConfigMap of each namespace that is to have the roots, as pods of Istio mount "+
-		"istio-ca-root-cert; empty: none [PILOT_CA_CERT_CONFIGMAP]")
-	fs.Func("remote-cluster", "another `cluster` whose pods are callers, as ID=URL,FOLDER, with ca.crt and token of a service account there; may be repeated", c.setRemote)
-	fs.StringVar(&c.tlsCert, "tls-cert", "", "`file` with the certificates of the server, instead of one of its own CA (default in a pod "+istiodTLS+"/tls.crt, if that is there)")
-	fs.StringVar(&c.tlsKey, "tls-key", "", "`file` with the key for -tls-cert (default in a pod tls.key in the same folder)")
+	fs.StringVar(&c.rootConfigMap, "root-configmap", "",
+		"`name` of the ConfigMap of each namespace that is to have the roots, as pods of Istio mount "+
+			"istio-ca-root-cert; empty: none [PILOT_CA_CERT_CONFIGMAP]")
+	fs.Func("remote-cluster", "another `cluster` whose pods are callers, as ID=URL,FOLDER, with ca.crt and token "+
+		"of a service account there; may be repeated", c.setRemote)
+	fs.StringVar(&c.tlsCert, "tls-cert", "", "`file` with the certificates of the server, instead of one of its "+
+		"own CA (default in a pod "+istiodTLS+"/tls.crt, if that is there)")
+	fs.StringVar(&c.tlsKey, "tls-key", "", "`file` with the key for -tls-cert (default in a pod tls.key in the "+
+		"same folder)")
 }
 
 func (c *Config) setRemote(text string) error {
@@ -61,7 +67,8 @@ func (c *Config) setRemote(text string) error {
 	if id == "" || !strings.HasPrefix(url, "https://") || !filepath.IsAbs(dir) {
 		return errors.New("it is not ID=https://HOST:PORT,/FOLDER")
 	}
-	client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: filepath.Join(dir, "ca.crt"), MinVersion: tls.VersionTLS12})
+	client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: filepath.Join(dir, "ca.crt"),
+		MinVersion: tls.VersionTLS12})
 	if err != nil {
 		return err
 	}
@@ -125,9 +132,10 @@ func (c *Config) tlsFiles() (cert, key string) {
 	return c.tlsCert, c.tlsKey
 }
 
-// followTLS returns the certificate in the files of a flag, which are followed until stop is called; nil without files. A
-// pair that is not good leaves the last one in use.
-func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (get func(*tls.ClientHelloInfo) (*tls.Certificate, error), stop func(), err error) {
+// followTLS returns the certificate in the files of a flag, which are followed until stop is called; nil without
+// files. A pair that is not good leaves the last one in use.
+func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (get func(*tls.ClientHelloInfo) (
+	*tls.Certificate, error), stop func(), err error) {
 	if cert == "" {
 		return nil, func() {}, nil
 	}
@@ -143,13 +151,17 @@ func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (g
 			return fmt.Errorf("%s and %s: %w", cert, key, err)
 		}
 		now, old := time.Now(), current.Load()
-		if err := certchain.InTime(pair.Leaf, now); err != nil && (now.After(pair.Leaf.NotAfter) || old != nil && now.Before(old.Leaf.NotAfter)) {
+		if err := certchain.InTime(pair.Leaf, now); err != nil && (now.After(pair.Leaf.NotAfter) || old != nil &&
+			now.Before(old.Leaf.NotAfter)) {
 			return fmt.Errorf("%s: %w", cert, err)
 		}
 		current.Store(&pair)
-		log.Info("caconfig: "+name+": certificate taken over", "serial", pair.Leaf.SerialNumber.Text(16), "not_after", pair.Leaf.NotAfter)
+		log.Info("caconfig: "+name+": certificate taken over", "serial", pair.Leaf.SerialNumber.Text(16), "not_after",
+			pair.Leaf.NotAfter)
 		return nil
-	}, &follow.Options{Logger: log, Open: func(path string) (*os.File, error) { return private.OpenFile(path, os.O_RDONLY, private.Options{}) }})
+	}, &follow.Options{Logger: log, Open: func(path string) (*os.File, error) {
+		return private.OpenFile(path, os.O_RDONLY, private.Options{})
+	}})
 	if err := f.Read(ctx); err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -169,20 +181,21 @@ const noLists = "no revocation lists are handed out: roots and keys are revoked,
 
 // without are variables of Istio's CA that have no effect, with the reason.
 var without = map[string]string{
-	"USE_REMOTE_CERTS":                 "a CA of another cluster is given as files in ROOT_CA_DIR",
-	"PILOT_ENABLE_CA_CRL":              noLists,
-	"PILOT_CRL_CONFIGMAP":              noLists,
-	"XDS_AUTH":                         "callers are always authenticated",
-	"XDS_AUTH_PLAINTEXT":               "the certificate APIs take no tokens without TLS",
-	"PILOT_CERT_PROVIDER":              "the certificate of the server is of its own CA, or in -tls-cert",
-	"PILOT_ENABLE_XDS_IDENTITY_CHECK":  "this program serves no configuration of proxies, and a certificate is always for the caller itself",
+	"USE_REMOTE_CERTS":    "a CA of another cluster is given as files in ROOT_CA_DIR",
+	"PILOT_ENABLE_CA_CRL": noLists,
+	"PILOT_CRL_CONFIGMAP": noLists,
+	"XDS_AUTH":            "callers are always authenticated",
+	"XDS_AUTH_PLAINTEXT":  "the certificate APIs take no tokens without TLS",
+	"PILOT_CERT_PROVIDER": "the certificate of the server is of its own CA, or in -tls-cert",
+	"PILOT_ENABLE_XDS_IDENTITY_CHECK": "this program serves no configuration of proxies, and a certificate is " +
+		"always for the caller itself",
 	"PILOT_SKIP_VALIDATE_TRUST_DOMAIN": "the trust domain of a caller is always checked",
 	"SPIFFE_BUNDLE_ENDPOINTS":          "callers of other trust domains get no certificates",
 	"KUBECONFIG":                       "-kubernetes-api and -remote-cluster name other clusters",
 	"REVISION":                         "-dns-names has further names of the server",
 }
 
-// variables logs the variables of the environment that have no effect, and those that look like slips.
+// variables logs the variables of the environment that have no effect, and those that look misspelled.
 func (c *Config) variables(log *slog.Logger) {
 	known := slices.Collect(maps.Keys(without))
 	c.flags.VisitAll(func(f *flag.Flag) {
@@ -200,7 +213,8 @@ func (c *Config) variables(log *slog.Logger) {
 			log.Warn("caconfig: a variable is not known, and looks like another one", "variable", name, "known", right)
 			continue
 		}
-		if why == "" && !slices.Contains(known, name) && (strings.HasPrefix(name, "PILOT_") || strings.HasPrefix(name, "CITADEL_")) {
+		if why == "" && !slices.Contains(known, name) && (strings.HasPrefix(name, "PILOT_") || strings.HasPrefix(name,
+			"CITADEL_")) {
 			why = "it is not one of a CA; -help lists those"
 		}
 		if why != "" {

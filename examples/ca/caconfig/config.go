@@ -1,6 +1,6 @@
 // Package caconfig configures a program that is a certificate authority, by flags and by the environment variables of
-// Istio's CA. It opens the CA that they describe, and serves it. A program with commands or flags of its own defines them
-// in the same flag set:
+// Istio's CA. It opens the CA that they describe, and serves it. A program with commands or flags of its own defines
+// them in the same flag set:
 //
 //	flags := flag.NewFlagSet("my-ca", flag.ContinueOnError)
 //	config, err := caconfig.Parse(flags, os.Args[1:], os.Getenv)
@@ -13,8 +13,8 @@
 //
 // # Rights
 //
-// In a cluster the service account of the program needs the rights that the comments of packages pki/ca/kubesecret and authn/kube
-// name. With -root-configmap it also needs these, in a ClusterRole, with the name that the flag has:
+// In a cluster the service account of the program needs the rights that the comments of packages pki/ca/kubesecret
+// and authn/kube name. With -root-configmap it also needs these, in a ClusterRole, with the name that the flag has:
 //
 //	rules:
 //	- {apiGroups: [""], resources: [namespaces], verbs: [list, watch]}
@@ -56,13 +56,13 @@ type Config struct {
 	Kubernetes bool      // the API server of a cluster knows the callers
 	ExternalCA string    // what signs instead of this CA; empty for none
 
-	// StateDir is the folder of the state, and RootsFile a file in it that Serve keeps up to date with the roots in PEM. Both
-	// are empty until Serve makes a temporary folder, if it has to. AuditLog is a file, or "none".
+	// StateDir is the folder of the state, and RootsFile a file in it that Serve keeps up to date with the roots in
+	// PEM. Both are empty until Serve makes a temporary folder, if it has to. AuditLog is a file, or "none".
 	StateDir, RootsFile, AuditLog string
 
 	// SecretFile is a file in StateDir with the secret that tokens have in development mode: see
-	// [caserver.InsecureTokens]. It outlives restarts. Beside it Serve writes agent.env, with the environment variables of an
-	// agent on this machine: the address and the roots of the CA, and the identity of demo/web.
+	// [caserver.InsecureTokens]. It outlives restarts. Beside it Serve writes agent.env, with the environment
+	// variables of an agent on this machine: the address and the roots of the CA, and the identity of demo/web.
 	SecretFile string
 
 	flags              *flag.FlagSet
@@ -110,8 +110,9 @@ const (
 	developmentTTL = time.Hour // the longest lifetime in development mode
 )
 
-// ErrUsage says that a flag, or the variable that sets it, is wrong: a program ends with status 2 for it. It is wrapped by
-// the errors of [Parse], but for [flag.ErrHelp], and by those of [Config.Open] and [Config.Serve] that are about flags.
+// ErrUsage says that a flag, or the variable that sets it, is wrong: a program ends with status 2 for it. It is
+// wrapped by the errors of [Parse], but for [flag.ErrHelp], and by those of [Config.Open] and [Config.Serve] that are
+// about flags.
 var ErrUsage = errors.New("usage")
 
 // usageError is an ErrUsage with a text of its own.
@@ -129,8 +130,9 @@ func (c *Config) Development() bool {
 	return !c.Kubernetes && c.callers.rule == nil && (c.inCluster || c.callers.issuer == "" && !c.given["own-token"])
 }
 
-// define defines the flags in fs. The defaults are those of Istio's CA and of Linkerd's identity service, where they have
-// them. A usage that ends with a name in brackets names the environment variable that sets the flag: that of Istio's CA.
+// define defines the flags in fs. The defaults are those of Istio's CA and of Linkerd's identity service, where they
+// have them. A usage that ends with a name in brackets names the environment variable that sets the flag: that of
+// Istio's CA.
 func (c *Config) define(fs *flag.FlagSet) {
 	const day = 24 * time.Hour
 	rootCA, rootsOfRA := "", "" // a relative folder would be that of another user some day
@@ -138,71 +140,122 @@ func (c *Config) define(fs *flag.FlagSet) {
 		rootCA, rootsOfRA = "/etc/cacerts", "/etc/external-ca-cert/root-cert.pem"
 	}
 
-	fs.TextVar(&c.CA.TrustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"), "trust `domain` of the CA [TRUST_DOMAIN]")
+	fs.TextVar(&c.CA.TrustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"),
+		"trust `domain` of the CA [TRUST_DOMAIN]")
 	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA "+
 		"(default none or, in a pod, /etc/cacerts if there are files in it; else the CA is self-signed) [ROOT_CA_DIR]")
-	fs.BoolVar(&c.replaceOwn, "replace-own-ca", false, "sign with the CA in -root-ca-dir although there is one in -state-dir, whose root clients trust")
-	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only in the default -state-dir, if that is empty) [CA_CREATE]")
+	fs.BoolVar(&c.replaceOwn, "replace-own-ca", false,
+		"sign with the CA in -root-ca-dir although there is one in -state-dir, whose root clients trust")
+	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only "+
+		"in the default -state-dir, if that is empty) [CA_CREATE]")
 	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; "+
 		"empty: a temporary one (default: one in the user's home for each trust domain)")
-	fs.DurationVar(&c.CA.DefaultTTL, "default-ttl", day, "`lifetime` of a certificate whose request names none, or -max-ttl if that is less [DEFAULT_WORKLOAD_CERT_TTL]")
-	fs.DurationVar(&c.CA.MaxTTL, "max-ttl", 90*day, "longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
-	fs.BoolVar(&c.shorten, "shorten-ttl", false, "grant -max-ttl to a request for Istio's API that names more, instead of refusing it (default true without -kubernetes and -jwt-rule)")
-	fs.DurationVar(&c.CA.Rotation.RootTTL, "root-ttl", 3650*day, "`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
+	fs.DurationVar(&c.CA.DefaultTTL, "default-ttl", day,
+		"`lifetime` of a certificate whose request names none, or -max-ttl if that is less "+
+			"[DEFAULT_WORKLOAD_CERT_TTL]")
+	fs.DurationVar(&c.CA.MaxTTL, "max-ttl", 90*day,
+		"longest `lifetime` that a request may name; without -kubernetes one hour [MAX_WORKLOAD_CERT_TTL]")
+	fs.BoolVar(&c.shorten, "shorten-ttl", false,
+		"grant -max-ttl to a request for Istio's API that names more, instead of refusing it (default true without "+
+			"-kubernetes and -jwt-rule)")
+	fs.DurationVar(&c.CA.Rotation.RootTTL, "root-ttl", 3650*day,
+		"`lifetime` of a self-signed root [CITADEL_SELF_SIGNED_CA_CERT_TTL]")
 	fs.DurationVar(&c.CA.Rotation.CheckInterval, "root-check-interval", time.Hour, "`time` between two checks of the "+
-		"root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root [CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
-	fs.IntVar(&c.grace, "root-grace-percent", 20, "`percent` of a root's lifetime that are left when it is replaced, 1 to 50 [CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
-	fs.BoolVar(&c.jitter, "root-jitter", true, "make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
-	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 [CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
-	fs.BoolVar(&c.CA.Rotation.KeepKey, "keep-key", false, "renew the root with its own key, as Istio does, instead of a rotation in four steps")
-	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false, "restrict new roots to the trust domain (critical name constraints)")
+		"root's lifetime, with -keep-key; 0 or less: only -rotate replaces the root "+
+		"[CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL]")
+	fs.IntVar(&c.grace, "root-grace-percent", 20,
+		"`percent` of a root's lifetime that are left when it is replaced, 1 to 50 "+
+			"[CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE]")
+	fs.BoolVar(&c.jitter, "root-jitter", true,
+		"make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
+	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 "+
+		"[CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
+	fs.BoolVar(&c.CA.Rotation.KeepKey, "keep-key", false,
+		"renew the root with its own key, as Istio does, instead of a rotation in four steps")
+	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false,
+		"restrict new roots to the trust domain (critical name constraints)")
 	fs.BoolVar(&c.CA.EmptySubject, "empty-subject", false, "leave the subject of leaves empty, instead of O=svidkit")
-	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false, "allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
-	fs.DurationVar(&c.CA.Backdate, "backdate", 2*time.Minute, "`duration`: how far certificates are dated back, for peers whose clocks are slow")
-	fs.DurationVar(&c.CA.RefreshHint, "refresh-hint", 5*time.Minute, "`duration`: how often consumers should fetch the bundle")
-	fs.DurationVar(&c.CA.Rotation.Propagation, "propagation", 0, "`duration`: how long a new root is in the bundle before "+
-		"it signs (default five times -refresh-hint, or -default-ttl with Istio's API, whose agents learn of roots when they renew)")
+	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false,
+		"allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
+	fs.DurationVar(&c.CA.Backdate, "backdate", 2*time.Minute,
+		"`duration`: how far certificates are dated back, for peers whose clocks are slow")
+	fs.DurationVar(&c.CA.RefreshHint, "refresh-hint", 5*time.Minute,
+		"`duration`: how often consumers should fetch the bundle")
+	fs.DurationVar(&c.CA.Rotation.Propagation, "propagation", 0,
+		"`duration`: how long a new root is in the bundle before it signs (default five times -refresh-hint, or "+
+			"-default-ttl with Istio's API, whose agents learn of roots when they renew)")
 
-	fs.BoolVar(&c.Kubernetes, "kubernetes", false, "keep the CA in a Secret and authenticate callers by the service account tokens of the cluster")
-	fs.StringVar(&c.cluster.API.APIServer, "kubernetes-api", "", "`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
-	fs.StringVar(&c.namespace, "namespace", "istio-system", "`namespace` of the Secret, and in the identity of the server [POD_NAMESPACE]")
-	fs.StringVar(&c.cluster.ClusterID, "cluster-id", "Kubernetes", "`name` of the cluster, as callers give it [CLUSTER_ID]")
-	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]", list(&c.cluster.Audiences))
-	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
+	fs.BoolVar(&c.Kubernetes, "kubernetes", false,
+		"keep the CA in a Secret and authenticate callers by the service account tokens of the cluster")
+	fs.StringVar(&c.cluster.API.APIServer, "kubernetes-api", "",
+		"`URL` of the API server, such as that of kubectl proxy (default: that of the cluster of this pod)")
+	fs.StringVar(&c.namespace, "namespace", "istio-system",
+		"`namespace` of the Secret, and in the identity of the server [POD_NAMESPACE]")
+	fs.StringVar(&c.cluster.ClusterID, "cluster-id", "Kubernetes",
+		"`name` of the cluster, as callers give it [CLUSTER_ID]")
+	fs.Func("token-audiences", "`audiences` of tokens for Istio's API (default istio-ca) [TOKEN_AUDIENCES]",
+		list(&c.cluster.Audiences))
+	fs.Func("trusted-node-accounts", "service `accounts` (namespace/name,…) that may ask for the workloads of "+
+		"their node [CA_TRUSTED_NODE_ACCOUNTS]", list(&c.cluster.NodeAccounts))
 	c.defineCluster(fs)
-	fs.BoolVar(&c.cacerts, "use-cacerts", false, "keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
+	fs.BoolVar(&c.cacerts, "use-cacerts", false,
+		"keep the self-signed CA in the Secret cacerts instead of istio-ca-secret [USE_CACERTS_FOR_SELF_SIGNED_CA]")
 	c.defineCallers(fs)
-	fs.Func("renew-by-certificate", "for how long a caller of Istio's API may renew with the certificate that it has, "+
-		"since it was last proven by a token: a `duration`, off, or unlimited (default unlimited, as virtual machines of Istio do)", c.renew.set)
-	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false, "let a caller with a certificate keep its DNS names, as Istio does")
-	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd", "`namespace` of Linkerd's control plane, which is part of names")
-	fs.DurationVar(&c.linkerd.Lifetime, "linkerd-ttl", day, "`lifetime` of certificates for Linkerd, or what -max-ttl leaves if that is less")
-	fs.DurationVar(&c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second, "`duration`: how far certificates for Linkerd are dated back, and forward")
-	fs.BoolVar(&c.cluster.LinkerdAnyAudience, "linkerd-any-audience", false, "take tokens for any audience from Linkerd's proxies, if their cluster has no others")
-	fs.BoolVar(&c.linkerdEvents, "linkerd-events", true, "report what happens at Linkerd's API as events of the cluster, with -kubernetes")
-	fs.StringVar(&c.ExternalCA, "external-ca", "", "CA that signs instead of this one: "+kubernetesRA+", or empty for none [EXTERNAL_CA]")
+	fs.Func("renew-by-certificate", "for how long a caller of Istio's API may renew with the certificate that it "+
+		"has, "+
+		"since it was last proven by a token: a `duration`, off, or unlimited (default unlimited, as virtual "+
+		"machines of Istio do)", c.renew.set)
+	fs.BoolVar(&c.keepDNSNames, "keep-dns-names", false,
+		"let a caller with a certificate keep its DNS names, as Istio does")
+	fs.StringVar(&c.linkerd.Mesh.ControlNamespace, "linkerd-namespace", "linkerd",
+		"`namespace` of Linkerd's control plane, which is part of names")
+	fs.DurationVar(&c.linkerd.Lifetime, "linkerd-ttl", day,
+		"`lifetime` of certificates for Linkerd, or what -max-ttl leaves if that is less")
+	fs.DurationVar(&c.linkerd.ClockSkew, "linkerd-clock-skew", 20*time.Second,
+		"`duration`: how far certificates for Linkerd are dated back, and forward")
+	fs.BoolVar(&c.cluster.LinkerdAnyAudience, "linkerd-any-audience", false,
+		"take tokens for any audience from Linkerd's proxies, if their cluster has no others")
+	fs.BoolVar(&c.linkerdEvents, "linkerd-events", true,
+		"report what happens at Linkerd's API as events of the cluster, with -kubernetes")
+	fs.StringVar(&c.ExternalCA, "external-ca", "",
+		"CA that signs instead of this one: "+kubernetesRA+", or empty for none [EXTERNAL_CA]")
 	fs.StringVar(&c.external.Signer, "k8s-signer", "", "`name` of the signer with -external-ca [K8S_SIGNER]")
-	fs.StringVar(&c.external.SignerDomain, "cert-signer-domain", "", "`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")
-	fs.StringVar(&c.rootsOfRA, "external-roots", rootsOfRA, "`file` with the roots of the signers, with -external-ca (default in a pod /etc/external-ca-cert/root-cert.pem)")
+	fs.StringVar(&c.external.SignerDomain, "cert-signer-domain", "",
+		"`domain` of the signers that a request may choose from [CERT_SIGNER_DOMAIN]")
+	fs.StringVar(&c.rootsOfRA, "external-roots", rootsOfRA,
+		"`file` with the roots of the signers, with -external-ca (default in a pod "+
+			"/etc/external-ca-cert/root-cert.pem)")
 
-	fs.IntVar(&c.CA.Limits.Concurrent, "concurrent", 64, "`number` of signings at the same time, audit record included; 0: no limit")
+	fs.IntVar(&c.CA.Limits.Concurrent, "concurrent", 64,
+		"`number` of signings at the same time, audit record included; 0: no limit")
 	fs.IntVar(&c.CA.Limits.Queue, "queue", 1024, "`number` of those that wait")
-	fs.DurationVar(&c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond, "`duration`: how long one of them should "+
-		"wait: beyond that, requests are told when to come back; 0: no limit")
+	fs.DurationVar(&c.CA.Limits.QueueTime, "queue-time", 50*time.Millisecond,
+		"`duration`: how long one of them should "+
+			"wait: beyond that, requests are told when to come back; 0: no limit")
 	fs.Float64Var(&c.CA.Limits.Rate, "rate", 0, "signings per `second`; 0: no limit")
 	fs.Float64Var(&c.CA.Limits.CallerRate, "caller-rate", 10, "signings per `second` for each caller; 0: no limit")
-	fs.StringVar(&c.AuditLog, "audit-log", "", "`file` for the audit log, or none (default: in -state-dir); SIGHUP reopens it, as logrotate wants")
+	fs.StringVar(&c.AuditLog, "audit-log", "",
+		"`file` for the audit log, or none (default: in -state-dir); SIGHUP reopens it, as logrotate wants")
 
 	fs.StringVar(&c.istioAddr, "istio-addr", "127.0.0.1:15012", "`address` of Istio's API; empty: none")
 	fs.StringVar(&c.linkerdAddr, "linkerd-addr", "127.0.0.1:8080", "`address` of Linkerd's API; empty: none")
-	fs.BoolVar(&c.linkerdPlaintext, "linkerd-plaintext", false, "serve Linkerd's API without TLS, for a proxy in the same pod that terminates it")
+	fs.BoolVar(&c.linkerdPlaintext, "linkerd-plaintext", false,
+		"serve Linkerd's API without TLS, for a proxy in the same pod that terminates it")
 	fs.StringVar(&c.bundleAddr, "bundle-addr", "127.0.0.1:8443", "`address` of the bundle endpoint; empty: none")
-	fs.StringVar(&c.oidc.issuer, "oidc-issuer", "", "`URL` of this CA as an issuer of OpenID Connect, for verifiers that do not know SPIFFE: it is in all tokens, as iss; empty: none")
-	fs.StringVar(&c.oidc.algorithm, "jwt-algorithm", "ES256", "`algorithm` of new keys for tokens: ES256, ES384, ES512 or RS256, which all clouds take")
-	fs.StringVar(&c.oidc.addr, "oidc-addr", "", "`address` of the documents of -oidc-issuer, to which its URL or a proxy leads; empty: they are published otherwise, by svid bundle oidc")
-	fs.StringVar(&c.oidc.cert, "oidc-cert", "", "`file` with the certificates for -oidc-addr (default the one of the bundle endpoint, which a proxy can verify)")
+	fs.StringVar(&c.oidc.issuer, "oidc-issuer", "",
+		"`URL` of this CA as an issuer of OpenID Connect, for verifiers that do not know SPIFFE: it is in all "+
+			"tokens, as iss; empty: none")
+	fs.StringVar(&c.oidc.algorithm, "jwt-algorithm", "ES256",
+		"`algorithm` of new keys for tokens: ES256, ES384, ES512 or RS256, which all clouds take")
+	fs.StringVar(&c.oidc.addr, "oidc-addr", "",
+		"`address` of the documents of -oidc-issuer, to which its URL or a proxy leads; empty: they are published "+
+			"otherwise, by svid bundle oidc")
+	fs.StringVar(&c.oidc.cert, "oidc-cert", "",
+		"`file` with the certificates for -oidc-addr (default the one of the bundle endpoint, which a proxy can "+
+			"verify)")
 	fs.StringVar(&c.oidc.key, "oidc-key", "", "`file` with the key for -oidc-cert")
-	fs.StringVar(&c.adminAddr, "admin-addr", "127.0.0.1:15014", "`address` of metrics and health, without TLS; empty: none")
+	fs.StringVar(&c.adminAddr, "admin-addr", "127.0.0.1:15014",
+		"`address` of metrics and health, without TLS; empty: none")
 	fs.Func("dns-names", "further `names` in the certificate of the server [ISTIOD_CUSTOM_HOST]", list(&c.dnsNames))
 }
 
@@ -212,12 +265,13 @@ func variable(f *flag.Flag) string {
 	return strings.TrimSuffix(name, "]")
 }
 
-// Parse defines the flags of a CA in fs, which has flag.ContinueOnError and may have flags of the program, and sets them:
-// from the environment, then from args, which win. It sets each flag of fs whose usage ends with the name of a variable
-// in brackets from that variable. An error is one line that names the flag and its variable, and wraps [ErrUsage]. After
-// -help the error is [flag.ErrHelp], and fs.Usage has printed what it does.
+// Parse defines the flags of a CA in fs, which has flag.ContinueOnError and may have flags of the program, and sets
+// them: from the environment, then from args, which win. It sets each flag of fs whose usage ends with the name of a
+// variable in brackets from that variable. An error is one line that names the flag and its variable, and wraps
+// [ErrUsage]. After -help the error is [flag.ErrHelp], and fs.Usage has printed what it does.
 func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
-	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "", clusterOptions: clusterOptions{getenv: getenv}}
+	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "",
+		clusterOptions: clusterOptions{getenv: getenv}}
 	c.define(fs)
 	usage := fs.Usage
 	fs.Usage = func() {} // or package flag prints all flags for each error
@@ -240,7 +294,8 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	fs.VisitAll(func(f *flag.Flag) {
 		if name := variable(f); name != "" && getenv(name) != "" {
 			if bad := fs.Set(f.Name, getenv(name)); bad != nil {
-				err = cmp.Or(err, fmt.Errorf("%s=%q in the environment: %w", name, getenv(name), program.Unparsed(f, bad)))
+				err = cmp.Or(err, fmt.Errorf("%s=%q in the environment: %w", name, getenv(name),
+					program.Unparsed(f, bad)))
 			}
 		}
 	})
@@ -285,7 +340,8 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	}
 	if c.CA.Rotation.Propagation == 0 {
 		c.CA.Rotation.Propagation = 5 * min(c.CA.RefreshHint, math.MaxInt64/5)
-		if c.istioAddr != "" && c.CA.DefaultTTL < c.CA.Rotation.RootTTL/2-c.CA.DefaultTTL { // else a root would not live long enough
+		// else a root would not live long enough
+		if c.istioAddr != "" && c.CA.DefaultTTL < c.CA.Rotation.RootTTL/2-c.CA.DefaultTTL {
 			c.CA.Rotation.Propagation = max(c.CA.Rotation.Propagation, c.CA.DefaultTTL)
 		}
 	}
@@ -301,7 +357,8 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	c.CA.Rotation.CheckInterval, c.CA.Rotation.NoJitter = max(c.CA.Rotation.CheckInterval, 0), !c.jitter
 	// A key for tokens signs for longer than its successor takes to be distributed.
 	c.CA.JWT = &ca.JWTConfig{
-		Issuer: c.oidc.issuer, Algorithm: c.oidc.algorithm, KeyTTL: max(30*24*time.Hour, 3*min(c.CA.Rotation.Propagation, math.MaxInt64/3)),
+		Issuer: c.oidc.issuer, Algorithm: c.oidc.algorithm, KeyTTL: max(30*24*time.Hour,
+			3*min(c.CA.Rotation.Propagation, math.MaxInt64/3)),
 	}
 	c.cluster.TrustDomain = c.CA.TrustDomain
 	c.ServerID, _ = c.CA.TrustDomain.KubernetesID(c.namespace, account) // checked
@@ -313,7 +370,8 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 func (c *Config) setStateDir(dir string) {
 	if c.StateDir = dir; dir != "" {
 		c.SecretFile = filepath.Join(dir, "token-secret")
-		c.RootsFile, c.AuditLog = filepath.Join(dir, "root-cert.pem"), cmp.Or(c.AuditLog, filepath.Join(dir, "audit.jsonl"))
+		c.RootsFile, c.AuditLog = filepath.Join(dir, "root-cert.pem"), cmp.Or(c.AuditLog,
+			filepath.Join(dir, "audit.jsonl"))
 	}
 }
 
@@ -341,18 +399,22 @@ func (c *Config) check(serve bool) error {
 		{"default-ttl", serve && c.Development() && c.CA.DefaultTTL > developmentTTL, tooLong},
 		{"linkerd-ttl", serve && linkerdTTL && c.Development() && c.linkerd.Lifetime > developmentTTL, tooLong},
 		{"max-ttl", serve && c.Development() && c.CA.MaxTTL > developmentTTL && !linkerdTTL, tooLong},
-		{"renew-by-certificate", c.renew > 0 && c.ExternalCA != "", "with -external-ca it is off or unlimited: what the " +
-			"signers of a cluster sign does not say when a caller was last proven by a token"},
+		{"renew-by-certificate", c.renew > 0 && c.ExternalCA != "",
+			"with -external-ca it is off or unlimited: what the " +
+				"signers of a cluster sign does not say when a caller was last proven by a token"},
 		{"default-ttl", c.CA.DefaultTTL < time.Second, tooShort},
 		{"default-ttl", c.CA.DefaultTTL > c.CA.MaxTTL, "it is more than -max-ttl"},
 		{"linkerd-clock-skew", c.linkerd.ClockSkew <= 0, "it is not more than 0"},
 		{"linkerd-ttl", linkerdTTL && c.linkerd.Lifetime < time.Second, tooShort},
-		{"linkerd-ttl", linkerdTTL && c.linkerd.Lifetime > c.CA.MaxTTL-c.linkerd.ClockSkew, "with -linkerd-clock-skew it is more than -max-ttl"},
+		{"linkerd-ttl", linkerdTTL && c.linkerd.Lifetime > c.CA.MaxTTL-c.linkerd.ClockSkew,
+			"with -linkerd-clock-skew it is more than -max-ttl"},
 		{"max-ttl", serve && !linkerdTTL && c.linkerdAddr != "" && c.linkerd.Lifetime < time.Second,
-			"without -linkerd-clock-skew it leaves less than a second for certificates of Linkerd's API; -linkerd-addr= serves without that API"},
+			"without -linkerd-clock-skew it leaves less than a second for certificates of Linkerd's API; " +
+				"-linkerd-addr= serves without that API"},
 		{"root-ttl", c.CA.Rotation.RootTTL < time.Second, tooShort},
 		{"root-ttl", c.ExternalCA == "" && c.CA.Rotation.Propagation >= c.CA.Rotation.RootTTL/2-c.CA.DefaultTTL,
-			fmt.Sprintf("it is not more than twice -propagation (%v) and -default-ttl (%v) together, so that a root could not "+
+			fmt.Sprintf("it is not more than twice -propagation (%v) and -default-ttl (%v) together, so that a "+
+				"root could not "+
 				"be replaced in time", c.CA.Rotation.Propagation, c.CA.DefaultTTL)},
 		{"root-grace-percent", c.grace < 1 || c.grace > 50, "it is not from 1 to 50"},
 		{"backdate", c.CA.Backdate < time.Second, tooShort},
@@ -366,31 +428,41 @@ func (c *Config) check(serve bool) error {
 		{"caller-rate", !(c.CA.Limits.CallerRate >= 0), negative},
 		{"external-ca", c.ExternalCA != "" && c.ExternalCA != kubernetesRA, "there is only " + kubernetesRA},
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
-		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "", "with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
+		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "",
+			"with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
 		{"root-configmap", c.rootConfigMap != "" && !c.Kubernetes, "it needs -kubernetes"},
-		{"root-configmap", c.rootConfigMap != "" && !kube.ValidName(c.rootConfigMap), "no ConfigMap can have this name"},
+		{"root-configmap", c.rootConfigMap != "" && !kube.ValidName(c.rootConfigMap),
+			"no ConfigMap can have this name"},
 		{"remote-cluster", len(c.cluster.Remotes) > 0 && !c.Kubernetes, "it needs -kubernetes"},
-		{"remote-cluster", c.cluster.Remotes[c.cluster.ClusterID].APIServer != "", "one has the name in -cluster-id, which is the cluster of the server itself"},
+		{"remote-cluster", c.cluster.Remotes[c.cluster.ClusterID].APIServer != "",
+			"one has the name in -cluster-id, which is the cluster of the server itself"},
 		{"tls-cert", (c.tlsCert == "") != (c.tlsKey == ""), "-tls-cert and -tls-key belong together"},
 		{"oidc-issuer", badIssuer != nil, badIssuer},
 		{"oidc-issuer", c.oidc.issuer != "" && c.ExternalCA != "", "the signers of a cluster sign no tokens"},
-		{"jwt-algorithm", !slices.Contains([]string{"ES256", "ES384", "ES512", "RS256"}, c.oidc.algorithm), "it is none of ES256, ES384, ES512 and RS256"},
+		{"jwt-algorithm", !slices.Contains([]string{"ES256", "ES384", "ES512", "RS256"}, c.oidc.algorithm),
+			"it is none of ES256, ES384, ES512 and RS256"},
 		{"oidc-addr", c.oidc.addr != "" && c.oidc.issuer == "", "it needs -oidc-issuer"},
 		{"oidc-cert", (c.oidc.cert == "") != (c.oidc.key == ""), "-oidc-cert and -oidc-key belong together"},
 		{"oidc-cert", c.oidc.cert != "" && c.oidc.addr == "", "it is for -oidc-addr"},
 		{"wait", c.wait < 0, negative},
 		{"kubernetes-api", c.cluster.API.APIServer != "" && !c.Kubernetes, "it needs -kubernetes"},
-		{"trusted-node-accounts", len(c.cluster.NodeAccounts) > 0 && !c.Kubernetes, "it needs -kubernetes, which knows what runs on a node"},
-		{"trusted-node-accounts", slices.ContainsFunc(c.cluster.NodeAccounts, notAccount), "an account is not namespace/name"},
-		{"linkerd-addr", serve && !c.Development() && !c.Kubernetes && c.linkerdAddr != "", "it needs -kubernetes, whose API server knows the tokens of Linkerd's proxies"},
+		{"trusted-node-accounts", len(c.cluster.NodeAccounts) > 0 && !c.Kubernetes,
+			"it needs -kubernetes, which knows what runs on a node"},
+		{"trusted-node-accounts", slices.ContainsFunc(c.cluster.NodeAccounts, notAccount),
+			"an account is not namespace/name"},
+		{"linkerd-addr", serve && !c.Development() && !c.Kubernetes && c.linkerdAddr != "",
+			"it needs -kubernetes, whose API server knows the tokens of Linkerd's proxies"},
 		{"jwt-rule", badRule != nil, badRule},
 		{"trusted-gateway-cidr", badGateways != nil, badGateways},
-		{"trusted-gateway-cidr", c.callers.gateways != nil && c.renew != 0, "with it -renew-by-certificate is unlimited: a " +
-			"gateway does not say when the holder of a certificate was last proven by a token"},
+		{"trusted-gateway-cidr", c.callers.gateways != nil && c.renew != 0,
+			"with it -renew-by-certificate is unlimited: a " +
+				"gateway does not say when the holder of a certificate was last proven by a token"},
 		{"namespace", noID != nil, noID},
 		{"dns-names", badNames != nil, badNames},
-		{"linkerd-addr", serve && noMesh != nil && c.linkerdAddr != "", fmt.Sprintf("%v; set this flag to nothing to serve without Linkerd", noMesh)},
-		{"kubernetes", serve && c.inCluster && c.Development(), "this process runs in a cluster, so set this flag: without it, " + trusting},
+		{"linkerd-addr", serve && noMesh != nil && c.linkerdAddr != "",
+			fmt.Sprintf("%v; set this flag to nothing to serve without Linkerd", noMesh)},
+		{"kubernetes", serve && c.inCluster && c.Development(),
+			"this process runs in a cluster, so set this flag: without it, " + trusting},
 		{"istio-addr", noAddress(c.istioAddr), noPort},
 		{"linkerd-addr", noAddress(c.linkerdAddr), noPort},
 		{"bundle-addr", noAddress(c.bundleAddr), noPort},
@@ -426,7 +498,8 @@ func defaultStateDir(td spiffe.TrustDomain) string {
 		home, _ := os.UserHomeDir() // empty if there is none
 		dir = filepath.Join(home, ".local", "state")
 	}
-	if !filepath.IsAbs(dir) || strings.Trim(td.String(), ".") == "" { // "." and ".." are trust domains, but not folders of their own
+	// "." and ".." are trust domains, but not folders of their own
+	if !filepath.IsAbs(dir) || strings.Trim(td.String(), ".") == "" {
 		return ""
 	}
 	return filepath.Join(dir, "svidkit-ca", td.String())

@@ -19,8 +19,8 @@ const rootsKey = "root-cert.pem"
 // rootless are the namespaces whose pods need no roots, as for Istio.
 var rootless = []string{"kube-system", "kube-public", "kube-node-lease", "local-path-storage"}
 
-// rootMaps keeps the roots of the CA in a ConfigMap of each namespace, where pods mount them. All replicas do this, and
-// write the same.
+// rootMaps keeps the roots of the CA in a ConfigMap of each namespace, where pods mount them. All replicas do this,
+// and write the same.
 type rootMaps struct {
 	kubefollow.Keeper
 	api                 *kube.Client
@@ -47,7 +47,9 @@ func (m *rootMaps) behind() map[string]func(context.Context) error {
 		old := present[ns]
 		behind := present != nil && roots != "" && old.Data[rootsKey] != roots
 		if behind && o.Metadata.DeletionTimestamp == nil && !slices.Contains(rootless, ns) {
-			writes[ns+"/"+m.name] = func(ctx context.Context) error { return m.put(ctx, ns, old.Metadata.ResourceVersion, roots) }
+			writes[ns+"/"+m.name] = func(ctx context.Context) error {
+				return m.put(ctx, ns, old.Metadata.ResourceVersion, roots)
+			}
 		}
 	}
 	return writes
@@ -65,7 +67,8 @@ func (m *rootMaps) put(ctx context.Context, ns, version, roots string) error {
 }
 
 // handOutRoots keeps the roots in ConfigMaps until stop is called.
-func (c *Config) handOutRoots(ctx context.Context, signer ca.Signer, again time.Duration, log *slog.Logger) (stop func(), err error) {
+func (c *Config) handOutRoots(ctx context.Context, signer ca.Signer, again time.Duration, log *slog.Logger) (
+	stop func(), err error) {
 	api, err := kube.New(kube.Options{URL: c.cluster.API.APIServer, Client: c.cluster.API.HTTPClient})
 	if err != nil {
 		return nil, err
@@ -73,14 +76,20 @@ func (c *Config) handOutRoots(ctx context.Context, signer ca.Signer, again time.
 	m := &rootMaps{api: api, name: c.rootConfigMap, ca: signer}
 	m.Keeper = kubefollow.Keeper{
 		Name: "caconfig: -root-configmap", Again: again, Log: ratelog.New(log, 0), Behind: m.behind,
-		Remedy: "bind a ClusterRole that may list and watch namespaces, and list, watch, create and patch configmaps, to the service account of " +
+		Remedy: "bind a ClusterRole that may list and watch namespaces, and list, watch, create and patch " +
+			"configmaps, to the service account of " +
 			"this program, or empty this flag",
 	}
 	only := url.Values{"fieldSelector": {"metadata.name=" + m.name}}
-	m.namespaces.Follower = kubefollow.Follower[object]{API: api, Path: kube.Path("api", "v1", "namespaces"), Kind: "Namespace"}
-	m.present.Follower = kubefollow.Follower[object]{API: api, Path: kube.Path("api", "v1", "configmaps"), Query: only, Kind: "ConfigMap"}
+	m.namespaces.Follower = kubefollow.Follower[object]{API: api, Path: kube.Path("api", "v1", "namespaces"),
+		Kind: "Namespace"}
+	m.present.Follower = kubefollow.Follower[object]{API: api, Path: kube.Path("api", "v1", "configmaps"),
+		Query: only, Kind: "ConfigMap"}
 	for _, o := range []*kubefollow.Objects[object]{&m.namespaces, &m.present} {
 		o.Name, o.Keeper = (*object).namespace, &m.Keeper
 	}
-	return background(ctx, func(ctx context.Context) { m.Run(ctx, m.namespaces.Run, m.present.Run); _ = api.Close() }), nil
+	return background(ctx, func(ctx context.Context) {
+		m.Run(ctx, m.namespaces.Run, m.present.Run)
+		_ = api.Close()
+	}), nil
 }

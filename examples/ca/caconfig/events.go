@@ -23,10 +23,10 @@ const (
 	checkIssuer  = 5 * time.Second
 )
 
-// recorder reports events of Linkerd's API as events of Kubernetes, as Linkerd's certifier does: those of a certificate
-// belong to its service account, others to the Deployment linkerd-identity. It reports at most 25 events of one reason for
-// one object at once and then one in 5 minutes, and 20 of all in a second, so that renewing proxies do not fill the store
-// of the cluster. The log counts the rest.
+// recorder reports events of Linkerd's API as events of Kubernetes, as Linkerd's certifier does: those of a
+// certificate belong to its service account, others to the Deployment linkerd-identity. It reports at most 25 events
+// of one reason for one object at once and then one in 5 minutes, and 20 of all in a second, so that renewing proxies
+// do not fill the store of the cluster. The log counts the rest.
 type recorder struct {
 	api       *kube.Client
 	namespace string // of the control plane
@@ -45,7 +45,8 @@ func newRecorder(api *kube.Client, namespace string, log *slog.Logger) *recorder
 	host, _ := os.Hostname()
 	return &recorder{
 		api: api, namespace: namespace, instance: cmp.Or(host, component), queue: make(chan event, maxWaiting),
-		limits: limit.New(limit.Options{Rate: 20, Burst: 200, CallerRate: 1.0 / 300, CallerBurst: 25}), log: ratelog.New(log, 0),
+		limits: limit.New(limit.Options{Rate: 20, Burst: 200, CallerRate: 1.0 / 300,
+			CallerBurst: 25}), log: ratelog.New(log, 0),
 	}
 }
 
@@ -82,7 +83,8 @@ func (r *recorder) run(ctx context.Context, refused func() error) {
 				why = kube.OneLine(err.Error(), 500)
 			}
 			if why != told && why != "" {
-				r.send(ctx, event{linkerd.Event{Reason: "IssuerUpdateSkipped", Warning: true, Message: "the issuer before stays in use: " + why}, now})
+				r.send(ctx, event{linkerd.Event{Reason: "IssuerUpdateSkipped", Warning: true,
+					Message: "the issuer before stays in use: " + why}, now})
 			}
 			told = why
 		}
@@ -110,15 +112,18 @@ func (r *recorder) send(ctx context.Context, e event) {
 	at := e.at.UTC().Truncate(time.Second)
 	err := r.api.Create(ctx, kube.Path("api", "v1", "namespaces", object.Namespace, "events"), map[string]any{
 		"apiVersion": "v1", "kind": "Event",
-		"metadata":       map[string]string{"name": fmt.Sprintf("%s.%x", object.Name, e.at.UnixNano()), "namespace": object.Namespace},
+		"metadata": map[string]string{"name": fmt.Sprintf("%s.%x", object.Name, e.at.UnixNano()),
+			"namespace": object.Namespace},
 		"involvedObject": object,
-		"reason":         e.Reason, "message": kube.OneLine(e.Message, 1000), "type": kind, // the API server allows 1 kB
+		// the API server allows 1 kB
+		"reason": e.Reason, "message": kube.OneLine(e.Message, 1000), "type": kind,
 		"source":         map[string]string{"component": component},
 		"firstTimestamp": at, "lastTimestamp": at, "count": 1,
 		"reportingComponent": component, "reportingInstance": r.instance,
 	}, nil)
 	if err != nil && ctx.Err() == nil {
-		r.log.Warn("caconfig: event not reported", "the API server has refused it; the service account needs the verb create "+
-			"for events", slog.String("event", e.Reason), slog.Any("err", err))
+		r.log.Warn("caconfig: event not reported",
+			"the API server has refused it; the service account needs the verb create "+
+				"for events", slog.String("event", e.Reason), slog.Any("err", err))
 	}
 }

@@ -44,9 +44,9 @@ func (p *PEM) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Handle returns the handle of the volume that is mounted at a path of the host: the HMAC-SHA256 of the path with a secret of the
-// node, in base64 for URLs. It is what a pod proves itself with to the agent of its node. Athenz has a bare SHA-256; but whoever
-// may read pods knows the UID of each, and so its path.
+// Handle returns the handle of the volume that is mounted at a path of the host: the HMAC-SHA256 of the path with a
+// secret of the node, in base64 for URLs. It is what a pod proves itself with to the agent of its node. Athenz has a
+// bare SHA-256; but a user who may read pods knows the UID of each, and so its path.
 func Handle(secret []byte, mountPath string) string {
 	mac := hmac.New(sha256.New, secret)
 	_, _ = mac.Write([]byte(mountPath))

@@ -53,13 +53,14 @@ func (c *Client) Init(ctx context.Context) (*Answer, error) {
 	return a, nil
 }
 
-// Refresh returns the identity that follows current, whose key can be exported. It is used from then on, and current no
-// more: the agent refuses what is older than the last two. Keep the new one safe before the old one is forgotten.
+// Refresh returns the identity that follows current, whose key can be exported. It is used from then on, and current
+// no more: the agent refuses what is older than the last two. Keep the new one safe before the old one is forgotten.
 func (c *Client) Refresh(ctx context.Context, current *pki.Credential) (*Answer, error) {
 	certs, key, err := current.MarshalPEM()
 	var a *Answer
 	if err == nil {
-		a, err = c.ask(ctx, "refresh", Held{Key: key, Cert: certs}, string(key), base64.StdEncoding.EncodeToString(key))
+		a, err = c.ask(ctx, "refresh", Held{Key: key, Cert: certs}, string(key),
+			base64.StdEncoding.EncodeToString(key))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("refresh: %w", err)
@@ -74,7 +75,8 @@ func (c *Client) ask(ctx context.Context, what string, in any, secrets ...string
 	}
 	handle := strings.TrimSpace(string(data))
 	if !IsHandle(handle) {
-		return nil, fmt.Errorf("handle of the volume: the file %q has none, which is 43 letters of base64 for URLs", c.handleFile)
+		return nil, fmt.Errorf("handle of the volume: the file %q has none, which is 43 letters of base64 for URLs",
+			c.handleFile)
 	}
 	select {
 	case c.turn <- struct{}{}:
@@ -83,7 +85,8 @@ func (c *Client) ask(ctx context.Context, what string, in any, secrets ...string
 		return nil, context.Cause(ctx)
 	}
 	var given Given
-	if err := jsonapi.Call(ctx, &c.client, http.MethodPost, "http://agent/v1/"+what+"/"+handle, in, &given, append(secrets, handle)...); err != nil {
+	if err := jsonapi.Call(ctx, &c.client, http.MethodPost, "http://agent/v1/"+what+"/"+handle, in, &given,
+		append(secrets, handle)...); err != nil {
 		if errors.Is(err, fs.ErrPermission) {
 			err = fmt.Errorf("%w: this user may not connect to the agent", err)
 		}

@@ -22,13 +22,16 @@ const (
 
 // Variables that the agent of a node and the provider share. Both need the same values.
 var (
-	Provider = Var("PROVIDER_SERVICE", "", "name of the provider's service, such as k8s.admin.athenz-callback; required", Athenz,
-		check("set it to the name of a service with its domain in lower case, such as k8s.admin.athenz-callback", func(s string) bool {
-			_, err := athenzname.ParseService(s)
-			return err == nil
-		}))
+	Provider = Var("PROVIDER_SERVICE", "", "name of the provider's service, such as k8s.admin.athenz-callback; "+
+		"required", Athenz,
+		check("set it to the name of a service with its domain in lower case, such as k8s.admin.athenz-callback",
+			func(s string) bool {
+				_, err := athenzname.ParseService(s)
+				return err == nil
+			}))
 	Suffix      = Var("DNS_SUFFIX", "svc.cluster.local", "suffix of the provider's DNS names", Athenz, IsDNSName)
-	AdminDomain = Var("ADMIN_DOMAIN", "", "domain of the system namespaces: kube-system is ADMIN_DOMAIN.kube-system", cluster,
+	AdminDomain = Var("ADMIN_DOMAIN", "", "domain of the system namespaces: kube-system is ADMIN_DOMAIN.kube-system",
+		cluster,
 		check("set it to a domain in lower case, such as k8s.admin", func(s string) bool {
 			_, err := athenzname.Mapping{AdminDomain: s}.Domain("kube-system")
 			return err == nil
@@ -103,6 +106,7 @@ func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
 }
 
 // AreCommonNames is a check for common names of Athenz with commas between.
-var AreCommonNames = check("set it to common names in lower case, such as k8s.admin.k8s-node", all(func(s string) bool {
-	return s != "" && s == strings.ToLower(s) && !strings.ContainsAny(s, ": ")
-}))
+var AreCommonNames = check("set it to common names in lower case, such as k8s.admin.k8s-node",
+	all(func(s string) bool {
+		return s != "" && s == strings.ToLower(s) && !strings.ContainsAny(s, ": ")
+	}))

@@ -39,7 +39,8 @@ func (h Help) Write(w io.Writer, flags *flag.FlagSet) error {
 	}
 	left := FlagGroup{Title: "Flags"}
 	flags.VisitAll(func(f *flag.Flag) {
-		if !slices.ContainsFunc(append(h.Groups, common), func(g FlagGroup) bool { return slices.Contains(strings.Fields(g.Flags), f.Name) }) {
+		if !slices.ContainsFunc(append(h.Groups, common),
+			func(g FlagGroup) bool { return slices.Contains(strings.Fields(g.Flags), f.Name) }) {
 			left.Flags += " " + f.Name
 		}
 	})
@@ -56,7 +57,8 @@ func (h Help) Write(w io.Writer, flags *flag.FlagSet) error {
 		var list strings.Builder
 		some.SetOutput(&list)
 		if some.PrintDefaults(); list.Len() > 0 {
-			fmt.Fprintf(&b, "\n%s:\n\n%s", g.Title, strings.NewReplacer("    \t", "      ", "\t", "  ").Replace(list.String()))
+			fmt.Fprintf(&b, "\n%s:\n\n%s", g.Title, strings.NewReplacer("    \t", "      ", "\t",
+				"  ").Replace(list.String()))
 		}
 	}
 	var err error
@@ -65,7 +67,8 @@ func (h Help) Write(w io.Writer, flags *flag.FlagSet) error {
 		err = h.More(&b)
 	}
 	if h.Exit == "" {
-		h.Exit = "The exit code is 0 after a clean end, 2 if a flag, an argument or a variable is wrong, and 1 after any other failure."
+		h.Exit = "The exit code is 0 after a clean end, 2 if a flag, an argument or a variable is wrong, and 1 " +
+			"after any other failure."
 	}
 	fmt.Fprintf(&b, "\n%s\n", h.Exit)
 	for line := range strings.Lines(b.String()) {
@@ -82,8 +85,8 @@ func (h Help) Write(w io.Writer, flags *flag.FlagSet) error {
 	return err
 }
 
-// Fold breaks text between words: so many characters are for its first line, and for each other one. A word that is longer
-// than a line stays whole.
+// Fold breaks text between words: so many characters are for its first line, and for each other one. A word that is
+// longer than a line stays whole.
 func Fold(text string, first, others int) string {
 	var b strings.Builder
 	room, used := first, 0

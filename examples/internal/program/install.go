@@ -14,8 +14,8 @@ import (
 
 // Manifest has the objects of Kubernetes that a program needs, for -install.
 //
-// Text is YAML in which ${NAME} stands for a value. A line of a comment, "#   NAME=DEFAULT what it is", declares each; a default of
-// "?" says that there is none.
+// Text is YAML in which ${NAME} stands for a value. A line of a comment, "#   NAME=DEFAULT what it is", declares
+// each; a default of "?" says that there is none.
 type Manifest struct {
 	Text   string
 	scheme string
@@ -24,7 +24,8 @@ type Manifest struct {
 
 // RegisterWith adds -with, for a program that has -install already.
 func (m *Manifest) RegisterWith(flags *flag.FlagSet) {
-	flags.Func("with", "`NAME=VALUE` in what -install kubernetes prints, which says at its beginning what there is; may be repeated", func(text string) error {
+	flags.Func("with", "`NAME=VALUE` in what -install kubernetes prints, which says at its beginning what there "+
+		"is; may be repeated", func(text string) error {
 		name, value, ok := strings.Cut(text, "=")
 		if !ok || !plain.MatchString(value) {
 			return errors.New("want NAME=VALUE, and a value of letters, digits and any of . _ : / @ , -")
@@ -76,7 +77,8 @@ func (m *Manifest) Print(out io.Writer) error {
 	})
 	for _, name := range slices.Sorted(maps.Keys(m.values)) {
 		if _, ok := all[name]; !ok {
-			return Misused("-with: there is no %.100q here, but %s", name, strings.Join(slices.Sorted(maps.Keys(all)), ", "))
+			return Misused("-with: there is no %.100q here, but %s", name, strings.Join(slices.Sorted(maps.Keys(all)),
+				", "))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {

@@ -1,6 +1,6 @@
-// Package program is what the programs of the folder examples have in common: how they begin and end, how operators configure
-// them by flags and environment variables, and how they serve on ports. It is part of the examples, for them to be read
-// without that: no package of the library imports it, and a user who copies a program copies it, too.
+// Package program is what the programs of the folder examples have in common: how they begin and end, how operators
+// configure them by flags and environment variables, and how they serve on ports. It is part of the examples, for
+// them to be read without that: no package of the library imports it, and a user who copies a program copies it, too.
 package program
 
 import (
@@ -22,9 +22,10 @@ import (
 	"time"
 )
 
-// Main runs the program called name and ends the process: with 0; with 2 for a [UsageError]; and with 1 after any other failure.
-// It prints the error to standard error, but [ErrAnswered] and the flag.ErrHelp of [Parse]. SIGINT and SIGTERM end the context of
-// run; a second one ends the process at once. All times that the program prints are in UTC.
+// Main runs the program called name and ends the process: with 0; with 2 for a [UsageError]; and with 1 after any
+// other failure. It prints the error to standard error, but [ErrAnswered] and the flag.ErrHelp of [Parse]. SIGINT and
+// SIGTERM end the context of run; a second one ends the process at once. All times that the program prints are in
+// UTC.
 func Main(name string, run func(ctx context.Context) error) {
 	time.Local = time.UTC // as those of certificates are
 	if os.Getenv("GOGC") == "" {
@@ -73,13 +74,14 @@ func Version() string {
 func Parse(flags *flag.FlagSet, args []string, out io.Writer, help Help) error {
 	err := ParseFlags(flags, args, out, help)
 	if err == nil && flags.NArg() > 0 {
-		return Misused("%.64q is not understood: there are no words here, and flags begin with a hyphen; -h lists them", flags.Arg(0))
+		return Misused("%.64q is not understood: there are no words here, and flags begin with a hyphen; -h lists "+
+			"them", flags.Arg(0))
 	}
 	return err
 }
 
-// ParseFlags reads the flags of a program from args, and -version. Its error is a [UsageError], or flag.ErrHelp after -version
-// -install or -h, with the help, have written to out.
+// ParseFlags reads the flags of a program from args, and -version. Its error is a [UsageError], or flag.ErrHelp after
+// -version -install or -h, with the help, have written to out.
 func ParseFlags(flags *flag.FlagSet, args []string, out io.Writer, help Help) error {
 	version := flags.Bool("version", false, "print the version, and end")
 	flags.SetOutput(io.Discard) // or it prints all of them for each error
@@ -154,12 +156,14 @@ func (s *Service) Demo(out io.Writer, time time.Duration) {
 // Register adds -log-format and -for.
 func (s *Service) Register(flags *flag.FlagSet) {
 	flags.StringVar(&s.LogFormat, "log-format", "text", "`text` or json")
-	flags.DurationVar(&s.For, "for", 0, "end after this `time`, such as 1m (default: when a signal comes, and a demo after some minutes)")
+	flags.DurationVar(&s.For, "for", 0, "end after this `time`, such as 1m (default: when a signal comes, and a "+
+		"demo after some minutes)")
 }
 
-// Begin returns the context and the logger of the program, and what the caller calls at its end. The logger writes to w what is
-// of that level or above. With json, what package log prints, such as net/http's server, goes there, too.
-func (s *Service) Begin(ctx context.Context, w io.Writer, level slog.Level) (context.Context, *slog.Logger, func(), error) {
+// Begin returns the context and the logger of the program, and what the caller calls at its end. The logger writes to
+// w what is of that level or above. With json, what package log prints, such as net/http's server, goes there, too.
+func (s *Service) Begin(ctx context.Context, w io.Writer, level slog.Level) (context.Context, *slog.Logger, func(),
+	error) {
 	var handler slog.Handler
 	withUnits := func(_ []string, a slog.Attr) slog.Attr {
 		if a.Value.Kind() == slog.KindDuration { // which JSON has in nanoseconds
@@ -186,7 +190,8 @@ func (s *Service) Begin(ctx context.Context, w io.Writer, level slog.Level) (con
 	return ctx, slog.New(handler), cancel, nil
 }
 
-// Answer logs the error of a program whose log is in JSON, in which no other line is to be, and returns one for [Main].
+// Answer logs the error of a program whose log is in JSON, in which no other line is to be, and returns one for
+// [Main].
 func (s *Service) Answer(log *slog.Logger, err error) error {
 	if err == nil || s.LogFormat != "json" || errors.Is(err, ErrAnswered) || errors.Is(err, flag.ErrHelp) {
 		return err
@@ -248,7 +253,8 @@ func NewGroup(ctx context.Context) *Group {
 // Context returns the context of the parts.
 func (g *Group) Context() context.Context { return g.ctx }
 
-// Go starts a part. If it fails before the context is done, the others end, too. Its error gets the name, if that is not empty.
+// Go starts a part. If it fails before the context is done, the others end, too. Its error gets the name, if that is
+// not empty.
 func (g *Group) Go(name string, part func(context.Context) error) {
 	g.wg.Go(func() {
 		if err := part(g.ctx); err != nil && g.ctx.Err() == nil {
@@ -266,7 +272,8 @@ func (g *Group) End(err error) {
 	g.cancel()
 }
 
-// Wait waits until the context is done, and then for all parts. It returns the error of the part that has failed, if one has.
+// Wait waits until the context is done, and then for all parts. It returns the error of the part that has failed, if
+// one has.
 func (g *Group) Wait() error {
 	<-g.ctx.Done()
 	return g.Stop()

@@ -82,7 +82,8 @@ func Local(h http.Handler) http.Handler {
 		_, notAddress := netip.ParseAddr(host)
 		at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 		if ok && at.IP.IsLoopback() && notAddress != nil && !strings.EqualFold(host, "localhost") {
-			http.Error(w, "this server is localhost; it has no other name over loopback", http.StatusMisdirectedRequest)
+			http.Error(w, "this server is localhost; it has no other name over loopback",
+				http.StatusMisdirectedRequest)
 			return
 		}
 		h.ServeHTTP(w, r)

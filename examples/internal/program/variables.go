@@ -47,10 +47,13 @@ type Daemon struct {
 
 // Main is [Main] for the program, with what the process has.
 func (d Daemon) Main() {
-	Main(d.Name, func(ctx context.Context) error { return d.Run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr) })
+	Main(d.Name, func(ctx context.Context) error {
+		return d.Run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
+	})
 }
 
-// Run runs the program. Its errors are as those of [Parse]; the one about the environment names each bad value, and what to set.
+// Run runs the program. Its errors are as those of [Parse]; the one about the environment names each bad value, and
+// what to set.
 func (d Daemon) Run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	flags := flag.NewFlagSet(d.Name, flag.ContinueOnError)
 	(&Manifest{Text: d.Manifest}).Register(flags)
@@ -130,11 +133,12 @@ func all(good func(text string) bool) func(list string) bool {
 // Checks of values.
 var (
 	// IsAddr accepts HOST:PORT, and [Off].
-	IsAddr = check("set it to HOST:PORT with a number for the port, such as 127.0.0.1:9080, or to off", func(s string) bool {
-		_, port, err := net.SplitHostPort(s)
-		_, bad := strconv.ParseUint(port, 10, 16)
-		return s == Off || err == nil && bad == nil
-	})
+	IsAddr = check("set it to HOST:PORT with a number for the port, such as 127.0.0.1:9080, or to off",
+		func(s string) bool {
+			_, port, err := net.SplitHostPort(s)
+			_, bad := strconv.ParseUint(port, 10, 16)
+			return s == Off || err == nil && bad == nil
+		})
 
 	// IsAbsolute accepts an absolute path.
 	IsAbsolute = check("set it to a path that begins with a slash", filepath.IsAbs)
@@ -158,19 +162,21 @@ var (
 	})
 
 	// IsAPI accepts what IsHTTPS accepts, and http for an address of this machine.
-	IsAPI = check("set it to an https URL without a path; http is for addresses of this machine, such as 127.0.0.1", func(s string) bool {
-		u, ok := origin(s)
-		if !ok {
-			return false
-		}
-		ip, err := netip.ParseAddr(u.Hostname())
-		return u.Scheme == "https" || u.Scheme == "http" && err == nil && ip.IsLoopback()
-	})
+	IsAPI = check("set it to an https URL without a path; http is for addresses of this machine, such as 127.0.0.1",
+		func(s string) bool {
+			u, ok := origin(s)
+			if !ok {
+				return false
+			}
+			ip, err := netip.ParseAddr(u.Hostname())
+			return u.Scheme == "https" || u.Scheme == "http" && err == nil && ip.IsLoopback()
+		})
 )
 
 // isLabel reports whether s is a label of a DNS name, and so can be the name of a namespace.
 func isLabel(s string) bool {
-	return s != "" && len(s) <= 63 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" && s[0] != '-' && s[len(s)-1] != '-'
+	return s != "" && len(s) <= 63 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" && s[0] != '-' &&
+		s[len(s)-1] != '-'
 }
 
 func isDNSName(s string) bool {
@@ -185,5 +191,7 @@ func origin(s string) (u *url.URL, ok bool) {
 
 // OneOf returns a check for choices.
 func OneOf(choices ...string) func(string) error {
-	return check("set it to one of "+strings.Join(choices, ", "), func(s string) bool { return slices.Contains(choices, s) })
+	return check("set it to one of "+strings.Join(choices, ", "), func(s string) bool {
+		return slices.Contains(choices, s)
+	})
 }

@@ -32,8 +32,8 @@ type problem struct {
 	Identities int       `json:"identities,omitempty"` // that have it
 }
 
-// wrong adds a problem to those that there are: an identity, others, and the CA that did not renew them have one cause. Of the
-// identities, it is told of that which ends first. The first of from is what an identity comes from.
+// wrong adds a problem to those that there are: an identity, others, and the CA that did not renew them have one
+// cause. Of the identities, it is told of that which ends first. The first of from is what an identity comes from.
 func (c *collection) wrong(p problem, err error, from ...report.Upstream) {
 	switch {
 	case err != nil:
@@ -73,8 +73,8 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// urgency is what problems are sorted by: identities that have expired, those that never were, and those that expire; then the
-// rest.
+// urgency is what problems are sorted by: identities that have expired, those that never were, and those that expire;
+// then the rest.
 func (p problem) urgency(now time.Time) time.Time {
 	switch {
 	case p.Identities == 0:
@@ -134,14 +134,16 @@ func explain(err error) (cause, action string) {
 	timeout, _ := errors.AsType[net.Error](err)
 	switch {
 	case untrusted:
-		return "the certificate of the other side does not lead to the roots that are trusted here", "give this program the roots of the CA that it asks; compare the fingerprints below"
+		return "the certificate of the other side does not lead to the roots that are trusted here", "give this " +
+			"program the roots of the CA that it asks; compare the fingerprints below"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return at + " refuses connections", "start what listens there, or correct the address"
 	case errors.Is(err, fs.ErrNotExist):
 		return at + " is not there", "mount or write it, or correct its path"
 	case errors.Is(err, fs.ErrPermission):
 		return "this process may not open " + at, "let the user of this process read it"
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), timeout != nil && timeout.Timeout():
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), timeout != nil &&
+		timeout.Timeout():
 		return at + " does not answer in time", "see whether it hangs, or a firewall is between"
 	}
 	return "", "" // an error of ours says it itself

@@ -24,11 +24,13 @@ var (
 	//go:embed page.js
 	script []byte
 
-	pages = template.Must(template.New("").Funcs(template.FuncMap{"stamp": stamp, "when": when, "bar": newBar, "short": short, "at": newAt}).Parse(html))
+	pages = template.Must(template.New("").Funcs(template.FuncMap{"stamp": stamp, "when": when, "bar": newBar,
+		"short": short, "at": newAt}).Parse(html))
 )
 
 // sections are the parts of the page that are replaced while it is live.
-var sections = []string{"clock", "host", "summary", "problems", "identities", "attempts", "upstreams", "servers", "names", "events", "roots"}
+var sections = []string{"clock", "host", "summary", "problems", "identities", "attempts", "upstreams", "servers",
+	"names", "events", "roots"}
 
 // rendering is the page at one moment. It never changes.
 type rendering struct {
@@ -136,7 +138,8 @@ func (h *Handler) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 	peer := cmp.Or(peerkey.UserFromContext(r.Context()), loopback.Name(r.RemoteAddr))
 	if err := h.live.Take(peer, 1); err != nil {
-		http.Error(w, fmt.Sprintf("too many pages are live, of which %d can be, and %d for one user; close one of them", maxLive, maxLiveEach), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("too many pages are live, of which %d can be, and %d for one user; close one of "+
+			"them", maxLive, maxLiveEach), http.StatusServiceUnavailable)
 		return
 	}
 	defer h.live.Give(peer, 1)
@@ -169,7 +172,8 @@ func (h *Handler) serveEvents(w http.ResponseWriter, r *http.Request) {
 			if err := control.Flush(); err != nil {
 				return
 			}
-			_ = control.SetWriteDeadline(time.Time{}) // HTTP/2 would end the stream then, whether it is written to or not
+			// HTTP/2 would end the stream then, whether it is written to or not
+			_ = control.SetWriteDeadline(time.Time{})
 			last = time.Now()
 		}
 		select {

@@ -1,5 +1,5 @@
-// Package statuspage shows the state of a program's identities: an [http.Handler] for a browser on the same machine, made
-// of the reports of the program's parts.
+// Package statuspage shows the state of a program's identities: an [http.Handler] for a browser on the same machine,
+// made of the reports of the program's parts.
 //
 //	page, err := statuspage.New("agent",
 //		statuspage.Part{Name: "workload", Source: manager}, // a *secretcache.Manager
@@ -14,29 +14,29 @@
 //
 // # What it shows
 //
-// First, what is wrong now, in words: what has one cause is one problem, with since when it lasts, the next attempt, how many
-// identities it concerns and what to do; what has expired, or ends first, comes first. Then the identities with their lifetimes
-// and next renewals; the last attempts to renew them; what the parts depend on, such as a CA, an agent, files or a control
-// plane, with the last success, the error and the next attempt; open streams and the names that clients ask for; the last
-// pushes and rejections; and the trust roots, with the parts that have them. Serial numbers, fingerprints and issuers are
-// written as "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt RFC2253" prints them. Lists that are empty are hidden,
-// but those of identities and roots.
+// First, what is wrong now, in words: what has one cause is one problem, with since when it lasts, the next attempt,
+// how many identities it concerns and what to do; what has expired, or ends first, comes first. Then the identities
+// with their lifetimes and next renewals; the last attempts to renew them; what the parts depend on, such as a CA, an
+// agent, files or a control plane, with the last success, the error and the next attempt; open streams and the names
+// that clients ask for; the last pushes and rejections; and the trust roots, with the parts that have them. Serial
+// numbers, fingerprints and issuers are written as "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt
+// RFC2253" prints them. Lists that are empty are hidden, but those of identities and roots.
 //
-// It shows at most 200 identities and 200 roots, those that expire or are renewed next, and the first of other lists. Below
-// each list is how many are left out.
+// It shows at most 200 identities and 200 roots, those that expire or are renewed next, and the first of other lists.
+// Below each list is how many are left out.
 //
 // # Live
 //
-// The page is complete without script. With script, sections that change are replaced by server-sent events, once a second
-// at most. 16 pages can be live at the same time; others stay as they were loaded. The parts are asked only while a page is
-// being loaded or is live.
+// The page is complete without script. With script, sections that change are replaced by server-sent events, once a
+// second at most. 16 pages can be live at the same time; others stay as they were loaded. The parts are asked only
+// while a page is being loaded or is live.
 //
 // # Who gets an answer
 //
-// The page has no keys and no tokens, but it has IDs, paths, addresses and errors, for operators. A request must come to a
-// loopback address or a Unix socket, and be for localhost or an IP address. So a site whose name was made to lead to this
-// machine (DNS rebinding) is refused, and other sites cannot embed the page. Its Content-Security-Policy forbids inline
-// scripts and styles. All text is escaped.
+// The page has no keys and no tokens, but it has IDs, paths, addresses and errors, for operators. A request must come
+// to a loopback address or a Unix socket, and be for localhost or an IP address. So a site whose name was made to
+// lead to this machine (DNS rebinding) is refused, and other sites cannot embed the page. Its Content-Security-Policy
+// forbids inline scripts and styles. All text is escaped.
 //
 // Operators reach the page of a pod by kubectl port-forward.
 package statuspage
@@ -63,16 +63,16 @@ type Part struct {
 	// Name is a word of the program's choice. No two parts have the same.
 	Name string
 
-	// Source tells the state of the part: a *secretcache.Manager, a *sds.Handler, or any other [report.Reporter]. Function
-	// health.FromSources makes one of other sources of identities and trust bundles.
+	// Source tells the state of the part: a *secretcache.Manager, a *sds.Handler, or any other [report.Reporter].
+	// Function health.FromSources makes one of other sources of identities and trust bundles.
 	Source report.Reporter
 
 	// Links are further paths of the program that the page links, such as /metrics, as they are mounted beside it.
 	Links []string
 }
 
-// How many pages can be live at the same time, and how many of them for one peer: a user of this machine where the server knows
-// that, as that of package unixsocket does, and otherwise an address.
+// How many pages can be live at the same time, and how many of them for one peer: a user of this machine where the
+// server knows that, as that of package unixsocket does, and otherwise an address.
 const (
 	maxLive     = 16
 	maxLiveEach = 8
@@ -115,15 +115,15 @@ func New(title string, parts ...Part) (*Handler, error) {
 	return h, nil
 }
 
-// Close ends the live pages and refuses new ones; a page can still be loaded. It is for [http.Server.RegisterOnShutdown], as
-// Shutdown waits for requests. It may be called twice. It returns nil.
+// Close ends the live pages and refuses new ones; a page can still be loaded. It is for
+// [http.Server.RegisterOnShutdown], as Shutdown waits for requests. It may be called twice. It returns nil.
 func (h *Handler) Close() error {
 	h.close()
 	return nil
 }
 
-// ServeHTTP implements [http.Handler] for GET and HEAD. Only the last element of the path counts, so the page can be mounted
-// anywhere:
+// ServeHTTP implements [http.Handler] for GET and HEAD. Only the last element of the path counts, so the page can be
+// mounted anywhere:
 //
 //	/              the page; a mount point ends with a slash
 //	status.json    the same as JSON
@@ -131,12 +131,14 @@ func (h *Handler) Close() error {
 //	page.css       the style of the page
 //	page.js        the script of the page
 //
-// Other paths get 404, requests that come from the network or from other sites 403, and requests for another host 421.
+// Other paths get 404, requests that come from the network or from other sites 403, and requests for another host
+// 421.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	for name, value := range map[string]string{
 		"Cache-Control": "no-store",
-		"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; " +
+		"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
+			"img-src data:; " +
 			"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 		"Cross-Origin-Opener-Policy":   "same-origin",
 		"Cross-Origin-Resource-Policy": "same-origin",

@@ -80,7 +80,8 @@ type root struct {
 	certificate
 }
 
-// certificate is what "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt RFC2253" prints of one. All are empty for none.
+// certificate is what "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt RFC2253" prints of one. All are
+// empty for none.
 type certificate struct {
 	Serial string `json:"serial,omitempty"` // in hex
 	SHA256 string `json:"sha256,omitempty"` // in hex
@@ -147,7 +148,8 @@ const (
 
 // view asks the parts. Texts are made fit to be shown once it is clear which rows are.
 func (h *Handler) view(now time.Time) *view {
-	c := collection{view: view{Title: h.title, Time: now.UTC(), Host: host, Version: version, Started: started.UTC(), Links: h.links}, now: now,
+	c := collection{view: view{Title: h.title, Time: now.UTC(), Host: host, Version: version, Started: started.UTC(),
+		Links: h.links}, now: now,
 		roots: map[string]*root{}, causes: map[[2]string]int{}, order: map[string]int{}}
 	for i, p := range h.parts {
 		c.order[p.Name] = i
@@ -184,10 +186,12 @@ type collection struct {
 // add adds what a part has told.
 func (c *collection) add(part string, r report.Report) {
 	for _, i := range r.Identities {
-		row := identity{part, i.Name, identityState(&i, c.now), utc(i.NotBefore), utc(i.NotAfter), utc(i.Renewal), i.Failures, errorText(i.Err), certificate{}, i.Certificate}
+		row := identity{part, i.Name, identityState(&i, c.now), utc(i.NotBefore), utc(i.NotAfter), utc(i.Renewal),
+			i.Failures, errorText(i.Err), certificate{}, i.Certificate}
 		c.Identities.Rows = append(c.Identities.Rows, row)
 		if i.Err != nil || row.State == expired || row.State == notYet {
-			c.wrong(problem{Part: part, What: row.Name, State: row.State, Begin: row.Begin, End: row.End, Since: utc(i.Since), Next: row.Renewal, Identities: 1}, i.Err, r.Upstreams...)
+			c.wrong(problem{Part: part, What: row.Name, State: row.State, Begin: row.Begin, End: row.End,
+				Since: utc(i.Since), Next: row.Renewal, Identities: 1}, i.Err, r.Upstreams...)
 		}
 	}
 	for _, b := range r.Bundles {
@@ -196,7 +200,8 @@ func (c *collection) add(part string, r report.Report) {
 		}
 	}
 	for _, u := range r.Upstreams {
-		row := upstream{part, u.Name, upstreamState(&u), utc(u.LastSuccess), utc(u.NextAttempt), u.Failures, errorText(u.Err)}
+		row := upstream{part, u.Name, upstreamState(&u), utc(u.LastSuccess), utc(u.NextAttempt), u.Failures,
+			errorText(u.Err)}
 		c.Upstreams.Rows = append(c.Upstreams.Rows, row)
 		if u.Err != nil {
 			c.wrong(problem{Part: part, What: u.Name, Since: utc(u.Since), Next: utc(u.NextAttempt)}, u.Err)
@@ -213,7 +218,8 @@ func (c *collection) add(part string, r report.Report) {
 		if a.Failure != "" {
 			kind = "failed"
 		}
-		c.Attempts.Rows = append(c.Attempts.Rows, event{Time: utc(a.Time), Part: part, Kind: kind, Names: a.Names, Streams: a.Count, Message: a.Failure})
+		c.Attempts.Rows = append(c.Attempts.Rows, event{Time: utc(a.Time), Part: part, Kind: kind, Names: a.Names,
+			Streams: a.Count, Message: a.Failure})
 	}
 }
 
@@ -236,7 +242,8 @@ func (c *collection) addRoots(part string, b *report.Bundle) {
 		}
 	}
 	for _, cert := range b.X509 {
-		r := root{Kind: "X.509", Name: subject(cert), State: valid, Begin: utc(cert.NotBefore), End: utc(cert.NotAfter), certificate: certificateOf(cert)}
+		r := root{Kind: "X.509", Name: subject(cert), State: valid, Begin: utc(cert.NotBefore),
+			End: utc(cert.NotAfter), certificate: certificateOf(cert)}
 		switch {
 		case c.now.After(cert.NotAfter):
 			r.State = expired
@@ -272,7 +279,8 @@ func (c *collection) addServer(part string, s *report.Server) {
 		if p.NACK {
 			kind = "NACK"
 		}
-		c.Events.Rows = append(c.Events.Rows, event{utc(p.Time), part, kind, p.Names, p.Version, p.Streams, p.Client, p.Message})
+		c.Events.Rows = append(c.Events.Rows, event{utc(p.Time), part, kind, p.Names, p.Version, p.Streams, p.Client,
+			p.Message})
 	}
 }
 
@@ -283,11 +291,14 @@ func (c *collection) limited() *view {
 		r := c.roots[key]
 		if r.State == empty || r.State == expired {
 			what := strings.TrimSpace("the trust bundle is " + r.State + " " + r.Name)
-			v.Problems.Rows = append(v.Problems.Rows, problem{Part: strings.Join(r.From, ", "), What: r.TrustDomain, Error: what, Action: "see that what it comes from has a newer one"})
+			v.Problems.Rows = append(v.Problems.Rows, problem{Part: strings.Join(r.From, ", "), What: r.TrustDomain,
+				Error: what, Action: "see that what it comes from has a newer one"})
 		}
 		v.Roots.Rows = append(v.Roots.Rows, *r)
 	}
-	v.Problems = first(maxRows, v.Problems.Rows, func(a, b problem) int { return a.urgency(c.now).Compare(b.urgency(c.now)) })
+	v.Problems = first(maxRows, v.Problems.Rows, func(a, b problem) int {
+		return a.urgency(c.now).Compare(b.urgency(c.now))
+	})
 	v.Identities = first(maxRows, v.Identities.Rows, func(a, b identity) int {
 		return cmp.Or(a.next().Compare(b.next()), strings.Compare(a.Name, b.Name))
 	}, func(a, b identity) int {
@@ -296,12 +307,14 @@ func (c *collection) limited() *view {
 	v.Roots = first(maxRows, v.Roots.Rows, func(a, b root) int {
 		return cmp.Or(a.End.Compare(b.End), strings.Compare(a.SHA256+a.Name, b.SHA256+b.Name))
 	}, func(a, b root) int {
-		return cmp.Or(strings.Compare(a.TrustDomain, b.TrustDomain), strings.Compare(b.Kind, a.Kind), a.Begin.Compare(b.Begin), strings.Compare(a.SHA256+a.Name, b.SHA256+b.Name))
+		return cmp.Or(strings.Compare(a.TrustDomain, b.TrustDomain), strings.Compare(b.Kind, a.Kind),
+			a.Begin.Compare(b.Begin), strings.Compare(a.SHA256+a.Name, b.SHA256+b.Name))
 	})
 	v.Upstreams = first(maxRows, v.Upstreams.Rows)
 	v.Servers = first(maxRows, v.Servers.Rows)
 	v.Names = first(maxRows, v.Names.Rows, func(a, b name) int { // what is waited for comes first
-		return cmp.Or(min(len(a.Version), 1)-min(len(b.Version), 1), c.order[a.Part]-c.order[b.Part], strings.Compare(a.Name, b.Name))
+		return cmp.Or(min(len(a.Version), 1)-min(len(b.Version), 1), c.order[a.Part]-c.order[b.Part],
+			strings.Compare(a.Name, b.Name))
 	})
 	newest := func(a, b event) int { return b.Time.Compare(a.Time) }
 	v.Events = first(maxEvents, v.Events.Rows, newest)

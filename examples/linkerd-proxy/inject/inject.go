@@ -1,6 +1,6 @@
-// Package inject adds to a pod of a Linkerd mesh what its proxy needs for an identity: environment variables, a memory volume
-// for the key, and a token. It refuses pods that cannot have one. An [Injector] does so as a function, and as the handler of a
-// mutating admission webhook.
+// Package inject adds to a pod of a Linkerd mesh what its proxy needs for an identity: environment variables, a
+// memory volume for the key, and a token. It refuses pods that cannot have one. An [Injector] does so as a function,
+// and as the handler of a mutating admission webhook.
 //
 //	injector, err := inject.New(inject.Config{
 //		Mesh:         linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"},
@@ -14,18 +14,18 @@
 // # Which objects
 //
 // A Pod, and what has a pod template: Deployment, ReplicaSet, ReplicationController, DaemonSet, StatefulSet, Job and
-// CronJob. There must be a container with the name of the proxy, linkerd-proxy unless Config says otherwise, among the
-// containers or the init containers; an object without one gets nothing, as putting the proxy in is another step.
+// CronJob. There must be a container with the name of the proxy, linkerd-proxy unless Config says otherwise, among
+// the containers or the init containers; an object without one gets nothing, as putting the proxy in is another step.
 //
 // The annotation linkerd.io/identity of the pod, or of the pod template, is enabled or disabled; without it,
-// [Config.Disabled] decides. The effective value is written back. With disabled nothing else is added. These are refused:
-// another value; enabled when [Config.Unsupported] says that the control plane has no identity service; and enabled
-// on an object that is not a pod, such as a Service, or on a Deployment beside its template.
+// [Config.Disabled] decides. The effective value is written back. With disabled nothing else is added. These are
+// refused: another value; enabled when [Config.Unsupported] says that the control plane has no identity service; and
+// enabled on an object that is not a pod, such as a Service, or on a Deployment beside its template.
 //
 // # What a pod gets
 //
-// With [linkerdname.Mesh.FirstDesign] the names of the first design of the protocol, and otherwise those that Linkerd's proxies
-// read:
+// With [linkerdname.Mesh.FirstDesign] the names of the first design of the protocol, and otherwise those that
+// Linkerd's proxies read:
 //
 //	first design                                  Linkerd's proxies
 //	LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB    LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS (PEM, not base64)
@@ -37,27 +37,29 @@
 //	                                              LINKERD2_PROXY_POLICY_SVC_ADDR, _NAME
 //	volume linkerd-identity-store                 volume linkerd-identity-end-entity
 //
-// With [Config.DownwardAPI] the name is not written out: the kubelet composes it from the namespace and the account of the pod, as
-// Linkerd's injector has it, so that one template serves several namespaces and accounts.
+// With [Config.DownwardAPI] the name is not written out: the kubelet composes it from the namespace and the account
+// of the pod, as Linkerd's injector has it, so that one template serves several namespaces and accounts.
 //
-// The volume is in memory and mounted into the proxy alone. The pod of the identity service itself reaches the service at
-// localhost, and no name of it is set. LINKERD2_PROXY_POD_NAMESPACE and the variables that begin with LINKERD2_PROXY_TLS_
-// are removed. The annotation linkerd.io/trust-root-sha256 has the digest of the trust anchors, and the label
-// linkerd.io/control-plane-ns the namespace of the control plane, by which [Injector.Identity] knows its pods.
+// The volume is in memory and mounted into the proxy alone. The pod of the identity service itself reaches the
+// service at localhost, and no name of it is set. LINKERD2_PROXY_POD_NAMESPACE and the variables that begin with
+// LINKERD2_PROXY_TLS_ are removed. The annotation linkerd.io/trust-root-sha256 has the digest of the trust anchors,
+// and the label linkerd.io/control-plane-ns the namespace of the control plane, by which [Injector.Identity] knows
+// its pods.
 //
-// The token is a projected one for [Config.TokenAudience]. With an empty audience it is that of the service account as
-// Kubernetes mounts it, which is good for the API server, too, so that an identity service could use it there. A pod
-// that turns off automountServiceAccountToken is then refused.
+// The token is a projected one for [Config.TokenAudience]. With an empty audience it is that of the service account
+// as Kubernetes mounts it, which is good for the API server, too, so that an identity service could use it there. A
+// pod that turns off automountServiceAccountToken is then refused.
 //
-// An ephemeral container that mounts a volume of the proxy is refused if the webhook is asked about it: its rules name
-// pods/ephemeralcontainers, too.
+// An ephemeral container that mounts a volume of the proxy is refused if the webhook is asked about it: its rules
+// name pods/ephemeralcontainers, too.
 //
 // # What it does not do
 //
-// It adds no proxy container and no iptables rules to a pod, and to one whose identity is disabled nothing at all: a proxy that is
-// given no name has no identity. So the ports, the user and the probes of the proxy are those of the container that is there. The
-// annotation linkerd.io/identity-mode, of the first releases of Linkerd, is not read: linkerd.io/identity says it alone. Names carry no UID of the service account, as no proxy reads such
-// names: an account that is deleted because its token was stolen, and created again, has the same identity.
+// It adds no proxy container and no iptables rules to a pod, and to one whose identity is disabled nothing at all: a
+// proxy that is given no name has no identity. So the ports, the user and the probes of the proxy are those of the
+// container that is there. The annotation linkerd.io/identity-mode, of the first releases of Linkerd, is not read:
+// linkerd.io/identity says it alone. Names carry no UID of the service account, as no proxy reads such names: an
+// account that is deleted because its token was stolen, and created again, has the same identity.
 package inject
 
 import (
@@ -84,8 +86,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrRefused is wrapped by the errors of objects that must not get what they ask for. Their texts say what to change, and
-// are what a user of the cluster reads.
+// ErrRefused is wrapped by the errors of objects that must not get what they ask for. Their texts say what to change,
+// and are what a user of the cluster reads.
 var ErrRefused = errors.New("injection refused")
 
 // Annotations and labels of pods.
@@ -106,8 +108,10 @@ const (
 	store        = "linkerd-identity-end-entity"
 	seedStore    = "linkerd-identity-store"
 
-	maxAnchors   = 90 << 10  // bytes of PEM: Linux starts no process with a variable of 128 KiB, and one form is base64
-	maxValues    = 50_000    // of an object, that are looked at: a value of 3 bytes takes a hundred times that in memory
+	// bytes of PEM: Linux starts no process with a variable of 128 KiB, and one form is base64
+	maxAnchors = 90 << 10
+	// of an object, that are looked at: a value of 3 bytes takes a hundred times that in memory
+	maxValues    = 50_000
 	minTokenLife = 10 * 60   // seconds, the least that Kubernetes grants
 	tokenLife    = 24 * 3600 // seconds
 )
@@ -125,19 +129,20 @@ type Config struct {
 	// Disabled leaves pods without the annotation linkerd.io/identity without an identity.
 	Disabled bool
 
-	// Unsupported says that the control plane has no identity service: pods with the annotation enabled are refused, and
-	// others get no identity.
+	// Unsupported says that the control plane has no identity service: pods with the annotation enabled are refused,
+	// and others get no identity.
 	Unsupported bool
 
-	// TokenAudience is the audience of the token that the proxy sends to the identity service, such as identity.l5d.io.
-	// Empty means the token of the service account; see the package comment.
+	// TokenAudience is the audience of the token that the proxy sends to the identity service, such as
+	// identity.l5d.io. Empty means the token of the service account; see the package comment.
 	TokenAudience string
 
 	// TokenSeconds is how long such a token is valid, in seconds; the kubelet renews it. 0 means a day; at least 600.
 	TokenSeconds int
 
-	// DownwardAPI has the kubelet compose the name of the workload, $(_pod_sa).$(_pod_ns).serviceaccount.identity.…, of the fields
-	// of the pod, in variables of the proxy before that of the name. In the first design they are K8S_SA and K8S_NS.
+	// DownwardAPI has the kubelet compose the name of the workload, $(_pod_sa).$(_pod_ns).serviceaccount.identity.…,
+	// of the fields of the pod, in variables of the proxy before that of the name. In the first design they are
+	// K8S_SA and K8S_NS.
 	DownwardAPI bool
 
 	// Container is the name of the proxy's container. Empty means linkerd-proxy.
@@ -159,7 +164,8 @@ type Injector struct {
 // New returns an Injector. The error says which choice is missing or wrong.
 func New(cfg Config) (*Injector, error) {
 	fail := func(err error) (*Injector, error) { return nil, fmt.Errorf("inject: %w", err) }
-	in := &Injector{cfg: cfg, reviews: limit.New(limit.Options{Concurrent: maxReviews, Queue: maxWaiting}), reading: limit.NewShares[string](maxReading, maxPeer)}
+	in := &Injector{cfg: cfg, reviews: limit.New(limit.Options{Concurrent: maxReviews, Queue: maxWaiting}),
+		reading: limit.NewShares[string](maxReading, maxPeer)}
 	if in.cfg.ClusterDomain == "" {
 		in.cfg.ClusterDomain = "cluster.local"
 	}
@@ -191,14 +197,15 @@ func New(cfg Config) (*Injector, error) {
 	return in, nil
 }
 
-// SetTrustAnchors replaces the trust anchors, in PEM of at most 90 KiB, which it copies. Pods that are admitted from now on
-// get them. With an error, which wraps [spiffe.ErrTooLarge] for more, the ones before stay.
+// SetTrustAnchors replaces the trust anchors, in PEM of at most 90 KiB, which it copies. Pods that are admitted from
+// now on get them. With an error, which wraps [spiffe.ErrTooLarge] for more, the ones before stay.
 func (in *Injector) SetTrustAnchors(anchors []byte) error {
 	if _, err := pki.ParseCertificatesPEM(anchors); err != nil {
 		return fmt.Errorf("inject: trust anchors: %w", err)
 	}
 	if len(anchors) > maxAnchors {
-		return fmt.Errorf("inject: trust anchors: %d bytes, and the variable of a proxy has room for %d: leave out roots that issue for no proxy: %w",
+		return fmt.Errorf("inject: trust anchors: %d bytes, and the variable of a proxy has room for %d: leave out "+
+			"roots that issue for no proxy: %w",
 			len(anchors), maxAnchors, spiffe.ErrTooLarge)
 	}
 	anchors = bytes.Clone(anchors)
@@ -212,12 +219,13 @@ type Injection struct {
 	Enabled  bool
 	Identity string
 
-	// Patch is a JSON Patch (RFC 6902) that makes the object what it has to be. It is nil if there is nothing to change.
+	// Patch is a JSON Patch (RFC 6902) that makes the object what it has to be. It is nil if there is nothing to
+	// change.
 	Patch []byte
 }
 
-// Inject returns what an object of Kubernetes gets, which is JSON. The namespace is that of the request, for an object that
-// names none. Errors wrap [ErrRefused], or say what of the object cannot be read.
+// Inject returns what an object of Kubernetes gets, which is JSON. The namespace is that of the request, for an
+// object that names none. Errors wrap [ErrRefused], or say what of the object cannot be read.
 func (in *Injector) Inject(object []byte, namespace string) (*Injection, error) {
 	o, err := in.read(object, namespace)
 	if err != nil {
@@ -225,9 +233,11 @@ func (in *Injector) Inject(object []byte, namespace string) (*Injection, error) 
 	}
 	switch {
 	case o.pod == nil && o.own[annotation] == enabled:
-		return nil, refuse("%s is %s on the %s, which is not a pod: set it on pods or in their template", annotation, enabled, o)
+		return nil, refuse("%s is %s on the %s, which is not a pod: set it on pods or in their template", annotation,
+			enabled, o)
 	case o.template && o.own[annotation] == enabled:
-		return nil, refuse("%s is %s on the %s itself, which is not a pod: set it in the annotations of its pod template", annotation, enabled, o)
+		return nil, refuse("%s is %s on the %s itself, which is not a pod: set it in the annotations of its pod "+
+			"template", annotation, enabled, o)
 	case o.pod == nil, o.proxy == nil:
 		return &Injection{}, nil
 	}
@@ -239,7 +249,8 @@ func (in *Injector) Inject(object []byte, namespace string) (*Injection, error) 
 		}
 	case enabled:
 		if in.cfg.Unsupported {
-			return nil, refuse("%s is %s on the %s, and the control plane has no identity service: set it to %s", annotation, enabled, o, disabled)
+			return nil, refuse("%s is %s on the %s, and the control plane has no identity service: set it to %s",
+				annotation, enabled, o, disabled)
 		}
 	case disabled:
 	default:
@@ -305,7 +316,8 @@ func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte)
 	if in.cfg.TokenAudience != "" {
 		token = tokenFolder + "/" + tokenVolume
 	} else if o.noToken {
-		return refuse("the %s turns off automountServiceAccountToken, so that the proxy has no token: turn it on, or configure the injector with an audience for a token of its own", o)
+		return refuse("the %s turns off automountServiceAccountToken, so that the proxy has no token: turn it on, "+
+			"or configure the injector with an audience for a token of its own", o)
 	}
 	certifier := o.namespace == mesh.ControlNamespace && o.account == "linkerd-identity"
 	host := func(service string) string {
@@ -316,24 +328,29 @@ func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte)
 		env.set("LINKERD2_PROXY_IDENTITY_STORE_DIR", dir)
 		env.set("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", token)
 		env.set(name, identity)
-		env.service("LINKERD2_PROXY_DESTINATION_ADDR", host("linkerd-destination")+":8086", "LINKERD2_PROXY_DESTINATION_IDENTITY", in.destination)
+		env.service("LINKERD2_PROXY_DESTINATION_ADDR", host("linkerd-destination")+":8086",
+			"LINKERD2_PROXY_DESTINATION_IDENTITY", in.destination)
 		if certifier {
 			env.service("LINKERD2_PROXY_IDENTITY_ADDR", "localhost:8080", "LINKERD2_PROXY_IDENTITY_IDENTITY", "")
 		} else {
-			env.service("LINKERD2_PROXY_IDENTITY_ADDR", host("linkerd-identity")+":8080", "LINKERD2_PROXY_IDENTITY_IDENTITY", in.certifier)
+			env.service("LINKERD2_PROXY_IDENTITY_ADDR", host("linkerd-identity")+":8080",
+				"LINKERD2_PROXY_IDENTITY_IDENTITY", in.certifier)
 		}
 	} else {
 		env.set("LINKERD2_PROXY_IDENTITY_DIR", dir)
 		env.set("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", string(anchors))
 		env.set("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", token)
 		env.set(name, identity)
-		env.service("LINKERD2_PROXY_DESTINATION_SVC_ADDR", host("linkerd-dst-headless")+".:8086", "LINKERD2_PROXY_DESTINATION_SVC_NAME", in.destination)
-		env.service("LINKERD2_PROXY_POLICY_SVC_ADDR", host("linkerd-policy")+".:8090", "LINKERD2_PROXY_POLICY_SVC_NAME", in.destination)
+		env.service("LINKERD2_PROXY_DESTINATION_SVC_ADDR", host("linkerd-dst-headless")+".:8086",
+			"LINKERD2_PROXY_DESTINATION_SVC_NAME", in.destination)
+		env.service("LINKERD2_PROXY_POLICY_SVC_ADDR", host("linkerd-policy")+".:8090",
+			"LINKERD2_PROXY_POLICY_SVC_NAME", in.destination)
 		if certifier {
 			env.service("LINKERD2_PROXY_IDENTITY_SVC_ADDR", "localhost.:8080", "LINKERD2_PROXY_IDENTITY_SVC_NAME", "")
 			env.set("LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS", "8080") // its clients have no identity yet
 		} else {
-			env.service("LINKERD2_PROXY_IDENTITY_SVC_ADDR", host("linkerd-identity-headless")+".:8080", "LINKERD2_PROXY_IDENTITY_SVC_NAME", in.certifier)
+			env.service("LINKERD2_PROXY_IDENTITY_SVC_ADDR", host("linkerd-identity-headless")+".:8080",
+				"LINKERD2_PROXY_IDENTITY_SVC_NAME", in.certifier)
 		}
 	}
 	if in.cfg.DownwardAPI {
@@ -354,7 +371,8 @@ func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte)
 	case in.cfg.TokenAudience != "":
 		mounts.set(tokenVolume, map[string]any{"name": tokenVolume, "mountPath": tokenFolder, "readOnly": true})
 		volumes.set(tokenVolume, map[string]any{"name": tokenVolume, "projected": map[string]any{"sources": []any{
-			map[string]any{"serviceAccountToken": map[string]any{"audience": in.cfg.TokenAudience, "expirationSeconds": in.cfg.TokenSeconds, "path": tokenVolume}},
+			map[string]any{"serviceAccountToken": map[string]any{"audience": in.cfg.TokenAudience,
+				"expirationSeconds": in.cfg.TokenSeconds, "path": tokenVolume}},
 		}}})
 	case !o.template && mounts.at(accountToken) == nil:
 		// Kubernetes has mounted it into the containers that were there before the proxy.
@@ -381,16 +399,18 @@ func (in *Injector) guard(o *object) error {
 	}
 	for _, c := range o.containers {
 		if c != o.proxy && slices.ContainsFunc(c.mounts().list, own) {
-			return refuse("the container %.300q of the %s mounts the proxy's volume, which has its key or its token: remove the mount", c.name, o)
+			return refuse("the container %.300q of the %s mounts the proxy's volume, which has its key or its "+
+				"token: remove the mount", c.name, o)
 		}
 	}
 	return nil
 }
 
-// Identity returns the name that a client must expect of a pod at a port, as the destination service tells the proxies of
-// clients, which is also the name in SNI. It is empty for a pod without one: a pod that is not of this control plane, that
-// has its identity disabled, or whose proxy is skipped at the port (config.linkerd.io/skip-inbound-ports). The pod is
-// JSON, as the API server has it. The error says what of it cannot be read.
+// Identity returns the name that a client must expect of a pod at a port, as the destination service tells the
+// proxies of clients, which is also the name in SNI. It is empty for a pod without one: a pod that is not of this
+// control plane, that has its identity disabled, or whose proxy is skipped at the port
+// (config.linkerd.io/skip-inbound-ports). The pod is JSON, as the API server has it. The error says what of it cannot
+// be read.
 func (in *Injector) Identity(pod []byte, port uint16) (string, error) {
 	o, err := in.read(pod, "")
 	if err != nil {
@@ -466,8 +486,8 @@ var templates = map[[2]string][]string{
 	{"batch", "CronJob"}:          {"spec", "jobTemplate", "spec", "template"},
 }
 
-// read reads an object. Members are compared with their case, and none may be there twice: another reader could take the
-// other one.
+// read reads an object. Members are compared with their case, and none may be there twice: another reader could take
+// the other one.
 func (in *Injector) read(data []byte, namespace string) (*object, error) {
 	r := strictjson.NewReader(data)
 	r.Skip()
@@ -662,7 +682,9 @@ func (l *entries) put(name string, value any) {
 		l.list[i], l.changed = entry{name: name, raw: raw}, true
 	}
 	n := len(l.list) // one name twice: the last would count
-	l.list = slices.Concat(l.list[:i+1], slices.DeleteFunc(slices.Clone(l.list[i+1:]), func(e entry) bool { return e.name == name }))
+	l.list = slices.Concat(l.list[:i+1], slices.DeleteFunc(slices.Clone(l.list[i+1:]), func(e entry) bool {
+		return e.name == name
+	}))
 	l.changed = l.changed || len(l.list) != n
 }
 
@@ -674,14 +696,16 @@ func (l *entries) set(name string, value any) {
 	l.put(name, value)
 }
 
-// before sets a variable to a field of the pod, and has it stand before another one: the kubelet composes values of those before.
+// before sets a variable to a field of the pod, and has it stand before another one: the kubelet composes values of
+// those before.
 func (l *entries) before(name, part, field string) {
 	at := func(name string) int { return slices.IndexFunc(l.list, func(e entry) bool { return e.name == name }) }
 	if k := at(part); k < 0 || k > at(name) {
 		l.remove(func(n string) bool { return n == part })
 		l.list = slices.Insert(l.list, 0, entry{name: part})
 	}
-	l.put(part, map[string]any{"name": part, "valueFrom": map[string]any{"fieldRef": map[string]string{"apiVersion": "v1", "fieldPath": field}}})
+	from := map[string]any{"fieldRef": map[string]string{"apiVersion": "v1", "fieldPath": field}}
+	l.put(part, map[string]any{"name": part, "valueFrom": from})
 }
 
 // service sets the variables for the address and the name of a service, or removes the second, if there is no name.

@@ -23,14 +23,14 @@ const (
 	maxPeer    = 32 << 20  // of one peer
 )
 
-// ServeHTTP answers an AdmissionReview (admission.k8s.io/v1) of the API server, for CREATE and UPDATE of any kind. An update
-// of a pod changes nothing, as Kubernetes allows no other variables and volumes then. Neither does one of a subresource, such as
-// the status, or of an object that is being deleted, which would stay for ever. What is refused has the reason as its
-// message, for the user whose request it is. The server around it has TLS, with a certificate
+// ServeHTTP answers an AdmissionReview (admission.k8s.io/v1) of the API server, for CREATE and UPDATE of any kind. An
+// update of a pod changes nothing, as Kubernetes allows no other variables and volumes then. Neither does one of a
+// subresource, such as the status, or of an object that is being deleted, which would stay for ever. What is refused
+// has the reason as its message, for the user whose request it is. The server around it has TLS, with a certificate
 // that the webhook configuration trusts; to accept the API server alone, it verifies the client's certificate.
 //
-// The configuration should have failurePolicy Fail: a pod that slips by has no identity and cannot be reached over TLS. It
-// should exempt the namespace of this webhook, or a cluster that has lost the webhook cannot start it again.
+// The configuration should have failurePolicy Fail: a pod that it misses has no identity and cannot be reached over
+// TLS. It should exempt the namespace of this webhook, or a cluster that has lost the webhook cannot start it again.
 func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -63,7 +63,8 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	version, kind := d.text(review, "apiVersion"), d.text(review, "kind")
 	uid, namespace := d.text(request, "uid"), d.text(request, "namespace")
 	about := subject{
-		operation: d.text(request, "operation"), pod: d.text(d.member(request, "kind"), "kind") == "Pod", part: d.text(request, "subResource"),
+		operation: d.text(request, "operation"), pod: d.text(d.member(request, "kind"),
+			"kind") == "Pod", part: d.text(request, "subResource"),
 		// Of the old object, as callers can set it in the new one.
 		ends: d.text(d.member(d.member(request, "oldObject"), "metadata"), "deletionTimestamp") != "",
 	}
@@ -84,16 +85,18 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if !errors.Is(err, ErrRefused) {
 			answer.Status.Code = http.StatusBadRequest
 		}
-		in.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "inject: object refused", slog.String("why", answer.Status.Message))
+		in.cfg.Logger.LogAttrs(r.Context(), slog.LevelInfo, "inject: object refused",
+			slog.String("why", answer.Status.Message))
 	case got.Patch != nil:
 		answer.Patch, answer.PatchType = got.Patch, "JSONPatch"
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind, "response": answer}) // the client has gone
+	// the client has gone
+	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind, "response": answer})
 }
 
-// body reads a review. It takes none of the slots meanwhile, so that peers that send slowly do not keep the API server waiting.
-// The code is 0 if all went well.
+// body reads a review. It takes none of the slots meanwhile, so that peers that send slowly do not keep the API
+// server waiting. The code is 0 if all went well.
 func (in *Injector) body(w http.ResponseWriter, r *http.Request) (data []byte, code int) {
 	size := r.ContentLength
 	switch {
@@ -124,8 +127,8 @@ type subject struct {
 	part      string // subresource
 }
 
-// judge is Inject for objects that can change. The containers of a pod only do by its ephemeralcontainers, which are looked at
-// and left as they are.
+// judge is Inject for objects that can change. The containers of a pod only do by its ephemeralcontainers, which are
+// looked at and left as they are.
 func (in *Injector) judge(data []byte, namespace string, s subject) (*Injection, error) {
 	update := s.operation == "UPDATE"
 	switch {

@@ -31,7 +31,8 @@ const (
 	idleDestination = 10 * time.Minute
 )
 
-var destinationBackoff = renew.Backoff{Low: 100 * time.Millisecond, First: 200 * time.Millisecond, High: 10 * time.Second, Wish: time.Minute}
+var destinationBackoff = renew.Backoff{Low: 100 * time.Millisecond, First: 200 * time.Millisecond,
+	High: 10 * time.Second, Wish: time.Minute}
 
 // Endpoint is an address of a service, as the destination service of the mesh has it.
 type Endpoint struct {
@@ -42,8 +43,9 @@ type Endpoint struct {
 	Identity, ServerName string
 }
 
-// Destinations asks the destination service of a mesh for the endpoints of services, by the method Get of Linkerd's destination
-// API, and follows them while they are asked for. [NewDestinations] makes one. It is safe for concurrent use.
+// Destinations asks the destination service of a mesh for the endpoints of services, by the method Get of Linkerd's
+// destination API, and follows them while they are asked for. [NewDestinations] makes one. It is safe for concurrent
+// use.
 type Destinations struct {
 	ctx context.Context
 	log *slog.Logger
@@ -62,10 +64,10 @@ type destination struct {
 	err      error      // why there are none; before the first answer, why there is none of that
 }
 
-// NewDestinations returns a Destinations, which connects when it is first asked, and ends with ctx. The service is that of
-// [Environment]. The client proves the workload, once it has a certificate, and the server the name of the service; on loopback
-// neither does. A nil Identity is that of a proxy without one: the connection is not encrypted, and the name must be empty. The
-// logger gets failures (Warn), and may be nil.
+// NewDestinations returns a Destinations, which connects when it is first asked, and ends with ctx. The service is
+// that of [Environment]. The client proves the workload, once it has a certificate, and the server the name of the
+// service; on loopback neither does. A nil Identity is that of a proxy without one: the connection is not encrypted,
+// and the name must be empty. The logger gets failures (Warn), and may be nil.
 func NewDestinations(ctx context.Context, id *Identity, service Service, logger *slog.Logger) (*Destinations, error) {
 	at, err := service.parse("8086", id != nil)
 	if err != nil {
@@ -73,7 +75,9 @@ func NewDestinations(ctx context.Context, id *Identity, service Service, logger 
 	}
 	scheme, config := "http://", (func(context.Context) (*tls.Config, error))(nil)
 	if service.Name != "" {
-		scheme, config = "https://", func(context.Context) (*tls.Config, error) { return id.ClientConfig(service.Name, "") }
+		scheme, config = "https://", func(context.Context) (*tls.Config, error) {
+			return id.ClientConfig(service.Name, "")
+		}
 	}
 	t := tlsalert.NewTransport(config, true, nil)
 	t.Proxy = nil
@@ -82,17 +86,19 @@ func NewDestinations(ctx context.Context, id *Identity, service Service, logger 
 	return &Destinations{ctx: ctx, log: ratelog.Patient(logger), rpc: rpc, known: map[string]*destination{}}, nil
 }
 
-// Endpoints returns the endpoints of a service, HOST:PORT, which are 10,000 at most. It waits for the first answer of the
-// destination service; after that the newest one counts, also while the service cannot be reached. Endpoints that need more than
-// TLS, such as another authority at a gateway, are left out: they are never ones without TLS. The caller must not change the
-// slice.
+// Endpoints returns the endpoints of a service, HOST:PORT, which are 10,000 at most. It waits for the first answer of
+// the destination service; after that the newest one counts, also while the service cannot be reached. Endpoints that
+// need more than TLS, such as another authority at a gateway, are left out: they are never ones without TLS. The
+// caller must not change the slice.
 //
-// The error wraps [fs.ErrNotExist] if the destination service does not know the host, so that it may be looked for elsewhere. A
-// service without endpoints is another error. At most 1,000 services are followed, each until nobody has asked for ten minutes.
+// The error wraps [fs.ErrNotExist] if the destination service does not know the host, so that it may be looked for
+// elsewhere. A service without endpoints is another error. At most 1,000 services are followed, each until no
+// caller has asked for ten minutes.
 func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpoint, error) {
 	t := d.follow(authority)
 	if t == nil {
-		return nil, fmt.Errorf("linkerdproxy: destination %.300q: %d services are followed, which is the limit", authority, maxDestinations)
+		return nil, fmt.Errorf("linkerdproxy: destination %.300q: %d services are followed, which is the limit",
+			authority, maxDestinations)
 	}
 	select {
 	case <-t.first:
@@ -103,8 +109,10 @@ func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpo
 	defer d.mu.Unlock()
 	err := t.err
 	if !t.answered {
-		// The error of the last attempt is text alone: one that wraps fs.ErrNotExist does not mean that there is no such service.
-		err = fmt.Errorf("%w: %v", cmp.Or(context.Cause(ctx), context.Cause(d.ctx)), err) //nolint:errorlint // see above
+		// The error of the last attempt is text alone: one that wraps fs.ErrNotExist does not mean that there is no
+		// such service.
+		//nolint:errorlint // see above
+		err = fmt.Errorf("%w: %v", cmp.Or(context.Cause(ctx), context.Cause(d.ctx)), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("linkerdproxy: destination %.300q: %w", authority, err)
@@ -112,7 +120,7 @@ func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpo
 	return t.all, nil
 }
 
-// follow returns the service, and begins to follow it if nobody does. It returns nil beyond the limit.
+// follow returns the service, and begins to follow it unless it is followed. It returns nil beyond the limit.
 func (d *Destinations) follow(authority string) *destination {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -147,12 +155,15 @@ func (d *Destinations) run(ctx context.Context, authority string, t *destination
 			return
 		}
 		f := renew.NewFailure(failures, err)
-		if e, ok := errors.AsType[*grpchttp.Error](err); ok && e.Remote && (e.Code == grpchttp.InvalidArgument || e.Code == grpchttp.FailedPrecondition) {
+		if e, ok := errors.AsType[*grpchttp.Error](err); ok && e.Remote && (e.Code == grpchttp.InvalidArgument ||
+			e.Code == grpchttp.FailedPrecondition) {
 			f.Final = true // it is no service of the mesh
-			d.set(t, true, nil, fmt.Errorf("the destination service does not resolve it (%.300q): %w", e.Message, fs.ErrNotExist))
+			d.set(t, true, nil, fmt.Errorf("the destination service does not resolve it (%.300q): %w", e.Message,
+				fs.ErrNotExist))
 		} else {
 			d.set(t, false, nil, err)
-			d.log.Warn("linkerdproxy: the destination service does not answer, or has ended its answers; it is asked again", "destination", authority, "err", err)
+			d.log.Warn("linkerdproxy: the destination service does not answer, or has ended its answers; it is "+
+				"asked again", "destination", authority, "err", err)
 		}
 		if renew.Sleep(ctx, destinationBackoff.Wait(f, rand.Float64())) != nil {
 			return
@@ -276,10 +287,12 @@ func readAddr(f *protofield.Field) netip.AddrPort {
 				switch f.Number {
 				case 1: // IPv4
 					f.Fixed(&part[0])
-					ip = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(part[0])))) //nolint:gosec // it has 32 bits
+					//nolint:gosec // it has 32 bits
+					ip = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(part[0]))))
 				case 2: // IPv6, in two numbers
 					f.Message(func(f *protofield.Field) { f.Fixed(&part[(f.Number-1)%2]) })
-					ip = netip.AddrFrom16([16]byte(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, part[0]), part[1]))).Unmap()
+					ip = netip.AddrFrom16([16]byte(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil,
+						part[0]), part[1]))).Unmap()
 				}
 			})
 		case 2:

@@ -48,17 +48,25 @@ const (
 var variables = settings.Table{
 	Prefixes: []string{prefix, "LINKERD2_PROXY_LOCAL_IDENTITY"},
 	Variables: []settings.Variable{
-		{Name: envLocal, Check: checkName, Doc: "identity of the workload; a proxy without one, under any of its names, has no identity", Origin: firstDesign},
+		{Name: envLocal, Check: checkName, Doc: "identity of the workload; a proxy without one, under any of its " +
+			"names, has no identity", Origin: firstDesign},
 		{Name: envLocalShort, Check: checkName, Doc: "another name for " + envLocal, Origin: firstDesign},
 		{Name: envBlob, Check: checkBlob, Doc: "trust anchors: PEM in base64", Origin: firstDesign},
-		{Name: "LINKERD_PROXY_TRUST_ANCHORS_BLOB", Check: instead(envBlob), Doc: "refused: a slip for " + envBlob, Origin: firstDesign},
-		{Name: envTokenFile, Form: settings.Path, Doc: "token of the service account, or the folder with the file token; required", Origin: firstDesign + ", " + today},
-		{Name: envStoreDir, Form: settings.Path, Doc: "folder in memory that gets key.der, csr.p8 and trust-anchors.pem", Origin: firstDesign},
+		{Name: "LINKERD_PROXY_TRUST_ANCHORS_BLOB", Check: instead(envBlob), Doc: "refused: a slip for " + envBlob,
+			Origin: firstDesign},
+		{Name: envTokenFile, Form: settings.Path,
+			Doc: "token of the service account, or the folder with the file token; required", Origin: firstDesign +
+				", " + today},
+		{Name: envStoreDir, Form: settings.Path,
+			Doc: "folder in memory that gets key.der, csr.p8 and trust-anchors.pem", Origin: firstDesign},
 		{Name: envAddr, Doc: "certifier: host or host:port, port 8080 if there is none", Origin: firstDesign},
 		{Name: envIdentity, Doc: "name of the certifier; not to be set if it is on this host", Origin: firstDesign},
-		{Name: envDstAddr, Doc: "destination service, which says where requests without a route go, port 8086 if there is none", Origin: firstDesign},
-		{Name: envDstIdentity, Doc: "name of the destination service; not to be set if it is on this host", Origin: firstDesign},
-		{Name: envKeyFile, Form: settings.Path, Doc: "key that another process has made, in the place of a store; with the next two", Origin: firstDesign},
+		{Name: envDstAddr, Doc: "destination service, which says where requests without a route go, port 8086 if " +
+			"there is none", Origin: firstDesign},
+		{Name: envDstIdentity, Doc: "name of the destination service; not to be set if it is on this host",
+			Origin: firstDesign},
+		{Name: envKeyFile, Form: settings.Path,
+			Doc: "key that another process has made, in the place of a store; with the next two", Origin: firstDesign},
 		{Name: envCSRFile, Form: settings.Path, Doc: "its signing request", Origin: firstDesign},
 		{Name: envAnchorsFile, Form: settings.Path, Doc: "trust anchors in PEM", Origin: firstDesign},
 		{Name: "LINKERD2_PROXY_POD_NAMESPACE", Unused: true, Doc: "the name of the workload has it", Origin: removed},
@@ -73,19 +81,26 @@ var variables = settings.Table{
 		{Name: envSvcName, Doc: "name of the certifier; ignored if it is on this host", Origin: today},
 		{
 			Name: envMinRefresh, Default: "10s", Check: checkMinRefresh, Origin: today,
-			Doc: "shortest time between requests to the certifier: digits and ms, s, m, h or d, at least 100ms; 0 means 1s",
+			Doc: "shortest time between requests to the certifier: digits and ms, s, m, h or d, at least 100ms; 0 " +
+				"means 1s",
 		},
 		{Name: envMaxRefresh, Default: "24h", Check: checkPeriod, Doc: "longest time", Origin: today},
 		{Name: envDstSvcAddr, Doc: "destination service: host:port", Origin: today},
 		{Name: envDstSvcName, Doc: "its name; ignored if it is on this host", Origin: today},
 		{Name: envPolicyAddr, Doc: "policy service, for the program's policies", Origin: today},
 		{Name: envPolicy, Doc: "its name; ignored if it is on this host", Origin: today},
-		{Name: envRequireTLS, Form: settings.List, Doc: "ports and ranges of ports of the application that need TLS, as in 8080,9000-9010", Origin: today},
-		{Name: envRequireIdentity, Form: settings.List, Doc: "those that need a client with an identity", Origin: today},
-		{Name: prefix + "DISABLED", Check: refused("an identity cannot be disabled so; unset it: a proxy that is given no name has none"), Doc: "refused, whatever its value: without an identity is a proxy that is given no name", Origin: today},
-		{Name: prefix + "SPIRE_WORKLOAD_API_ADDRESS", Check: noSPIRE, Doc: "refused: an identity from SPIRE is a SPIFFE ID, which package workloadapi obtains", Origin: today},
+		{Name: envRequireTLS, Form: settings.List,
+			Doc: "ports and ranges of ports of the application that need TLS, as in 8080,9000-9010", Origin: today},
+		{Name: envRequireIdentity, Form: settings.List, Doc: "those that need a client with an identity",
+			Origin: today},
+		{Name: prefix + "DISABLED", Check: refused(
+			"an identity cannot be disabled so; unset it: a proxy that is given no name has none"), Doc: "refused, " +
+			"whatever its value: without an identity is a proxy that is given no name", Origin: today},
+		{Name: prefix + "SPIRE_WORKLOAD_API_ADDRESS", Check: noSPIRE,
+			Doc: "refused: an identity from SPIRE is a SPIFFE ID, which package workloadapi obtains", Origin: today},
 		{Name: prefix + "SPIRE_SOCKET", Check: noSPIRE, Doc: "refused likewise", Origin: today},
-		{Name: "_pod_*", Unused: true, Doc: "parts of the name of the workload, for the injector's substitutions", Origin: today},
+		{Name: "_pod_*", Unused: true, Doc: "parts of the name of the workload, for the injector's substitutions",
+			Origin: today},
 		{Name: "_l5d_*", Unused: true, Doc: "likewise, of the mesh", Origin: today},
 	},
 }
@@ -119,7 +134,8 @@ func checkAnchors(value string) error {
 // parsePeriod reads a time as Linkerd's proxies do: digits and a unit, or a bare 0.
 func parsePeriod(value string) (time.Duration, error) {
 	digits := strings.TrimRight(value, "abcdefghijklmnopqrstuvwxyz")
-	unit, ok := map[string]time.Duration{"ms": time.Millisecond, "s": time.Second, "m": time.Minute, "h": time.Hour, "d": 24 * time.Hour}[value[len(digits):]]
+	unit, ok := map[string]time.Duration{"ms": time.Millisecond, "s": time.Second, "m": time.Minute, "h": time.Hour,
+		"d": 24 * time.Hour}[value[len(digits):]]
 	if value == "0" {
 		unit, ok = time.Nanosecond, true
 	}
@@ -138,7 +154,8 @@ func checkPeriod(value string) error {
 func checkMinRefresh(value string) error {
 	d, err := parsePeriod(value)
 	if err == nil && d > 0 && d < leastRefresh {
-		err = fmt.Errorf("the certifier would be asked every %v while there is no certificate; set it to %v or more", d, leastRefresh)
+		err = fmt.Errorf("the certifier would be asked every %v while there is no certificate; set it to %v or more",
+			d, leastRefresh)
 	}
 	return err
 }
@@ -150,17 +167,18 @@ type Environment struct {
 	// Destination and Policy are other services of the control plane; their Addr is empty if they are not set.
 	Destination, Policy Service
 
-	// RequireTLS and RequireIdentity are ports of the application that need mutual TLS, and a client with an identity, sorted.
+	// RequireTLS and RequireIdentity are ports of the application that need mutual TLS, and a client with an
+	// identity, sorted.
 	RequireTLS, RequireIdentity []int
 }
 
-// FromEnviron reads the environment, in the form of os.Environ. It takes the names of the first design of the protocol and
-// those of today, and refuses values that contradict each other. log gets the names that are probably misspelled (Warn); it
-// becomes the Logger of the Config, and may be nil. The error has a line for each bad variable, with what to set instead. No
-// file is read.
+// FromEnviron reads the environment, in the form of os.Environ. It takes the names of the first design of the
+// protocol and those of today, and refuses values that contradict each other. log gets the names that are probably
+// misspelled (Warn); it becomes the Logger of the Config, and may be nil. The error has a line for each bad variable,
+// with what to set instead. No file is read.
 //
-// If nothing names the workload, as in a pod whose identity is disabled, the Config has no Name: the proxy has no identity, and
-// does without [New]. What only a proxy with an identity needs must not be set then.
+// If nothing names the workload, as in a pod whose identity is disabled, the Config has no Name: the proxy has no
+// identity, and does without [New]. What only a proxy with an identity needs must not be set then.
 //
 // [WriteEnviron] has the variables.
 func FromEnviron(environ []string, log *slog.Logger) (*Environment, error) {
@@ -175,13 +193,14 @@ func FromEnviron(environ []string, log *slog.Logger) (*Environment, error) {
 	}
 	e.Logger = log
 	if unknown := values.Unknown(); log != nil && len(unknown) > 0 {
-		log.Warn("linkerdproxy: environment variables of a name that is not known, perhaps a misspelled one", "names", strings.Join(unknown, " "))
+		log.Warn("linkerdproxy: environment variables of a name that is not known, perhaps a misspelled one", "names",
+			strings.Join(unknown, " "))
 	}
 	return e, nil
 }
 
-// WriteEnviron writes the variables that [FromEnviron] reads, for the -h of a program; as a Markdown table it is for its
-// documentation.
+// WriteEnviron writes the variables that [FromEnviron] reads, for the -h of a program; as a Markdown table it is for
+// its documentation.
 func WriteEnviron(w io.Writer, markdown bool) error { return variables.Write(w, markdown) }
 
 // reader reads values that have the right form, and notes what is wrong with them together.
@@ -248,11 +267,13 @@ func (r *reader) environment() *Environment {
 // without reads the environment of a proxy without an identity: what only one with an identity needs is not set.
 func (r *reader) without(e *Environment) {
 	half := slices.DeleteFunc([]string{
-		envBlob, envAnchors, envTokenFile, envStoreDir, envDir, envAddr, envSvcAddr, envIdentity, envSvcName, envDstIdentity, envDstSvcName,
+		envBlob, envAnchors, envTokenFile, envStoreDir, envDir, envAddr, envSvcAddr, envIdentity, envSvcName,
+		envDstIdentity, envDstSvcName,
 		envPolicy, envKeyFile, envCSRFile, envAnchorsFile, envRequireTLS, envRequireIdentity,
 	}, func(name string) bool { return !r.Set(name) })
 	if len(half) > 0 {
-		r.reject(envLocal, "it is not set, and is required with %s; a proxy without an identity has none of them", strings.Join(half, ", "))
+		r.reject(envLocal, "it is not set, and is required with %s; a proxy without an identity has none of them",
+			strings.Join(half, ", "))
 	}
 	e.Destination.Addr, _ = r.one(envDstAddr, envDstSvcAddr)
 	e.Policy.Addr = r.Text(envPolicyAddr)
@@ -276,7 +297,8 @@ func (r *reader) name(c *Config) {
 }
 
 // service reads a service by its names in the first design and today.
-func (r *reader) service(mesh linkerdname.Mesh, port string, required bool, addrName, identityName, svcAddrName, svcName string) (s Service) {
+func (r *reader) service(mesh linkerdname.Mesh, port string, required bool, addrName, identityName, svcAddrName,
+	svcName string) (s Service) {
 	addrs, names := []string{svcAddrName}, []string{svcName}
 	if addrName != "" {
 		addrs, names = []string{addrName, svcAddrName}, []string{identityName, svcName}

@@ -1,5 +1,6 @@
-// Package linkerdproxy is the identity of a workload in a Linkerd mesh: its key, its certificate and the renewal of that, and
-// the TLS configurations for both directions. It forwards no bytes: examples/linkerd-proxy is a proxy made of it.
+// Package linkerdproxy is the identity of a workload in a Linkerd mesh: its key, its certificate and the renewal of
+// that, and the TLS configurations for both directions. It forwards no bytes: examples/linkerd-proxy is a proxy made
+// of it.
 //
 // A proxy beside a workload reads the environment that an injector has set:
 //
@@ -15,32 +16,35 @@
 //
 // # What it promises
 //
-// Bad configuration is refused before a key is made: trust anchors that are not PEM, a name outside the mesh, a token file
-// that is empty or cannot be read, a store folder that is missing or read-only.
+// Bad configuration is refused before a key is made: trust anchors that are not PEM, a name outside the mesh, a token
+// file that is empty or cannot be read, a store folder that is missing or read-only.
 //
 // The key is ECDSA P-256, is made once, and lives as long as the process. It and the one signing request, which names
 // the workload and nothing else, are in the store folder with mode 0400; see [Config].Dir.
 //
-// The token goes to the certifier and nowhere else: to a loopback address, or to a server that has proven by the trust
-// anchors that it is the certifier. It is read again for each request, and is in no error and no log.
+// The token goes to the certifier and nowhere else: to a loopback address, or to a server that has proven by the
+// trust anchors that it is the certifier. It is read again for each request, and is in no error and no log.
 //
-// A certificate is renewed after 0.7 of its remaining life, within MinRefresh and MaxRefresh. An answer of the certifier is
-// verified before it replaces anything. After a failure the next attempt comes after a 25th of the remaining life, or after
-// MinRefresh if that is longer or the certificate has expired. Attempts never end, as a new token or account may succeed.
+// A certificate is renewed after 0.7 of its remaining life, within MinRefresh and MaxRefresh. An answer of the
+// certifier is verified before it replaces anything. After a failure the next attempt comes after a 25th of the
+// remaining life, or after MinRefresh if that is longer or the certificate has expired. Attempts never end, as a new
+// token or account may succeed.
 //
 // # TLS
 //
-// A server speaks TLS 1.3 for its own name, without ALPN, while its certificate is valid. It asks for a client certificate,
-// accepts clients without one, and refuses a certificate that does not verify. A client expects one identity of the server,
-// which is any DNS name or URI of its certificate, byte for byte, under the trust anchors. Before it has a certificate a
-// client connects anonymously, as it does to ask for the first one; once its certificate has expired it does not connect; see
-// [Config].AnonymousAfterExpiry. Each handshake uses the newest certificate; open connections keep theirs.
+// A server speaks TLS 1.3 for its own name, without ALPN, while its certificate is valid. It asks for a client
+// certificate, accepts clients without one, and refuses a certificate that does not verify. A client expects one
+// identity of the server, which is any DNS name or URI of its certificate, byte for byte, under the trust anchors.
+// Before it has a certificate a client connects anonymously, as it does to ask for the first one; once its
+// certificate has expired it does not connect; see [Config].AnonymousAfterExpiry. Each handshake uses the newest
+// certificate; open connections keep theirs.
 //
 // # What it does not do
 //
-// It does not call Linkerd's policy service, and does not decide what an identity may do: see linkerdname.Match for the patterns
-// of policies. Of the destination service it takes addresses and identities alone ([Destinations]): no profiles, weights and hints
-// of protocols. It does not follow changes of the trust anchors: a new set needs a restart, and so a new key.
+// It does not call Linkerd's policy service, and does not decide what an identity may do: see linkerdname.Match for
+// the patterns of policies. Of the destination service it takes addresses and identities alone ([Destinations]): no
+// profiles, weights and hints of protocols. It does not follow changes of the trust anchors: a new set needs a
+// restart, and so a new key.
 package linkerdproxy
 
 import (
@@ -86,19 +90,21 @@ type Service struct {
 	// Addr is a host, or host:port. The port of the certifier is 8080 by default.
 	Addr string
 
-	// Name is the identity that the service proves in TLS. It must be empty if Addr is "localhost" or a loopback address:
-	// then the connection is not encrypted, as the service, or its proxy, is in the same pod. It is required otherwise.
+	// Name is the identity that the service proves in TLS. It must be empty if Addr is "localhost" or a loopback
+	// address: then the connection is not encrypted, as the service, or its proxy, is in the same pod. It is required
+	// otherwise.
 	Name string
 }
 
-// Config configures an [Identity]. Name, TokenFile, Certifier, and one of Anchors and AnchorsFile are required; every other
-// zero means what is said here. [New] copies it.
+// Config configures an [Identity]. Name, TokenFile, Certifier, and one of Anchors and AnchorsFile are required; every
+// other zero means what is said here. [New] copies it.
 type Config struct {
-	// Name is the identity of the workload, a name of package linkerdname in either form. It says which mesh the workload
-	// belongs to.
+	// Name is the identity of the workload, a name of package linkerdname in either form. It says which mesh the
+	// workload belongs to.
 	Name string
 
-	// Anchors are the trust anchors, certificates in PEM. AnchorsFile is a file of them in their place, which is read once.
+	// Anchors are the trust anchors, certificates in PEM. AnchorsFile is a file of them in their place, which is read
+	// once.
 	Anchors     []byte
 	AnchorsFile string
 
@@ -108,26 +114,27 @@ type Config struct {
 	// Certifier is the identity service of the mesh.
 	Certifier Service
 
-	// Dir is the store, a folder in memory such as an emptyDir of that medium, which must exist. It gets key.der, which is
-	// the key in PKCS#8, csr.p8, which is the signing request, both DER, and trust-anchors.pem. Files of an earlier process
-	// are replaced. A folder that is not in memory, which is told on Linux, is a warning. Empty means that the key stays in the
-	// memory of the process.
+	// Dir is the store, a folder in memory such as an emptyDir of that medium, which must exist. It gets key.der,
+	// which is the key in PKCS#8, csr.p8, which is the signing request, both DER, and trust-anchors.pem. Files of an
+	// earlier process are replaced. A folder that is not in memory, which is told on Linux, is a warning. Empty means
+	// that the key stays in the memory of the process.
 	Dir string
 
 	// CurrentNames gives the files in Dir the names that Linkerd's proxies look for, key.p8 and csr.der, and writes no
 	// trust anchors.
 	CurrentNames bool
 
-	// KeyFile and CSRFile are the key and the signing request that another process, with the same formats, has made for this
-	// one; see [Identity.Environ]. Both are set, or neither, and Dir is empty then.
+	// KeyFile and CSRFile are the key and the signing request that another process, with the same formats, has made
+	// for this one; see [Identity.Environ]. Both are set, or neither, and Dir is empty then.
 	KeyFile, CSRFile string
 
-	// MinRefresh and MaxRefresh bound the time until the next request to the certifier. 0 means 10 seconds and 24 hours. A
-	// MinRefresh of less than 100 milliseconds is refused: while a proxy has no valid certificate, it asks that often.
+	// MinRefresh and MaxRefresh bound the time until the next request to the certifier. 0 means 10 seconds and 24
+	// hours. A MinRefresh of less than 100 milliseconds is refused: while a proxy has no valid certificate, it asks
+	// that often.
 	MinRefresh, MaxRefresh time.Duration
 
-	// AnonymousAfterExpiry has clients connect without a certificate once that of the proxy has expired, as the first design
-	// of the protocol has it. Such a connection proves the server alone.
+	// AnonymousAfterExpiry has clients connect without a certificate once that of the proxy has expired, as the first
+	// design of the protocol has it. Such a connection proves the server alone.
 	AnonymousAfterExpiry bool
 
 	// Logger gets each new certificate (Info) and each failure (Warn). Nil means no logs.
@@ -136,8 +143,8 @@ type Config struct {
 
 type redacted = redact.Text // so that the embedded field is not exported
 
-// Identity is the identity of a workload. [Start] or [New] makes one. Its methods are safe for concurrent use, and those that
-// read do not block. It does not print its key.
+// Identity is the identity of a workload. [Start] or [New] makes one. Its methods are safe for concurrent use, and
+// those that read do not block. It does not print its key.
 type Identity struct {
 	redacted
 	cfg     Config
@@ -154,9 +161,9 @@ type Identity struct {
 	refreshed atomic.Int64 // when a certificate was last accepted, in nanoseconds since 1970
 }
 
-// Start returns an Identity that is certified, and is renewed until [Identity.Close]. It is [New], [Identity.Run] in a
-// goroutine, and [Identity.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails,
-// nothing is left running, and the error says what is wrong, or why there is no certificate.
+// Start returns an Identity that is certified, and is renewed until [Identity.Close]. It is [New], [Identity.Run] in
+// a goroutine, and [Identity.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it
+// fails, nothing is left running, and the error says what is wrong, or why there is no certificate.
 func Start(ctx context.Context, cfg Config) (*Identity, error) {
 	id, err := New(cfg)
 	if err != nil {
@@ -186,11 +193,13 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	case cfg.TokenFile == "":
 		return nil, errors.New("Config.TokenFile is required; it has the token of the service account")
 	case cfg.MinRefresh < leastRefresh || cfg.MaxRefresh < cfg.MinRefresh:
-		return nil, fmt.Errorf("Config.MinRefresh is %v and MaxRefresh %v: want %v <= MinRefresh <= MaxRefresh", cfg.MinRefresh, cfg.MaxRefresh, leastRefresh)
+		return nil, fmt.Errorf("Config.MinRefresh is %v and MaxRefresh %v: want %v <= MinRefresh <= MaxRefresh",
+			cfg.MinRefresh, cfg.MaxRefresh, leastRefresh)
 	case (cfg.KeyFile == "") != (cfg.CSRFile == ""):
 		return nil, errors.New("Config.KeyFile and CSRFile belong together: set both, or neither to make a new key")
 	case cfg.KeyFile != "" && cfg.Dir != "":
-		return nil, errors.New("Config.KeyFile has the key, and Config.Dir is where a new one would go: set one of them")
+		return nil, errors.New("Config.KeyFile has the key, and Config.Dir is where a new one would go: set one of " +
+			"them")
 	}
 	td, err := spiffe.ParseTrustDomain(mesh.TrustDomain)
 	if err != nil {
@@ -209,12 +218,14 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("Config.Name: %w", err)
 	}
-	endpoint := caclient.Endpoint{URL: "https://" + at.addr, TrustDomain: td, Roots: id.bundles, TokenFile: cfg.TokenFile, Logger: cfg.Logger}
+	endpoint := caclient.Endpoint{URL: "https://" + at.addr, TrustDomain: td, Roots: id.bundles,
+		TokenFile: cfg.TokenFile, Logger: cfg.Logger}
 	switch {
 	case at.loopback:
 		endpoint.URL, endpoint.AllowPlaintext = "http://"+at.addr, true
 	case cfg.Certifier.Name != certifier:
-		return nil, fmt.Errorf("Config.Certifier.Name is %.300q, want %q, the certifier of the mesh that %q belongs to", cfg.Certifier.Name, certifier, cfg.Name)
+		return nil, fmt.Errorf("Config.Certifier.Name is %.300q, want %q, the certifier of the mesh that %q "+
+			"belongs to", cfg.Certifier.Name, certifier, cfg.Name)
 	}
 	if service == nil {
 		client, err := linkerd.New(linkerd.Options{Endpoint: endpoint, Mesh: mesh})
@@ -230,9 +241,12 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	}
 	id.newMetrics()
 	refreshes := id.metrics.Counters("control_identity_cert_refreshes_total",
-		"The number of answers of the certifier, by result: ok, or error for a certificate that was not acceptable.", "result", "ok", "error")
+		"The number of answers of the certifier, by result: ok, or error for a certificate that was not acceptable.",
+		"result", "ok", "error")
 	id.manager, err = secretcache.New(secretcache.Config{
-		Expect: want, CA: &certifierCA{CA: ca, id: id, rejected: refreshes["error"].Inc}, NewKey: id.signer, RenewIn: id.refreshIn, Timeout: callTimeout, Logger: cfg.Logger,
+		Expect: want, CA: &certifierCA{CA: ca, id: id,
+			rejected: refreshes["error"].Inc}, NewKey: id.signer, RenewIn: id.refreshIn, Timeout: callTimeout,
+		Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -244,7 +258,8 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 		}
 	})
 	if cfg.Dir != "" && !inMemory(cfg.Dir) {
-		cfg.Logger.Warn("linkerdproxy: the store is not in memory, so that the key of the workload reaches a disk; mount an emptyDir of the medium Memory there", "folder", cfg.Dir)
+		cfg.Logger.Warn("linkerdproxy: the store is not in memory, so that the key of the workload reaches a disk; "+
+			"mount an emptyDir of the medium Memory there", "folder", cfg.Dir)
 	}
 	return id, nil
 }
@@ -295,12 +310,13 @@ func parseAnchors(data []byte) ([]*x509.Certificate, error) {
 	return all, nil
 }
 
-// meshOf returns the mesh that a name of a workload belongs to: the five labels on the left are those of the form, and what
-// is left is the trust domain.
+// meshOf returns the mesh that a name of a workload belongs to: the five labels on the left are those of the form,
+// and what is left is the trust domain.
 func meshOf(name string) (linkerdname.Mesh, error) {
 	labels := strings.SplitN(name, ".", 6)
 	if len(labels) < 6 {
-		return linkerdname.Mesh{}, fmt.Errorf("%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN", name)
+		return linkerdname.Mesh{}, fmt.Errorf(
+			"%.300q is not SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN", name)
 	}
 	mesh := linkerdname.Mesh{ControlNamespace: labels[4], TrustDomain: labels[5], FirstDesign: labels[2] == "sa"}
 	_, _, err := mesh.Parse(name)
@@ -335,7 +351,8 @@ func (s Service) parse(port string, identity bool) (place, error) {
 		return place{}, errors.New("its name is set, which a proxy without an identity cannot verify")
 	case !identity:
 	case at.loopback && s.Name != "":
-		return place{}, fmt.Errorf("the name %.300q is set, and the address %q is on this host, where no name is proven: leave the name empty", s.Name, s.Addr)
+		return place{}, fmt.Errorf("the name %.300q is set, and the address %q is on this host, where no name is "+
+			"proven: leave the name empty", s.Name, s.Addr)
 	case !at.loopback && s.Name == "":
 		return place{}, fmt.Errorf("the address %q is not on this host: set the name that the service proves", s.Addr)
 	}
@@ -377,9 +394,9 @@ func (id *Identity) signer() (crypto.Signer, error) {
 	return id.store.key(), nil
 }
 
-// Run checks the token file and the store, makes the key and the signing request, obtains a certificate and renews it. It
-// blocks until ctx is done or [Identity.Close] is called, and returns nil then. It returns an error if the files are not as
-// they must be. It may be called again after it has returned; the key stays.
+// Run checks the token file and the store, makes the key and the signing request, obtains a certificate and renews
+// it. It blocks until ctx is done or [Identity.Close] is called, and returns nil then. It returns an error if the
+// files are not as they must be. It may be called again after it has returned; the key stays.
 func (id *Identity) Run(ctx context.Context) error {
 	return id.life.RunAs(ctx, "linkerdproxy", id.run)
 }
@@ -412,8 +429,8 @@ func (id *Identity) prepare() error {
 	return nil
 }
 
-// Ready waits until there is a certificate that has not expired. The error wraps [spiffe.ErrNotReady], the cause of ctx, and what
-// the last attempt failed with.
+// Ready waits until there is a certificate that has not expired. The error wraps [spiffe.ErrNotReady], the cause of
+// ctx, and what the last attempt failed with.
 func (id *Identity) Ready(ctx context.Context) error {
 	err := id.life.Await(ctx, id.manager.Changed, func() bool { _, err := id.Credential(); return err == nil })
 	if err == nil {
@@ -425,16 +442,16 @@ func (id *Identity) Ready(ctx context.Context) error {
 	return fmt.Errorf("linkerdproxy: %q: %w: %w", id.cfg.Name, spiffe.ErrNotReady, err)
 }
 
-// Close ends [Identity.Run], or what [Start] has started, for good, and waits for it. The certificate stays readable. The
-// error is always nil.
+// Close ends [Identity.Run], or what [Start] has started, for good, and waits for it. The certificate stays readable.
+// The error is always nil.
 func (id *Identity) Close() error {
 	err := id.life.Close()
 	_ = id.manager.Close()
 	return err
 }
 
-// Credential returns the certificate with its key. Before the first the error wraps [spiffe.ErrNotReady], and once it has expired
-// [ErrExpired].
+// Credential returns the certificate with its key. Before the first the error wraps [spiffe.ErrNotReady], and once it
+// has expired [ErrExpired].
 func (id *Identity) Credential() (*pki.Credential, error) {
 	c, err := id.manager.Credential()
 	if err != nil {
@@ -450,14 +467,16 @@ func (id *Identity) Credential() (*pki.Credential, error) {
 func (id *Identity) Changed() <-chan struct{} { return id.manager.Changed() }
 
 func (id *Identity) newMetrics() {
-	id.metrics.Gauge("control_identity_cert_expiration_timestamp_seconds", "When the certificate of the proxy expires, in seconds since 1970.", func() (float64, bool) {
-		end := id.Report().Identities[0].NotAfter
-		return metrics.Seconds(end), !end.IsZero()
-	})
-	id.metrics.Gauge("control_identity_cert_refresh_timestamp_seconds", "When the certificate of the proxy was last renewed, in seconds since 1970.", func() (float64, bool) {
-		at := id.refreshed.Load()
-		return metrics.Seconds(time.Unix(0, at)), at != 0
-	})
+	id.metrics.Gauge("control_identity_cert_expiration_timestamp_seconds",
+		"When the certificate of the proxy expires, in seconds since 1970.", func() (float64, bool) {
+			end := id.Report().Identities[0].NotAfter
+			return metrics.Seconds(end), !end.IsZero()
+		})
+	id.metrics.Gauge("control_identity_cert_refresh_timestamp_seconds",
+		"When the certificate of the proxy was last renewed, in seconds since 1970.", func() (float64, bool) {
+			at := id.refreshed.Load()
+			return metrics.Seconds(time.Unix(0, at)), at != 0
+		})
 }
 
 // Report implements [report.Reporter] with the identity of the workload, the trust anchors, and the certifier as the
@@ -465,7 +484,7 @@ func (id *Identity) newMetrics() {
 //
 //	control_identity_cert_expiration_timestamp_seconds   when the certificate expires
 //	control_identity_cert_refresh_timestamp_seconds      when it was last renewed
-//	control_identity_cert_refreshes_total                by result: ok, or error for a certificate that was not acceptable
+//	control_identity_cert_refreshes_total                by result: ok, or error for a bad certificate
 func (id *Identity) Report() report.Report {
 	r := id.manager.Report()
 	r.Identities[0].Name = id.cfg.Name

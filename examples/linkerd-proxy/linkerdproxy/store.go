@@ -102,7 +102,8 @@ func newStore(cfg *Config, key crypto.Signer) (*store, error) {
 
 // openDir opens the store folder, which it does not make, and proves that files can be written there.
 func openDir(cfg *Config) (*os.Root, error) {
-	warn := func(err error) { cfg.Logger.Warn("linkerdproxy: the store is not safe from other users", "err", err) } // an emptyDir is root's, mode 0777
+	// an emptyDir is root's, mode 0777
+	warn := func(err error) { cfg.Logger.Warn("linkerdproxy: the store is not safe from other users", "err", err) }
 	root, err := private.OpenDir(cfg.Dir, private.Options{Warn: warn})
 	if err != nil {
 		return nil, fmt.Errorf("%w (mount a folder in memory there)", err)
@@ -142,15 +143,18 @@ func readStore(cfg *Config) (*store, error) {
 	case err != nil:
 		return nil, fmt.Errorf("the signing request %s, Config.CSRFile: %w", cfg.CSRFile, err)
 	case !pki.PublicKeysEqual(csr.PublicKey(), key.Public()):
-		return nil, fmt.Errorf("the signing request %s, Config.CSRFile, is for another key than %s has", cfg.CSRFile, cfg.KeyFile)
+		return nil, fmt.Errorf("the signing request %s, Config.CSRFile, is for another key than %s has", cfg.CSRFile,
+			cfg.KeyFile)
 	case !slices.Equal(csr.SANs(), []pki.SAN{pki.DNSSAN(cfg.Name)}):
-		return nil, fmt.Errorf("the signing request %s, Config.CSRFile, is for %.300v, want %q alone", cfg.CSRFile, csr.SANs(), cfg.Name)
+		return nil, fmt.Errorf("the signing request %s, Config.CSRFile, is for %.300v, want %q alone", cfg.CSRFile,
+			csr.SANs(), cfg.Name)
 	}
 	return &store{key: func() crypto.Signer { return key }, csr: csr}, nil
 }
 
 func readKeyFile(name string) ([]byte, error) {
-	f, err := private.OpenGiven(name, true, nil, private.Options{Warn: func(error) {}}) // its folder may be an emptyDir
+	// its folder may be an emptyDir
+	f, err := private.OpenGiven(name, true, nil, private.Options{Warn: func(error) {}})
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +167,8 @@ func readKeyFile(name string) ([]byte, error) {
 }
 
 // Environ returns the variables that lead another process to the key, the signing request and the trust anchors in
-// [Config].Dir, for [FromEnviron]. It returns nil before [Identity.Run] has made them, and if they are not in such files.
+// [Config].Dir, for [FromEnviron]. It returns nil before [Identity.Run] has made them, and if they are not in such
+// files.
 func (id *Identity) Environ() []string {
 	key, csr, anchors := id.cfg.names()
 	id.mu.Lock()

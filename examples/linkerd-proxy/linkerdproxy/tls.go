@@ -15,9 +15,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ServerConfig returns the configuration of a server of the mesh. [PeerName] tells the identity of its client. A handshake
-// fails if the client asks for a server name other than that of the workload, and while there is no valid certificate, with
-// the error of [Identity.Credential].
+// ServerConfig returns the configuration of a server of the mesh. [PeerName] tells the identity of its client. A
+// handshake fails if the client asks for a server name other than that of the workload, and while there is no valid
+// certificate, with the error of [Identity.Credential].
 func (id *Identity) ServerConfig() *tls.Config {
 	client := pki.ExpectLeaf(id.td, "a client of the mesh", nil, func(leaf *x509.Certificate) error {
 		_, err := identities(leaf)
@@ -28,7 +28,8 @@ func (id *Identity) ServerConfig() *tls.Config {
 		ClientAuth: tls.RequestClientCert, // VerifyConnection verifies it
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			if hello.ServerName != id.cfg.Name {
-				return nil, fmt.Errorf("linkerdproxy: the client asks for the server name %.300q, and this is %q", hello.ServerName, id.cfg.Name)
+				return nil, fmt.Errorf("linkerdproxy: the client asks for the server name %.300q, and this is %q",
+					hello.ServerName, id.cfg.Name)
 			}
 			c, err := id.Credential()
 			if err != nil {
@@ -46,16 +47,18 @@ func (id *Identity) ServerConfig() *tls.Config {
 	}
 }
 
-// ClientConfig returns a configuration for connections to a server with an identity, which is a DNS name or a URI. The TLS
-// handshake asks for serverName; empty means the identity, unless that is a URI. A handshake fails once the certificate of the
-// workload has expired, with an error that wraps [ErrExpired], unless [Config].AnonymousAfterExpiry is set.
+// ClientConfig returns a configuration for connections to a server with an identity, which is a DNS name or a URI.
+// The TLS handshake asks for serverName; empty means the identity, unless that is a URI. A handshake fails once the
+// certificate of the workload has expired, with an error that wraps [ErrExpired], unless
+// [Config].AnonymousAfterExpiry is set.
 func (id *Identity) ClientConfig(identity, serverName string) (*tls.Config, error) {
 	name := cmp.Or(serverName, identity)
 	switch {
 	case identity == "":
 		return nil, errors.New("linkerdproxy: the identity to expect of the server is empty")
 	case strings.ContainsAny(name, ":/") || net.ParseIP(name) != nil: // crypto/tls sends none of these
-		return nil, fmt.Errorf("linkerdproxy: the server name %.300q is not a DNS name: give the one that the server answers to", name)
+		return nil, fmt.Errorf("linkerdproxy: the server name %.300q is not a DNS name: give the one that the "+
+			"server answers to", name)
 	}
 	server := pki.ExpectLeaf(id.td, "the server "+identity, nil, func(leaf *x509.Certificate) error {
 		got, err := identities(leaf)
@@ -90,7 +93,8 @@ func (id *Identity) ClientConfig(identity, serverName string) (*tls.Config, erro
 // verify verifies the chain of a peer.
 func (id *Identity) verify(want pki.Expectation, chain []*x509.Certificate, role spiffe.Role, who string) error {
 	if _, err := want.Verify(chain, id.bundles, role, time.Now()); err != nil {
-		return &tls.CertificateVerificationError{UnverifiedCertificates: chain, Err: fmt.Errorf("linkerdproxy: the certificate of the %s: %w", who, err)}
+		return &tls.CertificateVerificationError{UnverifiedCertificates: chain,
+			Err: fmt.Errorf("linkerdproxy: the certificate of the %s: %w", who, err)}
 	}
 	return nil
 }
@@ -109,8 +113,8 @@ func identities(leaf *x509.Certificate) (all []string, err error) {
 	return all, nil
 }
 
-// PeerName returns the identity of a client that has presented a certificate in a handshake by [Identity.ServerConfig]: the
-// first DNS name or URI of its certificate. It reports false for a client without one.
+// PeerName returns the identity of a client that has presented a certificate in a handshake by
+// [Identity.ServerConfig]: the first DNS name or URI of its certificate. It reports false for a client without one.
 func PeerName(cs tls.ConnectionState) (name string, ok bool) {
 	if !cs.HandshakeComplete || len(cs.PeerCertificates) == 0 {
 		return "", false

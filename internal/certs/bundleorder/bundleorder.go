@@ -1,11 +1,11 @@
 // Package bundleorder decides whether a trust bundle that an authenticated publisher offers replaces the one in force.
 // spiffe/federation and secretcache ask it.
 //
-// Sequence numbers order bundles, and a lower one never replaces a higher one (FED-11). So a number that is far too
-// high would keep out every later bundle, and after a bundle without a number the order would be lost. An endpoint
-// that is wrong for a moment must cause neither. A bundle that [Doubt] doubts is held: the bundle in force stays
-// until an operator decides, or until the publisher has repeated its answer for long enough ([Answers], [Time]),
-// because publishers do restart their counters and lose them.
+// Sequence numbers order bundles, and a lower one never replaces a higher one (SPIFFE Trust Domain and Bundle section
+// 4.1.1). So a number that is far too high would keep out every later bundle, and after a bundle without a number the
+// order would be lost. An endpoint that is wrong for a moment must cause neither. A bundle that [Doubt] doubts is
+// held: the bundle in force stays until an operator decides, or until the publisher has repeated its answer for long
+// enough ([Answers], [Time]), because publishers do restart their counters and lose them.
 //
 // # Plausible numbers
 //

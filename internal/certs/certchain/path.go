@@ -8,7 +8,7 @@ import (
 )
 
 // Usages returns all extended key usages that a role needs, where role is a spiffe.Role, and nil for any other number.
-// To crypto/x509 no usage would mean serverAuth (GO-5).
+// To crypto/x509 no usage would mean serverAuth.
 func Usages(role int) []x509.ExtKeyUsage {
 	switch role {
 	case 0:

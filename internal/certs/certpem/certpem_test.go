@@ -55,7 +55,6 @@ func TestOneRule(t *testing.T) {
 			return len(pool.Subjects()), nil
 		},
 		"pki.ParseCertificatesPEM": func(data []byte) (int, error) { return count(pki.ParseCertificatesPEM(data)) },
-		"pki.AppendCertificates":   func(data []byte) (int, error) { return count(pki.AppendCertificates(nil, data)) },
 		"pki.NewSecretPEM": func(data []byte) (int, error) {
 			secret, err := pki.NewSecretPEM("ROOTCA", nil, nil, data, time.Time{})
 			return countRoots(secret, err)

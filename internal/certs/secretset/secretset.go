@@ -1,5 +1,5 @@
-// Package secretset names the secrets that identities and trust bundles make, as Envoy asks for them by the Secret
-// Discovery Service:
+// Package secretset is the one place with the names by which Envoy asks for the secrets of identities and trust
+// bundles, and with their resolution:
 //
 //	default                    the key pair of the own identity
 //	spiffe://TRUST-DOMAIN/PATH the key pair of the identity with that ID: the first, if there are several
@@ -63,7 +63,7 @@ type Material struct {
 	Joined  bool // of Bundles: all in one
 }
 
-// Secret returns the secret that m makes.
+// Secret returns the secret made of m.
 func (m Material) Secret(name string) (*pki.Secret, error) {
 	switch {
 	case m.Joined:

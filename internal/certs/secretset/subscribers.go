@@ -8,8 +8,8 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// Subscribers are functions that are told names, one call at a time, from a goroutine that holds no lock and ends
-// when all has been told. The zero value has none. Its methods are safe for concurrent use, and may be called with a
+// Subscribers are functions that are called with names, one call at a time, from a goroutine that holds no lock and
+// ends when the queue is empty. The zero value has none. Its methods are safe for concurrent use, and may be called with a
 // lock held that a function takes.
 type Subscribers struct {
 	mu     sync.Mutex
@@ -27,8 +27,8 @@ type subscriber struct {
 	gone atomic.Bool
 }
 
-// Add has f told from now on, until cancel is called, which may be from f and more than once. A call of f that is
-// under way goes on after that.
+// Add registers f to be called for every name until cancel is called. f may call cancel, and cancel may be called more
+// than once. A call of f that is under way goes on after that.
 func (s *Subscribers) Add(f func(name string)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,9 +48,8 @@ var nothingToTell = func() <-chan struct{} {
 	return c
 }()
 
-// Tell has the functions called with each of the names, which are computed only if there are functions. A name that
-// is to be told already, and not yet being told, is told once. The channel is closed when the names, and all that
-// was to be told before, have been told.
+// Tell queues names for the functions; it computes them only if there are functions. A name that is queued already is
+// told once. The channel is closed when these names, and all that were queued before, have been told.
 func (s *Subscribers) Tell(names func() []string) (told <-chan struct{}) {
 	s.mu.Lock()
 	idle := len(s.all) == 0 && s.last == nil
@@ -84,7 +83,7 @@ func (s *Subscribers) Tell(names func() []string) (told <-chan struct{}) {
 	return s.last
 }
 
-// tell tells until there is nothing left to tell.
+// tell calls the functions until the queue is empty.
 func (s *Subscribers) tell() {
 	for {
 		s.mu.Lock()

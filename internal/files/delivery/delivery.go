@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// Variable of the environment names the folder.
+	// Variable of the environment names the directory.
 	Variable = "SPIFFE_CREDENTIAL_FOLDER"
 
 	// Credential is the file with the private key, and then the certificates, in PEM.

@@ -1,4 +1,4 @@
-// Package disk is how folders are changed whose files have to survive a crash: by an interface, so that a test can
+// Package disk is how directories are changed whose files have to survive a crash: by an interface, so that a test can
 // have a disk that fails, and that loses what was not made durable.
 package disk
 
@@ -10,14 +10,14 @@ import (
 	"runtime"
 )
 
-// Disk changes folders.
+// Disk changes directories.
 type Disk interface {
 	Mkdir(root *os.Root, name string) error          // of mode 0700
 	Create(root *os.Root, name string) (File, error) // a new file of mode 0600
 	Symlink(root *os.Root, target, name string) error
-	SyncDir(root *os.Root, name string) error // makes the names in a folder durable
+	SyncDir(root *os.Root, name string) error // makes the names in a directory durable
 	Rename(root *os.Root, from, to string) error
-	Remove(root *os.Root, name string) error // a file, a link or an empty folder
+	Remove(root *os.Root, name string) error // a file, a link or an empty directory
 	RemoveAll(root *os.Root, name string) error
 }
 

@@ -1,20 +1,20 @@
-// Package fileset writes files that belong together, such as a private key with its certificates, to a folder.
+// Package fileset writes files that belong together, such as a private key with its certificates, to a directory.
 //
 //	f, err := fileset.Open("/run/identity", fileset.Options{Program: "this program"})
 //	if err != nil { … }
 //	defer f.Close()
 //	changed, err := f.Write(map[string]fileset.File{"key.pem": {key, 0o600}, "cert.pem": {certs, 0o644}})
 //
-// The folder and those above it must belong to this user or to root, by the rules of package private. One process at a
-// time has it open. Files that are there already are not written again.
+// The directory and those above it must belong to this user or to root, by the rules of package private. One process
+// at a time has it open. Files that are there already are not written again.
 //
 // # Two layouts
 //
-// Links: each version of the files is in a folder of its own, and the name of each file is a link through "..data",
+// Links: each version of the files is in a directory of its own, and the name of each file is a link through "..data",
 // which is replaced by one rename. So at every moment, after a crash too, the names lead to files of one version.
 // The previous version stays for readers that are between two files.
 //
-// Plain files, for readers that expect them: all files are written and made durable in a folder beside them, which
+// Plain files, for readers that expect them: all files are written and made durable in a directory beside them, which
 // gets the name "..next"; that commits the set. Then each file is moved to its name by a rename, in a fixed order. A
 // reader never sees a part of a file, but between two renames, and after a crash there, it can see files of two
 // versions. The next Open finishes what was committed.
@@ -43,17 +43,17 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 )
 
-// The names in a folder beside those of the files. They are those of the volumes of Kubernetes, which programs that
+// The names in a directory beside those of the files. They are those of the volumes of Kubernetes, which programs that
 // follow files know.
 const (
-	currentLink = "..data"  // leads to the folder of the version that counts
+	currentLink = "..data"  // leads to the directory of the version that counts
 	nextFolder  = "..next"  // has the plain files that are still to be moved to their names
-	versionMark = "..v-"    // begins the name of the folder of a version
+	versionMark = "..v-"    // begins the name of the directory of a version
 	draftMark   = "..draft" // begins the name of a link that is going to replace another
 	lockName    = "..lock"
 )
 
-// lockWait is how long a folder may be in use by a process that is about to end.
+// lockWait is how long a directory may be in use by a process that is about to end.
 const lockWait = 500 * time.Millisecond
 
 // File is the contents of a file and its mode, which holds whatever the umask is.
@@ -62,7 +62,7 @@ type File struct {
 	Mode fs.FileMode
 }
 
-// Options says how a folder is written.
+// Options says how a directory is written.
 type Options struct {
 	// Program is what errors call the program that writes.
 	Program string
@@ -73,12 +73,12 @@ type Options struct {
 	// Last are the names of the plain files that are moved last, in this order. The others come before, sorted.
 	Last []string
 
-	// Warn, if set, is called with the reason why a folder that other users can write to is not safe, and the folder
-	// is accepted.
+	// Warn, if set, is called with the reason why a directory that other users can write to is not safe, and the
+	// directory is accepted.
 	Warn func(error)
 }
 
-// Folder is an open folder. It is not safe for concurrent use.
+// Folder is an open directory. It is not safe for concurrent use.
 type Folder struct {
 	path   string
 	o      Options
@@ -89,7 +89,7 @@ type Folder struct {
 	step   func(name string) error // called before each step by tests; nil otherwise
 }
 
-// Open opens a folder, which it makes with mode 0755 if it is not there, and finishes what an earlier process has
+// Open opens a directory, which it makes with mode 0755 if it is not there, and finishes what an earlier process has
 // committed.
 func Open(path string, o Options) (*Folder, error) { return openOn(disk.OS{}, path, o) }
 
@@ -109,7 +109,7 @@ func openOn(d disk.Disk, path string, o Options) (*Folder, error) {
 	return f, nil
 }
 
-// openRoot opens a folder that no other user can write to. One with the sticky bit, such as /tmp, is for files
+// openRoot opens a directory that no other user can write to. One with the sticky bit, such as /tmp, is for files
 // of many users, who could take the names in it.
 func openRoot(path string, o Options, open func(string, private.Options) (*os.Root, error)) (*os.Root, error) {
 	root, err := open(path, private.Options{Mode: 0o755, Warn: o.Warn})
@@ -133,7 +133,8 @@ func openRoot(path string, o Options, open func(string, private.Options) (*os.Ro
 	return root, nil
 }
 
-// takeLock locks a file that only this user can open: who can open a file, or the folder, can hold its lock for good.
+// takeLock locks a file that only this user can open: who can open a file, or the directory, can hold its lock for
+// good.
 func (f *Folder) takeLock() (err error) {
 	f.lock, err = openLock(f.root)
 	if err != nil {
@@ -153,7 +154,7 @@ func (f *Folder) takeLock() (err error) {
 	return err
 }
 
-// openLock opens the file in a folder that those who write there lock, or makes it. Only this user can open it.
+// openLock opens the file in a directory that those who write there lock, or makes it. Only this user can open it.
 func openLock(root *os.Root) (*os.File, error) {
 	f, err := root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -165,7 +166,7 @@ func openLock(root *os.Root) (*os.File, error) {
 	return f, nil
 }
 
-// Close closes the folder. What was written stays.
+// Close closes the directory. What was written stays.
 func (f *Folder) Close() error {
 	var err error
 	if f.lock != nil {
@@ -174,7 +175,7 @@ func (f *Folder) Close() error {
 	return errors.Join(err, f.root.Close())
 }
 
-// Check returns an error if the path no longer leads to this folder, or is not safe any more.
+// Check returns an error if the path no longer leads to this directory, or is not safe any more.
 func (f *Folder) Check() error {
 	root, err := openRoot(f.path, f.o, private.OpenDir)
 	if err != nil {
@@ -192,7 +193,7 @@ func (f *Folder) Check() error {
 	return err
 }
 
-// Write makes files the contents of the folder, and reports whether that changed anything. After an error the old
+// Write makes files the contents of the directory, and reports whether that changed anything. After an error the old
 // files are there or, if changed is true, the new ones; the next Write or Open moves those that are not at their
 // names yet.
 func (f *Folder) Write(files map[string]File) (changed bool, err error) {
@@ -470,7 +471,7 @@ func create(d disk.Disk, root *os.Root, name string, file File) error {
 	return errors.Join(err, out.Chmod(file.Mode), out.Sync(), out.Close())
 }
 
-// syncFolder makes the names in a folder durable.
+// syncFolder makes the names in a directory durable.
 func syncFolder(d disk.Disk, root *os.Root, name string) error {
 	// of one that may be entered and written, and not listed
 	if err := d.SyncDir(root, name); !errors.Is(err, fs.ErrPermission) {

@@ -290,7 +290,7 @@ func (f *Follower) read() (Files, digest, error) {
 				file.Data = []byte(err.Error()) // for the sum
 				break
 			}
-			switch text := err.Error(); { // one line: the folder may be what is wrong with all of them
+			switch text := err.Error(); { // one line: the directory may be what is wrong with all of them
 			case all == nil:
 				all = err
 			case !told[text]:
@@ -428,7 +428,7 @@ func (f *Follower) watch() *watcher {
 	return w
 }
 
-// update watches the folders that the paths are in now, as they are named and as links lead to them.
+// update watches the directories that the paths are in now, as they are named and as links lead to them.
 func (w *watcher) update(paths []string) {
 	if w.notify == nil {
 		return
@@ -447,7 +447,7 @@ func (w *watcher) update(paths []string) {
 		}
 	}
 	for dir := range dirs {
-		// Adding again does nothing, unless the folder is another one than before.
+		// Adding again does nothing, unless the directory is another one than before.
 		if w.notify.Add(dir) == nil {
 			w.dirs[dir] = true
 		}

@@ -17,7 +17,7 @@ import (
 // noBlock keeps a pipe that is put in the place of a file from stopping the process.
 const noBlock = syscall.O_NONBLOCK
 
-// follow returns the path without links and what is there, or the last folder that is there and the names that are
+// follow returns the path without links and what is there, or the last directory that is there and the names that are
 // missing.
 func follow(path string, o *Options) (at string, missing []string, info fs.FileInfo, err error) {
 	if path == "" {
@@ -43,7 +43,7 @@ func follow(path string, o *Options) (at string, missing []string, info fs.FileI
 	return at, missing, info, err
 }
 
-// walk follows path from the root of the file system, and judges each folder before it looks at what is in it.
+// walk follows path from the root of the file system, and judges each directory before it looks at what is in it.
 func walk(path string, o *Options) (at string, missing []string, info fs.FileInfo, err error) {
 	at = "/"
 	if info, err = os.Lstat(at); err != nil {
@@ -110,9 +110,9 @@ func checkFolder(path string, info fs.FileInfo, o *Options) error {
 	return checkWritable(path, info, o)
 }
 
-// checkAbove is checkOwner for folders and links on the way to a file. The owner of the root of the file system can
-// replace all of them, and is trusted there: a user other than root in a user namespace that does not map root, such
-// as a sandbox.
+// checkAbove is checkOwner for directories and links on the way to a file. The owner of the root of the file system
+// can replace all of them, and is trusted there: a user other than root in a user namespace that does not map root,
+// such as a sandbox.
 func checkAbove(path string, info fs.FileInfo, o *Options) error {
 	if owner, _, ok := ids(info); ok && owner == ownerOfAll() {
 		return nil

@@ -1,5 +1,5 @@
-// Package private opens folders and files that no other user of the machine has made or can change: for keys, sockets,
-// trusted bundles, and files that an operator writes for this process.
+// Package private opens directories and files that no other user of the machine has made or can change: for keys,
+// sockets, trusted bundles, and files that an operator writes for this process.
 //
 //	root, err := private.MakeDir("/var/lib/svidkit/ca", private.Options{Keys: true})
 //	…
@@ -7,28 +7,29 @@
 //
 // # The rules
 //
-// What is opened, each folder above it, and each link on the way must belong to the effective user of this process,
-// to root, or to one of [Options.Owners]. For the folders above, the owner of "/" counts as root: a user namespace
+// What is opened, each directory above it, and each link on the way must belong to the effective user of this process,
+// to root, or to one of [Options.Owners]. For the directories above, the owner of "/" counts as root: a user namespace
 // may show root as another user.
 //
-// Keys, which [Options.Keys] asks for, are accessible to no other user at all: their folder has a mode like 0700 and
-// their files one like 0600.
+// Keys, which [Options.Keys] asks for, are accessible to no other user at all: their directory has a mode like 0700
+// and their files one like 0600.
 //
-// Everything else may be read by other users, and not written. A folder in which all users can write needs the
+// Everything else may be read by other users, and not written. A directory in which all users can write needs the
 // sticky bit, as /tmp and the Secret volumes of Kubernetes have it, or is the volume of a ConfigMap in this pod.
 // Write permission of a group counts as write permission of others, unless it is the group of root or one of the
 // groups of this process: so the private groups of users with a umask of 002 work, and the fsGroup of a Kubernetes
-// volume. With [Options.Warn] such folders and files are reported and accepted: for caches and sockets in an
+// volume. With [Options.Warn] such directories and files are reported and accepted: for caches and sockets in an
 // emptyDir of Kubernetes (root's, mode 0777).
 //
 // # How it checks
 //
-// The path is followed from the root of the file system, link by link. Each folder is judged before the next name
-// in it is looked at, so by then only this user and root can change what that name means. The opened file or folder is
-// judged again by its descriptor, and must be the one the path led to. Below an [os.Root], the caller uses [Check] or
-// [OpenIn].
+// The path is followed from the root of the file system, link by link. Each directory is judged before the next name
+// in it is looked at, so by then only this user and root can change what that name means. The opened file or
+// directory is judged again by its descriptor, and must be the one the path led to. Below an [os.Root], the caller
+// uses [Check] or [OpenIn].
 //
-// Windows and Plan 9 have no such owners and modes. Nothing is checked there: the access list of the folder decides.
+// Windows and Plan 9 have no such owners and modes. Nothing is checked there: the access list of the directory
+// decides.
 package private
 
 import (
@@ -40,8 +41,8 @@ import (
 	"strings"
 )
 
-// ErrUnsafe says that another user of this machine may have made or may change a folder or a file. The error names it,
-// and the chown or chmod that helps.
+// ErrUnsafe says that another user of this machine may have made or may change a directory or a file. The error
+// names it, and the chown or chmod that helps.
 var ErrUnsafe = errors.New("not safe from other users")
 
 // Options says what is safe enough. The zero value refuses what other users can change.
@@ -49,17 +50,17 @@ type Options struct {
 	// Keys also refuses what other users can read or list.
 	Keys bool
 
-	// Owners are further users whose files, folders and links are trusted.
+	// Owners are further users whose files, directories and links are trusted.
 	Owners []int
 
 	// OwnersOption and WritableOption name what the errors offer beside chown and chmod: the option of the caller
 	// that sets Owners, and that sets Warn. Empty means that there is none.
 	OwnersOption, WritableOption string
 
-	// Mode is the mode of the folders that MakeDir makes, whatever the umask; 0 means 0700.
+	// Mode is the mode of the directories that MakeDir makes, whatever the umask; 0 means 0700.
 	Mode fs.FileMode
 
-	// Warn, if set, accepts folders and files that other users can write to, and is called once for each, with an
+	// Warn, if set, accepts directories and files that other users can write to, and is called once for each, with an
 	// error that wraps [ErrUnsafe], unless it is a [PodVolume]. A wrong owner is refused all the same, and so are
 	// files that break the rule of Keys.
 	Warn func(error)
@@ -70,14 +71,14 @@ const (
 	maxTries = 10 // to open what a path leads to while links are swapped
 )
 
-// OpenDir opens the folder at path, links followed. If it is not there, and the folders above it are safe, the error
-// wraps [fs.ErrNotExist].
+// OpenDir opens the directory at path, links followed. If it is not there, and the directories above it are safe,
+// the error wraps [fs.ErrNotExist].
 func OpenDir(path string, o Options) (*os.Root, error) { return openDir(path, o, nil) }
 
-// MakeDir opens the folder at path, and durably makes it and those above it if they are not there.
+// MakeDir opens the directory at path, and durably makes it and those above it if they are not there.
 func MakeDir(path string, o Options) (*os.Root, error) { return openDir(path, o, syncDir) }
 
-// openDir makes what is missing if sync is set, and calls it with each folder that gets a new name.
+// openDir makes what is missing if sync is set, and calls it with each directory that gets a new name.
 func openDir(path string, o Options, sync func(dir string) error) (*os.Root, error) {
 	mode := o.Mode.Perm()
 	if mode == 0 {
@@ -139,7 +140,7 @@ func once(o Options) Options {
 	return o
 }
 
-// judgeDir judges an open folder. One that was made gets its mode.
+// judgeDir judges an open directory. One that was made gets its mode.
 func judgeDir(root *os.Root, path string, expected fs.FileInfo, made bool, mode fs.FileMode, o *Options) error {
 	info, err := root.Stat(".")
 	if err != nil {
@@ -208,7 +209,7 @@ func openFile(path string, flag int, o Options) (*os.File, error) {
 	return checked(f, path, info, o)
 }
 
-// OpenIn opens the file with the name in an open folder for reading. It must be a regular file, and not a link. If
+// OpenIn opens the file with the name in an open directory for reading. It must be a regular file, and not a link. If
 // it is replaced meanwhile, the new one is opened.
 func OpenIn(root *os.Root, name string, o Options) (*os.File, error) {
 	for try := 1; ; try++ {
@@ -254,7 +255,7 @@ func checked(f *os.File, path string, expected fs.FileInfo, o Options) (*os.File
 	return f, nil
 }
 
-// Check judges a folder or a file that the caller has opened, by Stat of its descriptor. The path is for the error.
+// Check judges a directory or a file that the caller has opened, by Stat of its descriptor. The path is for the error.
 func Check(path string, info fs.FileInfo, o Options) error {
 	if err := checkOwner(path, info, &o); err != nil {
 		return err
@@ -265,12 +266,12 @@ func Check(path string, info fs.FileInfo, o Options) error {
 	return checkWritable(path, info, &o)
 }
 
-// SyncDir makes the names in a folder durable.
+// SyncDir makes the names in a directory durable.
 func SyncDir(dir string) error { return syncDir(dir) }
 
 // CheckKeyFile judges an open file with a private key that another program has written for this one, by the rules of
 // Options.Keys, except that the groups of this process and of root may read it, as the fsGroup of a pod does. In
-// folders that the kubelet makes for volumes, whose names begin with two dots, any mode is accepted: it is that of
+// directories that the kubelet makes for volumes, whose names begin with two dots, any mode is accepted: it is that of
 // the volume, which no other user can reach. The path is for the error.
 func CheckKeyFile(path string, f *os.File) error {
 	info, err := f.Stat()
@@ -283,9 +284,9 @@ func CheckKeyFile(path string, f *os.File) error {
 	return checkReadable(path, info)
 }
 
-// OpenGiven opens a file that another program has written for this one. The folders above it are judged by o, and
-// the file itself without exception, as by [CheckKeyFile] if it has a private key. A file in one of the folders not,
-// by its name or through links, is refused: this process writes to them.
+// OpenGiven opens a file that another program has written for this one. The directories above it are judged by o,
+// and the file itself without exception, as by [CheckKeyFile] if it has a private key. A file in one of the
+// directories not, by its name or through links, is refused: this process writes to them.
 func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error) {
 	f, err := OpenFile(path, os.O_RDONLY, o)
 	if err != nil {
@@ -313,7 +314,7 @@ func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error)
 	return f, nil
 }
 
-// same reports whether two paths are of the same folder.
+// same reports whether two paths are of the same directory.
 func same(a, b string) bool {
 	one, err := os.Stat(a)
 	if err != nil {

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// PodVolume reports whether a folder is an emptyDir of the pod in which this process runs. Root owns it, and each
+// PodVolume reports whether a directory is an emptyDir of the pod in which this process runs. Root owns it, and each
 // container that has it may write to it, which the operator cannot have otherwise. The path has no links.
 func PodVolume(path string) bool { return podMount(path, emptyDir) }
 
-// podMount reports whether a folder is a mount of the pod in which this process runs that is of a kind.
+// podMount reports whether a directory is a mount of the pod in which this process runs that is of a kind.
 func podMount(path string, is func(root, rest string) bool) bool {
 	if os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
 		return false

@@ -1,5 +1,5 @@
-// Package store keeps small files, such as the last good trust bundles, in a folder over the restarts of a program.
-// The files decide which peers are trusted, so no other user may have made the folder or be able to change it.
+// Package store keeps small files, such as the last good trust bundles, in a directory over the restarts of a program.
+// The files decide which peers are trusted, so no other user may have made the directory or be able to change it.
 package store
 
 import (
@@ -20,24 +20,24 @@ import (
 
 const lockWait = 5 * time.Second
 
-// Store is a folder; [New] makes one. Its methods are safe for concurrent use, also by several processes.
+// Store is a directory; [New] makes one. Its methods are safe for concurrent use, also by several processes.
 type Store struct {
 	path, own string
 	warn      func(error)
 
 	mu   sync.Mutex      // held while files are read and written
-	told map[string]bool // about the folder
+	told map[string]bool // about the directory
 }
 
-// New returns the Store in the folder at path, without opening it. If other users can write to the folder, as to an
-// emptyDir of Kubernetes, the files are in a folder with the name own below it; other users can replace that one, and
-// warn is told so once.
+// New returns the Store in the directory at path, without opening it. If other users can write to the directory, as
+// to an emptyDir of Kubernetes, the files are in a directory with the name own below it; other users can replace
+// that one, and warn is told so once.
 func New(path, own string, warn func(error)) *Store {
 	return &Store{path: path, own: own, warn: warn, told: map[string]bool{}}
 }
 
-// Use opens the folder, which it makes if it is missing, and calls f with it while no other call does. The folder and
-// those above it must belong to this user or to root, or the error wraps [private.ErrUnsafe].
+// Use opens the directory, which it makes if it is missing, and calls f with it while no other call does. The
+// directory and those above it must belong to this user or to root, or the error wraps [private.ErrUnsafe].
 func (s *Store) Use(f func(*Folder) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,8 +49,8 @@ func (s *Store) Use(f func(*Folder) error) error {
 	if flock.Supported {
 		if lock, err := root.Open("."); err == nil {
 			defer lock.Close()
-			// Some file systems have none; then two processes have to keep apart by themselves. Whoever can open the
-			// folder can hold its lock, and nobody holds it for longer than it takes to write a file.
+			// Some file systems have none; then two processes have to keep apart by themselves. A process that can open the
+			// directory can hold its lock, and ours hold it only while they write a file.
 			for end := time.Now().Add(lockWait); ; time.Sleep(lockWait / 100) {
 				if got, err := flock.TryLock(lock); got || err != nil || time.Now().After(end) {
 					break
@@ -61,7 +61,7 @@ func (s *Store) Use(f func(*Folder) error) error {
 	return f(&Folder{root})
 }
 
-// open opens the folder of the files.
+// open opens the directory of the files.
 func (s *Store) open() (*os.Root, error) {
 	dir, err := s.makeDir(s.path)
 	if err != nil {
@@ -101,7 +101,7 @@ func writableByOthers(info fs.FileInfo) bool {
 	return runtime.GOOS != "windows" && info.Mode().Perm()&0o022 != 0
 }
 
-// Folder is the open folder of a [Store].
+// Folder is the open directory of a [Store].
 type Folder struct{ root *os.Root }
 
 // Read returns the contents of a file. It refuses a link, a file of another user, one that other users can write to,

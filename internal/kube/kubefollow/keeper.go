@@ -17,15 +17,16 @@ import (
 // Again is the time between two writes of one object, as another program may write it, too.
 const Again = 10 * time.Second
 
-// Keeper writes objects again that others change or delete. All replicas of a program may do this. The fields are set before
-// [Keeper.Run]; News notifies it of changes.
+// Keeper writes objects again that others change or delete. All replicas of a program may do this. The fields
+// are set before [Keeper.Run]; News notifies it of changes.
 type Keeper struct {
-	Name   string        // of what is kept, for the log
-	Remedy string        // of a lack of rights
-	Fails  string        // what it means that the cluster cannot be followed or written; "roots are not handed out" if it is empty
-	Again  time.Duration // between two writes of one object, and between two calls of Behind
-	News   renew.Signal
-	Log    *ratelog.Log
+	Name   string // of what is kept, for the log
+	Remedy string // of a lack of rights
+	// what it means that the cluster cannot be followed or written; "roots are not handed out" if it is empty
+	Fails string
+	Again time.Duration // between two writes of one object, and between two calls of Behind
+	News  renew.Signal
+	Log   *ratelog.Log
 
 	// Behind returns what writes the objects that are not as they should be, by their names. Run alone calls it.
 	Behind func() map[string]func(context.Context) error
@@ -49,8 +50,10 @@ func (k *Keeper) Run(ctx context.Context, follow ...func(context.Context)) {
 			next[name] = time.Now().Add(k.Again)
 			switch err := write(ctx); {
 			case err == nil:
-				k.Log.Log(slog.LevelInfo, k.Name+": roots written", "the object was not up to date", slog.String("object", name))
-			case ctx.Err() != nil, kube.AlreadyExists(err), kube.Conflict(err), kube.NotFound(err): // another replica was faster, or its namespace ends
+				k.Log.Log(slog.LevelInfo, k.Name+": roots written", "the object was not up to date",
+					slog.String("object", name))
+			// another replica was faster, or its namespace ends
+			case ctx.Err() != nil, kube.AlreadyExists(err), kube.Conflict(err), kube.NotFound(err):
 			default:
 				k.Warn("an object cannot be written", fmt.Errorf("%s: %w", name, err))
 			}
@@ -72,7 +75,7 @@ type Objects[T any] struct {
 	Follower[T] // API, Path, Query and Kind are set
 
 	Name   func(*T) string // by which an object is found
-	Keeper *Keeper         // is told of changes, and of failures
+	Keeper *Keeper         // which News notifies of changes, and Warn of failures
 
 	mu      sync.Mutex
 	present map[string]T // nil until they are listed

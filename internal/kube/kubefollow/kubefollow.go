@@ -1,5 +1,5 @@
-// Package kubefollow follows a collection of an API server: it lists the objects, watches them, and begins again when that
-// ends or fails. A [Keeper] writes objects again that are not as they should be.
+// Package kubefollow follows a collection of an API server: it lists the objects, watches them, and begins
+// again when that ends or fails. A [Keeper] writes objects again that are not as they should be.
 package kubefollow
 
 import (
@@ -24,7 +24,8 @@ const (
 )
 
 // Patience is for requests that fail.
-var Patience = renew.Patience{Low: 500 * time.Millisecond, Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: time.Minute}
+var Patience = renew.Patience{Low: 500 * time.Millisecond, Impatient: 5 * time.Second,
+	Longest: 30 * time.Second, Wish: time.Minute}
 
 var errBrief = errors.New("the API server has ended the watch at once")
 
@@ -38,8 +39,8 @@ type Follower[T any] struct {
 	// Page is called with each page of a list. What was not in one of them is gone when the last one was there.
 	Page func(ctx context.Context, items []T, first, last bool)
 
-	// Event is called with the type of a change, which is no bookmark, and the object. It reports whether that is of the Kind; if
-	// not, the objects are listed again.
+	// Event is called with the type of a change, which is no bookmark, and the object. It reports whether that
+	// is of the Kind; if not, the objects are listed again.
 	Event func(ctx context.Context, change string, item *T) bool
 
 	// State is called with why the API server is not followed, and when it is asked again; nil if it is followed.
@@ -131,8 +132,9 @@ func (f *Follower[T]) list(ctx context.Context) (version string, err error) {
 	return "", fmt.Errorf("the list of %ss has more than %d pages", f.Kind, maxPages)
 }
 
-// watch follows the objects from a version on, and returns the last one that it has seen, and whether it has lasted. An
-// event is no sign of that: a server that sends one and ends each watch would be asked in a loop without a wait.
+// watch follows the objects from a version on, and returns the last one that it has seen, and whether it has
+// lasted. An event is no sign of that: a server that sends one and ends each watch would be asked in a loop
+// without a wait.
 func (f *Follower[T]) watch(ctx context.Context, from string) (version string, steady bool, err error) {
 	query := url.Values{"resourceVersion": {from}, "allowWatchBookmarks": {"true"}}
 	maps.Copy(query, f.Query)

@@ -1,6 +1,7 @@
-// Package athenzdemo shows the programs athenz-agent, athenz-provider and athenz-sia at work: a pod's life with an agent, a
-// provider with its signing service, a kubelet that is made up, and a ZTS of cafake, with mutual TLS on loopback. The API server
-// is either made up, or that of a test. Relays between the programs note what they say to each other:
+// Package athenzdemo shows the programs athenz-agent, athenz-provider and athenz-sia at work: a pod's life with an
+// agent, a provider with its signing service, a kubelet that is made up, and a ZTS of cafake, with mutual TLS on
+// loopback. The API server is either made up, or that of a test. Relays between the programs note what they say to
+// each other:
 //
 //	go test -v ./internal/test/athenzdemo
 package athenzdemo
@@ -101,7 +102,8 @@ func Build(t testing.TB) (programs string) {
 func Show(t testing.TB, programs string, out io.Writer, k Kubernetes) *sequence.Trace {
 	t.Helper()
 	d := &demo{
-		Trace: sequence.New(out, false, participants...), Place: athenztest.NewPlace(t), t: t, kube: k, programs: programs,
+		Trace: sequence.New(out, false, participants...), Place: athenztest.NewPlace(
+			t), t: t, kube: k, programs: programs,
 		caller: agent, answered: make(chan int, 100),
 	}
 	t.Cleanup(func() {
@@ -129,24 +131,30 @@ func (d *demo) begin() {
 	d.must(os.Mkdir(d.Path("agent"), 0o700))
 
 	p := d.start("athenz-provider",
-		"PROVIDER_SERVICE="+athenztest.Provider().String(), "ADMIN_DOMAIN=k8s.admin", "PROVIDER_ADDR=127.0.0.1:0", "SIGNING_ADDR=127.0.0.1:0",
-		"CERT_FILE="+d.Path("provider.pem"), "KEY_FILE="+d.Path("provider.key"), "SERVER_CA_CERT="+d.Path("roots.pem"), "SERVICE_CA_CERT="+d.Path("roots.pem"),
-		"ZTS_NAME="+cafake.ZTSName, "NODE_NAMES="+athenztest.Node, "PRIVATE_KEY_DIR="+d.Path("private"), "PUBLIC_KEY_DIR="+d.Path("public"),
+		"PROVIDER_SERVICE="+athenztest.Provider().String(), "ADMIN_DOMAIN=k8s.admin", "PROVIDER_ADDR=127.0.0.1:0",
+		"SIGNING_ADDR=127.0.0.1:0",
+		"CERT_FILE="+d.Path("provider.pem"), "KEY_FILE="+d.Path("provider.key"), "SERVER_CA_CERT="+d.Path(
+			"roots.pem"), "SERVICE_CA_CERT="+d.Path("roots.pem"),
+		"ZTS_NAME="+cafake.ZTSName, "NODE_NAMES="+athenztest.Node, "PRIVATE_KEY_DIR="+d.Path(
+			"private"), "PUBLIC_KEY_DIR="+d.Path("public"),
 		"KUBERNETES_API="+d.serve(d.relay(d.kube.URL, d.kube.Client, func(r *http.Request) (from, to, what string) {
 			return provider, apiServer, r.Method + " " + r.URL.Path
 		}, func(code int) bool { return code != http.StatusOK }), nil))
-	callback := d.serve(d.relay("https://"+p.Addr("PROVIDER_ADDR"), d.MutualTLS(cafake.ZTSName), func(r *http.Request) (from, to, what string) {
-		return zts, provider, r.Method + " " + r.URL.Path
-	}, always), d.between(cafake.ZTSName, athenztest.Provider().String()))
-	d.signing = d.serve(d.relay("https://"+p.Addr("SIGNING_ADDR"), d.MutualTLS(athenztest.Node), func(r *http.Request) (from, to, what string) {
-		return d.from(), signing, r.Method + " " + r.URL.Path
-	}, always), d.between(athenztest.Node, "relay"))
+	callback := d.serve(d.relay("https://"+p.Addr("PROVIDER_ADDR"), d.MutualTLS(cafake.ZTSName),
+		func(r *http.Request) (from, to, what string) {
+			return zts, provider, r.Method + " " + r.URL.Path
+		}, always), d.between(cafake.ZTSName, athenztest.Provider().String()))
+	d.signing = d.serve(d.relay("https://"+p.Addr("SIGNING_ADDR"), d.MutualTLS(athenztest.Node),
+		func(r *http.Request) (from, to, what string) {
+			return d.from(), signing, r.Method + " " + r.URL.Path
+		}, always), d.between(athenztest.Node, "relay"))
 	d.ZTS.Change(func(r *cafake.ZTSRules) {
 		r.Callback = callback
 		r.Services = append(r.Services, "media.sports.backend")
 		r.Observe = func(q *http.Request, code int) {
 			if code == 0 {
-				d.Event(d.from(), zts, "POST "+strings.ReplaceAll(q.URL.Path, "/"+athenztest.Provider().String()+"/", "/PROVIDER/"))
+				d.Event(d.from(), zts, "POST "+strings.ReplaceAll(q.URL.Path, "/"+athenztest.Provider().String()+"/",
+					"/PROVIDER/"))
 			} else {
 				d.Event(zts, d.from(), fmt.Sprintf("answers %d", code))
 			}
@@ -157,17 +165,18 @@ func (d *demo) begin() {
 	// Pods reach the agent by a relay, too.
 	socket, err := net.Listen("unix", d.Path("relay.sock"))
 	d.must(err)
-	server := &http.Server{ReadHeaderTimeout: limit, Handler: d.relay("http://agent", &http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", d.Path("agent", "agent.sock"))
-		}, DisableKeepAlives: true,
-	}}, func(r *http.Request) (from, to, what string) {
-		path, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v1/"), "/") // without the handle
-		return sia, agent, r.Method + " /v1/" + path
-	}, func(code int) bool {
-		defer func() { d.answered <- code }()
-		return true
-	})}
+	server := &http.Server{ReadHeaderTimeout: limit, Handler: d.relay("http://agent",
+		&http.Client{Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", d.Path("agent", "agent.sock"))
+			}, DisableKeepAlives: true,
+		}}, func(r *http.Request) (from, to, what string) {
+			path, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v1/"), "/") // without the handle
+			return sia, agent, r.Method + " /v1/" + path
+		}, func(code int) bool {
+			defer func() { d.answered <- code }()
+			return true
+		})}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(socket) })
 	d.t.Cleanup(func() { _ = server.Close(); wg.Wait() })
@@ -177,7 +186,8 @@ func (d *demo) begin() {
 func always(int) bool { return true }
 
 // relay passes requests on to another server, and notes them, and the answers that noted says.
-func (d *demo) relay(target string, client *http.Client, note func(*http.Request) (from, to, what string), noted func(code int) bool) http.Handler {
+func (d *demo) relay(target string, client *http.Client, note func(*http.Request) (from, to, what string),
+	noted func(code int) bool) http.Handler {
 	to, err := url.Parse(target)
 	d.must(err)
 	return &httputil.ReverseProxy{
@@ -261,14 +271,17 @@ func (d *demo) serveKubelet(w http.ResponseWriter, r *http.Request) {
 // start runs a program until it is stopped, or the demo ends.
 func (d *demo) start(name string, environ ...string) *programtest.Program {
 	d.t.Helper()
-	return programtest.Start(d.t, filepath.Join(d.programs, name), &d.logs, append(environ, "HEALTH_ADDR=127.0.0.1:0", "LOG_LEVEL=debug"))
+	return programtest.Start(d.t, filepath.Join(d.programs, name), &d.logs, append(environ, "HEALTH_ADDR=127.0.0.1:0",
+		"LOG_LEVEL=debug"))
 }
 
 func (d *demo) startAgent() {
 	roots := d.Path("roots.pem")
 	d.agent = d.start("athenz-agent",
-		"PROVIDER_SERVICE="+athenztest.Provider().String(), "ADMIN_DOMAIN=k8s.admin", "ZTS_ENDPOINT="+d.ZTS.Endpoint().URL, "SERVER_CA_CERT="+roots, "SERVICE_CA_CERT="+roots,
-		"SIGNING_ENDPOINT="+d.signing, "CERT_FILE="+d.Path("node.pem"), "KEY_FILE="+d.Path("node.key"), "KUBELET_ENDPOINT="+d.kubelet,
+		"PROVIDER_SERVICE="+athenztest.Provider().String(), "ADMIN_DOMAIN=k8s.admin",
+		"ZTS_ENDPOINT="+d.ZTS.Endpoint().URL, "SERVER_CA_CERT="+roots, "SERVICE_CA_CERT="+roots,
+		"SIGNING_ENDPOINT="+d.signing, "CERT_FILE="+d.Path("node.pem"), "KEY_FILE="+d.Path(
+			"node.key"), "KUBELET_ENDPOINT="+d.kubelet,
 		"VOLUMES_DIR="+d.Path("volumes"), "AGENT_SOCKET="+d.Path("agent", "agent.sock"))
 	answer, err := http.Get("http://" + d.agent.Addr("HEALTH_ADDR") + "/ready") // its socket is open by then
 	d.must(err)
@@ -280,12 +293,15 @@ func (d *demo) startAgent() {
 
 // mount is the driver of volumes for a new pod; it returns the environment of the client in it.
 func (d *demo) mount(pod string) []string {
-	handle, err := d.volumes.Add("/var/lib/kubelet/pods/"+pod+"/volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity", Namespace, pod)
+	handle, err := d.volumes.Add("/var/lib/kubelet/pods/"+pod+
+		"/volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity", Namespace, pod)
 	d.must(err)
 	d.Event(kubelet, sia, "mounts a volume with its handle and the agent's socket")
 	return []string{
-		"ENDPOINT=unix://" + d.Path("relay.sock"), "ID_FILE=" + d.Path("volumes", handle, "mount", "id"), "KEY_FILE=" + d.Path(pod, "tls", "service.key"),
-		"CERT_FILE=" + d.Path(pod, "tls", "service.cert"), "CA_CERT_FILE=" + d.Path(pod, "tls", "cacert.pem"), "TOKEN_FILE=" + d.Path(pod, "tokens", "ntoken"),
+		"ENDPOINT=unix://" + d.Path("relay.sock"), "ID_FILE=" + d.Path("volumes", handle, "mount",
+			"id"), "KEY_FILE=" + d.Path(pod, "tls", "service.key"),
+		"CERT_FILE=" + d.Path(pod, "tls", "service.cert"), "CA_CERT_FILE=" + d.Path(pod, "tls",
+			"cacert.pem"), "TOKEN_FILE=" + d.Path(pod, "tokens", "ntoken"),
 	}
 }
 
@@ -328,7 +344,8 @@ func (d *demo) check(pod, ip string) {
 	leaf := credential.Leaf()
 	for _, c := range []struct{ what, got, want string }{
 		{"common name", leaf.Subject.CommonName, "media.sports.frontend"},
-		{"names", strings.Join(leaf.DNSNames, " "), "frontend.media-sports.svc.cluster.local " + pod + ".instanceid.athenz.svc.cluster.local"},
+		{"names", strings.Join(leaf.DNSNames, " "), "frontend.media-sports.svc.cluster.local " + pod +
+			".instanceid.athenz.svc.cluster.local"},
 		{"URIs", fmt.Sprint(leaf.URIs), "[spiffe://media.sports/sa/frontend]"},
 		{"addresses", fmt.Sprint(leaf.IPAddresses), "[" + ip + "]"},
 	} {
@@ -342,10 +359,12 @@ func (d *demo) check(pod, ip string) {
 	d.must(err)
 	roots, err := pki.ParseCertificatesPEM(text)
 	d.must(err)
-	if !strings.HasPrefix(string(token), "v=S1;d=media.sports;n=frontend;") || len(roots) != 1 || !roots[0].Equal(d.CA.Root()) {
+	if !strings.HasPrefix(string(token), "v=S1;d=media.sports;n=frontend;") || len(roots) != 1 ||
+		!roots[0].Equal(d.CA.Root()) {
 		d.t.Fatalf("%s has no service token, or not the CA certificate", pod)
 	}
-	for name, mode := range map[string]fs.FileMode{"tls/service.key": 0o440, "tls/service.cert": 0o444, "tls/cacert.pem": 0o444, "tokens/ntoken": 0o440} {
+	for name, mode := range map[string]fs.FileMode{"tls/service.key": 0o440, "tls/service.cert": 0o444,
+		"tls/cacert.pem": 0o444, "tokens/ntoken": 0o440} {
 		info, err := os.Stat(d.Path(pod, filepath.FromSlash(name)))
 		d.must(err)
 		if info.Mode() != mode {
@@ -437,7 +456,8 @@ func (d *demo) intrusions() {
 	d.Phase("A document is replayed")
 	d.Event(operator, apiServer, "creates the pod web-2")
 	d.kube.Create("web-2", "10.1.2.5")
-	honest := athenz.PodSubject{Namespace: Namespace, Pod: "web-2", Service: athenzname.Service{Domain: "media.sports", Name: Account}, IP: netip.MustParseAddr("10.1.2.5")}
+	honest := athenz.PodSubject{Namespace: Namespace, Pod: "web-2",
+		Service: athenzname.Service{Domain: "media.sports", Name: Account}, IP: netip.MustParseAddr("10.1.2.5")}
 	document, begun := d.document(honest), time.Now()
 	d.must(d.register(honest, document))
 	d.refused(d.register(honest, document), "used before")
@@ -471,7 +491,8 @@ func (d *demo) refused(err error, reason string) {
 
 // document has the signing service sign for a subject.
 func (d *demo) document(s athenz.PodSubject) string {
-	client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: d.Path("roots.pem"), CertificateFile: d.Path("node.pem"), KeyFile: d.Path("node.key")})
+	client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: d.Path("roots.pem"),
+		CertificateFile: d.Path("node.pem"), KeyFile: d.Path("node.key")})
 	d.must(err)
 	defer client.CloseIdleConnections()
 	c, err := athenz.NewSigningClient(d.signing, client)
@@ -485,11 +506,13 @@ func (d *demo) document(s athenz.PodSubject) string {
 func (d *demo) register(s athenz.PodSubject, document string) error {
 	id, err := s.Service.ID()
 	d.must(err)
-	i := athenzname.Instance{Provider: athenztest.Provider(), Service: s.Service, ID: s.Pod, Suffix: athenztest.Suffix, IPs: []netip.Addr{s.IP}, SPIFFE: id}
-	ca, err := ztsclient.New(ztsclient.Options{Instance: i, ServerRootsFile: d.Path("roots.pem"), Endpoint: caclient.Endpoint{
-		URL: d.ZTS.Endpoint().URL, TrustDomain: d.CA.TrustDomain(), RootsFile: d.Path("roots.pem"),
-		Token: func(context.Context) (string, error) { return document, nil },
-	}})
+	i := athenzname.Instance{Provider: athenztest.Provider(), Service: s.Service, ID: s.Pod,
+		Suffix: athenztest.Suffix, IPs: []netip.Addr{s.IP}, SPIFFE: id}
+	ca, err := ztsclient.New(ztsclient.Options{Instance: i, ServerRootsFile: d.Path("roots.pem"),
+		Endpoint: caclient.Endpoint{
+			URL: d.ZTS.Endpoint().URL, TrustDomain: d.CA.TrustDomain(), RootsFile: d.Path("roots.pem"),
+			Token: func(context.Context) (string, error) { return document, nil },
+		}})
 	d.must(err)
 	want, err := ztsclient.Expectation(i, d.CA.TrustDomain())
 	d.must(err)

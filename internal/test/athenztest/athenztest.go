@@ -1,5 +1,5 @@
-// Package athenztest is what the agent of a node works with, for tests: a signing service, ZTS, the provider that it asks, a
-// kubelet and an API server, on this machine with mutual TLS.
+// Package athenztest is what the agent of a node works with, for tests: a signing service, ZTS, the provider
+// that it asks, a kubelet and an API server, on this machine with mutual TLS.
 package athenztest
 
 import (
@@ -45,7 +45,7 @@ type (
 	Array  = []any
 )
 
-// Keys are the folders of the key that signs documents.
+// Keys are the directories of the key that signs documents.
 type Keys struct{ Private, Public string }
 
 // NewKeys makes version 1 of an RSA key.
@@ -79,7 +79,8 @@ func (k Keys) AddPublic(t testing.TB, version string, key crypto.Signer) {
 	t.Helper()
 	der, err := x509.MarshalPKIXPublicKey(key.Public())
 	must(t, err)
-	must(t, os.WriteFile(filepath.Join(k.Public, Secret+"."+version), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o600))
+	must(t, os.WriteFile(filepath.Join(k.Public, Secret+"."+version),
+		pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o600))
 }
 
 // Signer returns a signer with the private keys.
@@ -137,7 +138,8 @@ type Cluster struct {
 // New starts a cluster with the pod web-0.
 func New(t testing.TB) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, CA: spiffetest.NewCA(t, "athenz.example"), API: kubetest.Start(t), Keys: NewKeys(t), Log: new(Log)}
+	c := &Cluster{t: t, CA: spiffetest.NewCA(t, "athenz.example"), API: kubetest.Start(t), Keys: NewKeys(t),
+		Log: new(Log)}
 	logger := c.Logger()
 	c.ZTS = cafake.NewZTS(t, c.CA, "/ns/"+Namespace+"/sa/"+Account)
 	c.Put("web-0", nil)
@@ -194,7 +196,8 @@ func (c *Cluster) ProviderConfig() athenz.ProviderConfig {
 	ztsOnly, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), cafake.ZTSName)
 	must(c.t, err)
 	return athenz.ProviderConfig{
-		Service: c.Callback(), ZTS: ztsOnly, Verifier: c.Keys.Verifier(c.t), Pods: pods, Suffix: Suffix, Mapping: c.Mapping(), Logger: c.Logger(),
+		Service: c.Callback(), ZTS: ztsOnly, Verifier: c.Keys.Verifier(c.t), Pods: pods, Suffix: Suffix,
+		Mapping: c.Mapping(), Logger: c.Logger(),
 	}
 }
 
@@ -209,7 +212,8 @@ func (c *Cluster) ServeProvider(cfg athenz.ProviderConfig) (url string) {
 // ServeTLS serves a handler with a certificate of a common name.
 func (c *Cluster) ServeTLS(h http.Handler, cn string) (url string) {
 	s := httptest.NewUnstartedServer(h)
-	s.TLS = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*c.ZTS.Credential(cn).TLSCertificate()}, ClientAuth: tls.RequestClientCert}
+	s.TLS = &tls.Config{MinVersion: tls.VersionTLS13,
+		Certificates: []tls.Certificate{*c.ZTS.Credential(cn).TLSCertificate()}, ClientAuth: tls.RequestClientCert}
 	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
 	s.StartTLS()
 	c.t.Cleanup(s.Close)
@@ -232,7 +236,8 @@ func (c *Cluster) Put(name string, edit func(pod Object)) {
 	pod := Object{
 		"metadata": Object{"uid": "8c5b0a3e-" + name},
 		"spec":     Object{"serviceAccountName": Account},
-		"status":   Object{"phase": "Running", "podIP": "10.1.2.3", "podIPs": Array{Object{"ip": "10.1.2.3"}, Object{"ip": "fd00::3"}}},
+		"status": Object{"phase": "Running", "podIP": "10.1.2.3",
+			"podIPs": Array{Object{"ip": "10.1.2.3"}, Object{"ip": "fd00::3"}}},
 	}
 	if edit != nil {
 		edit(pod)
@@ -248,7 +253,8 @@ func (c *Cluster) Remove(name string) {
 // Subject returns that of the pod web-0.
 func Subject() athenz.PodSubject {
 	return athenz.PodSubject{
-		Namespace: Namespace, Pod: "web-0", Service: athenzname.Service{Domain: "media.sports", Name: "frontend"}, IP: netip.MustParseAddr("10.1.2.3"),
+		Namespace: Namespace, Pod: "web-0", IP: netip.MustParseAddr("10.1.2.3"),
+		Service: athenzname.Service{Domain: "media.sports", Name: "frontend"},
 	}
 }
 

@@ -24,8 +24,8 @@ func Provider() athenzname.Service {
 	return athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}
 }
 
-// Place is a folder with what the programs read: roots.pem, the certificates and keys of the provider and of a node, and
-// version 1 of the key that signs documents, in private and public.
+// Place is a directory with what the programs read: roots.pem, the certificates and keys of the provider and of a
+// node, and version 1 of the key that signs documents, in private and public.
 type Place struct {
 	CA  *spiffetest.CA
 	ZTS *cafake.ZTS

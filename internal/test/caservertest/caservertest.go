@@ -3,11 +3,25 @@ package caservertest
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -27,4 +41,95 @@ func Identity(t testing.TB, signer ca.Signer, id spiffe.ID, names ...pki.SAN) *s
 	go func() { _ = m.Run(context.WithoutCancel(t.Context())) }()
 	t.Cleanup(func() { _ = m.Close() })
 	return m
+}
+
+// ServerTLS is for a server on 127.0.0.1, and ClientTLS for clients that trust it.
+var ServerTLS, ClientTLS = sync.OnceValues(func() (*tls.Config, *tls.Config) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		panic(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		panic(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(cert)
+	own := tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}},
+		&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: "127.0.0.1"}
+})()
+
+// Serve serves on a port of 127.0.0.1, by TLS with [ServerTLS] unless o says otherwise, until the test ends. It
+// returns the address.
+func Serve(t testing.TB, o caserver.ServeOptions) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !o.Plaintext && o.TLS == nil {
+		o.TLS = ServerTLS
+	}
+	ServeOn(t, l, o)
+	return l.Addr().String()
+}
+
+// ServeOn serves on a listener until the test ends, or stop is called.
+func ServeOn(t testing.TB, l net.Listener, o caserver.ServeOptions) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- caserver.Serve(ctx, l, o) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// ProxyClient returns an HTTP client that speaks as Linkerd's proxies do: HTTP/2 over TLS 1.3, without ALPN.
+func ProxyClient(t testing.TB) *http.Client {
+	t.Helper()
+	tr := &http.Transport{
+		Protocols: new(http.Protocols),
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := (&tls.Dialer{Config: ClientTLS}).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			if p := c.(*tls.Conn).ConnectionState().NegotiatedProtocol; p != "" {
+				return nil, fmt.Errorf("negotiated %q", p)
+			}
+			return struct{ net.Conn }{c}, nil
+		},
+	}
+	tr.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
+}
+
+// ALPNClient returns an HTTP client that negotiates h2.
+func ALPNClient(t testing.TB) *http.Client {
+	t.Helper()
+	tr := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: ClientTLS.Clone()}
+	tr.Protocols.SetHTTP2(true)
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
+}
+
+// Logger returns a logger of all levels.
+func Logger(w io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }

@@ -1,24 +1,23 @@
-// Package conformance ties tests to the rules that they prove: those of the SPIFFE standards, and those of the systems
-// that parts of the library take the place of, which are Istio's agent, Linkerd's identity and Athenz on Kubernetes. For
-// each of them there is a page, such as spiffe/CONFORMANCE.md, which is made from these ties and from nothing else, by
+// Package conformance ties tests to the rules that they prove: those of the SPIFFE standards, and those of the
+// systems that parts of the library take the place of, which are Istio's agent, Linkerd's identity and Athenz on
+// Kubernetes. For each of them there is a page, such as spiffe/CONFORMANCE.md, which is made from these ties and from
+// nothing else, by
 //
 //	go test ./internal/test/conformance -update
 //
-// and the tests of this package fail when a page is stale, when a row that demands anything has
-// neither a test nor a reason for having none, and when a tie names a row or a test that does not
-// exist.
+// and the tests of this package fail when a page is stale, when a row that demands anything has neither a test nor a
+// reason for having none, and when a tie names a row or a test that does not exist.
 //
 // # Rows
 //
-// There is a directory for each page. Its rows.tsv has one line for each rule: id, level or mark, requirement. vectors.tsv
-// has one for each series of test vectors: ids, what they are. Lists of ids are separated by spaces and may hold ranges,
-// such as "XV-01..XV-19 XV-19b". The levels and marks are explained on the pages. An id such as IST-9.4-5 is that of row 5
-// of section 9.4.
+// There is a directory for each page. Its rows.tsv has one line for each rule: id, level or mark, requirement.
+// vectors.tsv has one for each series of test vectors: ids, what they are. Lists of ids are separated by spaces and
+// may hold ranges, such as "XV-01..XV-19 XV-19b". The levels and marks are explained on the pages. An id such as
+// IST-9.4-5 is that of row 5 of section 9.4.
 //
 // # Ties
 //
-// There are two kinds of tie between a row and a test. They are read from the source, with go/parser:
-// nothing is run.
+// There are two kinds of tie between a row and a test. They are read from the source, with go/parser: nothing is run.
 //
 //   - A call of [Covers] in a test, benchmark, fuzz target or example, anywhere in its body: the rows
 //     named by string literals are proven by that function. If an argument is anything else, such as
@@ -27,8 +26,8 @@
 //   - A line of tests.tsv: rows, package directory, names of tests. It is the form for vectors, whose ids
 //     are in files of testdata: the test that runs the files asserts that every id is there.
 //
-// Rows that no test of ours can prove, such as those for operators, are in reasons.tsv: rows, reason.
-// A row with a reason has no tests.
+// Rows that no test of ours can prove, such as those for operators, are in reasons.tsv: rows, reason. A row with a
+// reason has no tests.
 package conformance
 
 import "testing"

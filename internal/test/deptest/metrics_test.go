@@ -94,7 +94,13 @@ func metricsOf(decl ast.Decl, pkg string) []metric {
 	return found
 }
 
+// literal returns the value of a string literal, or of several that are joined.
 func literal(e ast.Expr) (string, bool) {
+	if sum, ok := e.(*ast.BinaryExpr); ok {
+		x, first := literal(sum.X)
+		y, second := literal(sum.Y)
+		return x + y, first && second
+	}
 	l, ok := e.(*ast.BasicLit)
 	if !ok || l.Kind != token.STRING {
 		return "", false

@@ -1,4 +1,4 @@
-// Package diskcrash says what a machine that crashes can leave of what a program has written to a folder by a
+// Package diskcrash says what a machine that crashes can leave of what a program has written to a directory by a
 // disk.Disk.
 package diskcrash
 
@@ -20,7 +20,7 @@ import (
 // ErrFault is what a [Journal] fails with.
 var ErrFault = errors.New("diskcrash: a fault of the disk")
 
-// Write is one change of a folder.
+// Write is one change of a directory.
 type Write struct {
 	// "mkdir", "create", "write", "sync", "symlink", "syncdir", "rename", "remove", or "saved" by Saved
 	Op       string
@@ -122,9 +122,9 @@ func (f *journalFile) Write(b []byte) (int, error) {
 
 func (f *journalFile) Sync() error { return f.j.note(Write{Op: "sync", Name: f.name}) }
 
-// inode is a file, a folder or a link of a machine.
+// inode is a file, a directory or a link of a machine.
 type inode struct {
-	names, durableNames map[string]*inode // of a folder; nil for others
+	names, durableNames map[string]*inode // of a directory; nil for others
 	link                string            // of a link
 	data, durable       []byte
 }
@@ -138,14 +138,14 @@ type name struct {
 	to   *inode // nil: it is gone
 }
 
-// machine is a folder in memory that knows what of it would survive a crash.
+// machine is a directory in memory that knows what of it would survive a crash.
 type machine struct {
 	root *inode
-	// changes that are there after a crash as a whole or not at all, since their folder was made durable
+	// changes that are there after a crash as a whole or not at all, since their directory was made durable
 	pending [][]name
 }
 
-// find returns the folder that a path is in, and the last part of the path.
+// find returns the directory that a path is in, and the last part of the path.
 func (m *machine) find(path string) (in *inode, last string) {
 	parts := strings.Split(filepath.ToSlash(path), "/")
 	in = m.root
@@ -215,7 +215,7 @@ func (m *machine) choices() int { return len(m.pending) + len(m.root.names) + 4 
 // crash writes what is there after a crash to dir: of the names that were not durable those that keep says, and of the
 // contents that were not, everything or nothing.
 func (m *machine) crash(dir string, keep func(n int) bool) error {
-	after := map[*inode]map[string]*inode{} // of the folders that kept changes are in
+	after := map[*inode]map[string]*inode{} // of the directories that kept changes are in
 	for i, c := range m.pending {
 		if !keep(i) {
 			continue
@@ -260,10 +260,10 @@ func (m *machine) crash(dir string, keep func(n int) bool) error {
 	return write(dir, m.root)
 }
 
-// Survives returns what is wrong with the folder that a machine leaves when it crashes after each write, whatever it
-// has made durable of its own accord, and nil if nothing is. Check says what is wrong with a folder after the saves
-// that it is told of. Of the choices that leave one thing out, or keep one alone, Survives looks at one in each step,
-// another one after each write.
+// Survives returns what is wrong with the directory that a machine leaves when it crashes after each write, whatever
+// it has made durable of its own accord, and nil if nothing is. Check says what is wrong with a directory after the
+// saves that it is told of. Of the choices that leave one thing out, or keep one alone, Survives looks at one in each
+// step, another one after each write.
 func Survives(t testing.TB, writes []Write, step int, check func(dir string, saved int) error) error {
 	m := &machine{root: newFolder()}
 	saved, states, base := 0, 0, fastDir(t)
@@ -311,7 +311,7 @@ func Survives(t testing.TB, writes []Write, step int, check func(dir string, sav
 	return nil
 }
 
-// fastDir returns a folder that is in memory where the system has one.
+// fastDir returns a directory that is in memory where the system has one.
 func fastDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("/dev/shm", "svidkit")
 	if err != nil {

@@ -9,9 +9,9 @@
 //	NAME	may|refuse	der|pem	REQUEST	KEY
 //
 // "may" sets [Case.Signable], REQUEST is the request in DER or PEM, KEY the public key in PKIX form or
-// empty; both are in base64. The test of this package has the generator:
+// empty; both are in base64. A new vector is a new line:
 //
-//	go test ./internal/test/hostilecsr -update
+//	(zcat cases.tsv.gz; cat new.tsv) | gzip -9n > cases.new && mv cases.new cases.tsv.gz
 package hostilecsr
 
 import (

@@ -1,16 +1,16 @@
 // Package kubetest is a Kubernetes API server for tests: an http.Handler that keeps objects in
 // memory, with the rules that clients depend on. [Start] serves one on 127.0.0.1.
 //
-// It has resource versions that grow with each change; 409 AlreadyExists and 409 Conflict; updates
-// without a version, where the last one wins; preconditions of deletions; uid and creationTimestamp;
-// lists, in pages too, and watches from a version, with bookmarks, with a timeout, and with 410 Gone after
-// [Server.Compact]; secrets in base64 whose type does not change; the approval and status subresources of
-// certificate signing requests; the status of pod certificate requests; cluster trust bundles; and reviews of tokens and of access, which
+// It has resource versions that grow with each change; 409 AlreadyExists and 409 Conflict; updates without a
+// version, where the last one wins; preconditions of deletions; uid and creationTimestamp; lists, in pages too,
+// and watches from a version, with bookmarks, with a timeout, and with 410 Gone after [Server.Compact]; secrets
+// in base64 whose type does not change; the approval and status subresources of certificate signing requests;
+// the status of pod certificate requests; cluster trust bundles; and reviews of tokens and of access, which
 // functions of the test answer.
 //
 // Tests inject faults with [Server.Latency], [Server.FailNext] and [Server.Faults]. Resources are secrets,
-// configmaps, pods, certificatesigningrequests, podcertificaterequests and clustertrustbundles. There is no admission and no RBAC,
-// and namespaces need not exist.
+// configmaps, pods, certificatesigningrequests, podcertificaterequests and clustertrustbundles. There is no
+// admission and no RBAC, and namespaces need not exist.
 package kubetest
 
 import (
@@ -205,7 +205,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.mu.Unlock()
 	}}
 	if err != nil {
-		write(w, failure(http.StatusRequestEntityTooLarge, "RequestEntityTooLarge", "the body cannot be read, or is larger than 3 MiB"))
+		write(w, failure(http.StatusRequestEntityTooLarge, "RequestEntityTooLarge",
+			"the body cannot be read, or is larger than 3 MiB"))
 		return
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
@@ -313,7 +314,8 @@ func (e *status) object() map[string]any {
 	if e.code < 300 {
 		result = "Success"
 	}
-	o := map[string]any{"kind": "Status", "apiVersion": "v1", "metadata": map[string]any{}, "status": result, "code": e.code}
+	o := map[string]any{"kind": "Status", "apiVersion": "v1", "metadata": map[string]any{}, "status": result,
+		"code": e.code}
 	if e.message != "" {
 		o["message"] = e.message
 	}

@@ -28,8 +28,9 @@ func (s *podStatus) terminal() string {
 	return ""
 }
 
-// checkPodCertificate holds the rules of PodCertificateRequests, as the API server of Kubernetes 1.37 has them: a status that ends the
-// request is the last one, and a certificate is that of its times, at least an hour and at most what the request allows.
+// checkPodCertificate holds the rules of PodCertificateRequests, as the API server of Kubernetes 1.37 has them:
+// a status that ends the request is the last one, and a certificate is that of its times, at least an hour and
+// at most what the request allows.
 func checkPodCertificate(old, o object, subresource string) error {
 	self, name := &resource{kind: "PodCertificateRequest", group: "certificates.k8s.io"}, o.text("metadata", "name")
 	if old == nil {
@@ -46,7 +47,8 @@ func checkPodCertificate(old, o object, subresource string) error {
 	}
 	switch {
 	case was.terminal() != "":
-		return invalid(self, name, "status: Forbidden: immutable after PodCertificateRequest is issued, denied, or failed")
+		return invalid(self, name, "status: Forbidden: immutable after PodCertificateRequest is issued, denied, "+
+			"or failed")
 	case is.terminal() != "Issued":
 		if is.CertificateChain != "" || is.NotBefore != nil || is.NotAfter != nil || is.BeginRefreshAt != nil {
 			return invalid(self, name, "status: Forbidden: a certificate without the condition Issued")
@@ -75,16 +77,19 @@ func checkPodCertificate(old, o object, subresource string) error {
 		return invalid(self, name, "status.notBefore: Invalid value: must be within 5 minutes of the current time")
 	case life < time.Hour || life > time.Duration(spec.MaxExpirationSeconds)*time.Second:
 		return invalid(self, name, "status.notAfter: Invalid value: a lifetime of %v", life)
-	case is.BeginRefreshAt.Before(is.NotBefore.Add(10*time.Minute)) || is.BeginRefreshAt.After(is.NotAfter.Add(-10*time.Minute)):
-		return invalid(self, name, "status.beginRefreshAt: Invalid value: must be 10 minutes after notBefore and before notAfter")
+	case is.BeginRefreshAt.Before(is.NotBefore.Add(10*time.Minute)) ||
+		is.BeginRefreshAt.After(is.NotAfter.Add(-10*time.Minute)):
+		return invalid(self, name, "status.beginRefreshAt: Invalid value: must be 10 minutes after notBefore "+
+			"and before notAfter")
 	}
 	return nil
 }
 
-// checkTrustBundle holds the rules of ClusterTrustBundles: the name begins with that of the signer, which does not change, and there is a CA
-// certificate, none of them twice.
+// checkTrustBundle holds the rules of ClusterTrustBundles: the name begins with that of the signer, which does
+// not change, and there is a CA certificate, none of them twice.
 func checkTrustBundle(old, o object, _ string) error {
-	self, name, signer := &resource{kind: "ClusterTrustBundle", group: "certificates.k8s.io"}, o.text("metadata", "name"), o.text("spec", "signerName")
+	self, name, signer := &resource{kind: "ClusterTrustBundle",
+		group: "certificates.k8s.io"}, o.text("metadata", "name"), o.text("spec", "signerName")
 	seen := map[string]bool{}
 	for rest := []byte(o.text("spec", "trustBundle")); ; {
 		var block *pem.Block
@@ -99,7 +104,8 @@ func checkTrustBundle(old, o object, _ string) error {
 	}
 	switch {
 	case !strings.HasPrefix(name, strings.ReplaceAll(signer, "/", ":")+":"):
-		return invalid(self, name, "metadata.name: Invalid value: ClusterTrustBundle for signerName %q must be named with its prefix", signer)
+		return invalid(self, name, "metadata.name: Invalid value: ClusterTrustBundle for signerName %q must be "+
+			"named with its prefix", signer)
 	case old != nil && old.text("spec", "signerName") != signer:
 		return invalid(self, name, "spec.signerName: Invalid value: field is immutable")
 	case len(seen) == 0:

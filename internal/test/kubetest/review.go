@@ -83,7 +83,8 @@ func (s *Server) review(r *http.Request, body []byte) (object, bool, error) {
 		return nil, false, nil
 	}
 	if r.Method != http.MethodPost {
-		return nil, true, failure(http.StatusMethodNotAllowed, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+		return nil, true, failure(http.StatusMethodNotAllowed, "MethodNotAllowed",
+			"the server does not allow this method on the requested resource")
 	}
 	version := strings.Join(strings.Split(r.URL.Path, "/")[2:4], "/")
 	t := target{resource: &resource{group: strings.Split(version, "/")[0], version: "v1", kind: kind}}
@@ -103,7 +104,8 @@ func (s *Server) review(r *http.Request, body []byte) (object, bool, error) {
 			return nil, true, bad
 		}
 		if in.Token == "" {
-			return nil, true, failure(http.StatusBadRequest, "BadRequest", "token is required for TokenReview in authentication")
+			return nil, true, failure(http.StatusBadRequest, "BadRequest",
+				"token is required for TokenReview in authentication")
 		}
 		st := TokenReviewStatus{Error: "unknown token"}
 		if reviewToken != nil {
@@ -121,7 +123,8 @@ func (s *Server) review(r *http.Request, body []byte) (object, bool, error) {
 		if kind != "SubjectAccessReview" {
 			in.User, in.Groups = "", nil // members that this kind does not have
 		} else if in.User == "" && len(in.Groups) == 0 {
-			return nil, true, invalid(t.resource, "", "spec.user: Invalid value: \"\": at least one of user or group must be specified")
+			return nil, true, invalid(t.resource, "",
+				"spec.user: Invalid value: \"\": at least one of user or group must be specified")
 		}
 		var st AccessReviewStatus
 		if access != nil {

@@ -16,8 +16,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Right is one verb for one resource. As what an account has, an empty name or namespace is all of them; as what a request needs, it is one for
-// more than one object, or for more than one namespace.
+// Right is one verb for one resource. As what an account has, an empty name or namespace is all of them; as
+// what a request needs, it is one for more than one object, or for more than one namespace.
 type Right struct{ Verb, Resource, Name, Namespace string } // the resource is PLURAL/SUBRESOURCE.GROUP
 
 // String returns a line such as "get secrets ca in svidkit".
@@ -34,7 +34,8 @@ func (r Right) String() string {
 
 // covers reports whether an account that has r may do what needs the other.
 func (r Right) covers(need Right) bool {
-	return r.Verb == need.Verb && r.Resource == need.Resource && (r.Name == "" || r.Name == need.Name) && (r.Namespace == "" || r.Namespace == need.Namespace)
+	return r.Verb == need.Verb && r.Resource == need.Resource && (r.Name == "" || r.Name == need.Name) &&
+		(r.Namespace == "" || r.Namespace == need.Namespace)
 }
 
 type rule struct {
@@ -44,8 +45,8 @@ type rule struct {
 	Verbs     []string `yaml:"verbs"`
 }
 
-// Rights returns what the objects in a text of YAML give, by the account, which is NAMESPACE/NAME. Rules of no role have no account, and so have those of
-// a role that nothing binds.
+// Rights returns what the objects in a text of YAML give, by the account, which is NAMESPACE/NAME. Rules of no
+// role have no account, and so have those of a role that nothing binds.
 func Rights(yamlText string) (map[string][]Right, error) {
 	type role struct{ kind, namespace, name string }
 	rules, bound, all := map[role][]Right{}, map[role]bool{}, map[string][]Right{}
@@ -150,11 +151,12 @@ func Rights(yamlText string) (map[string][]Right, error) {
 // everyone are rights of each account, which Kubernetes binds itself.
 var everyone = []Right{
 	{Verb: "create", Resource: "selfsubjectaccessreviews.authorization.k8s.io"},
-	{Verb: "list", Resource: "clustertrustbundles.certificates.k8s.io"}, {Verb: "watch", Resource: "clustertrustbundles.certificates.k8s.io"},
+	{Verb: "list", Resource: "clustertrustbundles.certificates.k8s.io"}, {Verb: "watch",
+		Resource: "clustertrustbundles.certificates.k8s.io"},
 }
 
-// Guard is a Server in front of which an account has its rights and no other: requests beyond them are refused, as RBAC and the admission of
-// certificates do.
+// Guard is a Server in front of which an account has its rights and no other: requests beyond them are refused,
+// as RBAC and the admission of certificates do.
 type Guard struct {
 	*Server
 	rights []Right
@@ -170,7 +172,8 @@ func StartGuard(t testing.TB, rights []Right) (g *Guard, url string) {
 	g = &Guard{Server: New(1), rights: rights, uses: map[Right]map[Right]bool{}}
 	g.AccessReviews(func(s AccessReviewSpec) AccessReviewStatus {
 		a := s.ResourceAttributes
-		return AccessReviewStatus{Allowed: len(g.covering(Right{a.Verb, resourceName(a.Resource, a.Subresource, a.Group), a.Name, a.Namespace})) > 0}
+		return AccessReviewStatus{Allowed: len(g.covering(Right{a.Verb,
+			resourceName(a.Resource, a.Subresource, a.Group), a.Name, a.Namespace})) > 0}
 	})
 	server := httptest.NewServer(g)
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
@@ -234,7 +237,8 @@ func (g *Guard) needs(r *http.Request, body []byte) []Right {
 		return []Right{{r.Method, r.URL.Path, "", ""}}
 	}
 	need := Right{Resource: resourceName(t.plural, t.subresource, t.group), Name: t.name, Namespace: t.namespace}
-	need.Verb = map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}[r.Method]
+	need.Verb = map[string]string{http.MethodPost: "create", http.MethodPut: "update",
+		http.MethodPatch: "patch", http.MethodDelete: "delete"}[r.Method]
 	if r.Method == http.MethodGet {
 		need.Verb = "get"
 		if t.name == "" {
@@ -260,7 +264,8 @@ func (g *Guard) needs(r *http.Request, body []byte) []Right {
 	stored := func() object { o, _ := g.store.get(t); return o }
 	sent, _ := decodeObject(body)
 	switch {
-	case t.plural == "podcertificaterequests" && t.subresource == "status", t.plural == "certificatesigningrequests" && t.subresource == "status":
+	case t.plural == "podcertificaterequests" && t.subresource == "status",
+		t.plural == "certificatesigningrequests" && t.subresource == "status":
 		return signer("sign", stored())
 	case t.plural == "certificatesigningrequests" && t.subresource == "approval":
 		return signer("approve", stored())
@@ -272,8 +277,9 @@ func (g *Guard) needs(r *http.Request, body []byte) []Right {
 	return []Right{need}
 }
 
-// Done says that everything that the account is for was done. Nothing was refused; each right was needed, and those without a name were needed for
-// more than one, and those without a namespace in more than one. Rights in wider are as wide as they are for another reason.
+// Done says that everything that the account is for was done. Nothing was refused; each right was needed, and
+// those without a name were needed for more than one, and those without a namespace in more than one. Rights in
+// wider are as wide as they are for another reason.
 func (g *Guard) Done(t testing.TB, wider map[Right]string) {
 	t.Helper()
 	g.mu.Lock()
@@ -286,7 +292,8 @@ func (g *Guard) Done(t testing.TB, wider map[Right]string) {
 		for need := range g.uses[r] {
 			names[need.Name], namespaces[need.Namespace] = true, true
 		}
-		narrow := r.Name == "" && !names[""] && len(names) == 1 || r.Namespace == "" && !namespaces[""] && len(namespaces) == 1
+		narrow := r.Name == "" && !names[""] && len(names) == 1 || r.Namespace == "" && !namespaces[""] &&
+			len(namespaces) == 1
 		switch _, known := wider[r]; {
 		case len(g.uses[r]) == 0:
 			t.Errorf("the program may %s, and does not", r)

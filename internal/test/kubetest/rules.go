@@ -31,10 +31,12 @@ func checkSecret(old, o object, _ string) error {
 		s, ok := v.(string)
 		raw, err := base64.StdEncoding.DecodeString(s)
 		if !ok || err != nil {
-			return failure(http.StatusBadRequest, "BadRequest", "Secret in version \"v1\" cannot be handled as a Secret: illegal base64 data in data.%s", k)
+			return failure(http.StatusBadRequest, "BadRequest",
+				"Secret in version \"v1\" cannot be handled as a Secret: illegal base64 data in data.%s", k)
 		}
 		if !dataKey.MatchString(k) || k == "." || strings.HasPrefix(k, "..") {
-			return invalid(self, name, "data[%s]: Invalid value: a valid config key must consist of alphanumeric characters, '-', '_' or '.'", k)
+			return invalid(self, name, "data[%s]: Invalid value: a valid config key must consist of "+
+				"alphanumeric characters, '-', '_' or '.'", k)
 		}
 		size += len(raw)
 	}
@@ -52,8 +54,10 @@ func checkSecret(old, o object, _ string) error {
 
 // usages are those that a request may have.
 var usages = []string{
-	"signing", "digital signature", "content commitment", "key encipherment", "key agreement", "data encipherment", "cert sign", "crl sign",
-	"encipher only", "decipher only", "any", "server auth", "client auth", "code signing", "email protection", "s/mime", "ipsec end system",
+	"signing", "digital signature", "content commitment", "key encipherment", "key agreement", "data " +
+		"encipherment", "cert sign", "crl sign",
+	"encipher only", "decipher only", "any", "server auth", "client auth", "code signing", "email " +
+		"protection", "s/mime", "ipsec end system",
 	"ipsec tunnel", "ipsec user", "timestamping", "ocsp signing", "microsoft sgc", "netscape sgc",
 }
 
@@ -99,10 +103,12 @@ func checkCSR(old, o object, subresource string) error {
 	types := map[string]bool{}
 	for _, c := range after {
 		if c.Type == "" || c.Status == "" || types[c.Type] {
-			return invalid(self, name, "status.conditions: a type and a status are required, and each type may occur once")
+			return invalid(self, name, "status.conditions: a type and a status are required, and each type may "+
+				"occur once")
 		}
 		if slices.Contains([]string{"Approved", "Denied", "Failed"}, c.Type) && c.Status != "True" {
-			return invalid(self, name, "status.conditions.status: Invalid value: %q: Approved, Denied and Failed conditions must be \"True\"", c.Status)
+			return invalid(self, name, "status.conditions.status: Invalid value: %q: Approved, Denied and "+
+				"Failed conditions must be \"True\"", c.Status)
 		}
 		types[c.Type] = true
 	}
@@ -112,11 +118,13 @@ func checkCSR(old, o object, subresource string) error {
 	}
 	for _, kept := range []string{"Approved", "Denied", "Failed"} {
 		if had[kept] && !types[kept] {
-			return invalid(self, name, "status.conditions: Forbidden: updates may not remove a condition of type %q", kept)
+			return invalid(self, name, "status.conditions: Forbidden: updates may not remove a condition of "+
+				"type %q", kept)
 		}
 	}
 	if types["Approved"] && types["Denied"] {
-		return invalid(self, name, "status.conditions: Invalid value: Approved and Denied conditions are mutually exclusive")
+		return invalid(self, name, "status.conditions: Invalid value: Approved and Denied conditions are "+
+			"mutually exclusive")
 	}
 	if is == nil {
 		is = map[string]any{}
@@ -133,7 +141,8 @@ func checkCSR(old, o object, subresource string) error {
 	}
 	for _, decided := range []string{"Approved", "Denied"} {
 		if types[decided] != had[decided] {
-			return invalid(self, name, "status.conditions: Forbidden: updates may not add a condition of type %q", decided)
+			return invalid(self, name, "status.conditions: Forbidden: updates may not add a condition of type "+
+				"%q", decided)
 		}
 	}
 	certificate, _ := is["certificate"].(string)
@@ -144,7 +153,8 @@ func checkCSR(old, o object, subresource string) error {
 		raw, err := base64.StdEncoding.DecodeString(certificate)
 		block, _ := pem.Decode(raw)
 		if err != nil || block == nil || block.Type != "CERTIFICATE" {
-			return invalid(self, name, "status.certificate: Invalid value: must contain one or more PEM blocks of certificates")
+			return invalid(self, name, "status.certificate: Invalid value: must contain one or more PEM blocks "+
+				"of certificates")
 		}
 	}
 	stamp(is)
@@ -167,7 +177,8 @@ func checkCSRSpec(o object) error {
 	}
 	domain, path, ok := strings.Cut(spec.SignerName, "/")
 	if !ok || !subdomain.MatchString(domain) || path == "" || len(spec.SignerName) > 571 {
-		return invalid(self, name, "spec.signerName: Invalid value: must be a fully qualified domain and path of the form 'example.com/signer-name'")
+		return invalid(self, name, "spec.signerName: Invalid value: must be a fully qualified domain and path "+
+			"of the form 'example.com/signer-name'")
 	}
 	if len(spec.Usages) == 0 {
 		return invalid(self, name, "spec.usages: Required value: usages must be provided")
@@ -178,7 +189,8 @@ func checkCSRSpec(o object) error {
 		}
 	}
 	if spec.ExpirationSeconds != nil && *spec.ExpirationSeconds < 600 {
-		return invalid(self, name, "spec.expirationSeconds: Invalid value: %d: may not specify a duration less than 600 seconds (10 minutes)", *spec.ExpirationSeconds)
+		return invalid(self, name, "spec.expirationSeconds: Invalid value: %d: may not specify a duration less "+
+			"than 600 seconds (10 minutes)", *spec.ExpirationSeconds)
 	}
 	return nil
 }

@@ -41,18 +41,23 @@ var resources = []*resource{
 	{version: "v1", plural: "namespaces", kind: "Namespace"},
 	{version: "v1", plural: "configmaps", kind: "ConfigMap", namespaced: true},
 	{version: "v1", plural: "events", kind: "Event", namespaced: true, fields: []string{"reason", "type"}},
-	{version: "v1", plural: "pods", kind: "Pod", namespaced: true, fields: []string{"spec.nodeName", "spec.serviceAccountName", "status.phase"}},
+	{version: "v1", plural: "pods", kind: "Pod", namespaced: true,
+		fields: []string{"spec.nodeName", "spec.serviceAccountName", "status.phase"}},
 	{
-		group: "certificates.k8s.io", version: "v1", plural: "certificatesigningrequests", kind: "CertificateSigningRequest",
+		group: "certificates.k8s.io", version: "v1", plural: "certificatesigningrequests",
+		kind:   "CertificateSigningRequest",
 		fields: []string{"spec.signerName"}, subresources: []string{"approval", "status"}, check: checkCSR,
 	},
 	{
-		group: "certificates.k8s.io", version: "v1", plural: "podcertificaterequests", kind: "PodCertificateRequest", namespaced: true,
-		fields: []string{"spec.signerName", "spec.podName", "spec.nodeName"}, subresources: []string{"status"}, check: checkPodCertificate,
+		group: "certificates.k8s.io", version: "v1", plural: "podcertificaterequests",
+		kind: "PodCertificateRequest", namespaced: true,
+		fields: []string{"spec.signerName", "spec.podName", "spec.nodeName"}, subresources: []string{"status"},
+		check: checkPodCertificate,
 	},
 	{
-		group: "certificates.k8s.io", version: "v1", plural: "clustertrustbundles", kind: "ClusterTrustBundle", fields: []string{"spec.signerName"},
-		check: checkTrustBundle,
+		group: "certificates.k8s.io", version: "v1", plural: "clustertrustbundles", kind: "ClusterTrustBundle",
+		fields: []string{"spec.signerName"},
+		check:  checkTrustBundle,
 	},
 }
 
@@ -141,16 +146,20 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, body []byte) (
 		}
 		o, err := s.store.create(t, in)
 		return http.StatusCreated, o, err
-	case r.Method == http.MethodPut && t.name != "" && (t.subresource == "" || slices.Contains(t.subresources, t.subresource)):
+	case r.Method == http.MethodPut && t.name != "" &&
+		(t.subresource == "" || slices.Contains(t.subresources, t.subresource)):
 		in, err := readObject(r, t, body)
 		if err != nil {
 			return 0, nil, err
 		}
 		o, err := s.store.update(t, in)
 		return http.StatusOK, o, err
-	case r.Method == http.MethodPatch && t.name != "" && (t.subresource == "" || t.subresource == "status" && slices.Contains(t.subresources, "status")):
+	case r.Method == http.MethodPatch && t.name != "" &&
+		(t.subresource == "" || t.subresource == "status" && slices.Contains(t.subresources, "status")):
 		if r.Header.Get("Content-Type") != "application/merge-patch+json" {
-			return 0, nil, failure(http.StatusUnsupportedMediaType, "UnsupportedMediaType", "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json")
+			return 0, nil, failure(http.StatusUnsupportedMediaType, "UnsupportedMediaType",
+				"the body of the request was in an unknown format - accepted media types include: "+
+					"application/merge-patch+json")
 		}
 		patch, err := decodeObject(body)
 		if err != nil {
@@ -170,34 +179,40 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, body []byte) (
 		}
 		return http.StatusOK, (&status{code: http.StatusOK}).object(), nil
 	}
-	return 0, nil, failure(http.StatusMethodNotAllowed, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+	return 0, nil, failure(http.StatusMethodNotAllowed, "MethodNotAllowed",
+		"the server does not allow this method on the requested resource")
 }
 
 // readObject reads the object in a request and checks that it is for the target.
 func readObject(r *http.Request, t target, body []byte) (object, error) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		return nil, failure(http.StatusUnsupportedMediaType, "UnsupportedMediaType", "the body of the request was in an unknown format - accepted media types include: application/json")
+		return nil, failure(http.StatusUnsupportedMediaType, "UnsupportedMediaType",
+			"the body of the request was in an unknown format - accepted media types include: application/json")
 	}
 	o, err := decodeObject(body)
 	if err != nil {
 		return nil, err
 	}
 	if k, ok := o["kind"]; ok && k != t.kind {
-		return nil, failure(http.StatusBadRequest, "BadRequest", "%v in version %q cannot be handled as a %s", k, t.apiVersion(), t.kind)
+		return nil, failure(http.StatusBadRequest, "BadRequest", "%v in version %q cannot be handled as a %s",
+			k, t.apiVersion(), t.kind)
 	}
 	if v, ok := o["apiVersion"]; ok && v != t.apiVersion() {
-		return nil, failure(http.StatusBadRequest, "BadRequest", "%s in version %q cannot be handled as a %s", t.kind, v, t.kind)
+		return nil, failure(http.StatusBadRequest, "BadRequest", "%s in version %q cannot be handled as a %s",
+			t.kind, v, t.kind)
 	}
 	o["kind"], o["apiVersion"] = t.kind, t.apiVersion()
 	meta := o.meta()
 	if ns, _ := meta["namespace"].(string); ns != "" && ns != t.namespace {
-		return nil, failure(http.StatusBadRequest, "BadRequest", "the namespace of the provided object does not match the namespace sent on the request")
+		return nil, failure(http.StatusBadRequest, "BadRequest",
+			"the namespace of the provided object does not match the namespace sent on the request")
 	}
 	if t.namespaced {
 		meta["namespace"] = t.namespace
 	}
 	if n := o.text("metadata", "name"); t.name != "" && n != t.name {
-		return nil, failure(http.StatusBadRequest, "BadRequest", "the name of the object (%s) does not match the name on the URL (%s)", n, t.name)
+		return nil, failure(http.StatusBadRequest, "BadRequest",
+			"the name of the object (%s) does not match the name on the URL (%s)", n, t.name)
 	}
 	return o, nil
 }
@@ -207,10 +222,12 @@ func decodeObject(body []byte) (object, error) {
 	d.UseNumber()
 	var o object
 	if err := d.Decode(&o); err != nil || o == nil {
-		return nil, failure(http.StatusBadRequest, "BadRequest", "the object provided is unrecognized: not a JSON object")
+		return nil, failure(http.StatusBadRequest, "BadRequest",
+			"the object provided is unrecognized: not a JSON object")
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, failure(http.StatusBadRequest, "BadRequest", "the object provided is unrecognized: something follows it")
+		return nil, failure(http.StatusBadRequest, "BadRequest",
+			"the object provided is unrecognized: something follows it")
 	}
 	for _, name := range []string{"metadata", "spec", "status", "data"} {
 		if v, ok := o[name]; ok && v != nil {

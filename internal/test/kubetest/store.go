@@ -102,7 +102,8 @@ func notFound(k key) error {
 }
 
 func invalid(k *resource, name, format string, args ...any) error {
-	return failure(http.StatusUnprocessableEntity, "Invalid", "%s %q is invalid: %s", k.kind, name, fmt.Sprintf(format, args...))
+	return failure(http.StatusUnprocessableEntity, "Invalid", "%s %q is invalid: %s", k.kind, name,
+		fmt.Sprintf(format, args...))
 }
 
 func (s *store) get(t target) (object, error) {
@@ -115,8 +116,8 @@ func (s *store) get(t target) (object, error) {
 	return o, nil
 }
 
-// list returns a collection, or a page of it. All pages are of the version of the first one, which is what the token in
-// continue says, with the number of the next item.
+// list returns a collection, or a page of it. All pages are of the version of the first one, which is what the
+// token in continue says, with the number of the next item.
 func (s *store) list(t target, sel selection, limit, token string) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +133,8 @@ func (s *store) list(t target, sel selection, limit, token string) (any, error) 
 			return nil, failure(http.StatusBadRequest, "BadRequest", "continue key is not valid")
 		}
 		if version < s.first {
-			return nil, failure(http.StatusGone, "Expired", "The provided continue parameter is too old to display a consistent list result.")
+			return nil, failure(http.StatusGone, "Expired",
+				"The provided continue parameter is too old to display a consistent list result.")
 		}
 	}
 	then := maps.Clone(s.objects)
@@ -185,7 +187,8 @@ func (s *store) create(t target, o object) (object, error) {
 	defer s.mu.Unlock()
 	meta := o.meta()
 	if v, _ := meta["resourceVersion"].(string); v != "" {
-		return nil, failure(http.StatusInternalServerError, "", "resourceVersion should not be set on objects to be created")
+		return nil, failure(http.StatusInternalServerError, "",
+			"resourceVersion should not be set on objects to be created")
 	}
 	name, _ := meta["name"].(string)
 	if name == "" {
@@ -222,7 +225,8 @@ func (s *store) update(t target, o object) (object, error) {
 	}
 	meta := o.meta()
 	if v, _ := meta["resourceVersion"].(string); v != "" && v != old.text("metadata", "resourceVersion") {
-		return nil, conflict(k, "the object has been modified; please apply your changes to the latest version and try again")
+		return nil, conflict(k, "the object has been modified; please apply your changes to the latest version "+
+			"and try again")
 	}
 	if uid, _ := meta["uid"].(string); uid != "" && uid != old.text("metadata", "uid") {
 		return nil, conflict(k, "Precondition failed: UID in precondition: "+uid)
@@ -261,7 +265,8 @@ func (s *store) patch(t target, patch object) (object, error) {
 		}
 		next := object(merge(old.clone(), patch))
 		o, err := s.update(t, next)
-		if e, ok := err.(*status); ok && e.code == http.StatusConflict && patch.text("metadata", "resourceVersion") == "" {
+		if e, ok := err.(*status); ok && e.code == http.StatusConflict &&
+			patch.text("metadata", "resourceVersion") == "" {
 			continue // it has changed meanwhile
 		}
 		return o, err
@@ -289,7 +294,8 @@ func merge(old, patch map[string]any) map[string]any {
 }
 
 func conflict(k key, why string) error {
-	return failure(http.StatusConflict, "Conflict", "Operation cannot be fulfilled on %s %q: %s", k.qualified(), k.name, why)
+	return failure(http.StatusConflict, "Conflict", "Operation cannot be fulfilled on %s %q: %s",
+		k.qualified(), k.name, why)
 }
 
 func (s *store) delete(t target, uid, version string) error {
@@ -441,11 +447,13 @@ func parseSelection(t target, q url.Values) (selection, error) {
 			name, value, ok := strings.Cut(part, "=")
 			name, not := strings.CutSuffix(name, "!")
 			if !ok || strings.ContainsAny(name, " ()!<>") {
-				return nil, failure(http.StatusBadRequest, "BadRequest", "kubetest knows only selectors of the form name=value and name!=value: %q", part)
+				return nil, failure(http.StatusBadRequest, "BadRequest",
+					"kubetest knows only selectors of the form name=value and name!=value: %q", part)
 			}
 			path := []string{"metadata", "labels", name}
 			if kind == "fieldSelector" {
-				if path = strings.Split(name, "."); name != "metadata.name" && name != "metadata.namespace" && !slices.Contains(t.fields, name) {
+				if path = strings.Split(name, "."); name != "metadata.name" && name != "metadata.namespace" &&
+					!slices.Contains(t.fields, name) {
 					return nil, failure(http.StatusBadRequest, "BadRequest", "field label not supported: %s", name)
 				}
 			}

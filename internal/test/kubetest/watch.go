@@ -64,7 +64,8 @@ func (s *store) watch(w http.ResponseWriter, r *http.Request, t target, sel sele
 			return failure(http.StatusBadRequest, "BadRequest", "resourceVersion: Invalid value: %q", v)
 		case n > s.version:
 			s.mu.Unlock()
-			return failure(http.StatusGatewayTimeout, "Timeout", "Too large resource version: %d, current: %d", n, s.version)
+			return failure(http.StatusGatewayTimeout, "Timeout", "Too large resource version: %d, current: %d",
+				n, s.version)
 		}
 		from, anew = n, false
 	}
@@ -104,7 +105,8 @@ func (s *store) watch(w http.ResponseWriter, r *http.Request, t target, sel sele
 	}
 	mark := func(version uint64) bool {
 		return !bookmarks || send("BOOKMARK", object{
-			"kind": t.kind, "apiVersion": t.apiVersion(), "metadata": map[string]any{"resourceVersion": format(version), "creationTimestamp": nil},
+			"kind": t.kind, "apiVersion": t.apiVersion(),
+			"metadata": map[string]any{"resourceVersion": format(version), "creationTimestamp": nil},
 		})
 	}
 

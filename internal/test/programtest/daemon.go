@@ -68,15 +68,16 @@ func Get(t *testing.T, at map[string]string, path string) (int, string) {
 	return answer.StatusCode, string(text)
 }
 
-// Command requires what all programs with variables have in common: -help, -version, the errors of usage, and the table
-// in README.md, which it writes with update.
+// Command requires what all programs with variables have in common: -help, -version, the errors of usage, and the
+// table in README.md, which it writes with update.
 func Command(t *testing.T, run Main, name string, variables []settings.Variable, update bool) {
 	t.Helper()
 	var table, out, help bytes.Buffer
 	if err := (settings.Table{Variables: variables}).Write(&table, true); err != nil {
 		t.Fatal(err)
 	}
-	Section(t, update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n", "\n"+table.String()+"\n")
+	Section(t, update, "README.md", "<!-- environment -->\n", "<!-- end of environment -->\n",
+		"\n"+table.String()+"\n")
 	if err := run(t.Context(), []string{"-help"}, nil, &help, io.Discard); !errors.Is(err, flag.ErrHelp) {
 		t.Error(err)
 	}

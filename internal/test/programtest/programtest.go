@@ -3,7 +3,6 @@ package programtest
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"io"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -51,8 +51,9 @@ type Program struct {
 	stop  func()
 }
 
-// Start runs a program with this environment and no other variables until Stop is called or the test ends. Its logs go to log; if
-// that is nil, they are shown if the test fails. What it prints are lines of a name and an address; see [Program.Addr].
+// Start runs a program with this environment and no other variables until Stop is called or the test ends. Its logs
+// go to log; if that is nil, they are shown if the test fails. What it prints are lines of a name and an address; see
+// [Program.Addr].
 func Start(t testing.TB, path string, log io.Writer, environ []string, args ...string) *Program {
 	t.Helper()
 	p := &Program{t: t, cmd: exec.Command(path, args...), lines: make(chan string, 100), addrs: map[string]string{}}
@@ -135,22 +136,24 @@ func Run(t testing.TB, path string, log io.Writer, environ []string, args ...str
 	}
 }
 
-// ExitCodes requires that the programs in a folder end with 0 for -version and -help, and with 2 for what is wrong with an argument
-// or with a variable of theirs.
+// ExitCodes requires that the programs in a folder end with 0 for -version and -help, and with 2 for what is wrong
+// with an argument or with a variable of theirs.
 func ExitCodes(t *testing.T, dir string, programs map[string]string) {
 	t.Helper()
 	for name, variable := range programs {
 		for _, c := range []struct {
 			environ, args []string
 			code          int
-		}{{nil, []string{"-version"}, 0}, {nil, []string{"-help"}, 0}, {nil, []string{"-none"}, 2}, {nil, []string{"none"}, 2}, {[]string{variable}, nil, 2}} {
+		}{{nil, []string{"-version"}, 0}, {nil, []string{"-help"}, 0}, {nil, []string{"-none"}, 2}, {nil,
+			[]string{"none"}, 2}, {[]string{variable}, nil, 2}} {
 			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, name), c.args...)
 			cmd.Env = append(c.environ, "GODEBUG=") // or else it is that of the test
 			var out, errOut strings.Builder
 			cmd.Stdout, cmd.Stderr = &out, &errOut
 			_ = cmd.Run()
 			if got := cmd.ProcessState.ExitCode(); got != c.code {
-				t.Errorf("%s %v %v ends with %d and not with %d:\n%s%s", name, c.args, c.environ, got, c.code, out.String(), errOut.String())
+				t.Errorf("%s %v %v ends with %d and not with %d:\n%s%s", name, c.args, c.environ, got, c.code,
+					out.String(), errOut.String())
 			}
 			if slices.Contains(c.args, "-help") {
 				Help(t, out.String(), errOut.String())
@@ -159,12 +162,13 @@ func ExitCodes(t *testing.T, dir string, programs map[string]string) {
 	}
 }
 
-// Help requires that what a program has printed for -h is on standard output alone, in lines of at most 80 characters, with a title
-// over each flag, and with the exit codes at its end.
+// Help requires that what a program has printed for -h is on standard output alone, in lines of at most 80
+// characters, with a title over each flag, and with the exit codes at its end.
 func Help(t *testing.T, out, errOut string) {
 	t.Helper()
 	if errOut != "" || !strings.HasPrefix(out, "Usage: ") || !strings.Contains(out, "xit code") {
-		t.Errorf("the help begins with Usage and ends with the exit codes, and is on standard output alone:\n%s\n%s", out, errOut)
+		t.Errorf("the help begins with Usage and ends with the exit codes, and is on standard output alone:\n%s\n%s",
+			out, errOut)
 	}
 	titled := false
 	for line := range strings.Lines(out) {
@@ -181,24 +185,7 @@ func Help(t *testing.T, out, errOut string) {
 }
 
 // Log keeps what programs log, and may be used by several at once.
-type Log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-// Write implements [io.Writer].
-func (l *Log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-// String returns all of it.
-func (l *Log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
+type Log struct{ logtest.Buffer }
 
 // Healthy ends the test if the programs have warned of something by now.
 func (l *Log) Healthy(t testing.TB) {

@@ -11,8 +11,8 @@ import (
 
 const sealed = "SVIDKIT_SEALED" // the name of the test that the process is for
 
-// Sealed runs the test that calls it in a process of its own, where it reports true. In the process of the caller it reports false,
-// after the test has passed there.
+// Sealed runs the test that calls it in a process of its own, where it reports true. In the process of the caller it
+// reports false, after the test has passed there.
 func Sealed(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(sealed) == t.Name() {
@@ -30,13 +30,14 @@ func Sealed(t *testing.T) bool {
 	return false
 }
 
-// Seal has the test fail if this process, from now on, writes to a file, of any name, that is longer than limit bytes then. The
-// kernel tells, so an error that is ignored hides none.
+// Seal has the test fail if this process, from now on, writes to a file, of any name, that is longer than limit bytes
+// then. The kernel tells, so an error that is ignored hides none.
 func Seal(t testing.TB, limit int) {
 	t.Helper()
 	written := make(chan os.Signal, 1)
 	signal.Notify(written, syscall.SIGXFSZ)
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: uint64(limit), Max: uint64(limit)}); err != nil {
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: uint64(limit),
+		Max: uint64(limit)}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

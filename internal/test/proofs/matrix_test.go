@@ -325,13 +325,13 @@ func (l *liveBundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, spiffe.ErrUnknownTrustDomain
 }
 
-// TestEntitlementEvents: random changes of bundles and policies, against a model that is two tables: 250,000, 20 million with -long. A verifier
+// TestEntitlementEvents: random changes of bundles and policies, against a model that is two tables: 60,000, 20 million with -long. A verifier
 // remembers what it has verified, and never what may no longer be: each change counts at the next question.
 func TestEntitlementEvents(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	const peers = 60
-	events, rotations := rounds.Of(250_000), rounds.Of(50)
+	events, rotations := rounds.Of(60_000), rounds.Of(12)
 	if *long {
 		events, rotations = 20_000_000, 10_000
 	}

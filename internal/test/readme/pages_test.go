@@ -84,6 +84,9 @@ func TestPages(t *testing.T) {
 			require.NoError(t, err)
 			assert.True(t, anchors(string(there))[anchor], "%s: %s has no heading for this link", page, m[1])
 		}
+		if filepath.Base(page) == "METRICS.md" { // package deptest makes it from the code
+			continue
+		}
 		for _, m := range metric.FindAllString(string(text), -1) {
 			assert.True(t, written[m], "%s: no part writes the metric %s", page, m)
 		}

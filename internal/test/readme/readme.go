@@ -11,7 +11,8 @@ import (
 
 var fence = regexp.MustCompile("(?s)```go\n(package (\\w+)\n.*?)```")
 
-// Snippets returns the snippets of the README below root, each a whole file, by names for them: a directory and a file of it.
+// Snippets returns the snippets of the README below root, each a whole file, by names for them: a directory and a
+// file of it.
 func Snippets(root string) (map[string]string, error) {
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,18 +26,26 @@ func TestReadme(t *testing.T) {
 
 	// The files are laid over places in the module, so that nothing is written to the tree.
 	dir := t.TempDir()
-	replace, packages := map[string]string{}, []string{"vet", "-overlay", filepath.Join(dir, "overlay.json")}
+	flag := "-overlay=" + filepath.Join(dir, "overlay.json")
+	build, test := []string{"build", flag, "-o", dir + string(filepath.Separator)}, []string{"test", "-c", "-vet=off", flag, "-o", dir}
+	replace := map[string]string{}
 	for name, text := range files {
 		file := filepath.Join(dir, filepath.Base(name))
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 		replace[filepath.Join(root, "internal", "test", "readme", filepath.FromSlash(name))] = file
-		packages = append(packages, "./internal/test/readme/"+path.Dir(name))
+		if at := "./internal/test/readme/" + path.Dir(name); strings.HasSuffix(name, "_test.go") {
+			test = append(test, at)
+		} else {
+			build = append(build, at)
+		}
 	}
 	overlay, err := json.Marshal(map[string]any{"Replace": replace})
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
-	cmd := exec.Command("go", packages...)
-	cmd.Dir = root
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	for _, args := range [][]string{build, test} {
+		cmd := exec.Command("go", args...)
+		cmd.Dir = root
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "go %v: %s", args, out)
+	}
 }

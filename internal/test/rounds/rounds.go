@@ -1,7 +1,7 @@
-// Package rounds says how much of a test is run. What is random, or a race that is not lost every time, is repeated a few
-// times on a developer's machine and four times as often by .ci/run; what waits for seconds, or measures, runs in .ci/run
-// alone. Both read the variable SVIDKIT_ROUNDS. With -short, only what takes no fifth of a second runs. Where a test has a
-// flag -long, that means hours, and all that .ci/run runs.
+// Package rounds says how much of a test is run. What is random, or a race that is not lost every time, is repeated a
+// few times on a developer's machine and four times as often by .ci/run; what waits for seconds, or measures, runs in
+// .ci/run alone. Both read the variable SVIDKIT_ROUNDS. With -short, only what takes no fifth of a second runs. Where
+// a test has a flag -long, that means hours, and all that .ci/run runs.
 package rounds
 
 import (
@@ -30,8 +30,8 @@ func NotShort(t testing.TB) {
 	}
 }
 
-// Parallel has n tests of a package run at once unless -parallel is given, whatever the processors, as they wait more than
-// they compute. TestMain calls it before M.Run.
+// Parallel has n tests of a package run at once unless -parallel is given, whatever the processors, as they wait more
+// than they compute. TestMain calls it before M.Run.
 func Parallel(n int) {
 	_ = flag.Set("test.parallel", strconv.Itoa(n)) // -parallel is parsed after this
 }

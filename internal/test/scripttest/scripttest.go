@@ -1,5 +1,5 @@
-// Package scripttest runs scripts of an operator's day: commands, what they print, and how they end. A script is a file
-// of package testscript, whose commands it may use beside these:
+// Package scripttest runs scripts of an operator's day: commands, what they print, and how they end. A script is a
+// file of package testscript, whose commands it may use beside these:
 //
 //	flags PROGRAM [FLAG …]       give these flags to each later run of the program, before those that the script has
 //	serve [-as NAME] [VARIABLE=VALUE …] PROGRAM [ARGUMENT …]   start a server, and wait until it is ready
@@ -7,15 +7,15 @@
 //	crash [NAME]                 kill it
 //	exits CODE PROGRAM …         run a command that ends with the code; a failure of ca or agent is one line
 //	remedy                       run the command that the last error names after "run: "
-//	set VARIABLE PATTERN         set a variable to what the group of the pattern with its name, or else the first, finds in
-//	                             the last output
+//	set VARIABLE PATTERN         set a variable to what the group of the pattern with its name, or else the first,
+//	                             finds in the last output
 //	until PATTERN PROGRAM …      repeat a command until it prints the pattern
 //	await PATTERN FILE           wait until a file, as the log of a server is one, has the pattern
 //	get URL                      print an answer of HTTP, after its status
 //
-// A server that has no other name is server: its standard output is in the file server.out, and its log in server.err.
-// The ports of a ca are free ones unless flags name others. The variables ISTIO, LINKERD, BUNDLE and ADMIN are their
-// addresses; DIR is the folder of a CA that no flag names.
+// A server that has no other name is server: its standard output is in the file server.out, and its log in
+// server.err. The ports of a ca are free ones unless flags name others. The variables ISTIO, LINKERD, BUNDLE and
+// ADMIN are their addresses; DIR is the folder of a CA that no flag names.
 package scripttest
 
 import (
@@ -46,7 +46,8 @@ const patience = 2 * time.Minute
 // ready is what a server prints at last.
 var ready = map[string]string{"ca": "metrics, health:", "agent": "secrets for Envoy:"}
 
-// Run runs each script in the folder as a parallel subtest, with the programs of the folder examples that have these names.
+// Run runs each script in the folder as a parallel subtest, with the programs of the folder examples that have these
+// names.
 func Run(t *testing.T, dir string, programs ...string) {
 	t.Helper()
 	bin := programtest.Build(t, programs...)
@@ -122,7 +123,8 @@ func arguments(ts *testscript.TestScript, program string, args []string) []strin
 	if program != "ca" {
 		return all
 	}
-	return append([]string{"-istio-addr=127.0.0.1:0", "-linkerd-addr=127.0.0.1:0", "-bundle-addr=127.0.0.1:0", "-admin-addr=127.0.0.1:0"}, all...)
+	return append([]string{"-istio-addr=127.0.0.1:0", "-linkerd-addr=127.0.0.1:0", "-bundle-addr=127.0.0.1:0",
+		"-admin-addr=127.0.0.1:0"}, all...)
 }
 
 // servers is the key of the servers of a script, by their names.
@@ -188,8 +190,10 @@ func serve(ts *testscript.TestScript, _ bool, args []string) {
 
 // addresses sets the variables with the ports that a server has printed.
 func addresses(ts *testscript.TestScript, printed string) {
-	for variable, line := range map[string]string{"ISTIO": "Istio's API:", "LINKERD": "Linkerd's API:", "BUNDLE": "bundle endpoint:", "ADMIN": "metrics, health:", "AGENT": "status page:"} {
-		if m := regexp.MustCompile(regexp.QuoteMeta(line) + ` *https?://([^/\s]*)`).FindStringSubmatch(printed); m != nil {
+	for variable, line := range map[string]string{"ISTIO": "Istio's API:", "LINKERD": "Linkerd's API:",
+		"BUNDLE": "bundle endpoint:", "ADMIN": "metrics, health:", "AGENT": "status page:"} {
+		if m := regexp.MustCompile(regexp.QuoteMeta(line) + ` *https?://([^/\s]*)`).FindStringSubmatch(
+			printed); m != nil {
 			ts.Setenv(variable, m[1])
 		}
 	}
@@ -244,7 +248,8 @@ func exits(ts *testscript.TestScript, _ bool, args []string) {
 	if got != want {
 		ts.Fatalf("the exit code is %d", got)
 	}
-	if lines := strings.Count(ts.ReadFile("stderr"), "\n"); want != 0 && args[1] != "svid" && args[1] != "sh" && lines != 1 {
+	if lines := strings.Count(ts.ReadFile("stderr"), "\n"); want != 0 && args[1] != "svid" && args[1] != "sh" &&
+		lines != 1 {
 		ts.Fatalf("the error has %d lines", lines)
 	}
 }
@@ -296,7 +301,8 @@ func await(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	pattern, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
-	for deadline := time.Now().Add(patience); !pattern.MatchString(ts.ReadFile(args[1])); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !pattern.MatchString(ts.ReadFile(args[1])); time.Sleep(
+		10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			ts.Fatalf("%s does not have %s:\n%s", args[1], args[0], ts.ReadFile(args[1]))
 		}

@@ -1,5 +1,5 @@
-// Package watchtest judges what operators watch the programs with: dashboards and rules name only metrics, labels and values
-// that the parts write.
+// Package watchtest judges what operators watch the programs with: dashboards and rules name only metrics, labels and
+// values that the parts write.
 package watchtest
 
 import (
@@ -71,10 +71,13 @@ func Written(t *testing.T) *metricstest.Text {
 	no(t, err)
 	t.Cleanup(func() { _ = src.Close() })
 	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
-	fed, err := federation.Start(t.Context(), federation.Config{Relationships: []federation.Relationship{partner.Relationship()}, Fetch: federationtest.Options(partner)})
+	fed, err := federation.Start(t.Context(),
+		federation.Config{Relationships: []federation.Relationship{partner.Relationship()},
+			Fetch: federationtest.Options(partner)})
 	no(t, err)
 	t.Cleanup(func() { _ = fed.Close() })
-	manager, err := secretcache.Start(t.Context(), secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/agent"), CA: ca})
+	manager, err := secretcache.Start(t.Context(),
+		secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/agent"), CA: ca})
 	no(t, err)
 	t.Cleanup(func() { _ = manager.Close() })
 	envoy, err := sds.NewHandler(manager, nil)
@@ -96,7 +99,8 @@ func Written(t *testing.T) *metricstest.Text {
 	no(t, err)
 	no(t, h.Ready())
 	page, text := new(bytes.Buffer), new(metricstest.Text)
-	for _, write := range []func(io.Writer) error{h.WriteMetrics, istioAgent(t).WriteMetrics, failing(t).WriteMetrics, authority(t)} {
+	for _, write := range []func(io.Writer) error{h.WriteMetrics, istioAgent(t).WriteMetrics, failing(t).WriteMetrics,
+		authority(t)} {
 		page.Reset()
 		no(t, write(page))
 		one, err := metricstest.Parse(page.String())
@@ -122,13 +126,15 @@ func istioAgent(t *testing.T) *health.Handler {
 
 // failing is an agent whose CA is away.
 func failing(t *testing.T) *health.Handler {
-	manager, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/away"), CA: unable{spiffetest.NewCA(t, "example.org")}})
+	manager, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/away"),
+		CA: unable{spiffetest.NewCA(t, "example.org")}})
 	no(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- manager.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
-	for late := time.Now().Add(10 * time.Second); manager.Report().Identities[0].Failures == 0; time.Sleep(time.Millisecond) {
+	for late := time.Now().Add(10 * time.Second); manager.Report().Identities[0].Failures == 0; time.Sleep(
+		time.Millisecond) {
 		if time.Now().After(late) {
 			t.Fatal("the CA fails, and no attempt has")
 		}
@@ -176,12 +182,17 @@ func authority(t *testing.T) func(io.Writer) error {
 		return nil
 	})
 	pods := func(signer ca.Signer) (caserver.Part, error) {
-		return podcert.New(podcert.Options{SignerName: "example.org/spiffe", TrustDomain: td, CA: signer, APIServer: api.URL(), HTTPClient: api.Client()})
+		return podcert.New(podcert.Options{SignerName: "example.org/spiffe", TrustDomain: td, CA: signer,
+			APIServer: api.URL(), HTTPClient: api.Client()})
 	}
 	server, err := caserver.New(caserver.Options{
-		CA: a, TrustDomain: td, Identity: caservertest.Identity(t, a, spiffe.MustParseID("spiffe://example.org/ca")), Istio: &istioca.Options{Authenticator: tokens},
-		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}, Review: func(context.Context, string, []string) (*spiffe.Pod, error) { return nil, errors.New("none") }},
-		Ready:   func() { close(ready) }, Pods: pods,
+		CA: a, TrustDomain: td, Identity: caservertest.Identity(t, a,
+			spiffe.MustParseID("spiffe://example.org/ca")), Istio: &istioca.Options{Authenticator: tokens},
+		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"},
+			Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
+				return nil, errors.New("none")
+			}},
+		Ready: func() { close(ready) }, Pods: pods,
 	})
 	no(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -199,7 +210,8 @@ func authority(t *testing.T) func(io.Writer) error {
 			}
 			page, err := io.ReadAll(resp.Body)
 			_ = resp.Body.Close()
-			if err != nil || bytes.Contains(page, []byte("svidkit_ca_pod_requests_oldest_timestamp_seconds")) || t.Context().Err() != nil {
+			if err != nil || bytes.Contains(page, []byte("svidkit_ca_pod_requests_oldest_timestamp_seconds")) ||
+				t.Context().Err() != nil {
 				_, _ = w.Write(page)
 				return err
 			}
@@ -223,8 +235,8 @@ func Labels(text *metricstest.Text) map[string]map[string][]string {
 	return all
 }
 
-// Dashboard reads a dashboard as Grafana does, and returns the metrics in it. Each is one of those that are written, as Labels
-// returns them, and so is each of its labels and values.
+// Dashboard reads a dashboard as Grafana does, and returns the metrics in it. Each is one of those that are written,
+// as Labels returns them, and so is each of its labels and values.
 func Dashboard(t *testing.T, file string, written map[string]map[string][]string) (shown map[string]bool) {
 	t.Helper()
 	f, err := os.Open(file)
@@ -276,7 +288,8 @@ var (
 )
 
 // Expression judges an expression of Prometheus, and returns the metrics in it. All of them have the labels.
-func Expression(t *testing.T, where, expr string, written map[string]map[string][]string, labels ...string) (names []string) {
+func Expression(t *testing.T, where, expr string, written map[string]map[string][]string, labels ...string) (
+	names []string) {
 	t.Helper()
 	for _, m := range grouping.FindAllStringSubmatch(expr, -1) {
 		labels = append(labels, strings.Split(m[1], ", ")...)
@@ -296,7 +309,8 @@ func Expression(t *testing.T, where, expr string, written map[string]map[string]
 	for _, m := range selector.FindAllStringSubmatch(expr, -1) {
 		for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
 			for value := range strings.SplitSeq(l[3], "|") {
-				want(t, target(l[1]) || slices.Contains(written[m[1]][l[1]], value), "%s: %s has no %s", where, m[1], l[0])
+				want(t, target(l[1]) || slices.Contains(written[m[1]][l[1]], value), "%s: %s has no %s", where, m[1],
+					l[0])
 			}
 		}
 	}

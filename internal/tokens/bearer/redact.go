@@ -8,7 +8,7 @@ import (
 // Redact makes a text of a server fit for a log: one line of at most about 500 bytes, without any 16 bytes of the
 // secrets, which servers may quote, and without the whole of shorter ones.
 func Redact(text string, secrets ...string) string {
-	const limit, piece = 500, 16
+	const limit = 500
 	if most := 4 * limit; len(text) > most { // not inside a word: fewer than 16 bytes of a secret could be left of it
 		end := most
 		for end > most-64 && TokenRune(rune(text[end-1])) {
@@ -16,9 +16,29 @@ func Redact(text string, secrets ...string) string {
 		}
 		text = text[:end]
 	}
+	secret := quoted(text, secrets)
+	var b strings.Builder
+	for i, c := range text {
+		switch {
+		case b.Len() >= limit:
+			return b.String() + "…"
+		case secret[i] && (i == 0 || !secret[i-1]):
+			b.WriteString("[redacted]")
+		case secret[i]:
+		case unicode.IsPrint(c):
+			b.WriteRune(c)
+		default:
+			b.WriteByte(' ')
+		}
+	}
+	return b.String()
+}
+
+// quoted marks the bytes of text that are a part of a secret: 16 bytes of it, or all of a shorter one.
+func quoted(text string, secrets []string) []bool {
 	secret := make([]bool, len(text)) // by byte
 	for _, s := range secrets {
-		n := min(piece, len(s))
+		n := min(16, len(s))
 		if n == 0 {
 			continue
 		}
@@ -35,21 +55,7 @@ func Redact(text string, secrets ...string) string {
 			delete(at, s[i:i+n])
 		}
 	}
-	var b strings.Builder
-	for i, c := range text {
-		switch {
-		case b.Len() >= limit:
-			return b.String() + "…"
-		case secret[i] && (i == 0 || !secret[i-1]):
-			b.WriteString("[redacted]")
-		case secret[i]:
-		case unicode.IsPrint(c):
-			b.WriteRune(c)
-		default:
-			b.WriteByte(' ')
-		}
-	}
-	return b.String()
+	return secret
 }
 
 // TokenRune reports whether c can be in a bearer token (RFC 6750, section 2.1).

@@ -64,7 +64,8 @@ func (a Algorithm) Fits(key crypto.PublicKey) bool {
 	case *ecdsa.PublicKey:
 		return a >= ES256 && a <= ES512 && k != nil && k.Curve == curves[a-ES256]
 	case *rsa.PublicKey:
-		return a >= RS256 && a <= PS512 && k != nil && k.N != nil && k.N.BitLen() >= minRSABits && k.N.BitLen() <= maxRSABits
+		return a >= RS256 && a <= PS512 && k != nil && k.N != nil && k.N.BitLen() >= minRSABits &&
+			k.N.BitLen() <= maxRSABits
 	}
 	return false
 }

@@ -24,7 +24,7 @@ const (
 	maxRSABits = 8192
 )
 
-// Limits on a JWK Set, such as a bundle document (BND-33).
+// Limits on a JWK Set, such as a bundle document.
 const (
 	MaxSetSize = 1 << 20 // bytes
 	MaxSetKeys = 1000    // entries
@@ -103,7 +103,8 @@ func (k *JWK) PublicKey() (crypto.PublicKey, string) {
 		}
 		return key, ""
 	case "RSA":
-		n, e := make([]byte, strictURL.DecodedLen(min(len(k.N), 2048))), make([]byte, strictURL.DecodedLen(min(len(k.E), 6)))
+		n := make([]byte, strictURL.DecodedLen(min(len(k.N), 2048)))
+		e := make([]byte, strictURL.DecodedLen(min(len(k.E), 6)))
 		if !decodeURL(n, k.N) || !decodeURL(e, k.E) || len(n) == 0 || len(e) == 0 || n[0] == 0 || e[0] == 0 {
 			return nil, `"n" and "e" are not both numbers of usual size in base64url without leading zeros`
 		}
@@ -211,7 +212,8 @@ func MarshalSet(keys iter.Seq2[string, crypto.PublicKey], openID bool) ([]byte, 
 		}
 	}
 	if doc = append(doc, "]}"...); len(doc) > MaxSetSize {
-		return nil, fmt.Errorf("the JWK Set would have %d bytes, the limit is %d: %w", len(doc), MaxSetSize, certpem.ErrTooLarge)
+		return nil, fmt.Errorf("the JWK Set would have %d bytes, the limit is %d: %w", len(doc), MaxSetSize,
+			certpem.ErrTooLarge)
 	}
 	return doc, nil
 }
@@ -242,10 +244,4 @@ func decodeURL(dst, src []byte) bool {
 }
 
 // EqualURL reports whether text is the encoding of data.
-func EqualURL(text, data []byte) bool {
-	if len(text) != strictURL.EncodedLen(len(data)) {
-		return false
-	}
-	var buf [128]byte
-	return bytes.Equal(strictURL.AppendEncode(buf[:0], data), text)
-}
+func EqualURL(text, data []byte) bool { return string(text) == strictURL.EncodeToString(data) }

@@ -8,6 +8,7 @@ package jws
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"fmt"
 	"math"
@@ -72,7 +73,8 @@ func Parse(token string) (*Token, error) {
 		*part.to = decoded[:n:n]
 		decoded = decoded[n:]
 		if !decodeURL(*part.to, part.text) {
-			return nil, &Error{Encoding, "the " + part.name + " is not canonical base64url: no padding, no line breaks, no stray bits"}
+			return nil, &Error{Encoding, "the " + part.name + " is not canonical base64url: " +
+				"no padding, no line breaks, no stray bits"}
 		}
 	}
 	return t, nil
@@ -92,7 +94,7 @@ type Header struct {
 func ParseHeader(data []byte) (Header, error) {
 	var h Header
 	var alg, text []byte
-	kid, typ := true, true // they are strings, or missing
+	var ok bool
 	r := strictjson.NewReader(data)
 	object := r.Kind() == strictjson.Object
 	if !object {
@@ -103,11 +105,17 @@ func ParseHeader(data []byte) (Header, error) {
 		case "alg":
 			alg, _ = r.Text()
 		case "kid":
-			text, kid = r.Text()
+			text, ok = r.Text()
 			h.KeyID, h.HasKeyID = string(text), true
+			if !ok {
+				h.NotText = "kid"
+			}
 		case "typ":
-			text, typ = r.Text()
+			text, ok = r.Text()
 			h.Type, h.HasType = string(text), true
+			if !ok {
+				h.NotText = cmp.Or(h.NotText, "typ")
+			}
 		case "iss":
 			text, _ = r.Text()
 			h.Issuer = string(text)
@@ -122,15 +130,9 @@ func ParseHeader(data []byte) (Header, error) {
 	case !object:
 		return Header{}, &Error{Malformed, "the header is not a JSON object"}
 	}
-	var ok bool
 	if h.Algorithm, ok = ParseAlgorithm(string(alg)); !ok {
-		return Header{}, &Error{Forbidden, `the header's "alg" is missing or none of ES, RS and PS with 256, 384 and 512`}
-	}
-	switch {
-	case !kid:
-		h.NotText = "kid"
-	case !typ:
-		h.NotText = "typ"
+		const reason = `the header's "alg" is missing or none of ES, RS and PS with 256, 384 and 512`
+		return Header{}, &Error{Forbidden, reason}
 	}
 	return h, nil
 }

@@ -18,21 +18,24 @@ func CheckURL(text string) error {
 	loopback := u.Hostname() == "localhost" || err == nil && addr.IsLoopback()
 	switch {
 	case u.Host == "" || u.User != nil || u.Fragment != "":
-		return fmt.Errorf("%.256q is no URL of a document: it needs a host, and neither a user nor a fragment", u.Redacted())
+		return fmt.Errorf("%.256q is no URL of a document: it needs a host, and neither a user nor a fragment",
+			u.Redacted())
 	case u.Scheme != "https" && !(u.Scheme == "http" && loopback):
-		return fmt.Errorf("the scheme is %.20q; it is https, or http with a host on loopback: others could change the keys on their way", u.Scheme)
+		return fmt.Errorf("the scheme is %.20q; it is https, or http with a host on loopback: "+
+			"others could change the keys on their way", u.Scheme)
 	}
 	return nil
 }
 
-// CheckIssuer refuses a URL by which no verifier would find the documents of an issuer (OpenID Connect Discovery 1.0 section 2):
-// verifiers compare it byte for byte, and append paths to it.
+// CheckIssuer refuses a URL by which no verifier would find the documents of an issuer (OpenID Connect
+// Discovery 1.0 section 2): verifiers compare it byte for byte, and append paths to it.
 func CheckIssuer(text string) error {
 	if err := CheckURL(text); err != nil {
 		return err
 	}
 	if strings.ContainsAny(text, "?#") || strings.HasSuffix(text, "/") || strings.HasSuffix(text, Discovery) {
-		return fmt.Errorf("%.256q is no URL of an issuer: it has no query, and does not end in a slash or with %s, which verifiers append", text, Discovery)
+		return fmt.Errorf("%.256q is no URL of an issuer: it has no query, "+
+			"and does not end in a slash or with %s, which verifiers append", text, Discovery)
 	}
 	return nil
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// Decode decodes a payload, which was read strictly before, into the value that into points to. Names of claims are
-// case-sensitive (RFC 7519 section 10.1.1), which package encoding/json is not: a claim whose name differs from that of
-// a field by case only is left out. A number in an interface is a [json.Number].
+// Decode decodes a payload, which was read strictly before, into the value that into points to. Names of claims
+// are case-sensitive (RFC 7519 section 10.1.1), which package encoding/json is not: a claim whose name differs
+// from that of a field by case only is left out. A number in an interface is a [json.Number].
 func Decode(payload []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(exact(payload, into)))
 	d.UseNumber()
@@ -33,7 +33,8 @@ func exact(object []byte, into any) []byte {
 		from := r.Offset()
 		r.Skip()
 		value := object[from:r.Offset()]
-		if !slices.Contains(fields, name) && slices.ContainsFunc(fields, func(f string) bool { return strings.EqualFold(f, name) }) {
+		if !slices.Contains(fields, name) &&
+			slices.ContainsFunc(fields, func(f string) bool { return strings.EqualFold(f, name) }) {
 			continue
 		}
 		if len(out) > 1 {

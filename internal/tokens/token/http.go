@@ -54,9 +54,9 @@ func CloseBody(r *http.Request) {
 	}
 }
 
-// Strayed reports whether r follows a redirect, or a chain of redirects, that led to another host or away from TLS. The
-// first host must not choose which other hosts see a token. A response without its request counts as one from another
-// host.
+// Strayed reports whether r follows a redirect, or a chain of redirects, that led to another host or away from
+// TLS. The first host must not choose which other hosts see a token. A response without its request counts as
+// one from another host.
 func Strayed(r *http.Request) bool {
 	at := r.URL
 	for r.Response != nil {

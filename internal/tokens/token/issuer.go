@@ -56,7 +56,10 @@ func errShort(lifetime time.Duration) error {
 // Issue signs the payload of a token for id that build returns for the times iat and exp, in seconds since 1970. A
 // lifetime of 0 means that of the Issuer. The new token must pass check, and its signature must be good: a key in
 // hardware may not be the one that it claims to be.
-func (i *Issuer) Issue(id spiffe.ID, lifetime time.Duration, build func(iat, exp int64) ([]byte, error), check func(token string) (*Signed, *Error)) (string, error) {
+func (i *Issuer) Issue(
+	id spiffe.ID, lifetime time.Duration,
+	build func(iat, exp int64) ([]byte, error), check func(token string) (*Signed, *Error),
+) (string, error) {
 	token, err := i.issue(id, cmp.Or(lifetime, i.config.Lifetime), build, check)
 	if err != nil {
 		return "", fmt.Errorf("%s: issue for %q: %w", i.kind.Package, Clip(id.String(), MaxInError), err)
@@ -64,7 +67,10 @@ func (i *Issuer) Issue(id spiffe.ID, lifetime time.Duration, build func(iat, exp
 	return token, nil
 }
 
-func (i *Issuer) issue(id spiffe.ID, lifetime time.Duration, build func(iat, exp int64) ([]byte, error), check func(token string) (*Signed, *Error)) (string, error) {
+func (i *Issuer) issue(
+	id spiffe.ID, lifetime time.Duration,
+	build func(iat, exp int64) ([]byte, error), check func(token string) (*Signed, *Error),
+) (string, error) {
 	switch {
 	case lifetime < time.Second:
 		return "", errShort(lifetime)

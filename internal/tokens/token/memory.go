@@ -9,9 +9,9 @@ import (
 
 const longestKept = 4 << 10 // bytes of a token that is remembered
 
-// Memory remembers verified tokens, each with a value and with the trust that it was verified with: a bundle, or the key
-// set of an issuer. Such a T never changes, so that its address is its generation. The Memory holds it by a weak
-// pointer, so that old ones can go. The nil Memory remembers nothing.
+// Memory remembers verified tokens, each with a value and with the trust that it was verified with: a bundle,
+// or the key set of an issuer. Such a T never changes, so that its address is its generation. The Memory holds
+// it by a weak pointer, so that old ones can go. The nil Memory remembers nothing.
 type Memory[T, V any] struct {
 	table *verifycache.Table[string, kept[T, V]]
 }

@@ -38,8 +38,8 @@ func (k *Kind) Parse(text string) (*Signed, *Error) {
 	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, signed: parts.Signed}, nil
 }
 
-// Verify verifies the signature with a key that fits the algorithm of the header (RFC 7518 section 3). The caller takes
-// the key from a bundle, never from the token.
+// Verify verifies the signature with a key that fits the algorithm of the header (RFC 7518 section 3). The
+// caller takes the key from a bundle, never from the token.
 func (s *Signed) Verify(key crypto.PublicKey) error {
 	if !s.Algorithm.Fits(key) {
 		return fmt.Errorf("the key is not one for %v", s.Algorithm)

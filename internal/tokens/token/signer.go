@@ -17,8 +17,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-func joseName(a jws.Algorithm) jose.SignatureAlgorithm { return jose.SignatureAlgorithm(a.String()) }
-
 // Signer signs with one key and one algorithm. Its fields are funcs, because no printer looks into one.
 type Signer struct {
 	Algorithm jws.Algorithm
@@ -30,8 +28,8 @@ type Signer struct {
 // Member is a further member of a header.
 type Member struct{ Name, Value string }
 
-// NewSigner returns a Signer of tokens with this "typ", this "kid" unless it is empty, and these further members in the
-// header. The key may live in hardware. An empty algorithm means the usual one for the key.
+// NewSigner returns a Signer of tokens with this "typ", this "kid" unless it is empty, and these further
+// members in the header. The key may live in hardware. An empty algorithm means the usual one for the key.
 func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) (*Signer, error) {
 	if key == nil {
 		return nil, errors.New("no key")
@@ -39,11 +37,13 @@ func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) 
 	pub := key.Public()
 	alg, ok := jws.DefaultAlgorithm(pub)
 	if !ok {
-		return nil, fmt.Errorf("no algorithm of SPIFFE tokens uses this key, a %T; use ECDSA on P-256, P-384 or P-521, or RSA of 2048 to 8192 bits", pub)
+		return nil, fmt.Errorf("no algorithm of SPIFFE tokens uses this key, a %T; "+
+			"use ECDSA on P-256, P-384 or P-521, or RSA of 2048 to 8192 bits", pub)
 	}
 	if algorithm != "" {
 		if alg, ok = jws.ParseAlgorithm(algorithm); !ok {
-			return nil, fmt.Errorf("the algorithm %q is not one of the nine that begin with RS, ES or PS", Clip(algorithm, MaxQuoted))
+			return nil, fmt.Errorf("the algorithm %q is not one of the nine that begin with RS, ES or PS",
+				Clip(algorithm, MaxQuoted))
 		}
 		if !alg.Fits(pub) {
 			return nil, fmt.Errorf("the algorithm %v does not fit the key", alg)
@@ -56,7 +56,11 @@ func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) 
 	for _, m := range more {
 		opts.WithHeader(jose.HeaderKey(m.Name), m.Value)
 	}
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: joseName(alg), Key: cryptosigner.Opaque(strictSigner{key})}, opts)
+	signingKey := jose.SigningKey{
+		Algorithm: jose.SignatureAlgorithm(alg.String()),
+		Key:       cryptosigner.Opaque(strictSigner{key}),
+	}
+	signer, err := jose.NewSigner(signingKey, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +105,8 @@ func (s strictSigner) Sign(random io.Reader, digest []byte, opts crypto.SignerOp
 		var v struct{ R, S *big.Int }
 		rest, fault := asn1.Unmarshal(sig, &v)
 		size := 8 * jws.CurveSize(key.Curve)
-		if fault != nil || len(rest) > 0 || v.R.Sign() <= 0 || v.S.Sign() <= 0 || v.R.BitLen() > size || v.S.BitLen() > size {
+		if fault != nil || len(rest) > 0 || v.R.Sign() <= 0 || v.S.Sign() <= 0 || v.R.BitLen() > size ||
+			v.S.BitLen() > size {
 			return nil, errors.New("the signer did not return an ECDSA signature for its curve in ASN.1")
 		}
 	}

@@ -49,61 +49,71 @@ func Read(r io.Reader) iter.Seq2[Entry, error] {
 // archived or deleted; if after is "any", it may follow any line. The line with the hash last, as [Log.End] returned
 // it once, must be there, or the end was cut off or changed; with an empty last Verify cannot tell that.
 func Verify(w io.Writer, after, last string, files ...io.Reader) error {
-	records, wrong, since := 0, 0, -1 // since: lines after last, less than 0 before it was found
-	var begin, end time.Time
-	var before, hash string
+	v := verification{since: -1}
 	for l := range read(files...) {
-		if hash = hex.EncodeToString(l.hash[:]); since >= 0 || hash == last {
-			since++
-		}
+		v.add(l, last)
 		switch {
 		case l.err == nil:
 		case errors.Is(l.err, ErrTorn):
 			fmt.Fprintln(w, l.err)
 		case errors.Is(l.err, ErrChain), errors.Is(l.err, ErrMalformed):
-			wrong++
+			v.wrong++
 			fmt.Fprintln(w, l.err)
 		default:
 			return l.err
 		}
-		switch {
-		case l.KeyEvent != nil:
-			end = l.KeyEvent.Time
-		case l.Issuance != nil:
-			end = l.Issuance.Time
-		default:
-			continue
-		}
-		if records++; records == 1 {
-			before, begin = hex.EncodeToString(l.prev[:]), end
-		}
 	}
-	if records == 0 {
+	if v.records == 0 {
 		return errors.New("auditlog: there is no record: this is no audit log, or all of it was overwritten")
 	}
 	from := "the first line of all"
 	switch {
-	case before == noDigest:
-	case before == after, after == "any":
-		from = "the line after " + before + ", as it should"
+	case v.before == noDigest:
+	case v.before == after, after == "any":
+		from = "the line after " + v.before + ", as it should"
 	default:
-		wrong++
-		from = "the line after " + before + ", which is not here: the lines before were cut off, " +
+		v.wrong++
+		from = "the line after " + v.before + ", which is not here: the lines before were cut off, " +
 			"or are in another file"
 	}
 	fmt.Fprintf(w, "%d records, from %s to %s\nthe chain begins with %s\nthe chain ends with the line %s\n",
-		records, begin.Format(time.RFC3339), end.Format(time.RFC3339), from, hash)
+		v.records, v.begin.Format(time.RFC3339), v.end.Format(time.RFC3339), from, v.hash)
 	const keep = "; keep the files, and compare them with a copy of before"
 	switch {
-	case wrong > 0:
-		return fmt.Errorf("auditlog: lines were changed or taken out (places: %d)%s", wrong, keep)
-	case last != "" && since < 0:
+	case v.wrong > 0:
+		return fmt.Errorf("auditlog: lines were changed or taken out (places: %d)%s", v.wrong, keep)
+	case last != "" && v.since < 0:
 		return fmt.Errorf("auditlog: the line %.64q was the last one once and is not here: the end "+
 			"was cut off or changed%s", last, keep)
 	case last != "":
-		fmt.Fprintf(w, "the line %s, which was the last one once, is here, and %d after it\n", last, since)
+		fmt.Fprintf(w, "the line %s, which was the last one once, is here, and %d after it\n", last, v.since)
 	}
 	return nil
+}
+
+// verification is what Verify has found so far.
+type verification struct {
+	records, wrong int
+	since          int // lines after the one that was the last one once; less than 0 before that was found
+	begin, end     time.Time
+	before, hash   string // before the first record, and of the last line
+}
+
+func (v *verification) add(l judged, last string) {
+	if v.hash = hex.EncodeToString(l.hash[:]); v.since >= 0 || v.hash == last {
+		v.since++
+	}
+	switch {
+	case l.KeyEvent != nil:
+		v.end = l.KeyEvent.Time
+	case l.Issuance != nil:
+		v.end = l.Issuance.Time
+	default:
+		return
+	}
+	if v.records++; v.records == 1 {
+		v.before, v.begin = hex.EncodeToString(l.prev[:]), v.end
+	}
 }
 
 // judged is a line, and what is wrong with it.

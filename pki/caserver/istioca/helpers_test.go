@@ -21,7 +21,8 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -99,20 +100,13 @@ func authority(t testing.TB) *ca.Authority {
 // wrap is a signer around an authority.
 func wrap(a *ca.Authority) *signer { return &signer{sign: a.Sign, bundle: a.Bundle} }
 
-// logs collects what is logged.
-type logs struct{ logtest.Buffer }
-
-func (l *logs) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
-
 // server is a Server behind a socket.
 type server struct {
 	*istioca.Server
 	url    string
 	client *http.Client // trusts it, and has no certificate
 	tls    *tls.Config  // of the client
-	logs   *logs
+	logs   *programtest.Log
 }
 
 func newServer(t testing.TB, o istioca.Options) *istioca.Server {
@@ -125,9 +119,9 @@ func newServer(t testing.TB, o istioca.Options) *istioca.Server {
 // serve serves o over TLS on a socket.
 func serve(t testing.TB, o istioca.Options) *server {
 	t.Helper()
-	s := &server{logs: &logs{}}
+	s := &server{logs: new(programtest.Log)}
 	if o.Logger == nil {
-		o.Logger = s.logs.logger()
+		o.Logger = caservertest.Logger(s.logs)
 	}
 	if o.Authenticator == nil {
 		o.Authenticator = callers

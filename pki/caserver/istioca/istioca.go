@@ -44,8 +44,8 @@
 //
 //	Unauthenticated    the caller is not known; impersonation was refused; the connection is not
 //	                   encrypted
-//	InvalidArgument    the request, its CSR or its lifetime (one longer than the authority grants is refused, with both
-//	                   figures, and not shortened, unless the caller is proven by its certificate alone; 0 or
+//	InvalidArgument    the request, its CSR or its lifetime (one longer than the authority grants is refused, with
+//	                   both figures, and not shortened, unless the caller is proven by its certificate alone; 0 or
 //	                   less means the default)
 //	Internal           building the certificate failed
 //	Unavailable        the authority cannot sign now, cannot record what it signs, or took too long; the

@@ -31,7 +31,9 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -215,8 +217,8 @@ func TestPlaintext(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-4.1-11", "IST-4.3-4", "IST-5.1-4")
 	for allow, code := range map[bool]grpchttp.Code{false: grpchttp.Unauthenticated, true: 0} {
-		l := &logs{}
-		s := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, AllowPlaintext: allow, Logger: l.logger()})
+		l := new(programtest.Log)
+		s := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, AllowPlaintext: allow, Logger: caservertest.Logger(l)})
 		url := "http" + start(t, s, func(hs *http.Server, l net.Listener) error { return hs.Serve(l) })
 		_, err := call(t.Context(), transport(t, nil), url, "web", goodRequest(t))
 		if allow {
@@ -232,7 +234,7 @@ func TestPlaintext(t *testing.T) {
 func TestRefusalsAreCounted(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	l := &logs{}
+	l := new(programtest.Log)
 	limited, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Limits: ca.Limits{CallerRate: 1e-6}})
 	require.NoError(t, err)
 	both := authn.FirstOf(authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential }), callers)

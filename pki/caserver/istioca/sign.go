@@ -98,6 +98,22 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 	if err != nil {
 		return nil, s.badCSR(err)
 	}
+	req := s.request(caller, grant, r, csr)
+	chain, err := s.opts.Signer.Sign(ctx, req)
+	if err != nil {
+		if errors.Is(err, ca.ErrIdentity) {
+			s.metrics.noID.Inc()
+		}
+		return nil, s.failed(label(err), caservice.SignError(ctx, err))
+	}
+	if err := caservice.CheckChain(chain, csr); err != nil {
+		return nil, s.unusable(err)
+	}
+	return chain, nil
+}
+
+// request returns what the signer is asked for.
+func (s *Server) request(caller *authn.Caller, grant Grant, r *request, csr *pki.CSR) ca.Request {
 	req := ca.Request{
 		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs,
 		CommonName: caservice.CommonName(csr, grant.ID.String()),
@@ -113,17 +129,7 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 		req.TTL = time.Duration(r.validity) * time.Second
 	}
 	s.renewal(caller, &req)
-	chain, err := s.opts.Signer.Sign(ctx, req)
-	if err != nil {
-		if errors.Is(err, ca.ErrIdentity) {
-			s.metrics.noID.Inc()
-		}
-		return nil, s.failed(label(err), caservice.SignError(ctx, err))
-	}
-	if err := caservice.CheckChain(chain, csr); err != nil {
-		return nil, s.unusable(err)
-	}
-	return chain, nil
+	return req
 }
 
 // limitKey returns what the limits per caller count: the pod, so that those of a service account do not use up each

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
@@ -39,7 +40,7 @@ func BenchmarkCertify(b *testing.B) {
 }
 
 func bench(b *testing.B, h http.Handler, clients int) {
-	addr := start(b, caserver.ServeOptions{Handler: h})
+	addr := caservertest.Serve(b, caserver.ServeOptions{Handler: h})
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(b, err)
 	der := csr(b, key, func(*x509.CertificateRequest) {})
@@ -49,7 +50,7 @@ func bench(b *testing.B, h http.Handler, clients int) {
 	left.Store(int64(b.N))
 	b.ResetTimer()
 	for range clients {
-		c := newClient(proxyClient(b), "http://"+addr)
+		c := newClient(caservertest.ProxyClient(b), "http://"+addr)
 		wg.Go(func() {
 			for left.Add(-1) >= 0 {
 				if _, err := c.call(b.Context(), r); err != nil {

@@ -29,8 +29,10 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
@@ -735,7 +737,7 @@ func TestConcurrentClients(t *testing.T) {
 	serials := make(chan string, clients*each)
 	request := goodRequest(t)
 	for range clients {
-		c := newClient(proxyClient(t), "http://"+s.addr)
+		c := newClient(caservertest.ProxyClient(t), "http://"+s.addr)
 		go func() {
 			for range each {
 				resp, err := c.call(t.Context(), request)
@@ -766,7 +768,7 @@ func TestConcurrentClients(t *testing.T) {
 func TestCertifyWithALPN(t *testing.T) {
 	t.Parallel()
 	s := serve(t, linkerd.Options{})
-	c := newClient(alpnClient(t), "https://"+s.addr)
+	c := newClient(caservertest.ALPNClient(t), "https://"+s.addr)
 	resp, err := c.call(t.Context(), goodRequest(t))
 	require.NoError(t, err)
 	accept(t, resp, s.signer.anchors, web, time.Now())
@@ -786,7 +788,7 @@ func TestPlaintext(t *testing.T) {
 			},
 		})
 		require.NoError(t, err)
-		addr := start(t, caserver.ServeOptions{Handler: srv, Plaintext: true})
+		addr := caservertest.Serve(t, caserver.ServeOptions{Handler: srv, Plaintext: true})
 		tr := &http.Transport{Protocols: new(http.Protocols)}
 		tr.Protocols.SetUnencryptedHTTP2(true)
 		defer tr.CloseIdleConnections()
@@ -817,7 +819,7 @@ func TestPlaintext(t *testing.T) {
 func TestRefusalsAreCounted(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	l := &logs{}
+	l := new(programtest.Log)
 	s := newSigner(t)
 	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: s, Logger: slog.New(slog.NewTextHandler(l, nil)), Review: func(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 		a, err := review(ctx, token, audiences)
@@ -827,7 +829,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 		return a, err
 	}})
 	require.NoError(t, err)
-	c := newClient(proxyClient(t), "http://"+start(t, caserver.ServeOptions{Handler: srv}))
+	c := newClient(caservertest.ProxyClient(t), "http://"+caservertest.Serve(t, caserver.ServeOptions{Handler: srv}))
 	_, err = c.call(t.Context(), goodRequest(t))
 	require.NoError(t, err)
 	require.Equal(t, "uid-7", s.asked[0].LimitKey)

@@ -6,14 +6,11 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/big"
-	"net"
 	"net/http"
 	"sync"
 	"testing"
@@ -24,7 +21,8 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -199,85 +197,6 @@ func review(_ context.Context, token string, audiences []string) (*spiffe.Pod, e
 	return nil, fmt.Errorf("tokens: not known: %w", kube.ErrNotAuthenticated)
 }
 
-// logs collects what is logged.
-type logs struct{ logtest.Buffer }
-
-func (l *logs) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
-
-// serverTLS is for a server on 127.0.0.1, and clientTLS for clients that trust it.
-var serverTLS, clientTLS = sync.OnceValues(func() (*tls.Config, *tls.Config) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	tmpl := &x509.Certificate{
-		SerialNumber: serial(), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		panic(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		panic(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AddCert(cert)
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}},
-		&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: "127.0.0.1"}
-})()
-
-// start serves a handler until the test is over and returns the address.
-func start(t testing.TB, o caserver.ServeOptions) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	if !o.Plaintext && o.TLS == nil {
-		o.TLS = serverTLS
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- caserver.Serve(ctx, l, o) }()
-	t.Cleanup(func() {
-		cancel()
-		require.NoError(t, <-done)
-	})
-	return l.Addr().String()
-}
-
-// proxyClient is an HTTP client as Linkerd's proxies are: HTTP/2 over TLS 1.3, without ALPN.
-func proxyClient(t testing.TB) *http.Client {
-	t.Helper()
-	tr := &http.Transport{
-		Protocols: new(http.Protocols),
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			c, err := (&tls.Dialer{Config: clientTLS}).DialContext(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			if p := c.(*tls.Conn).ConnectionState().NegotiatedProtocol; p != "" {
-				return nil, fmt.Errorf("negotiated %q", p)
-			}
-			return struct{ net.Conn }{c}, nil
-		},
-	}
-	tr.Protocols.SetUnencryptedHTTP2(true)
-	t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
-}
-
-// alpnClient negotiates h2.
-func alpnClient(t testing.TB) *http.Client {
-	t.Helper()
-	tr := &http.Transport{Protocols: new(http.Protocols), TLSClientConfig: clientTLS.Clone()}
-	tr.Protocols.SetHTTP2(true)
-	t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, Timeout: 30 * time.Second}
-}
-
 // rpcClient calls the method with generated messages.
 type rpcClient struct{ c *grpchttp.Client }
 
@@ -311,7 +230,7 @@ type service struct {
 	*linkerd.Server
 	*rpcClient
 	signer *signer
-	logs   *logs
+	logs   *programtest.Log
 	addr   string
 	http   *http.Client
 }
@@ -319,7 +238,7 @@ type service struct {
 // serve serves over TLS, with a client without ALPN.
 func serve(t testing.TB, o linkerd.Options) *service {
 	t.Helper()
-	s := &service{logs: new(logs)}
+	s := &service{logs: new(programtest.Log)}
 	if o.Signer == nil {
 		o.Signer = newSigner(t)
 	}
@@ -330,12 +249,12 @@ func serve(t testing.TB, o linkerd.Options) *service {
 	if o.Review == nil {
 		o.Review = review
 	}
-	o.Logger = s.logs.logger()
+	o.Logger = caservertest.Logger(s.logs)
 	srv, err := linkerd.New(o)
 	require.NoError(t, err)
 	s.Server = srv
-	s.addr = start(t, caserver.ServeOptions{Handler: srv, Logger: o.Logger})
-	s.http = proxyClient(t)
+	s.addr = caservertest.Serve(t, caserver.ServeOptions{Handler: srv, Logger: o.Logger})
+	s.http = caservertest.ProxyClient(t)
 	s.rpcClient = newClient(s.http, "http://"+s.addr)
 	return s
 }

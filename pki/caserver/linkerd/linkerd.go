@@ -32,7 +32,8 @@
 //	FailedPrecondition  the token is not authenticated
 //	InvalidArgument     the token is invalid, or of something that has no name in the mesh
 //	Internal            the token could not be reviewed
-//	Unavailable         the token is not reviewed now, as a limit of the reviewer is reached; with a time to come back
+//	Unavailable         the token is not reviewed now, as a limit of the reviewer is reached; with a time to come
+//	                    back
 //	FailedPrecondition  the token belongs to another name
 //	Internal            signing failed
 //

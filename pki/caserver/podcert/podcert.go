@@ -9,7 +9,7 @@
 //
 // It needs Kubernetes 1.37, whose API certificates.k8s.io/v1 has PodCertificateRequests and ClusterTrustBundles. The
 // program examples/ca runs it with the flag -pod-signer. A pod has these sources in a projected volume, and reads the
-// folder with package filesource:
+// directory with package filesource:
 //
 //   - podCertificate: {signerName: example.org/spiffe, keyType: ECDSAP256, credentialBundlePath:
 //     credential-bundle.private-key.x509.pem}
@@ -58,7 +58,8 @@
 //	- {apiGroups: [certificates.k8s.io], resources: [podcertificaterequests], verbs: [list, watch]}
 //	- {apiGroups: [certificates.k8s.io], resources: [podcertificaterequests/status], verbs: [patch]}
 //	- {apiGroups: [certificates.k8s.io], resources: [clustertrustbundles], verbs: [create, patch]}
-//	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.org/spiffe], verbs: [sign, attest]}
+//	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.org/spiffe],
+//	   verbs: [sign, attest]}
 //
 // All service accounts may list and watch ClusterTrustBundles, by a binding that Kubernetes keeps.
 package podcert

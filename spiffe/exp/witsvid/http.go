@@ -9,7 +9,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-// The header fields that carry a token and a Workload Proof Token (WIT-49, WPT-1): each is there exactly
+// The header fields that carry a token and a Workload Proof Token: each is there exactly
 // once.
 const (
 	headerToken = "Workload-Identity-Token"
@@ -30,7 +30,8 @@ func tokenFields(names []string) ([]string, error) {
 	for _, n := range names {
 		f := strings.ToLower(n)
 		switch {
-		case f == "" || strings.ContainsFunc(f, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }):
+		case f == "" || strings.ContainsFunc(f,
+			func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c) }):
 			return nil, fmt.Errorf("%q is not the name of a header field", token.Clip(n, token.MaxQuoted))
 		case slices.Contains([]string{tokenField, proofField, authField, txnField, "host"}, f):
 			return nil, fmt.Errorf("the field %q is always covered and must not be among Tokens", f)
@@ -42,30 +43,33 @@ func tokenFields(names []string) ([]string, error) {
 	return list, nil
 }
 
+// oneField returns the value of a header field, which may be there once; empty if it is not there.
+func oneField(h http.Header, field, rule string) (string, *token.Error) {
+	lines := h[http.CanonicalHeaderKey(field)]
+	switch {
+	case len(lines) == 0:
+		return "", nil
+	case len(lines) > 1:
+		return "", requests.Refuse("binding", rule,
+			"the field %q is there %d times, and a proof can cover it once", field, len(lines))
+	case trim(lines[0]) == "":
+		return "", requests.Refuse("binding", rule, "the field %q is empty", field)
+	}
+	return trim(lines[0]), nil
+}
+
 // fields returns the tokens in a request that a Workload Proof Token has to cover: those that the drafts
 // name, and those in the further fields. An Authorization that is no OAuth access token counts as a further
 // field. The caller sets the target.
 func fields(h http.Header, further []string) (Call, *token.Error) {
 	var c Call
-	one := func(field, rule string) (string, *token.Error) {
-		lines := h[http.CanonicalHeaderKey(field)]
-		switch {
-		case len(lines) == 0:
-			return "", nil
-		case len(lines) > 1:
-			return "", requests.Refuse("binding", rule, "the field %q is there %d times, and a proof can cover it once", field, len(lines))
-		case trim(lines[0]) == "":
-			return "", requests.Refuse("binding", rule, "the field %q is empty", field)
-		}
-		return trim(lines[0]), nil
-	}
 	other := func(field, value string) {
 		if c.Tokens == nil {
 			c.Tokens = map[string]string{}
 		}
 		c.Tokens[field] = value
 	}
-	auth, e := one(authField, "WPT-11")
+	auth, e := oneField(h, authField, "WPT-11")
 	if e != nil {
 		return c, e
 	}
@@ -79,11 +83,11 @@ func fields(h http.Header, further []string) (Call, *token.Error) {
 	default:
 		c.AccessToken = trim(token)
 	}
-	if c.TxnToken, e = one(txnField, "WPT-12"); e != nil {
+	if c.TxnToken, e = oneField(h, txnField, "WPT-12"); e != nil {
 		return c, e
 	}
 	for _, f := range further {
-		switch value, e := one(f, "WPT-13"); {
+		switch value, e := oneField(h, f, "WPT-13"); {
 		case e != nil:
 			return c, e
 		case value != "":
@@ -108,12 +112,13 @@ func (c *Call) covered() []string {
 	return list
 }
 
-// misplaced refuses a WIT-SVID in Authorization, where it would be a bearer token (WIT-41, WIT-42).
+// misplaced refuses a WIT-SVID in Authorization, where it would be a bearer token.
 func misplaced(h http.Header) *token.Error {
 	for _, line := range h["Authorization"] {
 		for part := range strings.FieldsSeq(line) {
 			if s, e := tokens.Parse(strings.TrimRight(part, ",")); e == nil && s.Type == tokenType {
-				return requests.Refuse("misplaced", "WIT-42", "there is a WIT-SVID in Authorization; it is never a bearer token")
+				return requests.Refuse("misplaced", "WIT-42",
+					"there is a WIT-SVID in Authorization; it is never a bearer token")
 			}
 		}
 	}

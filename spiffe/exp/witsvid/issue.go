@@ -22,13 +22,13 @@ import (
 )
 
 // defaultLifetime is how long a token lasts by default. It is longer than that of a JWT-SVID, because a
-// stolen token is worth nothing without its key (WIT-27).
+// stolen token is worth nothing without its key.
 const defaultLifetime = time.Hour
 
 // IssuerOptions are the choices of an [Issuer] that have a default.
 type IssuerOptions struct {
 	// KeyID is the value of "kid". Empty means the thumbprint of the key (RFC 7638, SHA-256 in base64url),
-	// which no two keys share, as WIT-4 asks.
+	// which no two keys share, as the standard asks.
 	KeyID string
 
 	// Algorithm is the value of "alg", which must fit the key. Empty means ES256, ES384 or ES512 for a
@@ -62,7 +62,8 @@ func NewIssuer(td spiffe.TrustDomain, key crypto.Signer, opts *IssuerOptions) (*
 		}
 	}
 	issuer, err := token.NewIssuer(tokens, key, token.IssuerConfig{
-		Domain: td, KeyID: o.KeyID, Type: tokenType, Algorithm: o.Algorithm, Lifetime: cmp.Or(o.Lifetime, defaultLifetime), Now: o.Now,
+		Domain: td, KeyID: o.KeyID, Type: tokenType, Algorithm: o.Algorithm,
+		Lifetime: cmp.Or(o.Lifetime, defaultLifetime), Now: o.Now,
 	})
 	if err != nil {
 		return nil, err
@@ -80,9 +81,9 @@ func (i *Issuer) Authority() (keyID string, key crypto.PublicKey) {
 	return i.issuer.KeyID(), i.issuer.Key().Public()
 }
 
-// IssueWITSVID makes a new key for the workload id, on P-256, and a token that confirms it. It is for an agent, which
-// has found that its caller has this ID, and for a program that is its own issuer; [NewSVID] puts the two together. The
-// context and the hint are ignored. A key is not used for a second token (WIT-52).
+// IssueWITSVID makes a new key for the workload id, on P-256, and a token that confirms it. It is for an agent,
+// which has found that its caller has this ID, and for a program that is its own issuer; [NewSVID] puts the two
+// together. The context and the hint are ignored. A key is not used for a second token.
 func (i *Issuer) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (token string, key crypto.Signer, err error) {
 	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -96,11 +97,11 @@ func (i *Issuer) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (token 
 
 // Issue returns a new token that confirms a public key of the workload id, which must be in the Issuer's
 // trust domain and have a path. The caller must have authenticated the workload, and have verified that it
-// has the private key. The key is of a kind that an Issuer may have too, and new with each token (WIT-52);
+// has the private key. The key is of a kind that an Issuer may have too, and new with each token;
 // its "alg" is the usual one for it.
 //
 // The header has "alg", "kid" and "typ", the payload "sub", "exp" and "iat" in whole seconds, a random
-// "jti", and "cnf" (WIT-28). "iat" is the present second and never later, because some validators refuse
+// "jti", and "cnf". "iat" is the present second and never later, because some validators refuse
 // a token that was issued in their future.
 //
 // The token is verified with the Issuer's public key before it is returned, so a signer whose public key is
@@ -127,7 +128,7 @@ func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) 
 	})
 }
 
-// random returns 128 random bits in base64url (WIT-21, WPT-8).
+// random returns 128 random bits in base64url.
 func random() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails

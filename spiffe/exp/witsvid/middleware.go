@@ -16,16 +16,17 @@ import (
 type MiddlewareOptions struct {
 	// Tokens are the names of further header fields that carry tokens, saying on whose behalf a request is
 	// made. Where they are present, a proof has to cover them, and a proof that covers another field is
-	// refused (WPT-13). Authorization and Txn-Token are always covered.
+	// refused. Authorization and Txn-Token are always covered.
 	Tokens []string
 
 	// TLSTerminated says that TLS ends at a proxy in front of this server, and that no other machine can reach
-	// or read the link between them. Otherwise a request that did not come by TLS is refused (WIT-44).
+	// or read the link between them. Otherwise a request that did not come by TLS is refused.
 	TLSTerminated bool
 
 	// Logger is told of requests that are refused (Info), with the attributes reason, err and remote: the first
-	// of each reason, and of each ID of the first 12 that the policy denies, at once, and a count of the others every minute, so
-	// that a client cannot fill a log. One that takes Debug is told of each. Nil means silence.
+	// of each reason, and of each ID of the first 12 that the policy denies, at once, and a count of the others
+	// every minute, so that a client cannot fill a log. One that takes Debug is told of each. Nil means
+	// silence.
 	Logger *slog.Logger
 }
 
@@ -35,13 +36,12 @@ type MiddlewareOptions struct {
 //
 // The targets say what this server is called, and a proof has to be for one of them: an origin such as
 // "https://db.example.org", behind which comes the path of the request, or another value that clients use
-// as a whole. They come from configuration alone; no header field of a request can add to them (WPT-5).
+// as a whole. They come from configuration alone; no header field of a request can add to them.
 //
-// Other requests never reach the handler, and neither do those whose path can be read in two ways, as RequirePeer of package
-// spiffetls says. They are answered 400, with a problem document (RFC 9457) that
-// names the reason in a word or two; 403 if the proof is valid and the policy does not allow its ID; and
-// 503 for [ErrUnavailable]. There is no 401, which would invite a client to put the token into the field
-// Authorization (WIT-50).
+// Other requests never reach the handler, and neither do those whose path can be read in two ways, as
+// RequirePeer of package spiffetls says. They are answered 400, with a problem document (RFC 9457) that names
+// the reason in a word or two; 403 if the proof is valid and the policy does not allow its ID; and 503 for
+// [ErrUnavailable]. There is no 401, which would invite a client to put the token into the field Authorization.
 func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
 	o := *cmp.Or(opts, &MiddlewareOptions{})
 	var err error
@@ -87,7 +87,8 @@ func (m *middleware) report(r *http.Request, reason string, err *token.Error) {
 	const message = "witsvid: request refused"
 	attrs := []slog.Attr{slog.Any("err", err), slog.String("remote", r.RemoteAddr)}
 	if m.Logger.Enabled(r.Context(), slog.LevelDebug) {
-		m.Logger.LogAttrs(r.Context(), slog.LevelInfo, message, append([]slog.Attr{slog.String("reason", reason)}, attrs...)...)
+		m.Logger.LogAttrs(r.Context(), slog.LevelInfo, message,
+			append([]slog.Attr{slog.String("reason", reason)}, attrs...)...)
 		return
 	}
 	var name string
@@ -150,7 +151,8 @@ func (m *middleware) validate(r *http.Request) (*Proof, *token.Error) {
 		return nil, e
 	}
 	target := requestTarget(r)
-	return m.validator.verifyProof(holder, text, proof, &call, now, func(aud string) bool { return m.targets.accept(aud, target) })
+	return m.validator.verifyProof(holder, text, proof, &call, now,
+		func(aud string) bool { return m.targets.accept(aud, target) })
 }
 
 // proofKey is the key of a *Proof in the context of a request.

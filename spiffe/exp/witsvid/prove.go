@@ -14,11 +14,11 @@ import (
 
 // The lifetimes of proofs.
 const (
-	// defaultProofLifetime is how long a proof lasts by default: enough for slow networks (WIT-46).
+	// defaultProofLifetime is how long a proof lasts by default: enough for slow networks.
 	defaultProofLifetime = time.Minute
 
 	// maxProofLifetime is the longest that a proof can last, and that validators accept by
-	// default (WPT-7).
+	// default.
 	maxProofLifetime = 5 * time.Minute
 )
 
@@ -50,17 +50,18 @@ func (c *Call) check() error {
 	}
 	for name := range c.Tokens {
 		if name == "" || name != strings.ToLower(name) || !utf8.ValidString(name) {
-			return fmt.Errorf("the name %q of a token is empty or not in lower case", token.Clip(name, token.MaxQuoted))
+			return fmt.Errorf("the name %q of a token is empty or not in lower case",
+				token.Clip(name, token.MaxQuoted))
 		}
 	}
 	return nil
 }
 
-// Prover makes proofs with the key of the current WIT-SVID. It is safe for concurrent use, and its fields must not change
-// once it is in use.
+// Prover makes proofs with the key of the current WIT-SVID. It is safe for concurrent use, and its fields must
+// not change once it is in use.
 type Prover struct {
-	// Source returns the current WIT-SVID, and is asked for each proof. It must not block and must be safe for concurrent
-	// use. Required.
+	// Source returns the current WIT-SVID, and is asked for each proof. It must not block and must be safe for
+	// concurrent use. Required.
 	Source func() (*SVID, error)
 
 	// Lifetime is that of the proofs, in whole seconds up to five minutes; 0 means one
@@ -97,6 +98,17 @@ func (p *Prover) Prove(c Call) (token, proof string, err error) {
 	return token, proof, nil
 }
 
+// proofPayload is the payload of a Workload Proof Token.
+type proofPayload struct {
+	Aud string            `json:"aud"`
+	Exp int64             `json:"exp"`
+	JTI string            `json:"jti"`
+	WTH string            `json:"wth"`
+	ATH string            `json:"ath,omitempty"`
+	TTH string            `json:"tth,omitempty"`
+	Oth map[string]string `json:"oth,omitempty"`
+}
+
 func (p *Prover) prove(c Call) (text, proof string, err error) {
 	if err := c.check(); err != nil {
 		return "", "", err
@@ -117,16 +129,9 @@ func (p *Prover) prove(c Call) (text, proof string, err error) {
 			token.Clip(s.id.String(), token.MaxInError), s.notAfter.UTC().Format(time.RFC3339))
 	}
 	text = s.token()
-	claims := struct {
-		Aud string            `json:"aud"`
-		Exp int64             `json:"exp"`
-		JTI string            `json:"jti"`
-		WTH string            `json:"wth"`
-		ATH string            `json:"ath,omitempty"`
-		TTH string            `json:"tth,omitempty"`
-		Oth map[string]string `json:"oth,omitempty"`
-	}{
-		Aud: c.Target, Exp: min(at.Unix()+int64(cmp.Or(p.Lifetime, defaultProofLifetime)/time.Second), s.notAfter.Unix()),
+	claims := proofPayload{
+		Aud: c.Target,
+		Exp: min(at.Unix()+int64(cmp.Or(p.Lifetime, defaultProofLifetime)/time.Second), s.notAfter.Unix()),
 		JTI: random(), WTH: hash(text), Oth: map[string]string{},
 	}
 	if c.AccessToken != "" {

@@ -51,7 +51,8 @@ const bucket = 8
 
 func newReplays(each int) *replays {
 	return &replays{
-		each: each, used: map[replayKey]struct{}{}, keys: map[keyName]*account{}, ids: map[spiffe.ID]int{}, ends: map[int64][]usedProof{},
+		each: each, used: map[replayKey]struct{}{}, keys: map[keyName]*account{},
+		ids: map[spiffe.ID]int{}, ends: map[int64][]usedProof{},
 	}
 }
 

@@ -44,7 +44,10 @@ func NewSVID(text string, key crypto.Signer) (*SVID, error) {
 	}
 	return &SVID{
 		redacted: redact.New(fmt.Sprintf("witsvid.SVID(%s)", h.id)),
-		id:       h.id, notAfter: h.expires, token: func() string { return text }, signer: func() *token.Signer { return signer },
+		id:       h.id,
+		notAfter: h.expires,
+		token:    func() string { return text },
+		signer:   func() *token.Signer { return signer },
 	}, nil
 }
 

@@ -32,7 +32,8 @@ type targets struct {
 
 func newTargets(list []string) (*targets, error) {
 	if len(list) == 0 {
-		return nil, errors.New(`no targets; give the origins by which clients know this server, such as "https://db.example.org"`)
+		return nil, errors.New("no targets; give the origins by which clients know this server, " +
+			`such as "https://db.example.org"`)
 	}
 	t := &targets{}
 	for _, s := range list {
@@ -62,7 +63,7 @@ func newTargets(list []string) (*targets, error) {
 }
 
 // accept reports whether aud names this server and, if it is an origin with a path, the path of a request.
-// What the request says about the host plays no part (WPT-5).
+// What the request says about the host plays no part.
 func (t *targets) accept(aud, requestTarget string) bool {
 	aud = canonicalTarget(aud)
 	if slices.Contains(t.exact, aud) {
@@ -109,7 +110,8 @@ func targetURI(r *http.Request) (string, error) {
 	uri := canonicalTarget("https://" + host + targetPath(r.URL.RequestURI()))
 	for i := range len(uri) {
 		if uri[i] <= ' ' || uri[i] >= 0x7f {
-			return "", fmt.Errorf("the host %q is not in ASCII; write it as DNS does", token.Clip(host, token.MaxQuoted))
+			return "", fmt.Errorf("the host %q is not in ASCII; write it as DNS does",
+				token.Clip(host, token.MaxQuoted))
 		}
 	}
 	return uri, nil

@@ -17,7 +17,10 @@ var (
 		Package: "witsvid", What: "token",
 		Form: "WIT-1", Algorithm: "WIT-6", Subject: "WIT-10", Bundle: "WIT-53", Expires: "WIT-16", NotBefore: "WIT-18",
 	}
-	proofs   = &token.Kind{Package: "witsvid", What: "proof", Form: "WPT-2", Algorithm: "WPT-3", Expires: "WPT-6", NotBefore: "WPT-6"}
+	proofs = &token.Kind{
+		Package: "witsvid", What: "proof",
+		Form: "WPT-2", Algorithm: "WPT-3", Expires: "WPT-6", NotBefore: "WPT-6",
+	}
 	requests = &token.Kind{Package: "witsvid", What: "request"}
 )
 
@@ -25,9 +28,9 @@ var (
 // nothing was judged. The client may try again later. Such an error also has a method
 // Retryable() (after time.Duration, ok bool).
 //
-// Any other error of a [Validator] says why the token or proof is refused, and names the ID that the token claims, cut to
-// a bounded length. It wraps [spiffe.ErrUnknownTrustDomain] for a trust domain without a bundle, and [spiffe.ErrDenied]
-// for a good proof whose ID the policy does not allow.
+// Any other error of a [Validator] says why the token or proof is refused, and names the ID that the token
+// claims, cut to a bounded length. It wraps [spiffe.ErrUnknownTrustDomain] for a trust domain without a bundle,
+// and [spiffe.ErrDenied] for a good proof whose ID the policy does not allow.
 var ErrUnavailable = token.ErrUnavailable
 
 // The media types of RFC 7515's "typ".
@@ -109,7 +112,7 @@ func typeFault(k *token.Kind, s *token.Signed, typ, typeRule, extensionRule stri
 	return nil
 }
 
-// holderOf judges the claims. "iat", "jti", "iss" and others are ignored (WIT-20, WIT-22, WIT-53).
+// holderOf judges the claims. "iat", "jti", "iss" and others are ignored.
 func holderOf(c *token.Claims) (*holder, *token.Error) {
 	switch {
 	case c.HasAudience:
@@ -144,5 +147,5 @@ func holderOf(c *token.Claims) (*holder, *token.Error) {
 		return confirm("WIT-11", `the key in "cnf" cannot be written as a JWK`)
 	}
 	sum := sha256.Sum256(canonical)
-	return &holder{id: c.ID, expires: c.Expires.At, notBefore: c.NotBefore.At, alg: alg, key: key, thumbprint: replayKey(sum[:16])}, nil
+	return &holder{c.ID, c.Expires.At, c.NotBefore.At, alg, key, replayKey(sum[:16])}, nil
 }

@@ -25,11 +25,11 @@ type TransportOptions struct {
 	Tokens []string
 }
 
-// NewTransport returns a transport that presents the WIT-SVID of p: each request gets the token and a new proof for it.
-// It is safe for concurrent use, and [http.Client.CloseIdleConnections] reaches the base transport. The options may be
-// nil.
+// NewTransport returns a transport that presents the WIT-SVID of p: each request gets the token and a new proof
+// for it. It is safe for concurrent use, and [http.Client.CloseIdleConnections] reaches the base transport. The
+// options may be nil.
 //
-// Tokens and proofs travel over TLS only: a request by http is refused before anything is sent (WIT-44).
+// Tokens and proofs travel over TLS only: a request by http is refused before anything is sent.
 // If a redirect leads to another host, the request there is sent without a token, and so is everything
 // that follows, because the first host must not choose which other hosts see a token.
 func NewTransport(p *Prover, opts *TransportOptions) (http.RoundTripper, error) {
@@ -78,7 +78,8 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 func (t *transport) prove(r *http.Request) (*http.Request, error) {
 	switch {
 	case r.URL.Scheme != "https":
-		return nil, fmt.Errorf("refusing to send a WIT-SVID by %q, where others can read it; use https", token.Clip(r.URL.Scheme, token.MaxQuoted))
+		return nil, fmt.Errorf("refusing to send a WIT-SVID by %q, where others can read it; use https",
+			token.Clip(r.URL.Scheme, token.MaxQuoted))
 	case token.HasField(r.Header, headerToken) || token.HasField(r.Header, headerProof):
 		return nil, errors.New("the request has a token or a proof already")
 	}

@@ -23,16 +23,12 @@ const (
 // ValidatorOptions are the choices of a [Validator] that have a default.
 type ValidatorOptions struct {
 	// Leeway is how long tokens and proofs are accepted after their end and before their beginning, for
-	// clocks that disagree: from 0 to two minutes (WIT-17). Nil means one minute.
+	// clocks that disagree: from 0 to two minutes. Nil means one minute.
 	Leeway *time.Duration
 
-	// MaxLifetime is the longest that a token may last, from "nbf" or, without, from now, to "exp"
-	// (WIT-19). 0 means any.
+	// MaxLifetime is the longest that a token may last, from "nbf" or, without, from now, to "exp".
+	// 0 means any.
 	MaxLifetime time.Duration
-
-	// MaxProofLifetime is the longest that a proof may last from now (WPT-7): up to five minutes, which 0
-	// stands for.
-	MaxProofLifetime time.Duration
 
 	// Proofs is how many used proofs of one holder are remembered, each until it expires, so that none is accepted
 	// twice. Further proofs of a holder that has as many are refused with [ErrUnavailable], so set more than a client
@@ -59,12 +55,11 @@ type Validator struct {
 	check       *token.Checker[*holder]
 	allow       spiffe.PolicySource
 	maxLifetime time.Duration
-	maxProof    time.Duration
 	replays     *replays // nil for none
 }
 
 // NewValidator returns a Validator that takes WIT keys from bundles, for each token from the bundle of
-// the trust domain that its own ID names and from no other (WIT-53), and accepts the holders that the
+// the trust domain that its own ID names and from no other, and accepts the holders that the
 // policy allows at that moment. A policy that can allow no peer is an error; see
 // [spiffe.CheckPolicySource]. The options may be nil.
 //
@@ -74,7 +69,7 @@ type Validator struct {
 // them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
 	o := *cmp.Or(opts, &ValidatorOptions{})
-	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime, maxProof: cmp.Or(o.MaxProofLifetime, maxProofLifetime)}
+	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime}
 	proofs := cmp.Or(o.Proofs, defaultProofs)
 	check, err := token.NewChecker[*holder](tokens, bundles, o.Leeway, o.Now, o.Remember)
 	if err == nil {
@@ -84,8 +79,6 @@ func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *
 	case err != nil:
 	case v.maxLifetime < 0:
 		err = fmt.Errorf("MaxLifetime is %v, which is less than 0", v.maxLifetime)
-	case v.maxProof < time.Second || v.maxProof > maxProofLifetime:
-		err = fmt.Errorf("MaxProofLifetime is %v, not from 1s to %v", v.maxProof, maxProofLifetime)
 	case proofs < -1 || proofs > maxProofs:
 		err = fmt.Errorf("the option Proofs is %d, not from -1 to %d", proofs, maxProofs)
 	}
@@ -118,12 +111,12 @@ func (p *Proof) NotAfter() time.Time { return p.notAfter }
 
 // Covers reports whether the proof covers a header field, by its name in whatever case: whether the
 // holder of the key has sent that token or value. What is not covered may have been added on the way and
-// must not decide what is allowed (WPT-13). For a call that is not HTTP, the name of an access token is
+// must not decide what is allowed. For a call that is not HTTP, the name of an access token is
 // "authorization", and that of a transaction token "txn-token".
 func (p *Proof) Covers(field string) bool { return slices.Contains(p.covered, strings.ToLower(field)) }
 
 // Validate verifies a token and a Workload Proof Token for one call, and returns the proof. There is no
-// way to accept a token alone (WIT-30). The call says what was received; its Target is from the
+// way to accept a token alone. The call says what was received; its Target is from the
 // configuration of the receiver. For HTTP see [Middleware]. The checks come in this order, and the first
 // that fails is the error:
 //
@@ -133,8 +126,8 @@ func (p *Proof) Covers(field string) bool { return slices.Contains(p.covered, st
 //  2. The bundle of that ID's trust domain, the WIT key in it that "kid" names, the signature.
 //  3. "exp" and "nbf" of the token. "iat" and all other claims are ignored, "iss" is not looked at, and a
 //     token may come any number of times, each time with another proof.
-//  4. The form of the proof, its "alg", "typ" and signature: by the key in "cnf" (WPT-2 to WPT-4).
-//  5. "aud", "exp", "jti", "wth", "ath", "tth" and "oth" of the proof (WPT-5 to WPT-14).
+//  4. The form of the proof, its "alg", "typ" and signature: by the key in "cnf".
+//  5. "aud", "exp", "jti", "wth", "ath", "tth" and "oth" of the proof.
 //  6. The policy; and last that the proof was not used before, so that only allowed callers fill the
 //     memory.
 //
@@ -206,7 +199,8 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 		for range b.WITAuthorities() {
 			return tokens.Refuse("unknown key", "WIT-62", "the bundle of %q has no WIT key %q", b.TrustDomain(), kid)
 		}
-		return tokens.Refuse("unknown key", "WIT-63", "the bundle of %q has no WIT keys; they are read only by ParseBundleWIT", b.TrustDomain())
+		return tokens.Refuse("unknown key", "WIT-63",
+			"the bundle of %q has no WIT keys; they are read only by ParseBundleWIT", b.TrustDomain())
 	case !s.Algorithm.Fits(key):
 		return tokens.Refuse("unknown key", "WIT-6", "the key %q is not one for %v", kid, s.Algorithm)
 	}
@@ -226,13 +220,16 @@ func (v *Validator) checkTime(h *holder, now time.Time) *token.Error {
 		from = h.notBefore
 	}
 	if v.maxLifetime > 0 && h.expires.After(from.Add(v.maxLifetime)) {
-		return tokens.Refuse("lifetime", "WIT-19", "it lasts until %s, and no more than %v is accepted", token.Stamp(h.expires), v.maxLifetime)
+		return tokens.Refuse("lifetime", "WIT-19", "it lasts until %s, and no more than %v is accepted",
+			token.Stamp(h.expires), v.maxLifetime)
 	}
 	return nil
 }
 
 // verifyProof verifies a Workload Proof Token of h, asks the policy, and notes that the proof was used.
-func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool) (*Proof, *token.Error) {
+func (v *Validator) verifyProof(
+	h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool,
+) (*Proof, *token.Error) {
 	p, e := v.checkProof(h, text, proof, c, now, accept)
 	if e == nil {
 		if err := v.allow.Policy().Check(h.id); err != nil {
@@ -249,7 +246,9 @@ func (v *Validator) verifyProof(h *holder, text, proof string, c *Call, now time
 }
 
 // checkProof judges what a proof says and whose key signed it.
-func (v *Validator) checkProof(h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool) (*proofClaims, *token.Error) {
+func (v *Validator) checkProof(
+	h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool,
+) (*proofClaims, *token.Error) {
 	s, e := parseSigned(proofs, proof)
 	switch {
 	case e != nil:
@@ -268,14 +267,16 @@ func (v *Validator) checkProof(h *holder, text, proof string, c *Call, now time.
 	switch {
 	case e != nil:
 	case !accept(p.aud):
-		e = proofs.Refuse(token.Audience, "WPT-5", `"aud" is %q, which is not what is called here`, token.Clip(p.aud, 4*token.MaxQuoted))
+		e = proofs.Refuse(token.Audience, "WPT-5", `"aud" is %q, which is not what is called here`,
+			token.Clip(p.aud, 4*token.MaxQuoted))
 	default:
 		e = v.check.InTime(proofs, p.exp.At, p.nbf.At, now)
 	}
 	switch {
 	case e != nil:
-	case p.exp.At.After(now.Add(v.maxProof + v.check.Leeway())):
-		e = proofs.Refuse("lifetime", "WPT-7", "it lasts until %s, and no more than %v is accepted", token.Stamp(p.exp.At), v.maxProof)
+	case p.exp.At.After(now.Add(maxProofLifetime + v.check.Leeway())):
+		e = proofs.Refuse("lifetime", "WPT-7", "it lasts until %s, and no more than %v is accepted",
+			token.Stamp(p.exp.At), maxProofLifetime)
 	case p.texts["wth"] != hash(text):
 		e = proofs.Refuse("binding", "WPT-10", `"wth" is that of another token`)
 	default:
@@ -293,64 +294,25 @@ type proofClaims struct {
 	texts    map[string]string // "jti", "wth", "ath" and "tth", those that are there
 	oth      map[string]string
 	exp, nbf token.Date
+	bad      string // the first claim that is of the wrong type
 }
 
 // maxOther is how many entries of "oth" are read.
 const maxOther = 32
 
-// readProof reads the payload of a proof. Claims that it does not know are ignored (WPT-14).
+// readProof reads the payload of a proof. Claims that it does not know are ignored.
 func readProof(payload []byte) (*proofClaims, *token.Error) {
 	p := &proofClaims{texts: map[string]string{}}
-	bad := "" // the first claim that is of the wrong type
-	check := func(name string, ok bool) {
-		if !ok && bad == "" {
-			bad = name
-		}
+	if e := proofs.ReadObject(payload, p.read); e != nil {
+		return nil, e
 	}
-	text := func(r *strictjson.Reader, name string) string {
-		s, ok := r.Text()
-		check(name, ok)
-		return string(s)
-	}
-	e := proofs.ReadObject(payload, func(name string, r *strictjson.Reader) {
-		switch name {
-		case "aud":
-			if r.Kind() != strictjson.Array {
-				p.aud = text(r, name)
-				break
-			}
-			n := 0
-			for range r.Elements() {
-				p.aud = text(r, name)
-				n++
-			}
-			check(name, n == 1) // each receiver of such a proof could present it to the others
-		case "jti", "wth", "ath", "tth":
-			p.texts[name] = text(r, name)
-		case "exp":
-			p.exp = token.ReadDate(r)
-		case "nbf":
-			p.nbf = token.ReadDate(r)
-		case "oth":
-			check(name, r.Kind() == strictjson.Object)
-			p.oth = map[string]string{}
-			for field := range r.Members() {
-				field := string(field)
-				check(name, len(p.oth) < maxOther)
-				if len(p.oth) < maxOther {
-					p.oth[field] = text(r, name)
-				}
-			}
-		}
-	})
 	claim := func(rule, format string, args ...any) (*proofClaims, *token.Error) {
 		return nil, proofs.Refuse("claim", rule, format, args...)
 	}
 	switch {
-	case e != nil:
-		return nil, e
-	case bad != "":
-		return claim(claimRule[bad], `%q is not what it has to be: a string, for "aud" one, for "oth" an object of a few`, bad)
+	case p.bad != "":
+		return claim(claimRule[p.bad],
+			`%q is not what it has to be: a string, for "aud" one, for "oth" an object of a few`, p.bad)
 	case p.aud == "":
 		return claim("WPT-5", `"aud" is missing or empty`)
 	case !p.exp.Number:
@@ -365,7 +327,54 @@ func readProof(payload []byte) (*proofClaims, *token.Error) {
 	return p, nil
 }
 
-var claimRule = map[string]string{"aud": "WPT-5", "jti": "WPT-8", "wth": "WPT-10", "ath": "WPT-11", "tth": "WPT-12", "oth": "WPT-13"}
+// read reads one claim.
+func (p *proofClaims) read(name string, r *strictjson.Reader) {
+	switch name {
+	case "aud":
+		if r.Kind() != strictjson.Array {
+			p.aud = p.text(name, r)
+			break
+		}
+		n := 0
+		for range r.Elements() {
+			p.aud = p.text(name, r)
+			n++
+		}
+		p.check(name, n == 1) // each receiver of such a proof could present it to the others
+	case "jti", "wth", "ath", "tth":
+		p.texts[name] = p.text(name, r)
+	case "exp":
+		p.exp = token.ReadDate(r)
+	case "nbf":
+		p.nbf = token.ReadDate(r)
+	case "oth":
+		p.check(name, r.Kind() == strictjson.Object)
+		p.oth = map[string]string{}
+		for field := range r.Members() {
+			field := string(field)
+			p.check(name, len(p.oth) < maxOther)
+			if len(p.oth) < maxOther {
+				p.oth[field] = p.text(name, r)
+			}
+		}
+	}
+}
+
+func (p *proofClaims) text(name string, r *strictjson.Reader) string {
+	s, ok := r.Text()
+	p.check(name, ok)
+	return string(s)
+}
+
+func (p *proofClaims) check(name string, ok bool) {
+	if !ok && p.bad == "" {
+		p.bad = name
+	}
+}
+
+var claimRule = map[string]string{
+	"aud": "WPT-5", "jti": "WPT-8", "wth": "WPT-10", "ath": "WPT-11", "tth": "WPT-12", "oth": "WPT-13",
+}
 
 // checkTokens compares the other tokens of the call with those that the proof covers: it is for all of
 // them, and for nothing that was taken out on the way.
@@ -374,16 +383,20 @@ func (p *proofClaims) checkTokens(c *Call) *token.Error {
 		{"ath", "WPT-11", c.AccessToken, "access token"}, {"tth", "WPT-12", c.TxnToken, "transaction token"},
 	} {
 		if got, there := p.texts[t.claim]; there != (t.token != "") || there && got != hash(t.token) {
-			return proofs.Refuse("binding", t.rule, "%q is missing or not that of the %s, or there is no %s", t.claim, t.what, t.what)
+			return proofs.Refuse("binding", t.rule, "%q is missing or not that of the %s, or there is no %s",
+				t.claim, t.what, t.what)
 		}
 	}
 	for name, want := range p.oth {
 		value, ok := c.Tokens[name]
 		if !ok {
-			return proofs.Refuse("binding", "WPT-13", `"oth" has an entry %q, which is not understood here or not in the call`, token.Clip(name, token.MaxQuoted))
+			return proofs.Refuse("binding", "WPT-13",
+				`"oth" has an entry %q, which is not understood here or not in the call`,
+				token.Clip(name, token.MaxQuoted))
 		}
 		if want != hash(trim(value)) {
-			return proofs.Refuse("binding", "WPT-13", `the entry %q of "oth" is not that of the value`, token.Clip(name, token.MaxQuoted))
+			return proofs.Refuse("binding", "WPT-13", `the entry %q of "oth" is not that of the value`,
+				token.Clip(name, token.MaxQuoted))
 		}
 	}
 	for name := range c.Tokens {
@@ -402,7 +415,8 @@ func (v *Validator) use(h *holder, owner string, p *proofClaims, now time.Time) 
 	switch fresh, full := v.replays.use(h, owner, p.texts["jti"], now, p.exp.At.Add(v.check.Leeway())); {
 	case full:
 		return proofs.Refuse(token.Busy, "WPT-9",
-			"its holder has used so many proofs that are not over yet that no more can be told apart; send fewer, or raise the option Proofs from %d", v.replays.each)
+			"its holder has used so many proofs that are not over yet that no more can be told apart; "+
+				"send fewer, or raise the option Proofs from %d", v.replays.each)
 	case !fresh:
 		return proofs.Refuse("replay", "WPT-9", "it was used before")
 	}

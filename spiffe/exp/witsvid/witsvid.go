@@ -1,6 +1,6 @@
-// Package witsvid issues, presents and validates WIT-SVIDs: tokens that name a workload by its SPIFFE ID and confirm a
-// public key of it. With each request the workload also proves that it holds the private key, so that a stolen token is
-// worth nothing.
+// Package witsvid issues, presents and validates WIT-SVIDs: tokens that name a workload by its SPIFFE ID and
+// confirm a public key of it. With each request the workload also proves that it holds the private key, so that
+// a stolen token is worth nothing.
 //
 // # Experimental
 //
@@ -13,9 +13,9 @@
 // It does not implement:
 //
 //   - HTTP message signatures, from draft-ietf-wimse-http-signature
-//   - what the working group has changed in the Workload Proof Token since August 2026: the proof is in Authorization,
-//     with the scheme WPT, instead of a field of its own; there is no claim "ath"; and a refusal is a 401 with a challenge
-//     instead of a 400. The two forms do not interoperate over HTTP
+//   - what the working group has changed in the Workload Proof Token since August 2026: the proof is in
+//     Authorization, with the scheme WPT, instead of a field of its own; there is no claim "ath"; and a refusal
+//     is a 401 with a challenge instead of a 400. The two forms do not interoperate over HTTP
 //
 // Nothing else in this library imports the package, and a trust bundle has keys for it only after
 // [spiffe.ParseBundleWIT] (STAB-2).
@@ -38,38 +38,38 @@
 //	…
 //	server := &http.Server{Handler: wrap(handler)}
 //
-// In the handler, [FromContext] returns the proof of the caller's identity. Protocols other than HTTP use [Prover.Prove]
-// on one side and [Validator.Validate] on the other.
+// In the handler, [FromContext] returns the proof of the caller's identity. Protocols other than HTTP use
+// [Prover.Prove] on one side and [Validator.Validate] on the other.
 //
 // An [Issuer] makes tokens, and answers the Workload API of an agent. Its key goes into the trust bundle: see
 // [Issuer.Authority].
 //
 // # Guarantees
 //
-// A token alone is never accepted (WIT-30), and a WIT-SVID in the field Authorization is refused on both sides (WIT-42).
+// A token alone is never accepted, and a WIT-SVID in the field Authorization is refused on both sides.
 //
-// A proof is for one call. It names its target, which the receiver compares with its own configuration and never with
-// what a header field says of the host. It covers the other tokens in the request; [Proof.Covers] tells which. It is
-// accepted once: used proofs are remembered until they expire, in bounded memory of which each holder gets a share, see
-// [ValidatorOptions].Proofs. Each [Validator] remembers for itself, so several servers of one name each accept
-// a proof once.
+// A proof is for one call. It names its target, which the receiver compares with its own configuration and
+// never with what a header field says of the host. It covers the other tokens in the request; [Proof.Covers]
+// tells which. It is accepted once: used proofs are remembered until they expire, in bounded memory of which
+// each holder gets a share, see [ValidatorOptions].Proofs. Each [Validator] remembers for itself, so several
+// servers of one name each accept a proof once.
 //
-// Only the WIT keys in the bundle of the trust domain in "sub" count. Nothing in a token or proof leads to another key,
-// and nothing is fetched.
+// Only the WIT keys in the bundle of the trust domain in "sub" count. Nothing in a token or proof leads to
+// another key, and nothing is fetched.
 //
-// Tokens travel over TLS. A transport refuses to send one by http, and a middleware to accept one, unless it is told that
-// TLS ends in front of it (WIT-44).
+// Tokens travel over TLS. A transport refuses to send one by http, and a middleware to accept one, unless it is
+// told that TLS ends in front of it.
 //
-// Tokens and proofs are limited to 16 KiB each before they are parsed. No error carries one, and no value prints a token
-// or a key.
+// Tokens and proofs are limited to 16 KiB each before they are parsed. No error carries one, and no value
+// prints a token or a key.
 //
 // # Strict readings
 //
-//   - A token with an "aud", even an empty one, is refused (WIT-25), and so is a key in "cnf" that does not
-//     fit its "alg" (WIT-14) or shows its private half (WIT-13).
-//   - "nbf" has the same leeway as "exp" (AMB-18). "iat" is ignored (WIT-20, DIV-6).
-//   - An ID without a path is valid in a token; a policy allows it only if it lists that ID (AMB-19). An
-//     Issuer never makes such a token, and never sets "iss" (AMB-17).
+//   - A token with an "aud", even an empty one, is refused, and so is a key in "cnf" that does not
+//     fit its "alg" or shows its private half.
+//   - "nbf" has the same leeway as "exp". "iat" is ignored.
+//   - An ID without a path is valid in a token; a policy allows it only if it lists that ID. An
+//     Issuer never makes such a token, and never sets "iss".
 //   - A proof for more than one audience is refused: each of them could present it to the others.
 //   - A proof that covers a token that is not in the request is refused: the token was removed on the way.
 //   - A header with "crit" or "b64" is refused. A "jwk" or "x5c" in a header is ignored if it can be read.

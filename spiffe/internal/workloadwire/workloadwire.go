@@ -16,7 +16,7 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 )
 
-// Service begins the paths of all methods. It has no package on the wire (AMB-7).
+// Service begins the paths of all methods. It has no package on the wire.
 const Service = "/SpiffeWorkloadAPI/"
 
 // The methods of the service.
@@ -30,7 +30,7 @@ const (
 	FetchWITBundles  = "FetchWITBundles"
 )
 
-// Header is the metadata that every request must have with the value "true" (WEP-5).
+// Header is the metadata that every request must have with the value "true".
 const Header = "workload.spiffe.io"
 
 // The errors that both sides know, so that a server can hand on what a client failed with.

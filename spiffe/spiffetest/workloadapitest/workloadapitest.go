@@ -94,11 +94,11 @@ type (
 )
 
 // NewServer serves an identity of the CA's trust domain for each path, such as "/web", on a Unix
-// socket in a temporary folder. The first is the default identity. At least one is needed. The
+// socket in a temporary directory. The first is the default identity. At least one is needed. The
 // identities last an hour.
 func NewServer(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "wlapi") // the folder of t.TempDir may be too long for a socket
+	dir, err := os.MkdirTemp("", "wlapi") // the directory of t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatalf("workloadapitest: %v", err)
 	}

@@ -158,7 +158,7 @@ func (d *Document) Next() time.Time {
 
 // NumberOfNext returns the sequence number of the bundle after an authority has decided a change of d, or of its
 // times. It is more than any number that time alone leads to from d: replicas that do not know of the decision yet may
-// get there, and two bundles must not share a number (BND-17).
+// get there, and two bundles must not share a number.
 func (d *Document) NumberOfNext() uint64 {
 	n := d.Sequence + 1
 	for kind, keys := range d.Keys {

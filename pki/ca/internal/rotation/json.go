@@ -241,7 +241,7 @@ func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer
 	if signer == nil {
 		return nil
 	}
-	for _, u := range k.Cert.URIs { // a root from elsewhere may have none (X5-10), or the address of its owner
+	for _, u := range k.Cert.URIs { // a root from elsewhere may have none, or the address of its owner
 		if u.Scheme == "spiffe" && u.String() != td.ID().String() {
 			return fmt.Errorf("the certificate is that of %.256q", u.String())
 		}

@@ -123,7 +123,7 @@ func (k *Key) sameKey(o *Key) bool {
 func (k *Key) ShownAfter() time.Duration { return k.Propagation - k.wantsLeft() }
 
 // wantsLeft is how much of its Propagation a key must have left when a process first reads it, unless another process
-// has shown it: three refreshes by default (FED-3).
+// has shown it: three refreshes by default.
 func (k *Key) wantsLeft() time.Duration { return k.Propagation / 5 * 3 }
 
 // due returns when the key takes its next step by time; zero for never. The active key waits for
