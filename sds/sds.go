@@ -153,8 +153,8 @@ type Options struct {
 	//
 	// It is called with the context of the request, in which unixsocket.PeerFromContext finds the process on the
 	// other side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that
-	// spiffetls.Endpoint.ConfigureServer has prepared. For the rest of a request, such as its TLS and RemoteAddr, put a
-	// handler in front that adds it with http.Request.WithContext; see the examples.
+	// spiffetls.Endpoint.ConfigureServer has prepared. For the rest of a request, such as its TLS and RemoteAddr, put
+	// a handler in front that adds it with http.Request.WithContext; see the examples.
 	Resolve func(ctx context.Context, resourceName string) (sourceName string, err error)
 
 	// RequireHeader refuses requests without the header "workload.spiffe.io: true", which a client that was tricked
