@@ -49,7 +49,8 @@ func kindOf(e *grpchttp.Error) error {
 			return caclient.ErrBadAnswer // the answer is too large
 		}
 		return caclient.ErrUnavailable
-	case grpchttp.Unavailable, grpchttp.Aborted, grpchttp.Canceled /* by the CA */, grpchttp.Internal, grpchttp.DataLoss, grpchttp.DeadlineExceeded:
+	case grpchttp.Unavailable, grpchttp.Aborted, grpchttp.Canceled /* by the CA */, grpchttp.Internal,
+		grpchttp.DataLoss, grpchttp.DeadlineExceeded:
 		return caclient.ErrUnavailable
 	case grpchttp.InvalidArgument, grpchttp.FailedPrecondition, grpchttp.OutOfRange, grpchttp.Unimplemented,
 		grpchttp.NotFound, grpchttp.AlreadyExists:
