@@ -20,64 +20,77 @@ type Part struct {
 // What the parts write is in the text format: this package, or a client library, has written it. It has no label of
 // that name.
 func Merge(w io.Writer, label string, parts ...Part) error {
-	var (
-		order    []string
-		families = map[string]*merged{}
-	)
+	m := merger{families: map[string]*merged{}}
 	for _, p := range parts {
 		var b bytes.Buffer
 		if err := p.Write(&b); err != nil {
 			return fmt.Errorf("metrics of %q: %w", p.Name, err)
 		}
-		var with string
+		with := ""
 		if p.Name != "" {
 			with = label + `="` + escapeValue.Replace(p.Name) + `"`
 		}
-		current := ""
-		for line := range strings.SplitSeq(b.String(), "\n") {
-			kind, name := split(line)
-			if kind == "" {
-				continue // an empty line or a comment
-			}
-			if kind != sampleLine || !belongs(name, current) {
-				current = name
-			}
-			f := families[current]
-			if f == nil {
-				f = &merged{headers: map[string]string{}}
-				families[current] = f
-				order = append(order, current)
-			}
-			if kind == sampleLine {
-				f.samples = append(f.samples, labelled(line, name, with))
-			} else if f.headers[kind] == "" {
-				f.headers[kind] = line
-			}
-		}
+		m.add(b.String(), with)
 	}
-	var b bytes.Buffer
-	for _, name := range order {
-		f := families[name]
-		if len(f.samples) == 0 {
-			continue
-		}
-		for _, kind := range []string{helpLine, typeLine} {
-			if f.headers[kind] != "" {
-				b.WriteString(f.headers[kind] + "\n")
-			}
-		}
-		for _, s := range f.samples {
-			b.WriteString(s + "\n")
-		}
-	}
-	_, err := w.Write(b.Bytes())
+	_, err := io.WriteString(w, m.text())
 	return err
+}
+
+// merger has the metrics of all parts by their names.
+type merger struct {
+	order    []string
+	families map[string]*merged
 }
 
 // merged is one metric of all parts.
 type merged struct {
 	headers map[string]string // by kind
 	samples []string
+}
+
+// add adds the metrics of one part, each sample with one more label.
+func (m *merger) add(text, with string) {
+	current := ""
+	for line := range strings.SplitSeq(text, "\n") {
+		kind, name := split(line)
+		if kind == "" {
+			continue // an empty line or a comment
+		}
+		if kind != sampleLine || !belongs(name, current) {
+			current = name
+		}
+		f := m.families[current]
+		if f == nil {
+			f = &merged{headers: map[string]string{}}
+			m.families[current] = f
+			m.order = append(m.order, current)
+		}
+		if kind == sampleLine {
+			f.samples = append(f.samples, labelled(line, name, with))
+		} else if f.headers[kind] == "" {
+			f.headers[kind] = line
+		}
+	}
+}
+
+func (m *merger) text() string {
+	var lines []string
+	for _, name := range m.order {
+		f := m.families[name]
+		if len(f.samples) == 0 {
+			continue
+		}
+		for _, kind := range []string{helpLine, typeLine} {
+			if f.headers[kind] != "" {
+				lines = append(lines, f.headers[kind])
+			}
+		}
+		lines = append(lines, f.samples...)
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	return strings.Join(lines, "\n") + "\n"
 }
 
 const (

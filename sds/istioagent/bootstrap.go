@@ -61,7 +61,7 @@ func (c *Config) writeGRPC() error {
 		return err
 	}
 	name := c.path(c.grpcBootstrap)
-	// Not into a folder of another user, who could have the programs take their identities from elsewhere. One that
+	// Not into a directory of another user, who could have the programs take their identities from elsewhere. One that
 	// others can write to, such as an emptyDir, is what the pod's operator has chosen.
 	dir, err := private.MakeDir(filepath.Dir(name), private.Options{Mode: 0o700, Warn: func(err error) {
 		c.Logger.Info("istioagent: other users can replace the bootstrap for gRPC", slog.Any("err", err))

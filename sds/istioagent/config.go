@@ -133,7 +133,7 @@ func (c *Config) path(name string) string {
 // xdsSocket is the path of the socket for ADS.
 func (c *Config) xdsSocket() string { return c.path(filepath.Join(c.Envoy.Dir, "XDS")) }
 
-// own are the folders whose files are not the workload's input.
+// own are the directories whose files are not the workload's input.
 func (c *Config) own() (dirs []string) {
 	for _, dir := range []string{c.outputCerts, c.provCert} {
 		if dir != "" && !slices.Contains(dirs, c.path(dir)) {
@@ -143,7 +143,7 @@ func (c *Config) own() (dirs []string) {
 	return dirs
 }
 
-// isOwn reports whether a folder is one of those, by whatever path.
+// isOwn reports whether a directory is one of those, by whatever path.
 func (c *Config) isOwn(dir string) bool {
 	info, err := os.Stat(dir)
 	return slices.ContainsFunc(c.own(), func(own string) bool {

@@ -22,7 +22,7 @@
 //
 // The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good
 // ones stay in use. A certificate without its key, or the reverse, counts as files, which the agent waits for. The
-// folders of OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
+// directories of OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
 //
 // # What it serves
 //
@@ -31,9 +31,9 @@
 // the pod's namespace, for gateways (kubernetes://NAME, as in package kubesecrets). They are read with the pod's
 // service account, which needs the right to list and watch them, once the first of these names is asked for.
 //
-// The socket XDS in the folder of the proxy's configuration has ADS, which is forwarded to the control plane, and the
-// same secrets. If another program serves the workload socket, the control plane answers for secrets on the socket
-// XDS. [Agent.Bootstrap] writes a configuration with which an Envoy uses both sockets.
+// The socket XDS in the directory of the proxy's configuration has ADS, which is forwarded to the control plane, and
+// the same secrets. If another program serves the workload socket, the control plane answers for secrets on the
+// socket XDS. [Agent.Bootstrap] writes a configuration with which an Envoy uses both sockets.
 //
 // # What it does not do
 //

@@ -84,8 +84,8 @@ func (s *Source) caller(ctx context.Context) (key, error) {
 	return key{namespace, account}, nil
 }
 
-// OnAccess registers f, to be called whenever [Source.Resolve] may answer differently: pass it the method Refresh of
-// the sds.Handler. f must return at once. cancel ends that.
+// OnAccess registers f to be called when [Source.Resolve] might return a different answer. Typically f is the
+// handler's Refresh method. f must return at once. cancel ends that.
 func (s *Source) OnAccess(f func()) (cancel func()) {
 	return s.access.subs.Add(func(string) { f() })
 }

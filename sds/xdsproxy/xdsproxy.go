@@ -128,8 +128,8 @@ type Config struct {
 
 	// HTTPClient reaches the control plane, by HTTP/2. Its transport decides which servers are trusted and which
 	// client certificate is presented, such as one of caclient.NewHTTPClient or the Transport of a
-	// spiffetls.Endpoint, and should notice when the other side has gone, as with http.HTTP2Config.SendPingTimeout. Its Timeout must be zero: it
-	// would end the streams.
+	// spiffetls.Endpoint, and should notice when the other side has gone, as with http.HTTP2Config.SendPingTimeout.
+	// Its Timeout must be zero: it would end the streams.
 	HTTPClient *http.Client
 
 	// Token returns the bearer token for a stream, such as the method Token of a *tokensource.Source. Empty means
