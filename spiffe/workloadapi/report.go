@@ -61,17 +61,15 @@ func (s *Source) Report() report.Report {
 
 // metricsOf returns the metrics of a source with an identity, which may be nil, and streams by their label.
 func metricsOf(ready bool, svid *spiffe.SVID, streams map[string]*track) *metrics.Set {
-	const name = "svidkit_workloadapi_"
 	set := new(metrics.Set)
-	set.Gauges(name+"ready", "Whether the source has what it is configured for: 1 or 0.", func(add metrics.Add) {
-		add(metrics.Bool(ready))
-	})
-	const end = "When the certificate of the identity ends, in seconds since 1970."
-	set.Gauges(name+"identity_end_timestamp_seconds", end, func(add metrics.Add) {
-		if svid != nil {
-			add(metrics.Seconds(svid.NotAfter()), "identity", svid.ID().String())
-		}
-	})
+	set.Gauges("svidkit_workloadapi_ready", "Whether the source has what it is configured for: 1 or 0.",
+		func(add metrics.Add) { add(metrics.Bool(ready)) })
+	set.Gauges("svidkit_workloadapi_identity_end_timestamp_seconds",
+		"When the certificate of the identity ends, in seconds since 1970.", func(add metrics.Add) {
+			if svid != nil {
+				add(metrics.Seconds(svid.NotAfter()), "identity", svid.ID().String())
+			}
+		})
 	each := func(value func(*track) (float64, bool)) func(metrics.Add) {
 		return func(add metrics.Add) {
 			for _, label := range []string{"x509", "jwt"} {
@@ -83,15 +81,18 @@ func metricsOf(ready bool, svid *spiffe.SVID, streams map[string]*track) *metric
 			}
 		}
 	}
-	set.Gauges(name+"stream_open", "Whether the stream is open and has brought something: 1 or 0.",
+	set.Gauges("svidkit_workloadapi_stream_open", "Whether the stream is open and has brought something: 1 or 0.",
 		each(func(t *track) (float64, bool) { return metrics.Bool(t.open), true }))
-	set.Totals(name+"updates_total", "The number of good responses.",
+	set.Totals("svidkit_workloadapi_updates_total", "The number of good responses.",
 		each(func(t *track) (float64, bool) { return float64(t.updates), true }))
-	set.Totals(name+"failures_total", "The number of streams that have failed, and of responses that were discarded.",
+	set.Totals("svidkit_workloadapi_failures_total",
+		"The number of streams that have failed, and of responses that were discarded.",
 		each(func(t *track) (float64, bool) { return float64(t.failed), true }))
-	set.Gauges(name+"update_timestamp_seconds", "When the last good response came, in seconds since 1970.",
+	set.Gauges("svidkit_workloadapi_update_timestamp_seconds",
+		"When the last good response came, in seconds since 1970.",
 		each(func(t *track) (float64, bool) { return metrics.Seconds(t.success), !t.success.IsZero() }))
-	set.Gauges(name+"skipped", "The number of parts of the last good response that were not taken over.",
+	set.Gauges("svidkit_workloadapi_skipped",
+		"The number of parts of the last good response that were not taken over.",
 		each(func(t *track) (float64, bool) { return float64(len(t.skipped)), true }))
 	return set
 }
