@@ -132,7 +132,7 @@
 //
 // # Dependencies
 //
-//   - github.com/go-jose/go-jose/v4: parses, verifies and signs tokens, for jwtsvid, witsvid and authn/athenz, and for
+//   - github.com/go-jose/go-jose/v4: signs tokens, for jwtsvid, witsvid and authn/athenz, and for
 //     pki/ca, which issues JWT-SVIDs.
 //   - google.golang.org/protobuf: how fields are encoded (protowire), for sds, workloadapi, workloadserver,
 //     the certificate APIs and caclient/istioca. Tests have generated messages as judges.

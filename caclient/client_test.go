@@ -361,22 +361,3 @@ func (nothing) Sign(context.Context, *pki.CSR, time.Duration) ([]*x509.Certifica
 	return nil, nil
 }
 func (nothing) FetchBundles(context.Context) (*spiffe.BundleSet, error) { return nil, nil }
-
-func TestConcurrentCalls(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	c := newClient(t, ca, nil)
-	done := make(chan error)
-	for range 8 {
-		csr := newCSR(t, web)
-		go func() {
-			_, err := c.Sign(t.Context(), csr, 0)
-			_, err2 := c.FetchBundles(t.Context())
-			done <- errors.Join(err, err2)
-		}()
-	}
-	ca.Rotate()
-	for range 8 {
-		assert.NoError(t, <-done)
-	}
-}

@@ -411,29 +411,6 @@ type closed bool
 func (*closed) Read([]byte) (int, error) { return 0, io.EOF }
 func (c *closed) Close() error           { *c = true; return nil }
 
-func BenchmarkHTTPClient(b *testing.B) {
-	host := spiffetest.NewCA(b, "server.test")
-	s, dir := startTLS(b, host, nil), folder(b, host)
-	chain, key := host.Certificate("/web")
-	writePair(b, dir, chain, key)
-	followed := newHTTPClient(b, in(dir))
-	bare := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: host.Bundle().CertPool(), ServerName: "ca.test"}, ForceAttemptHTTP2: true}}
-	for _, c := range []struct {
-		name string
-		*http.Client
-	}{{"followed", followed}, {"bare", bare}} {
-		b.Run(c.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := page(b, c.Client, s.url); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-	bare.CloseIdleConnections()
-}
-
 // A client of Istio's CA on a machine outside a cluster, which begins with a token and goes on with its own certificate.
 func ExampleNewHTTPClient() {
 	const certs = "/etc/certs/" // PROV_CERT, and OUTPUT_CERTS too

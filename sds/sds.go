@@ -125,7 +125,7 @@ type Source interface {
 	// An error that wraps [io/fs.ErrNotExist] says that there is no such name; it is not asked for again until
 	// Subscribe's function is called with it. After any other error the call is repeated: after 0.5 s at first and
 	// then 5 s at most, or, while there is a secret to serve, after 4 % of the life that it has left and 30 s at
-	// most. An error with a method Retryable() (after time.Duration, ok bool) can ask for 30 s, or half of that life.
+	// most. An error can ask for 30 s, or half of that life: see [spiffe.ErrNotReady].
 	GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error)
 
 	// Subscribe registers f, to be called with each name for which GenerateSecret would answer differently: its

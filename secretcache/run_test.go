@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"iter"
 	"log/slog"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,7 +20,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -109,44 +107,6 @@ func TestShutdown(t *testing.T) {
 		for _, s := range m.Status()[2:] {
 			assert.False(t, s.NotAfter.IsZero(), s.ID)
 		}
-	})
-}
-
-// TestManyIdentities adds a thousand and shows that they cost no goroutines.
-func TestManyIdentities(t *testing.T) { // not parallel: it counts goroutines
-	rounds.NotShort(t)
-	synctest.Test(t, func(t *testing.T) {
-		const many = 1000
-		ca := spiffetest.NewCA(t, "example.org")
-		m := newManager(t, secretcache.Config{CA: ca, Concurrency: 8})
-		ready(t, m)
-		before := runtime.NumGoroutine()
-		id := func(i int) spiffe.ID { return spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w/%d", i)) }
-		ca.Delay(time.Second)
-		for i := range many {
-			require.NoError(t, m.Add(id(i)))
-		}
-		most := 0
-		for range many / 8 {
-			time.Sleep(time.Second)
-			synctest.Wait()
-			most = max(most, runtime.NumGoroutine()-before)
-		}
-		assert.LessOrEqual(t, most, 8+4, "one for each request that is out; a few belong to the process")
-		assert.Equal(t, many+1, ca.Signed())
-		ca.Delay(0)
-		_, err := m.GenerateSecret(t.Context(), id(many-1).String())
-		require.NoError(t, err)
-		assert.Len(t, m.Status(), many+2)
-
-		for i := range many {
-			m.Remove(id(i))
-		}
-		time.Sleep(2 * time.Hour)
-		assert.LessOrEqual(t, ca.Signed(), many+1+4, "those that are gone are not renewed")
-		assert.Len(t, m.Status(), 2)
-		_, err = m.GenerateSecret(t.Context(), id(7).String())
-		assert.ErrorIs(t, err, fs.ErrNotExist)
 	})
 }
 
@@ -263,43 +223,6 @@ func TestStatus(t *testing.T) {
 // updates yields the current snapshot of m, and each newer one until ctx is done.
 func updates(ctx context.Context, m *secretcache.Manager) iter.Seq[*spiffe.Snapshot] {
 	return renew.Follow(ctx, m.Changed, func() *spiffe.Snapshot { snap, _ := m.Snapshot(); return snap })
-}
-
-// TestUpdates follows Changed: the newest wins, and the sequence ends.
-func TestUpdates(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		m := newManager(t, secretcache.Config{CA: ca})
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		start(t, m)
-		n := 0
-		var last *spiffe.Snapshot
-		for snap := range updates(ctx, m) {
-			assert.NotSame(t, last, snap)
-			last = snap
-			switch n++; n {
-			case 1:
-				time.Sleep(2 * time.Hour) // slow: several renewals
-			case 2:
-				now, err := m.Snapshot()
-				require.NoError(t, err)
-				assert.Same(t, now, snap)
-				ca.Prepare()
-			case 3:
-				assert.Len(t, bundleOf(t, m, domain), 2)
-				cancel()
-			}
-		}
-		assert.Equal(t, 3, n)
-		for range updates(t.Context(), m) {
-			break
-		}
-		for range updates(ctx, m) {
-			assert.Fail(t, "it has ended")
-		}
-	})
 }
 
 // TestLog shows the levels and the attributes, and that no key is among them.

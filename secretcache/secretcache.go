@@ -51,8 +51,8 @@
 // each client renews within another 5 % of its remaining life, and renewals forced because a root was withdrawn.
 //
 // After a failure the next attempt comes after a random wait of at most 4 % of the remaining life, and of at least a
-// second, or a five-hundredth of the life if that is less. A wait that the CA asks for, with a method Retryable()
-// (time.Duration, bool) of its error, is respected. A CA that is away from the first renewal to the end of a
+// second, or a five-hundredth of the life if that is less. The Manager respects a wait that an error of the CA asks
+// for: see [spiffe.ErrNotReady]. A CA that is away from the first renewal to the end of a
 // certificate is asked about 110 times for lives of up to 500 seconds, 210 times for an hour, and 370 times for a
 // day; one that refuses for good, as its errors say, about a third less often.
 //

@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"crypto/x509"
 	"fmt"
-	"hash/maphash"
 	"iter"
 	"maps"
 	"slices"
@@ -314,22 +313,12 @@ func equalCertificates(a, b []*x509.Certificate) bool {
 
 // distinct removes duplicates in place.
 func distinct(certs []*x509.Certificate) []*x509.Certificate {
-	if len(certs) < 2 {
-		return certs
-	}
-	kept, seed := certs[:0], maphash.MakeSeed()
-	seen := make(map[uint64]*x509.Certificate, len(certs))
-	for _, c := range certs {
-		sum := maphash.Bytes(seed, c.Raw)
-		if twin := seen[sum]; twin == nil {
-			seen[sum] = c
-		} else if c.Equal(twin) || slices.ContainsFunc(kept, c.Equal) {
-			continue
-		}
-		kept = append(kept, c)
-	}
-	clear(certs[len(kept):])
-	return kept
+	seen := make(map[string]bool, len(certs))
+	return slices.DeleteFunc(certs, func(c *x509.Certificate) bool {
+		twice := seen[string(c.Raw)]
+		seen[string(c.Raw)] = true
+		return twice
+	})
 }
 
 func errUnknownTrustDomain(td TrustDomain) error {

@@ -612,35 +612,6 @@ func benchmarkBundle(tb testing.TB, n int) *spiffe.Bundle {
 	return b
 }
 
-func BenchmarkParseBundle(b *testing.B) {
-	for _, n := range []int{1, 10, 100} {
-		doc, err := benchmarkBundle(b, n).Marshal()
-		require.NoError(b, err)
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := spiffe.ParseBundle(bundleTD, doc); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkMarshalBundle(b *testing.B) {
-	for _, n := range []int{1, 10, 100} {
-		bundle := benchmarkBundle(b, n)
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := bundle.Marshal(); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 func TestMaxRefreshHint(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-1.7-19")

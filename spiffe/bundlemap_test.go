@@ -394,34 +394,6 @@ func FuzzParseBundleMap(f *testing.F) {
 	})
 }
 
-func BenchmarkParseBundleMap(b *testing.B) {
-	for _, n := range []int{1, 100, 1000} {
-		set := &spiffe.BundleSet{}
-		for i := range n {
-			set = set.With(mapBundle(b, fmt.Sprintf("td-%d.test", i), 0))
-		}
-		doc, err := set.Marshal()
-		require.NoError(b, err)
-		b.Run(fmt.Sprint("parse/", n), func(b *testing.B) {
-			b.SetBytes(int64(len(doc)))
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := spiffe.ParseBundleMap(doc); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-		b.Run(fmt.Sprint("marshal/", n), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := set.Marshal(); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 // A control plane reads the bundles of all domains that it federates with from one document.
 func ExampleParseBundleMap() {
 	set, err := spiffe.ParseBundleMap([]byte(`{"trust_domains": {

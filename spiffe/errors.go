@@ -47,10 +47,10 @@ var (
 	// still valid; files were not read or written yet; a CA cannot sign for the moment. The error around it has the
 	// cause of the last failure. A later attempt may succeed.
 	//
-	// Any error of yours, such as that of a CA or a source, may say more by a method Retryable() (after
-	// time.Duration, ok bool): whether repeating may help, and how long to wait before it; 0 means that this is
-	// not known. The method speaks for all that the error wraps. Where an error wraps several, one that refuses
-	// for good wins over one that may pass, and the longest wait over none. All packages plan by it.
+	// Any error, such as that of a caller's own CA or source, may say more by a method
+	// Retryable() (after time.Duration, ok bool): whether repeating may help, and how long to wait before it; 0 means
+	// that this is not known. The method speaks for all that the error wraps. Where an error wraps several, one that
+	// refuses for good wins over one that may pass, and the longest wait over none. All packages plan by it.
 	ErrNotReady = retry.ErrNotReady
 
 	// ErrZero says that a zero ID, TrustDomain or Policy was used where a valid one is needed.

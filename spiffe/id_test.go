@@ -304,17 +304,3 @@ func TestNoAllocs(t *testing.T) {
 		assert.Zero(t, testing.AllocsPerRun(100, func() { f() }), name)
 	}
 }
-
-func BenchmarkParseID(b *testing.B) {
-	for name, s := range map[string]string{"short": webID.String(), "2048-bytes": longID, "1014-segments": segmentsID} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetBytes(int64(len(s)))
-			for b.Loop() {
-				if _, err := spiffe.ParseID(s); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -634,35 +634,3 @@ func BenchmarkPolicyAllows(b *testing.B) {
 		})
 	}
 }
-
-// BenchmarkPolicyWorst is the slowest decision that a policy can cause: the longest ID against prefixes at each of its
-// segments and against the most rules with stars.
-func BenchmarkPolicyWorst(b *testing.B) {
-	var rules []string
-	for i := range 400 {
-		rules = append(rules, "spiffe://a"+strings.Repeat("/a", 2*i)+"/b/*")
-	}
-	for i := range 800 {
-		rules = append(rules, "spiffe://a"+strings.Repeat("/a", i%400)+"/*"+strings.Repeat("/a", 400-i%400)+fmt.Sprintf("/%d", i))
-	}
-	p, err := spiffe.ParsePolicy(strings.Join(rules, ", "))
-	require.NoError(b, err)
-	id := spiffe.MustParseID("spiffe://a" + strings.Repeat("/a", 1018))
-	b.ReportAllocs()
-	for b.Loop() {
-		if p.Allows(id) {
-			b.Fatal("allowed")
-		}
-	}
-}
-
-func BenchmarkParsePolicy(b *testing.B) {
-	text := spiffe.AllowIDs(manyIDs(b, 1000)...).String()
-	b.SetBytes(int64(len(text)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := spiffe.ParsePolicy(text); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

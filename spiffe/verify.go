@@ -15,7 +15,7 @@ import (
 )
 
 // Role is the side of the handshake that the peer was on, or the sides that a certificate is meant for. If a
-// certificate on the path is restricted to some extended key usages, that of the role must be among them, or
+// certificate on the path is restricted to some extended key usages, the role's usage must be among them, or
 // anyExtendedKeyUsage (X509-SVID section 4.4). A certificate without that extension serves in every role.
 type Role int
 
@@ -91,9 +91,9 @@ type VerifierOptions struct {
 // refused at once. A refusal is never remembered.
 //
 // Unauthorized peers cannot fill the memory: only chains that the policy allows are remembered, of at most 32 KiB
-// and without certificates beside the path. 1,024 chains of the usual two certificates take 7 MiB. A chain's
-// place is chosen by a hash with a random seed, and a hit compares all bytes, so that a peer cannot choose its
-// place or pass for another.
+// and without certificates beside the path, and one for each leaf and role. 1,024 chains of the usual two
+// certificates take 7 MiB. A chain's place is chosen by a hash with a random seed, and a hit compares all bytes, so
+// that a peer cannot choose its place or pass for another.
 type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource

@@ -449,39 +449,6 @@ func FuzzIDFromCertificate(f *testing.F) {
 	})
 }
 
-func BenchmarkVerifyChain(b *testing.B) {
-	root := caSpec("ca1", "spiffe://example.org").issue(nil)
-	mid := caSpec("int1", "spiffe://example.org").issue(root)
-	v := verifierAt(b, now, bundleOf(b, "example.org", root.parse(b)), spiffe.AllowIDs(webID))
-	spec := leafSpec(webID.String())
-	for _, c := range []struct {
-		name  string
-		chain []*x509.Certificate
-	}{
-		{"leaf+root", []*x509.Certificate{spec.issue(root).parse(b)}},
-		{"leaf+intermediate+root", []*x509.Certificate{spec.issue(mid).parse(b), mid.parse(b)}},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := v.VerifyChain(c.chain, spiffe.ClientRole); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkIDFromCertificate(b *testing.B) {
-	leaf := leafSpec(webID.String()).issue(caSpec("ca1", "").issue(nil)).parse(b)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := spiffe.IDFromCertificate(leaf); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 // Times in errors are in UTC, whatever the zone of the clock.
 func TestErrorsInOneZone(t *testing.T) {
 	t.Parallel()

@@ -226,32 +226,29 @@ func (p *provider) check(ctx context.Context, c *confirmation, refresh bool) err
 	id := c.Attributes["instanceId"]
 	name := id
 	var doc *Document
-	if c.AttestationData != "" {
+	switch {
+	case c.AttestationData != "":
 		if doc, err = p.document(c.AttestationData, service, namespace); err != nil {
 			return err
 		}
 		name = doc.Subject.Pod
-	} else if !refresh {
+	case !refresh:
 		return malformed("the attestation data is missing or empty")
-	}
-	if name == "" {
+	case name == "":
 		return malformed("the attribute instanceId is missing: it is the name of the pod")
 	}
 	pod, err := p.pod(ctx, namespace, name, service)
 	if err != nil {
 		return err
 	}
-	if doc != nil && pod.IP != doc.Subject.IP {
+	switch {
+	case doc != nil && pod.IP != doc.Subject.IP:
 		return refused("the address of the pod is not that of its document")
-	}
-	if id != "" && id != pod.Name && id != pod.UID {
+	case id != "" && id != pod.Name && id != pod.UID:
 		return refused("the instance ID is neither the name nor the UID of the pod")
 	}
-	if err := p.names(c, service, pod); err != nil {
+	if err := p.names(c, service, pod); err != nil || doc == nil {
 		return err
-	}
-	if doc == nil {
-		return nil
 	}
 	first, err := p.cfg.FirstUse(ctx, doc.use, doc.Expires.Add(leeway))
 	if err == nil && !first {

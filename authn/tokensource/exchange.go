@@ -109,19 +109,9 @@ func ClientCredentials(o ClientOptions) (*Source, error) {
 // newClientSource returns a Source of access tokens; grant adds what is the grant's own to the form.
 func newClientSource(what string, o ClientOptions,
 	grant func(context.Context, *request, url.Values) error) (*Source, error) {
-	u, err := checkURL(o.URL, netip.Addr.IsLoopback)
-	switch {
-	case o.URL == "":
-		return nil, errors.New("no URL")
-	case err != nil:
+	u, err := o.check()
+	if err != nil {
 		return nil, err
-	case (o.ClientAssertion == nil) != (o.Issuer == "") || o.JWTBearer && o.ClientAssertion == nil:
-		return nil, errors.New("ClientAssertion and Issuer belong together, and JWTBearer to them: the " +
-			"assertion is for the issuer alone")
-	case o.ClientAssertion != nil && o.ClientAssertion.fetch == nil:
-		return nil, errors.New("the ClientAssertion is the zero Source; functions such as SVID make one")
-	case o.ClientID != "" && o.ClientAssertion == nil && o.HTTPClient == nil:
-		return nil, errors.New("ClientID is set and neither ClientAssertion nor HTTPClient is")
 	}
 	c, err := newClient(o.HTTPClient, true)
 	if err != nil {
@@ -156,6 +146,22 @@ func newClientSource(what string, o ClientOptions,
 	s := newSource(what+" at "+u.Scheme+"://"+u.Host+u.Path, o.Logger, fetch)
 	s.kind = typeAccessToken
 	return s, nil
+}
+
+// check reports what is wrong with the options, and returns the URL.
+func (o *ClientOptions) check() (*url.URL, error) {
+	switch {
+	case o.URL == "":
+		return nil, errors.New("no URL")
+	case (o.ClientAssertion == nil) != (o.Issuer == "") || o.JWTBearer && o.ClientAssertion == nil:
+		return nil, errors.New("ClientAssertion and Issuer belong together, and JWTBearer to them: the " +
+			"assertion is for the issuer alone")
+	case o.ClientAssertion != nil && o.ClientAssertion.fetch == nil:
+		return nil, errors.New("the ClientAssertion is the zero Source; functions such as SVID make one")
+	case o.ClientID != "" && o.ClientAssertion == nil && o.HTTPClient == nil:
+		return nil, errors.New("ClientID is set and neither ClientAssertion nor HTTPClient is")
+	}
+	return checkURL(o.URL, netip.Addr.IsLoopback)
 }
 
 // form returns what the two grants have in common: what is asked for, and the credential of the client.

@@ -16,7 +16,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -26,9 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/internal/test/cafake"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -355,51 +352,6 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
-// A day with one token: what issues after it is the certificate.
-func TestDayWithOneToken(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		f := cafake.NewStepCA(cafake.InMemory(t), ca, path)
-		var took tokens
-		var m *secretcache.Manager
-		certificate := func() *tls.Certificate {
-			svid, err := m.SVID()
-			if err != nil {
-				return nil
-			}
-			return svid.TLSCertificate()
-		}
-		o := stepca.Options{Endpoint: f.Endpoint(), Certificate: certificate}
-		took.wrap(&o.Endpoint)
-		o.HTTPClient.Transport.(*http.Transport).TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			if c := certificate(); c != nil {
-				return c, nil
-			}
-			return new(tls.Certificate), nil
-		}
-		var err error
-		m, err = secretcache.New(secretcache.Config{ID: f.Expectation().ID(), CA: newClient(t, o), Lifetime: time.Hour})
-		require.NoError(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- m.Run(ctx) }()
-		for i := range 24 * 60 {
-			time.Sleep(time.Minute)
-			_, err := m.SVID()
-			require.NoError(t, err)
-			if i == 10*60 {
-				ca.Rotate()
-			}
-		}
-		assert.Equal(t, 1, took.count())
-		assert.GreaterOrEqual(t, ca.Signed(), 40, "a certificate of an hour is renewed after half of it")
-		cancel()
-		<-done
-	})
-}
-
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
@@ -507,31 +459,6 @@ func TestNewRefuses(t *testing.T) {
 		assert.ErrorContains(t, err, says)
 		assert.ErrorContains(t, err, "stepca: invalid Options: ")
 		assert.Nil(t, c)
-	}
-}
-
-func BenchmarkSign(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	f := cafake.NewStepCA(b, ca, path)
-	var current *tls.Certificate
-	for name, o := range map[string]stepca.Options{
-		"Token":       {Endpoint: f.Endpoint()},
-		"Certificate": {Endpoint: f.Endpoint(), Certificate: func() *tls.Certificate { return current }},
-	} {
-		b.Run(name, func(b *testing.B) {
-			if o.Certificate != nil {
-				o.HTTPClient, o.Fingerprint = nil, fingerprint(ca.Root())
-			}
-			c := newClient(b, o)
-			csr, with := newCSR(b, f)
-			for b.Loop() {
-				chain, err := c.Sign(b.Context(), csr, 0)
-				if err != nil {
-					b.Fatal(err)
-				}
-				current = with(chain)
-			}
-		})
 	}
 }
 

@@ -469,33 +469,6 @@ func TestReceiveTimeout(t *testing.T) {
 	})
 }
 
-// A method may receive and send at the same time.
-func TestBothWays(t *testing.T) {
-	t.Parallel()
-	hc := serve(t, handler(map[string]grpchttp.Method{"/S/P": parrot}))
-	in, out := io.Pipe()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/P", in)
-	require.NoError(t, err)
-	req.Header.Set("Content-Type", "application/grpc+proto")
-	var resp *http.Response
-	for i := range 100 {
-		msg := []byte(strings.Repeat("x", i*100))
-		go func() { _, _ = out.Write(append(grpchttp.AppendPrefix(nil, len(msg)), msg...)) }()
-		if resp == nil {
-			resp, err = hc.Do(req)
-			require.NoError(t, err)
-			defer resp.Body.Close()
-		}
-		_, got, err := grpchttp.ReadFrame(resp.Body, limit)
-		require.NoError(t, err)
-		assert.Equal(t, msg, got)
-	}
-	require.NoError(t, out.Close())
-	_, _, err = grpchttp.ReadFrame(resp.Body, limit)
-	assert.Equal(t, io.EOF, err)
-	assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"))
-}
-
 // A panic is Internal for the client, and the server lives.
 func TestPanic(t *testing.T) {
 	t.Parallel()

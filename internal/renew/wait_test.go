@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
@@ -52,39 +50,6 @@ func TestRenewAt(t *testing.T) {
 			assert.GreaterOrEqual(t, got, life*49/100, "never earlier than the jitter allows")
 		}
 	}
-}
-
-// TestFleet starts a fleet of 1,000,000 in one moment and counts the renewals of each quarter of an
-// hour that follow: the peak is at most three times the mean.
-func TestFleet(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	const life = 24 * h
-	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	random := rand.New(rand.NewPCG(1, 2))
-	peak := func(fleet int, jitter float64) float64 {
-		const bin, bins = 15 * m, 5 * 24 * 4
-		var count [bins]float64
-		var all float64
-		for range fleet {
-			for at := start; ; {
-				at = renew.RenewAt(at, at, at.Add(life), 0.5, jitter, random.Float64())
-				if at.Sub(start) >= bins*bin {
-					break
-				}
-				count[at.Sub(start)/bin]++
-				all++
-			}
-		}
-		first := int(life * 3 / 10 / bin) // the first renewals
-		return slices.Max(count[:]) / (all / float64(bins-first))
-	}
-	fleet := rounds.Of(250_000)
-	if rounds.Race {
-		fleet = 100_000
-	}
-	assert.Less(t, peak(fleet, 0.2), 3.0)
-	assert.Greater(t, peak(20_000, 0.01), 10.0)
 }
 
 func TestPoll(t *testing.T) {

@@ -316,6 +316,10 @@ func (r *Reader) quoted() []byte {
 	start := r.pos + 1
 	var text []byte // what is unescaped so far, if there was an escape
 	for i := start; i < len(r.data); {
+		if c := r.data[i]; text == nil && c >= 0x20 && c < utf8.RuneSelf && c != '"' && c != '\\' {
+			i++ // the usual case, as certificates are long
+			continue
+		}
 		c, size := utf8.DecodeRune(r.data[i:])
 		switch {
 		case c == '"':

@@ -430,16 +430,3 @@ func same(want, got any) bool {
 	}
 	return want == got
 }
-
-func BenchmarkSkip(b *testing.B) {
-	doc := []byte(`{"keys":[` + strings.Repeat(`{"use":"x509-svid","kty":"EC","crv":"P-256","x5c":["`+strings.Repeat("MIIB", 150)+`"]},`, 99) + `{}]}`)
-	b.SetBytes(int64(len(doc)))
-	b.ReportAllocs()
-	for b.Loop() {
-		r := strictjson.NewReader(doc)
-		r.Skip()
-		if err := r.End(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -137,8 +137,8 @@ type Request struct {
 // Signer signs for a certificate service: an [Authority], or a registration authority such as a *ra.RA. It must be
 // safe for concurrent use.
 type Signer interface {
-	// Sign returns the chain for a request, leaf first. Its errors are those of [Authority.Sign]; one with a
-	// method Retryable() (after time.Duration, ok bool) may say that it passes.
+	// Sign returns the chain for a request, leaf first. Its errors are those of [Authority.Sign], or others that say
+	// whether they pass: see [spiffe.ErrNotReady].
 	Sign(ctx context.Context, r Request) ([]*x509.Certificate, error)
 
 	// Bundle returns the current trust bundle. It is nil or empty while the signer does not know its roots.

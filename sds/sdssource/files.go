@@ -342,29 +342,37 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 		}
 		if err == nil && next.secret != before.secret {
 			changed = append(changed, e.name)
-			attrs := []slog.Attr{slog.String("name", e.name)}
-			if e.key != "" {
-				attrs = append(attrs, slog.Time("not_after", next.secret.NotAfter()))
-			}
-			f.log.LogAttrs(ctx, slog.LevelInfo, "sdssource: update", attrs...)
-			if next.note != nil {
-				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: needs attention", slog.String("name", e.name),
-					slog.Any("err", next.note))
-			}
+			f.logUpdate(ctx, e, &next)
 		}
 		if err != nil && (before.err == nil || before.err.Error() != err.Error()) {
-			if before.secret != nil {
-				f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: files refused, the last good ones stay in use",
-					slog.String("name", e.name), slog.Any("err", err))
-			} else { // clients can cause this at will
-				f.bad.LogOf(slog.LevelWarn, e.name, "sdssource: files refused", "there is no secret for a name",
-					slog.String("name", e.name), slog.Any("err", err))
-			}
+			f.logRefusal(ctx, e, before.secret != nil, err)
 		}
 	}
 	f.news.Notify()
 	<-f.subs.Tell(func() []string { return changed })
 	return refused
+}
+
+func (f *Files) logUpdate(ctx context.Context, e, next *entry) {
+	attrs := []slog.Attr{slog.String("name", e.name)}
+	if e.key != "" {
+		attrs = append(attrs, slog.Time("not_after", next.secret.NotAfter()))
+	}
+	f.log.LogAttrs(ctx, slog.LevelInfo, "sdssource: update", attrs...)
+	if next.note != nil {
+		f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: needs attention", slog.String("name", e.name),
+			slog.Any("err", next.note))
+	}
+}
+
+func (f *Files) logRefusal(ctx context.Context, e *entry, has bool, err error) {
+	name, cause := slog.String("name", e.name), slog.Any("err", err)
+	if has {
+		f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: files refused, the last good ones stay in use", name, cause)
+		return
+	}
+	// Clients can cause this at will.
+	f.bad.LogOf(slog.LevelWarn, e.name, "sdssource: files refused", "there is no secret for a name", name, cause)
 }
 
 // load returns what is in the files of e: what e has, if that is the same. Errors do not wrap those of package fs,

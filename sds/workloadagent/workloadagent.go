@@ -322,29 +322,13 @@ func (a *Agent) work(ctx context.Context) error {
 		woken, changed := a.wake.Changed(), a.cfg.Source.Changed() // before looking, so that no change is missed
 		r, had := a.current.Load(), bundles
 		bundles = a.cfg.Source.Bundles()
-		// always the same one, as the server shares its answers
-		first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady}
-		for id, one := range r.identities {
-			a.look(id, one)
-			if h := one.held.Load(); h.snap != nil && (next.snap == nil || id.String() < first.String()) {
-				first, next = id, h
-			}
-		}
+		next := a.lookAll(r)
 		if a.bundles.held.Swap(next).snap != next.snap || bundles != had {
 			a.bundles.news.Notify()
 		}
-		for o, sink := range writing {
-			if r.outputs[o] != sink {
-				_ = sink.Close() // before another one begins in its directory
-				delete(writing, o)
-			}
-		}
-		for o, sink := range r.outputs {
-			if writing[o] == nil {
-				writing[o] = sink
-				wg.Go(func() { _ = sink.Run(ctx) })
-			}
-		}
+		change(writing, r.outputs, func(sink *filesink.Sink) {
+			wg.Go(func() { _ = sink.Run(ctx) })
+		})
 		select {
 		case <-woken:
 		case <-changed:
@@ -356,6 +340,35 @@ func (a *Agent) work(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// change makes the outputs that are being written those of next: it closes those that are gone, and starts new ones.
+func change(writing, next map[output]*filesink.Sink, start func(*filesink.Sink)) {
+	for o, sink := range writing {
+		if next[o] != sink {
+			_ = sink.Close() // before another one begins in its directory
+			delete(writing, o)
+		}
+	}
+	for o, sink := range next {
+		if writing[o] == nil {
+			writing[o] = sink
+			start(sink)
+		}
+	}
+}
+
+// lookAll publishes what the Source has of all identities, and returns what is held of the first by ID: always of the
+// same one, as the server shares its answers.
+func (a *Agent) lookAll(r *rules) *held {
+	first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady}
+	for id, one := range r.identities {
+		a.look(id, one)
+		if h := one.held.Load(); h.snap != nil && (next.snap == nil || id.String() < first.String()) {
+			first, next = id, h
+		}
+	}
+	return next
 }
 
 // look publishes what the Source has of an identity.

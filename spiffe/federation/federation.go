@@ -10,15 +10,16 @@
 //	defer m.Close()
 //	v, err := spiffe.NewVerifier(m, allow, nil)
 //
-// [Fetch] gets one bundle once. A bundle endpoint is the handler of [NewHandler] on a server with the TLS configuration
-// of [ServerConfig] or [WebServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect and not SPIFFE
-// package jwtsvid has documents.
+// [Fetch] gets one bundle once. A bundle endpoint is the handler of [NewHandler] on a server with the TLS
+// configuration of [ServerConfig] or [WebServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect and not
+// SPIFFE package jwtsvid has documents.
 //
 // # Relationships
 //
-// For each relationship an operator configures the name of the trust domain, the URL of its endpoint, and the profile by
-// which the endpoint authenticates; none follows from another (FED-20, FED-21). [Web] is https_web: a certificate for the
-// URL's host from an authority that the host trusts. [SPIFFE] is https_spiffe: an X.509-SVID with one exact ID.
+// For each relationship an operator configures the name of the trust domain, the URL of its endpoint, and the profile
+// by which the endpoint authenticates; none follows from another. [Web] is https_web: a certificate
+// for the URL's host from an authority that the host trusts. [SPIFFE] is https_spiffe: an X.509-SVID with one exact
+// ID.
 //
 // A relationship has one direction: it lets this side verify the other, and not the other way round.
 //
@@ -26,41 +27,44 @@
 //
 // Readers load pointers: they never wait for a lock, for an endpoint or for each other.
 //
-// A failed fetch replaces nothing. The last good bundle stays in force, however old it is; [Manager.Status] tells its age.
+// A failed fetch replaces nothing. The last good bundle stays in force, however old it is; [Manager.Status] tells its
+// age.
 //
-// An empty bundle is an answer: everything in that trust domain is revoked (BND-10, BND-11).
+// An empty bundle is an answer: everything in that trust domain is revoked.
 //
 // Sequence numbers do not go down. A bundle with a lower one than that in force is refused and reported; an
-// operator can accept it with [Manager.Set] (AMB-25).
+// operator can accept it with [Manager.Set].
 //
 // A single implausible answer changes nothing. A sequence number that rises by more than 10,000 without being a time
-// before and after, a number that is lost, and authorities that disappear without a higher number are implausible. Such a
-// bundle is held as [Status].Refused until an operator gives it to [Manager.Set], or until the endpoint has repeated it at
-// least 3 times in at least 30 minutes, with no other answer between. Meanwhile the endpoint is asked at least every five
-// minutes, unless MinInterval is longer. So a publisher that changes from counting to a clock is held for half an hour too.
+// before and after, a number that is lost, and authorities that disappear without a higher number are implausible.
+// Such a bundle is held as [Status].Refused until an operator gives it to [Manager.Set], or until the endpoint has
+// repeated it at least 3 times in at least 30 minutes, with no other answer between. Meanwhile the endpoint is asked
+// at least every five minutes, unless MinInterval is longer. So a publisher that changes from counting to a clock is
+// held for half an hour too.
 //
-// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline, and one for silence.
-// Redirects lead only to further https URLs whose servers authenticate in the same way, and proxies of the environment
-// are not used: a program that needs one gives [Options].DialContext. A slow fetch gives its slot to the next, and endpoints that failed last time are asked last.
+// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline, and one for
+// silence. Redirects lead only to further https URLs whose servers authenticate in the same way, and proxies of the
+// environment are not used: a program that needs one gives [Options].DialContext. A slow fetch gives its slot to the
+// next, and endpoints that failed last time are asked last.
 //
 // There is one request per interval: the bundle's refresh hint within bounds, give or take a tenth, or five minutes
-// without a hint. A failure waits for the next interval too (FED-9).
+// without a hint. A failure waits for the next interval too.
 //
-// [Manager.Remove] takes effect at once: when it returns, a verifier that asks the Manager accepts no peer of that trust
-// domain.
+// [Manager.Remove] takes effect at once: when it returns, a verifier that asks the Manager accepts no peer of that
+// trust domain.
 //
 // # Self-serving endpoints
 //
-// An endpoint whose SVID is in the trust domain that it serves is verified by the newest known bundle of that domain: at
-// first the configured one, then the fetched one (FED-67). So a consumer that was away for longer than the roots overlap,
-// or that has received an empty bundle, needs an operator: configure a newer bundle, or call [Manager.Set]. [Config].Dir
-// keeps the last good bundles over a restart, which makes that rarer.
+// An endpoint whose SVID is in the trust domain that it serves is verified by the newest known bundle of that domain:
+// at first the configured one, then the fetched one. So a consumer that was away for longer than the roots
+// overlap, or that has received an empty bundle, needs an operator: configure a newer bundle, or call [Manager.Set].
+// [Config].Dir keeps the last good bundles over a restart, which makes that rarer.
 //
 // # Limits
 //
-// Bundles are never merged: the bundle of one domain never speaks for another (FED-14). A Manager does not hold the bundle
-// of the program's own trust domain, which comes from a CA or the Workload API. It does not decide which trust domains to
-// trust: relationships come from the operator, by a way that others cannot write to (FED-22).
+// Bundles are never merged: the bundle of one domain never speaks for another. A Manager does not hold the
+// bundle of the program's own trust domain, which comes from a CA or the Workload API. It does not decide which trust
+// domains to trust: relationships come from the operator, by a way that others cannot write to.
 package federation
 
 import (
@@ -93,14 +97,14 @@ type Options struct {
 	// seconds.
 	IdleTimeout time.Duration
 
-	// NoRedirects makes every redirect a failure (FED-43).
+	// NoRedirects makes every redirect a failure.
 	NoRedirects bool
 
 	// DialContext makes the connections. It must be safe for concurrent use and must return when its
 	// context is done. Nil means the one of [net.Dialer].
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	// Logger gets a record of every fetch (FED-19), at Info if it succeeded and at Warn if it failed or
+	// Logger gets a record of every fetch, at Info if it succeeded and at Warn if it failed or
 	// needs attention, with the attributes trust_domain, url, redirected_to, peer, sequence, outcome,
 	// authorities, skipped, next and err. URLs are without their query. Nil means no logs.
 	Logger *slog.Logger
@@ -130,7 +134,7 @@ type Config struct {
 	Relationships []Relationship
 
 	// MinInterval and MaxInterval are the bounds of the time between two fetches of one bundle, and
-	// win over its refresh hint (BND-21). 0 means one minute and 24 hours, and more than 100 years means
+	// win over its refresh hint. 0 means one minute and 24 hours, and more than 100 years means
 	// 100 years. While there is no bundle at all, the interval is MinInterval. If both are equal, the
 	// interval is longer by a random part of up to a tenth.
 	MinInterval, MaxInterval time.Duration
@@ -174,11 +178,11 @@ type Manager struct {
 }
 
 // Start returns a Manager that has a bundle of every relationship, and runs until [Manager.Close]. It is [New],
-// [Manager.Run] in a goroutine, and [Manager.Ready]. ctx bounds the start only. If Start fails, nothing is left running,
-// and the error is that of New or of Ready: it names each bundle that is missing, and says why.
+// [Manager.Run] in a goroutine, and [Manager.Ready]. ctx bounds the start only. If Start fails, nothing is left
+// running, and the error is that of New or of Ready: it names each bundle that is missing, and says why.
 //
-// A program that must start while the endpoint of a partner is away calls New and Run: peers of the trust domains whose
-// bundles are missing are refused until they come.
+// A program that must start while the endpoint of a partner is away calls New and Run: peers of the trust domains
+// whose bundles are missing are refused until they come.
 func Start(ctx context.Context, cfg Config) (*Manager, error) {
 	m, err := New(cfg)
 	if err != nil {
@@ -192,7 +196,8 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: cfg, outcomes: map[outcome]uint64{}}
 	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
-		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, MaxInterval %v, Concurrency %d: none may be negative",
+		return nil, fmt.Errorf(
+			"federation: new: Config.MinInterval is %v, MaxInterval %v, Concurrency %d: none may be negative",
 			cfg.MinInterval, cfg.MaxInterval, cfg.Concurrency)
 	}
 	m.cfg.MinInterval = cmp.Or(cfg.MinInterval, time.Minute)
@@ -201,14 +206,17 @@ func New(cfg Config) (*Manager, error) {
 	m.cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
 	m.cfg.Relationships = nil
 	if m.cfg.MinInterval > m.cfg.MaxInterval {
-		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, more than MaxInterval, %v", m.cfg.MinInterval, m.cfg.MaxInterval)
+		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, more than MaxInterval, %v",
+			m.cfg.MinInterval, m.cfg.MaxInterval)
 	}
 	var err error
 	if m.fetch, err = cfg.Fetch.withDefaults(); err != nil {
 		return nil, fmt.Errorf("federation: new: %w", err)
 	}
 	m.store = newStore(&cfg, m.fetch.Logger)
-	m.loop = renew.Loop[*relation]{Mu: &m.mu, Attempt: m.attempt, Slots: m.cfg.Concurrency, Slow: slow, FailingLast: true}
+	m.loop = renew.Loop[*relation]{
+		Mu: &m.mu, Attempt: m.attempt, Slots: m.cfg.Concurrency, Slow: slow, FailingLast: true,
+	}
 
 	all := make(map[spiffe.TrustDomain]*relation, len(cfg.Relationships))
 	for _, r := range cfg.Relationships {
@@ -217,7 +225,8 @@ func New(cfg Config) (*Manager, error) {
 		case err != nil:
 			return nil, fmt.Errorf("federation: new: %w", err)
 		case all[r.TrustDomain] != nil:
-			return nil, fmt.Errorf("federation: new: %w", relationshipError(r.TrustDomain, "two relationships with one trust domain"))
+			err := relationshipError(r.TrustDomain, "two relationships with one trust domain")
+			return nil, fmt.Errorf("federation: new: %w", err)
 		}
 		all[r.TrustDomain] = m.newRelation(e)
 	}
@@ -237,7 +246,8 @@ func New(cfg Config) (*Manager, error) {
 func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	r := m.all()[td]
 	if r == nil {
-		return nil, fmt.Errorf("federation: there is no relationship with trust domain %q: %w", td, spiffe.ErrUnknownTrustDomain)
+		return nil, fmt.Errorf("federation: there is no relationship with trust domain %q: %w",
+			td, spiffe.ErrUnknownTrustDomain)
 	}
 	if b := r.bundle.Load(); b != nil {
 		return b, nil
@@ -246,7 +256,8 @@ func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 }
 
 func errNotFetched(td spiffe.TrustDomain) error {
-	return fmt.Errorf("federation: no bundle was fetched yet for trust domain %q: %w", td, spiffe.ErrUnknownTrustDomain)
+	return fmt.Errorf("federation: no bundle was fetched yet for trust domain %q: %w",
+		td, spiffe.ErrUnknownTrustDomain)
 }
 
 // Bundles returns all bundles that are in force. The same set is returned until something changes.
@@ -314,7 +325,7 @@ func (m *Manager) all() map[spiffe.TrustDomain]*relation {
 	return nil
 }
 
-// Remove ends the relationship with td (FED-18). When it returns, the bundle is gone, so that no peer of
+// Remove ends the relationship with td. When it returns, the bundle is gone, so that no peer of
 // the domain is accepted any more, the channel of [Manager.Changed] is closed, a fetch that is under way
 // is canceled, and the stored copy is deleted. If there is no such relationship it does
 // nothing. An error is about the stored copy only.
@@ -333,7 +344,7 @@ func (m *Manager) Remove(td spiffe.TrustDomain) error {
 	m.drop(old)
 	m.signalChange()
 	m.mu.Unlock()
-	m.fetch.Logger.LogAttrs(context.Background(), slog.LevelInfo, "federation: relationship ended", slog.String("trust_domain", td.String()))
+	m.fetch.Logger.Info("federation: relationship ended", slog.String("trust_domain", td.String()))
 	if err := m.unsave(td); err != nil {
 		return fmt.Errorf("federation: remove: the stored bundle of %q: %w", td, err)
 	}
@@ -342,9 +353,9 @@ func (m *Manager) Remove(td spiffe.TrustDomain) error {
 
 // Set replaces the bundle of a trust domain, which must have a relationship. It does not compare sequence numbers: an
 // operator uses it to accept a bundle with a lower or an implausible one, such as [Status].Refused, or to verify a
-// self-serving endpoint again after a missed rotation. The bundle stays until a later fetch brings one that supersedes it
-// and is plausible (FED-13). After a restart a [SPIFFE.Initial] with a higher number counts as newer again, so update that
-// as well.
+// self-serving endpoint again after a missed rotation. The bundle stays until a later fetch brings one that
+// supersedes it and is plausible. After a restart a [SPIFFE.Initial] with a higher number counts as newer
+// again, so update that as well.
 //
 // If the last fetch failed because the endpoint could not be authenticated, the next one is due at
 // once.
@@ -356,7 +367,8 @@ func (m *Manager) Set(b *spiffe.Bundle) error {
 	r := m.all()[b.TrustDomain()]
 	if r == nil {
 		m.mu.Unlock()
-		return fmt.Errorf("federation: set: there is no relationship with trust domain %q: %w", b.TrustDomain(), spiffe.ErrUnknownTrustDomain)
+		return fmt.Errorf("federation: set: there is no relationship with trust domain %q: %w",
+			b.TrustDomain(), spiffe.ErrUnknownTrustDomain)
 	}
 	r.refused = nil
 	r.offers.Forget()
@@ -367,7 +379,8 @@ func (m *Manager) Set(b *spiffe.Bundle) error {
 	}
 	m.mu.Unlock()
 	attrs := append(describe(b), slog.String("trust_domain", b.TrustDomain().String()), slog.String("outcome", "set"))
-	m.fetch.Logger.LogAttrs(context.Background(), slog.LevelWarn, "federation: bundle was set by an operator", attrs...)
+	const set = "federation: bundle was set by an operator"
+	m.fetch.Logger.LogAttrs(context.Background(), slog.LevelWarn, set, attrs...)
 	m.save(context.Background(), r)
 	return nil
 }

@@ -33,13 +33,13 @@ const (
 // Fetch fetches the bundle of a relationship once, without regard to earlier ones. The options may be nil.
 //
 // The error names the trust domain, the URL and the cause. It wraps a [*spiffe.VerifyError], a
-// [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate as its
-// profile asks; [context.DeadlineExceeded] if the fetch was not done in time or the endpoint was silent for too long;
-// [spiffe.ErrTooLarge], or a [*spiffe.ParseError], for an answer that is no bundle document; the cause of the caller's
-// context; or an error of the network.
+// [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate as
+// its profile asks; [context.DeadlineExceeded] if the fetch was not done in time or the endpoint was silent for too
+// long; [spiffe.ErrTooLarge], or a [*spiffe.ParseError], for an answer that is no bundle document; the cause of the
+// caller's context; or an error of the network.
 //
 // A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more
-// (BND-10). Fetch does not compare sequence numbers; a [Manager] does.
+// . Fetch does not compare sequence numbers; a [Manager] does.
 func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, error) {
 	o, err := opts.withDefaults()
 	if err != nil {
@@ -82,7 +82,8 @@ func (e *endpoint) anchorsIn(all map[spiffe.TrustDomain]*relation) error {
 	if !e.borrows() || all[e.id.TrustDomain()] != nil {
 		return nil
 	}
-	return relationshipError(e.td, fmt.Sprintf("the endpoint is in %q: set SPIFFE.Bundles, or have the Manager federate with that trust domain first", e.id.TrustDomain())) // (FED-63)
+	return relationshipError(e.td, fmt.Sprintf("the endpoint is in %q: set SPIFFE.Bundles, "+
+		"or have the Manager federate with that trust domain first", e.id.TrustDomain()))
 }
 
 // answer is the result of a fetch. After a failure it has what is known.
@@ -99,9 +100,9 @@ type answer struct {
 // is none.
 type tag struct{ value, url string }
 
-// fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each request has a connection of its
-// own, and the first goes to the configured URL: authorities that were removed count at once, and redirects are not
-// remembered (SPIFFE Federation section 5.2).
+// fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each request has a connection
+// of its own, and the first goes to the configured URL: authorities that were removed count at once, and redirects
+// are not remembered (SPIFFE Federation section 5.2).
 func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer, failed *fetchError) {
 	ctx, cancel := context.WithTimeout(parent, o.Timeout)
 	defer cancel()
@@ -132,7 +133,9 @@ func (e *endpoint) follow(ctx context.Context, o *Options, etag tag, a *answer) 
 }
 
 // ask sends one request, and returns the URL of a redirect, or nil for an answer.
-func (e *endpoint) ask(ctx context.Context, o *Options, u *url.URL, etag tag, a *answer, hops int) (next *url.URL, err error) {
+func (e *endpoint) ask(
+	ctx context.Context, o *Options, u *url.URL, etag tag, a *answer, hops int,
+) (next *url.URL, err error) {
 	conn, err := e.dial(ctx, o, u)
 	if err != nil {
 		return nil, err
@@ -156,7 +159,8 @@ func (e *endpoint) ask(ctx context.Context, o *Options, u *url.URL, etag tag, a 
 	}
 	a.received = response.StatusCode
 	switch response.StatusCode {
-	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
+		http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
 		return o.next(response, hops)
 	case http.StatusOK:
 		doc, err := jsonapi.Read(response, jws.MaxSetSize)
@@ -187,7 +191,7 @@ func send(conn net.Conn, request *http.Request) (*http.Response, error) {
 		response, err := http.ReadResponse(in, request)
 		switch {
 		case err != nil && limited.N == 0:
-			return nil, fmt.Errorf("the header of the answer has more than %d bytes: %w", maxHeader, spiffe.ErrTooLarge)
+			return nil, fmt.Errorf("the header of the answer has over %d bytes: %w", maxHeader, spiffe.ErrTooLarge)
 		case err != nil:
 			return nil, err
 		case response.StatusCode >= 200:
@@ -208,7 +212,7 @@ func (o *Options) next(response *http.Response, hops int) (*url.URL, error) {
 	case err != nil || len(next.String()) > maxURL:
 		return nil, fmt.Errorf("%w: status %d without a usable Location", errRedirect, response.StatusCode)
 	}
-	if reason := unfitURL(next); reason != "" { // (FED-40)
+	if reason := unfitURL(next); reason != "" {
 		return nil, fmt.Errorf("%w: the URL %s %s", errRedirect, display(next), reason)
 	}
 	return next, nil
@@ -360,7 +364,9 @@ var outcomes = []struct {
 }
 
 // log reports a fetch. The bundle is the one that is in force now, and may be nil.
-func (e *endpoint) log(ctx context.Context, o *Options, a answer, failed *fetchError, b *spiffe.Bundle, end outcome, more ...slog.Attr) {
+func (e *endpoint) log(
+	ctx context.Context, o *Options, a answer, failed *fetchError, b *spiffe.Bundle, end outcome, more ...slog.Attr,
+) {
 	attrs := []slog.Attr{slog.String("trust_domain", e.td.String()), slog.String("url", e.where)}
 	if a.url != e.where {
 		attrs = append(attrs, slog.String("redirected_to", a.url))

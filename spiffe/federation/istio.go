@@ -24,7 +24,8 @@ func ParseIstioString(s string) ([]Relationship, error) {
 	for tuple := range strings.SplitSeq(s, "||") {
 		name, url, ok := strings.Cut(tuple, "|")
 		if !ok || strings.Contains(url, "|") {
-			return nil, fmt.Errorf("federation: Istio's bundle endpoints: tuple %s: want TRUST-DOMAIN|URL, and || between tuples", shortTuple(tuple))
+			return nil, fmt.Errorf("federation: Istio's bundle endpoints: tuple %s: "+
+				"want TRUST-DOMAIN|URL, and || between tuples", shortTuple(tuple))
 		}
 		td, err := spiffe.ParseTrustDomain(name)
 		if e, ok := errors.AsType[*spiffe.ParseError](err); ok && strings.ContainsAny(name, "@?") {

@@ -33,7 +33,8 @@ func (m *Manager) Report() report.Report {
 		}
 		r.Bundles = append(r.Bundles, b)
 		r.Upstreams = append(r.Upstreams, report.Upstream{
-			Name: st.TrustDomain.String() + " at " + st.URL, LastSuccess: st.LastSuccess, NextAttempt: st.NextAttempt, Failures: st.Failures, Err: st.Err,
+			Name: st.TrustDomain.String() + " at " + st.URL, LastSuccess: st.LastSuccess, NextAttempt: st.NextAttempt,
+			Failures: st.Failures, Err: st.Err,
 		})
 	}
 	return r
@@ -54,21 +55,21 @@ func (m *Manager) metrics(all []Status) *metrics.Set {
 			}
 		})
 	}
-	each("svidkit_federation_bundle_present", "Whether a bundle of the trust domain is in force: 1 or 0.", func(st Status) (float64, bool) {
-		return metrics.Bool(st.Bundle != nil), true
-	})
-	each("svidkit_federation_bundle_fresh", "Whether the last attempt has confirmed the bundle, not longer ago than twice the interval: 1 or 0.", func(st Status) (float64, bool) {
-		return metrics.Bool(st.Fresh), true
-	})
-	each("svidkit_federation_bundle_confirmed_timestamp_seconds", "When the endpoint last answered well, in seconds since 1970.", func(st Status) (float64, bool) {
-		return metrics.Seconds(st.LastSuccess), !st.LastSuccess.IsZero()
-	})
-	each("svidkit_federation_bundle_failures", "The number of fetches that have failed since the last that did not.", func(st Status) (float64, bool) {
-		return float64(st.Failures), true
-	})
-	each("svidkit_federation_bundle_refused", "Whether a bundle was refused for its sequence number, or is held: 1 or 0.", func(st Status) (float64, bool) {
-		return metrics.Bool(st.Refused != nil), true
-	})
+	each("svidkit_federation_bundle_present",
+		"Whether a bundle of the trust domain is in force: 1 or 0.",
+		func(st Status) (float64, bool) { return metrics.Bool(st.Bundle != nil), true })
+	each("svidkit_federation_bundle_fresh",
+		"Whether the last attempt has confirmed the bundle, not longer ago than twice the interval: 1 or 0.",
+		func(st Status) (float64, bool) { return metrics.Bool(st.Fresh), true })
+	each("svidkit_federation_bundle_confirmed_timestamp_seconds",
+		"When the endpoint last answered well, in seconds since 1970.",
+		func(st Status) (float64, bool) { return metrics.Seconds(st.LastSuccess), !st.LastSuccess.IsZero() })
+	each("svidkit_federation_bundle_failures",
+		"The number of fetches that have failed since the last that did not.",
+		func(st Status) (float64, bool) { return float64(st.Failures), true })
+	each("svidkit_federation_bundle_refused",
+		"Whether a bundle was refused for its sequence number, or is held: 1 or 0.",
+		func(st Status) (float64, bool) { return metrics.Bool(st.Refused != nil), true })
 	s.Totals("svidkit_federation_fetches_total", "The number of fetches, by the outcome.", func(add metrics.Add) {
 		for _, one := range outcomes {
 			add(float64(counts[one.outcome]), "outcome", strings.ReplaceAll(string(one.outcome), " ", "_"))

@@ -10,20 +10,20 @@ import (
 )
 
 // Relationship is what an operator configures to have the bundle of a trust domain fetched. No field is
-// derived from another (FED-21).
+// derived from another.
 type Relationship struct {
 	// TrustDomain is the trust domain of the bundle.
 	TrustDomain spiffe.TrustDomain
 
-	// URL is where its bundle is: https, without user name and password (FED-30, FED-31).
+	// URL is where its bundle is: https, without user name and password.
 	URL string
 
 	// Profile is how the endpoint authenticates: [Web] or [SPIFFE].
 	Profile Profile
 
-	// JWKS says that the URL is that of a JWK Set, such as an OpenID Connect provider has, and not of a bundle. Its keys
-	// become the JWT authorities of TrustDomain: see [spiffe.ParseJWKS]. The bundle has nothing else, so it cannot verify
-	// an endpoint in TrustDomain itself.
+	// JWKS says that the URL is that of a JWK Set, such as an OpenID Connect provider has, and not of a bundle. Its
+	// keys become the JWT authorities of TrustDomain: see [spiffe.ParseJWKS]. The bundle has nothing else, so it
+	// cannot verify an endpoint in TrustDomain itself.
 	JWKS bool
 }
 
@@ -42,7 +42,7 @@ type plan struct {
 }
 
 // Web is the profile https_web: the endpoint has a certificate for the host of its URL, by DNS name
-// or IP address, from an authority that is trusted for websites (FED-52).
+// or IP address, from an authority that is trusted for websites.
 type Web struct {
 	// Roots are the authorities; nil means those of the host. The caller must not change the pool afterwards.
 	Roots *x509.CertPool
@@ -50,16 +50,16 @@ type Web struct {
 
 func (w Web) plan(_ spiffe.TrustDomain) (p plan, reason string) {
 	if w.Roots != nil && w.Roots.Equal(x509.NewCertPool()) {
-		return p, "Web.Roots is empty, so that no endpoint could be verified; nil means the roots of the host" // (FED-52)
+		return p, "Web.Roots is empty, so that no endpoint could be verified; nil means the roots of the host"
 	}
 	return plan{roots: w.Roots}, ""
 }
 
 // SPIFFE is the profile https_spiffe: the endpoint has an X.509-SVID with exactly the configured ID. Host
-// names are not checked (FED-65).
+// names are not checked.
 type SPIFFE struct {
 	// EndpointID is the ID of the endpoint, with a path. If it is in the trust domain whose bundle is
-	// fetched, the endpoint is called self-serving (FED-61).
+	// fetched, the endpoint is called self-serving.
 	EndpointID spiffe.ID
 
 	// Initial is required for a self-serving endpoint: a bundle of the trust domain that was obtained in
@@ -68,7 +68,7 @@ type SPIFFE struct {
 	Initial *spiffe.Bundle
 
 	// Bundles is for an endpoint in another trust domain: the source of that domain's bundle,
-	// which is asked at each fetch (FED-68). In a [Manager], nil means the Manager itself, which must then have
+	// which is asked at each fetch. In a [Manager], nil means the Manager itself, which must then have
 	// a relationship with that trust domain.
 	Bundles spiffe.BundleSource
 }
@@ -76,21 +76,21 @@ type SPIFFE struct {
 func (s SPIFFE) plan(td spiffe.TrustDomain) (p plan, reason string) {
 	switch {
 	case s.EndpointID.IsZero():
-		return p, "SPIFFE.EndpointID is required" // (FED-60)
+		return p, "SPIFFE.EndpointID is required"
 	case s.EndpointID.Path() == "":
-		return p, fmt.Sprintf("SPIFFE.EndpointID is %q, which names a trust domain and not a workload", s.EndpointID) // (FED-60)
+		return p, fmt.Sprintf("SPIFFE.EndpointID is %q, which names a trust domain and not a workload", s.EndpointID)
 	case !s.EndpointID.MemberOf(td) && s.Initial != nil:
-		return p, "SPIFFE.Initial is for an endpoint in the trust domain that is fetched; use SPIFFE.Bundles" // (FED-63)
+		return p, "SPIFFE.Initial is for an endpoint in the trust domain that is fetched; use SPIFFE.Bundles"
 	case !s.EndpointID.MemberOf(td):
 		return plan{id: s.EndpointID, bundles: s.Bundles}, ""
 	case s.Initial == nil:
-		return p, "SPIFFE.Initial is required, as the endpoint is in the trust domain that is fetched" // (FED-61)
+		return p, "SPIFFE.Initial is required, as the endpoint is in the trust domain that is fetched"
 	case s.Bundles != nil:
-		return p, "SPIFFE.Bundles is for an endpoint in another trust domain; use SPIFFE.Initial" // (FED-61)
+		return p, "SPIFFE.Bundles is for an endpoint in another trust domain; use SPIFFE.Initial"
 	case s.Initial.TrustDomain() != td:
-		return p, fmt.Sprintf("SPIFFE.Initial is a bundle of %q", s.Initial.TrustDomain()) // (FED-61)
+		return p, fmt.Sprintf("SPIFFE.Initial is a bundle of %q", s.Initial.TrustDomain())
 	case !hasAuthority(s.Initial):
-		return p, "SPIFFE.Initial has no X.509 authority, so that no endpoint could be verified" // (FED-62)
+		return p, "SPIFFE.Initial has no X.509 authority, so that no endpoint could be verified"
 	}
 	return plan{id: s.EndpointID, initial: s.Initial}, ""
 }
@@ -103,7 +103,7 @@ func relationshipError(td spiffe.TrustDomain, reason string) error {
 // check returns the endpoint of r.
 func (r Relationship) check() (*endpoint, error) {
 	refuse := func(reason string) (*endpoint, error) { return nil, relationshipError(r.TrustDomain, reason) }
-	switch { // (FED-20)
+	switch {
 	case r.TrustDomain.IsZero():
 		return refuse("TrustDomain is required")
 	case r.URL == "":
@@ -123,7 +123,8 @@ func (r Relationship) check() (*endpoint, error) {
 		return refuse(reason)
 	}
 	if r.JWKS && p.id.TrustDomain() == r.TrustDomain {
-		return refuse("JWKS is for endpoints that authenticate in another way: a JWK Set has nothing to verify this one with")
+		return refuse("JWKS is for endpoints that authenticate in another way: " +
+			"a JWK Set has nothing to verify this one with")
 	}
 	e := &endpoint{td: r.TrustDomain, url: u, where: display(u), plan: p, source: p.bundles, parse: spiffe.ParseBundle}
 	if r.JWKS {
@@ -141,9 +142,9 @@ const maxURL = 8 << 10
 // unfitURL says why u cannot be the URL of an endpoint, or returns "".
 func unfitURL(u *url.URL) (reason string) {
 	switch {
-	case u.Scheme != "https": // (FED-30)
+	case u.Scheme != "https":
 		return "does not begin with https://"
-	case u.User != nil: // (FED-31)
+	case u.User != nil:
 		return "has a user name or password, which an endpoint does not ask for"
 	case u.Hostname() == "":
 		return "has no host"

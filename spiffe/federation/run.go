@@ -53,7 +53,7 @@ func (m *Manager) newRelation(e *endpoint) *relation {
 	return r
 }
 
-// Bundle returns the newest bundle that is known, which verifies a self-serving endpoint (FED-67). After a
+// Bundle returns the newest bundle that is known, which verifies a self-serving endpoint. After a
 // missed rotation an operator configures an initial one with a higher sequence number than the fetched one.
 func (r *relation) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return r.newest().Bundle(td)
@@ -84,9 +84,10 @@ func (m *Manager) Run(ctx context.Context) error {
 // Close ends [Manager.Run] for good, and waits for it. What was fetched stays in force. The error is always nil.
 func (m *Manager) Close() error { return m.life.Close() }
 
-// Ready waits until there is a bundle of every relationship, from the directory or from its endpoint. The error
-// wraps [spiffe.ErrNotReady], the cause of ctx, and for each bundle that is missing the error of the last attempt, as of [Fetch]; it comes
-// before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says so.
+// Ready waits until there is a bundle of every relationship, from the directory or from its endpoint. The error wraps
+// [spiffe.ErrNotReady], the cause of ctx, and for each bundle that is missing the error of the last attempt, as of
+// [Fetch]; it comes before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says
+// so.
 func (m *Manager) Ready(ctx context.Context) error {
 	err := m.life.Await(ctx, m.Changed, func() bool {
 		for _, r := range m.all() { // without what missing does, as there may be 10,000 changes
@@ -250,13 +251,15 @@ func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	have, known := rel.bundle.Load(), rel.newest()
 	refuse := func(format string, args ...any) *fetchError {
 		rel.refused = a.bundle
-		return &fetchError{TrustDomain: rel.e.td, URL: a.url, Status: a.received, Err: fmt.Errorf("%w: "+format, append([]any{errSequence}, args...)...)}
+		err := fmt.Errorf("%w: "+format, append([]any{errSequence}, args...)...)
+		return &fetchError{TrustDomain: rel.e.td, URL: a.url, Status: a.received, Err: err}
 	}
 	if !a.bundle.Supersedes(known) {
 		n, _ := a.bundle.Sequence()
 		last, _ := known.Sequence()
 		rel.offers.Forget()
-		return outcomeRefused, refuse("the sequence number is %d, and %d is known; if the publisher has reset it, accept the bundle with Manager.Set", n, last)
+		return outcomeRefused, refuse("the sequence number is %d, and %d is known; "+
+			"if the publisher has reset it, accept the bundle with Manager.Set", n, last)
 	}
 	if have == nil {
 		known = nil // an initial bundle may be old, and nothing is in force

@@ -14,10 +14,10 @@ import (
 )
 
 // NewHandler returns a handler that serves the bundle of td: a bundle endpoint. Every answer has the
-// bundle that the source gives at that moment (FED-34); it is encoded when it has changed, and equal
+// bundle that the source gives at that moment; it is encoded when it has changed, and equal
 // bundles have equal bytes. The handler does not look at the path of the request.
 //
-// It answers GET and HEAD, does not authenticate clients (FED-33), supports conditional requests by a
+// It answers GET and HEAD, does not authenticate clients, supports conditional requests by a
 // strong entity tag, and lets caches keep an answer for the refresh hint, or five minutes without one.
 // While the source has no bundle, or one that cannot be encoded, the status is 503.
 func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler, error) {
@@ -36,7 +36,7 @@ func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler
 // NewMapHandler returns a handler that serves the bundles of many trust domains as a bundle map. The
 // function returns the current set, nil for none, and must not block, such as [Manager.Bundles] or one
 // that selects what the consumer may have. Members have no refresh hint of their own
-// (MAP-5): refresh is how long caches may keep the map, in whole seconds; 0 means five minutes.
+// : refresh is how long caches may keep the map, in whole seconds; 0 means five minutes.
 // Everything else is as for [NewHandler].
 func NewMapHandler(bundles func() *spiffe.BundleSet, refresh time.Duration) (http.Handler, error) {
 	switch {
@@ -57,11 +57,11 @@ func NewMapHandler(bundles func() *spiffe.BundleSet, refresh time.Duration) (htt
 
 // ServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_spiffe:
 // it presents the identity of self, which is asked at every handshake and must not block, and asks
-// clients for nothing (FED-33, FED-64). Consumers configure the ID of self. An SVID that has expired is
+// clients for nothing. Consumers configure the ID of self. An SVID that has expired is
 // not presented: the handshake fails.
 //
 // TLS 1.2 and 1.3, with forward-secret AEAD cipher suites and curves, is what the standard asks for
-// (FED-25).
+// .
 func ServerConfig(self spiffe.SVIDSource) (*tls.Config, error) {
 	if self == nil {
 		return nil, errors.New("federation: server: no source of the identity to present")
@@ -74,7 +74,8 @@ func ServerConfig(self spiffe.SVIDSource) (*tls.Config, error) {
 		case svid == nil:
 			return nil, errors.New("federation: no identity to present: the source gave none")
 		case time.Now().After(svid.NotAfter()):
-			return nil, fmt.Errorf("federation: no identity to present: the SVID of %q expired at %s; see why it was not renewed",
+			return nil, fmt.Errorf(
+				"federation: no identity to present: the SVID of %q expired at %s; see why it was not renewed",
 				svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
 		}
 		return svid.TLSCertificate(), nil
@@ -84,7 +85,7 @@ func ServerConfig(self spiffe.SVIDSource) (*tls.Config, error) {
 // WebServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_web,
 // as [ServerConfig] does but for the certificate: the function returns it at every handshake, and it must
 // have the host of the endpoint's URL as a DNS name or IP address and be issued by an
-// authority that consumers trust for websites (FED-51).
+// authority that consumers trust for websites.
 func WebServerConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) (*tls.Config, error) {
 	if certificate == nil {
 		return nil, errors.New("federation: server: no certificate to present")

@@ -35,7 +35,8 @@ func newStore(cfg *Config, log *slog.Logger) *store.Store {
 		return nil
 	}
 	return store.New(cfg.Dir, ownDir, func(err error) {
-		log.Warn("federation: Config.Dir is in a directory that others can write to, and can lose its bundles", slog.Any("err", err))
+		const warning = "federation: Config.Dir is in a directory that others can write to, and can lose its bundles"
+		log.Warn(warning, slog.Any("err", err))
 	})
 }
 
@@ -110,7 +111,8 @@ func (m *Manager) save(ctx context.Context, r *relation) {
 		return err
 	})
 	if err != nil {
-		m.fetch.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: bundle not stored", slog.String("trust_domain", r.e.td.String()), slog.Any("err", err))
+		td := slog.String("trust_domain", r.e.td.String())
+		m.fetch.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: bundle not stored", td, slog.Any("err", err))
 	}
 }
 

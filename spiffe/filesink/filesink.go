@@ -427,6 +427,12 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 		}
 		files[cfg.BundlesName] = fileset.File{Data: append(all, '\n'), Mode: cfg.Mode}
 	}
+	return files, s.addMore(files, snap, svid)
+}
+
+// addMore adds the bundles of other trust domains and the tokens to files.
+func (s *Sink) addMore(files map[string]fileset.File, snap *spiffe.Snapshot, svid *spiffe.SVID) error {
+	cfg := &s.cfg
 	add := func(field, name string, file fileset.File) error {
 		if !isName(name) {
 			return fmt.Errorf("%s has %q, %w", field, name, errNoName)
@@ -444,9 +450,9 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 				continue
 			}
 			if name := cfg.FederatedName(td); name != "" {
-				if err := add("Config.FederatedName", name,
-					fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}); err != nil {
-					return nil, err
+				file := fileset.File{Data: b.MarshalPEM(), Mode: cfg.Mode}
+				if err := add("Config.FederatedName", name, file); err != nil {
+					return err
 				}
 			}
 		}
@@ -459,10 +465,10 @@ func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]files
 			}
 		}
 		if err := add("Config.Tokens", name, fileset.File{Data: []byte(t.text), Mode: cfg.KeyMode}); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return files, nil
+	return nil
 }
 
 // note keeps the result of an attempt to write svid, and tells readers and the log; writing is held.

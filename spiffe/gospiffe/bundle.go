@@ -20,7 +20,9 @@ import (
 
 // fromBundle converts a bundle that does not change any more.
 func fromBundle(td spiffe.TrustDomain, b *spiffebundle.Bundle) (*spiffe.Bundle, error) {
-	c := spiffe.BundleContents{X509Authorities: b.X509Authorities(), JWTAuthorities: b.JWTAuthorities(), WITAuthorities: b.WITAuthorities()}
+	c := spiffe.BundleContents{
+		X509Authorities: b.X509Authorities(), JWTAuthorities: b.JWTAuthorities(), WITAuthorities: b.WITAuthorities(),
+	}
 	if n, ok := b.SequenceNumber(); ok {
 		c.Sequence = &n
 	}
@@ -157,7 +159,8 @@ func fromBundles[C any](get func(spiffeid.TrustDomain) (C, spiffeid.TrustDomain,
 			}
 			return nil, errorf("trust domain %q: %w: %w", td, spiffe.ErrUnknownTrustDomain, err)
 		case of != theirs:
-			return nil, errorf("trust domain %q: %w: the source returned the bundle of %q", td, spiffe.ErrUnknownTrustDomain, of)
+			return nil, errorf("trust domain %q: %w: the source returned the bundle of %q",
+				td, spiffe.ErrUnknownTrustDomain, of)
 		case last != nil && same(from, last.from):
 			return last.bundle, last.err
 		}
@@ -199,7 +202,8 @@ func ToBundleSource(src spiffe.BundleSource) interface {
 		case err != nil:
 			return nil, errorf("trust domain %q: %w", td, err)
 		case b == nil || b.TrustDomain() != td:
-			return nil, errorf("trust domain %q: %w: the source returned another or none", td, spiffe.ErrUnknownTrustDomain)
+			return nil, errorf("trust domain %q: %w: the source returned another or none",
+				td, spiffe.ErrUnknownTrustDomain)
 		}
 		return b, nil
 	})
@@ -214,7 +218,8 @@ func (f bundlesFor) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509b
 		return nil, err
 	}
 	// FromX509Authorities copies the list, so that this one need not be on the heap.
-	return x509bundle.FromX509Authorities(td, slices.AppendSeq(make([]*x509.Certificate, 0, 8), b.X509Authorities())), nil
+	authorities := slices.AppendSeq(make([]*x509.Certificate, 0, 8), b.X509Authorities())
+	return x509bundle.FromX509Authorities(td, authorities), nil
 }
 
 func (f bundlesFor) GetJWTBundleForTrustDomain(td spiffeid.TrustDomain) (*jwtbundle.Bundle, error) {

@@ -130,7 +130,8 @@ func shallow(s *x509svid.SVID) x509svid.SVID {
 }
 
 func same(a, b *x509svid.SVID) bool {
-	return a.ID == b.ID && a.Hint == b.Hint && slices.Equal(a.Certificates, b.Certificates) && sameKey(a.PrivateKey, b.PrivateKey)
+	return a.ID == b.ID && a.Hint == b.Hint &&
+		slices.Equal(a.Certificates, b.Certificates) && sameKey(a.PrivateKey, b.PrivateKey)
 }
 
 // sameKey compares keys, most of which are pointers. It does not panic for a type that has no ==, such as

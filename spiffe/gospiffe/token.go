@@ -30,7 +30,8 @@ func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
 		if len(audience) == 0 {
 			return "", errorf("token: %w: name the receiver of the token", jwtsvid.ErrAudience)
 		}
-		svid, err := src.FetchJWTSVID(ctx, theirjwt.Params{Audience: audience[0], ExtraAudiences: slices.Clone(audience[1:])})
+		params := theirjwt.Params{Audience: audience[0], ExtraAudiences: slices.Clone(audience[1:])}
+		svid, err := src.FetchJWTSVID(ctx, params)
 		if err != nil {
 			return "", errorf("token: %w", err)
 		}
@@ -82,7 +83,8 @@ func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
 			known.Keep(token, parsed, func(old *theirjwt.SVID) int64 { return old.Expiry.UnixNano() })
 		}
 		if !p.Subject.IsZero() && parsed.ID != p.Subject {
-			return nil, errorf("token: it is of %q and %q was asked for; make a source of that identity", parsed.ID, p.Subject)
+			return nil, errorf("token: it is of %q and %q was asked for; make a source of that identity",
+				parsed.ID, p.Subject)
 		}
 		if err := fits(parsed.ID, parsed.Expiry, parsed.Audience, audience); err != nil {
 			return nil, err
@@ -111,7 +113,8 @@ func fits(id fmt.Stringer, expires time.Time, audience, want []string) error {
 	if !time.Now().Before(expires) {
 		return errorf("token of %q: %w", id, jwtsvid.ErrExpired)
 	}
-	if slices.Equal(audience, want) || slices.Equal(slices.Sorted(slices.Values(audience)), slices.Sorted(slices.Values(want))) {
+	if slices.Equal(audience, want) ||
+		slices.Equal(slices.Sorted(slices.Values(audience)), slices.Sorted(slices.Values(want))) {
 		return nil
 	}
 	return errorf("token of %q: %w: it is for %q, and %q was asked for", id, jwtsvid.ErrAudience, audience, want)

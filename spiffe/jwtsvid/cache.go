@@ -21,8 +21,8 @@ import (
 )
 
 // Source obtains tokens for this workload. A workloadapi.Source is one, and so is a [Cache]. Fetch must
-// be safe for concurrent use and return when ctx is done. An error may have the method
-// Retryable() (after time.Duration, ok bool), which says when to ask again.
+// be safe for concurrent use and return when ctx is done. An error may say when to
+// ask again: see [spiffe.ErrNotReady].
 type Source interface {
 	// Fetch returns a token whose "aud" has exactly the given values.
 	Fetch(ctx context.Context, audience ...string) (token string, err error)

@@ -53,7 +53,7 @@
 // # Guarantees
 //
 // The algorithm is one of nine, checked before anything else; the key is from the bundle, never from the token.
-// go-jose parses, verifies and signs, after a stricter check of the form. The checks have a fixed order, see
+// Package crypto verifies signatures, and go-jose signs. The checks have a fixed order, see
 // [Validator.Validate]. Errors match [ErrExpired] and the others with [errors.Is].
 //
 // A changed bundle counts at once. The source of bundles is asked for each token. A Validator remembers verified

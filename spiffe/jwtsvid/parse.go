@@ -36,7 +36,7 @@ var (
 	ErrExpired error = token.Expired
 
 	// ErrUnavailable says that the bundle source failed, so that the token was not checked. The client may
-	// try again later. Such an error also has a method Retryable() (after time.Duration, ok bool).
+	// try again later. Such an error says so, too: see [spiffe.ErrNotReady].
 	ErrUnavailable = token.ErrUnavailable
 )
 

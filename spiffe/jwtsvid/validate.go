@@ -268,7 +268,7 @@ type Verified struct {
 // ID returns the ID that was proved.
 func (p *Verified) ID() spiffe.ID { return p.claims.ID }
 
-// Audience returns all values of "aud", in a new slice. At least one is that of the Validator.
+// Audience returns all values of "aud", in a new slice. At least one is among the Validator's.
 func (p *Verified) Audience() []string { return slices.Clone(p.claims.Audience) }
 
 // Expires returns "exp", without leeway: the proof counts for nothing later. It may end sooner, when the

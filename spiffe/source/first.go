@@ -48,16 +48,8 @@ type Choice struct {
 // If none is ready, or ctx is done before, the error wraps [spiffe.ErrNotReady] and has the reason of each.
 func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Choice, error) {
 	log = ratelog.Patient(log)
-	names := map[string]bool{}
-	for i, c := range candidates {
-		if c.Name == "" || c.Start == nil || c.Within < 0 || names[c.Name] {
-			return nil, fmt.Errorf("source: first: candidate %d, %q: a name of its own and Start are required, "+
-				"and Within must not be negative", i+1, c.Name)
-		}
-		names[c.Name] = true
-	}
-	if len(candidates) == 0 {
-		return nil, errors.New("source: first: there are no candidates")
+	if err := checkCandidates(candidates); err != nil {
+		return nil, err
 	}
 	choice := &Choice{}
 	for i, c := range candidates {
@@ -89,6 +81,21 @@ func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Cho
 		err = fmt.Errorf("%w; %d more were not tried: %w", err, skipped, context.Cause(ctx))
 	}
 	return nil, err
+}
+
+func checkCandidates(candidates []Candidate) error {
+	names := map[string]bool{}
+	for i, c := range candidates {
+		if c.Name == "" || c.Start == nil || c.Within < 0 || names[c.Name] {
+			return fmt.Errorf("source: first: candidate %d, %q: a name of its own and Start are required, "+
+				"and Within must not be negative", i+1, c.Name)
+		}
+		names[c.Name] = true
+	}
+	if len(candidates) == 0 {
+		return errors.New("source: first: there are no candidates")
+	}
+	return nil
 }
 
 // start returns the source if it is ready in time; 0 means no limit.

@@ -12,14 +12,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe/health"
 )
 
-// Health returns the service grpc.health.v1 over the parts of h, for Kubernetes, load balancers and clients that check it:
+// Health returns the service grpc.health.v1 over the parts of h, for Kubernetes, load balancers and clients that
+// check it:
 //
 //	healthpb.RegisterHealthServer(server, spiffegrpc.Health(h))
 //
-// It knows one service, the server as a whole, whose name is empty: SERVING while h is ready, and NOT_SERVING otherwise, without
-// a reason, which /ready of h has. A part with a Check that fails takes the server out of balancing before it ends. Check says
-// NOT_FOUND of other services, and Watch SERVICE_UNKNOWN. Watch looks each second, and a GracefulStop waits for it: bound that
-// with a Stop.
+// It knows one service, the server as a whole, whose name is empty: SERVING while h is ready, and NOT_SERVING
+// otherwise, without a reason, which /ready of h has. A part with a Check that fails takes the server out of
+// balancing before it ends. Check says NOT_FOUND of other services, and Watch SERVICE_UNKNOWN. Watch looks each
+// second, and a GracefulStop waits for it: bound that with a Stop.
 //
 // It says the same to each client. With [RequirePeer] the method needs a policy, such as [spiffe.AllowAnyPeer].
 func Health(h *health.Handler) healthpb.HealthServer { return checked{h: h} }
@@ -54,7 +55,9 @@ func (c checked) List(context.Context, *healthpb.HealthListRequest) (*healthpb.H
 }
 
 // Watch implements [healthpb.HealthServer].
-func (c checked) Watch(r *healthpb.HealthCheckRequest, stream grpc.ServerStreamingServer[healthpb.HealthCheckResponse]) error {
+func (c checked) Watch(
+	r *healthpb.HealthCheckRequest, stream grpc.ServerStreamingServer[healthpb.HealthCheckResponse],
+) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	told := healthpb.HealthCheckResponse_UNKNOWN

@@ -30,7 +30,9 @@ import (
 type admit func(ctx context.Context, method string) (context.Context, error)
 
 // unary is a [grpc.UnaryServerInterceptor].
-func (a admit) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (a admit) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
 	ctx, err := a.ask(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
@@ -71,16 +73,16 @@ type stream struct {
 func (s stream) Context() context.Context { return s.ctx }
 
 // Methods is the policy of [RequirePeer] that says for each method which clients may call it. A key is a method,
-// "/package.Service/Method", or a service, "/package.Service/", for those of its methods without a key of their own. A
-// method without a policy is denied. The map is copied; the policies in it may be live. As a policy by itself it allows
-// no peer.
+// "/package.Service/Method", or a service, "/package.Service/", for those of its methods without a key of their own.
+// A method without a policy is denied. The map is copied; the policies in it may be live. As a policy by itself it
+// allows no peer.
 type Methods map[string]spiffe.PolicySource
 
 // Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
 func (Methods) Policy() spiffe.Policy { return spiffe.Policy{} }
 
-// MethodsFunc is [Methods] by a function of the full name of a method. Nil denies. The function is called for every call,
-// and must not block.
+// MethodsFunc is [Methods] by a function of the full name of a method. Nil denies. The function is called for every
+// call, and must not block.
 func MethodsFunc(policy func(method string) spiffe.PolicySource) spiffe.PolicySource {
 	return methodsFunc(policy)
 }
@@ -121,7 +123,8 @@ func methodsOf(allow spiffe.PolicySource) (methodsFunc, error) {
 // checkMethod returns an error for what is neither the full name of a method nor that of a service.
 func checkMethod(key string) error {
 	rest, rooted := strings.CutPrefix(key, "/")
-	if service, method, ok := strings.Cut(rest, "/"); !rooted || !ok || service == "" || strings.ContainsAny(method, "/*") {
+	service, method, ok := strings.Cut(rest, "/")
+	if !rooted || !ok || service == "" || strings.ContainsAny(method, "/*") {
 		return errors.New("want /package.Service/Method, or /package.Service/ for all methods of a service")
 	}
 	return nil
@@ -145,7 +148,7 @@ type policyOf struct {
 	method string
 }
 
-// NoPolicy is what [spiffetls.RequirePeer] says when there is none.
+// NoPolicy is the error of [spiffetls.RequirePeer] when there is no policy for a method.
 func (p policyOf) NoPolicy() error {
 	return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, p.method)
 }
@@ -164,8 +167,8 @@ func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamS
 
 // RequirePeer returns interceptors that let calls through whose client allow allows, by a policy for all methods, by
 // [Methods] or by [MethodsFunc]. A server needs both, one for unary calls and one for streams, which are judged when
-// they begin. They are for servers with [ServerCredentials], whose own policy decides about connections; allow can only
-// narrow it. What [spiffe.CheckPolicySource] refuses is an error.
+// they begin. They are for servers with [ServerCredentials], whose own policy decides about connections; allow can
+// only narrow it. What [spiffe.CheckPolicySource] refuses is an error.
 //
 // The client is verified again for each call, as by [spiffetls.RequirePeer], so that a client whose certificate has
 // expired, or whose authority was removed, is refused on an open connection, too. This costs some microseconds.
@@ -209,13 +212,15 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 //	unary, stream, err := spiffegrpc.RequireCaller(a, logger)
 //
 // The Authenticator gets a request with the metadata as header, the TLS state and the addresses of the connection,
-// which may have been made with other credentials: it refuses tokens on a connection that others can read. The path is the
-// method, so an [authn.Func] can ask another for each method, by what its callers prove themselves.
+// which may have been made with other credentials: it refuses tokens on a connection that others can read. The path
+// is the method, so an [authn.Func] can ask another for each method, by what its callers prove themselves.
 //
 // Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and no reason.
 // The logger gets the reason, as from [authn.Require]; nil means no logs. With an error the interceptors deny all
 // calls.
-func RequireCaller(a authn.Authenticator, logger *slog.Logger) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
+func RequireCaller(
+	a authn.Authenticator, logger *slog.Logger,
+) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
 	if a == nil {
 		return interceptors(nil, errors.New("spiffegrpc: require caller: no authn.Authenticator"))
 	}
@@ -298,15 +303,17 @@ func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
 // WriteHeader implements [http.ResponseWriter].
 func (a *answer) WriteHeader(int) {}
 
-// TokenCredentials returns per-RPC credentials that send what the function returns, as "authorization: Bearer TOKEN". It
-// is called for every call, with the context of that, and should have the token at hand. The method Token of a
+// TokenCredentials returns per-RPC credentials that send what the function returns, as "authorization: Bearer TOKEN".
+// It is called for every call, with the context of that, and should have the token at hand. The method Token of a
 // tokensource.Source fits, and for JWT-SVIDs the Fetch of a jwtsvid.Cache:
 //
-//	tokens := spiffegrpc.TokenCredentials(func(ctx context.Context) (string, error) { return cache.Fetch(ctx, "db") })
+//	tokens := spiffegrpc.TokenCredentials(func(ctx context.Context) (string, error) {
+//		return cache.Fetch(ctx, "db")
+//	})
 //	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithPerRPCCredentials(tokens))
 //
-// With methods, written as the keys of [Methods], the token goes with calls of these alone, and others are made without it. One
-// that is neither a method nor a service lets no call be made.
+// With methods, written as the keys of [Methods], the token goes with calls of these alone, and others are made
+// without it. One that is neither a method nor a service lets no call be made.
 //
 // grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
 // credentials allow. Without a token the call ends with Unauthenticated, and the error of the function is in its text;
@@ -342,7 +349,8 @@ func (p perRPC) GetRequestMetadata(ctx context.Context, _ ...string) (map[string
 	case err != nil:
 		return nil, status.Errorf(codes.Unauthenticated, "no token: %v", err)
 	case token == "", strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
-		return nil, status.Error(codes.Unauthenticated, "no token: what the function of TokenCredentials has returned is empty, or not one word of printable ASCII")
+		return nil, status.Error(codes.Unauthenticated, "no token: what the function of TokenCredentials has returned "+
+			"is empty, or not one word of printable ASCII")
 	}
 	return map[string]string{"authorization": "Bearer " + token}, nil
 }

@@ -3,22 +3,25 @@
 //
 // A server needs an identity, the trust bundles of its peers, and a policy:
 //
-//	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(web)})
+//	config := spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(web)}
+//	creds, err := spiffegrpc.ServerCredentials(config)
 //	…
 //	server := grpc.NewServer(grpc.Creds(creds))
 //
 // In a handler, [PeerFromContext] returns the proven client. A client needs the same three:
 //
-//	creds, err := spiffegrpc.ClientCredentials(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(db)})
+//	config := spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(db)}
+//	creds, err := spiffegrpc.ClientCredentials(config)
 //	…
 //	conn, err := grpc.NewClient("dns:///db.example:8443", grpc.WithTransportCredentials(creds))
 //
-// A client that calls several services says by the Hosts of its configuration which of them it expects where. The address
-// is the authority of the channel: by default the host and port of its target.
+// A client that calls several services says by the Hosts of its configuration which of them it expects where. The
+// address is the authority of the channel: by default the host and port of its target.
 //
 // What package spiffetls promises holds here, too: identities, bundles and policies are read at every handshake, the
 // default is no, and both sides prove an ID unless an argument with a long name says otherwise. The refused side gets
-// the status Unavailable without a reason; the side that refuses has it in the Logger and the Metrics of its configuration.
+// the status Unavailable without a reason; the side that refuses has it in the Logger and the Metrics of its
+// configuration.
 //
 // # Calls
 //
@@ -37,14 +40,15 @@
 //
 // # Open connections
 //
-// With a [spiffetls.Governor] in the configuration, a connection is ended when the proof of the other side no longer holds, or
-// the certificate that the server has presented is about to expire. It ends by GOAWAY, as in the graceful shutdown of
-// HTTP/2. A server sends that frame, and serves every call that the client has begun before it reads it. The credentials
-// of a client hand it to their own side, as if the server had sent it. Either way, the client makes its next calls on a
-// new connection, for which both sides prove themselves anew, and closes the old one with the last call on it.
+// With a [spiffetls.Governor] in the configuration, a connection is ended when the proof of the other side no longer
+// holds, or the certificate that the server has presented is about to expire. It ends by GOAWAY, as in the graceful
+// shutdown of HTTP/2. A server sends that frame, and serves every call that the client has begun before it reads it.
+// The credentials of a client hand it to their own side, as if the server had sent it. Either way, the client makes
+// its next calls on a new connection, for which both sides prove themselves anew, and closes the old one with the
+// last call on it.
 //
-// No call fails by this, unless it lasts longer than the Grace of the Governor. Then the connection is cut, and the call
-// ends with Unavailable, so that a program must be able to resume a stream that lasts longer.
+// No call fails by this, unless it lasts longer than the Grace of the Governor. Then the connection is cut, and the
+// call ends with Unavailable, so that a program must be able to resume a stream that lasts longer.
 package spiffegrpc
 
 import (
@@ -65,8 +69,9 @@ import (
 
 // ServerCredentials returns the credentials of a server, as an Endpoint of package spiffetls with this configuration.
 //
-// A handshake must end within HandshakeTimeout. NextProtos, which is h2, is an error. So is MaxHandshakes: grpc-go accepts
-// the connections and bounds the handshakes by their time alone; a listener that bounds connections can be passed to Serve.
+// A handshake must end within HandshakeTimeout. NextProtos, which is h2, is an error. So is MaxHandshakes: grpc-go
+// accepts the connections and bounds the handshakes by their time alone; a listener that bounds connections can be
+// passed to Serve.
 func ServerCredentials(config spiffetls.Config) (credentials.TransportCredentials, error) {
 	if config.MaxHandshakes != 0 {
 		return nil, errors.New("spiffegrpc: server credentials: MaxHandshakes has no effect on a server of grpc-go, " +
@@ -82,8 +87,8 @@ func ServerCredentials(config spiffetls.Config) (credentials.TransportCredential
 	return &server{c}, nil
 }
 
-// ClientCredentials returns the credentials of a client, as an Endpoint of package spiffetls with this configuration. Hosts
-// finds the policy by the authority of the channel. NextProtos, which is h2, is an error.
+// ClientCredentials returns the credentials of a client, as an Endpoint of package spiffetls with this configuration.
+// Hosts finds the policy by the authority of the channel. NextProtos, which is h2, is an error.
 //
 // A call cannot have another authority than its channel (grpc.CallAuthority), as the server was verified for that one.
 func ClientCredentials(config spiffetls.Config) (credentials.TransportCredentials, error) {
@@ -183,7 +188,9 @@ func (c *client) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, erro
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
-func (c *client) ClientHandshake(ctx context.Context, authority string, below net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c *client) ClientHandshake(
+	ctx context.Context, authority string, below net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
 	var told *drained
 	if c.governed {
 		told = newDrained(below)
@@ -237,8 +244,8 @@ func (s *server) ServerHandshake(below net.Conn) (net.Conn, credentials.AuthInfo
 	return newServerConn(conn, told), info, nil
 }
 
-// infoOf returns what is known of a connection. Without h2 it is an error: package tls lets clients connect that offer no
-// protocol, or http/1.1.
+// infoOf returns what is known of a connection. Without h2 it is an error: package tls lets clients connect that
+// offer no protocol, or http/1.1.
 func infoOf(conn *tls.Conn) (AuthInfo, error) {
 	state := conn.ConnectionState()
 	if state.NegotiatedProtocol != h2 {

@@ -27,10 +27,10 @@ func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.C
 	return e.dial(ctx, dialing{newNetDialer().DialContext, e.client, e.config.HandshakeTimeout, 0}, network, addr)
 }
 
-// Client does the handshake of a client on a connection that the caller has made, through a proxy or with STARTTLS for
-// example, and returns when the server is verified, within HandshakeTimeout. addr is the dialled address, whose port may be
-// missing: its host is sent to the server and verified with WebRoots, and Hosts finds the policy by it. Client owns below
-// from now on, and closes it on an error.
+// Client does the handshake of a client on a connection that the caller has made, through a proxy or with STARTTLS
+// for example, and returns when the server is verified, within HandshakeTimeout. addr is the dialled address, whose
+// port may be missing: its host is sent to the server and verified with WebRoots, and Hosts finds the policy by it.
+// Client owns below from now on, and closes it on an error.
 func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tls.Conn, error) {
 	err := e.noClient
 	if err != nil {
@@ -45,22 +45,22 @@ func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tl
 	return e.handshake(ctx, below, dialing{config: e.client, timeout: e.config.HandshakeTimeout}, addr)
 }
 
-// Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1. The host in a URL is where to connect; Allow decides
-// which servers are accepted, or Hosts which of them at that host. The transport uses no proxy, not even from the
-// environment, and refuses URLs that are not https, in redirects too, as they would prove no peer. The caller may change it
-// before it is used; the VerifyConnection of its TLSClientConfig is called for servers that are accepted.
+// Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1. The host in a URL is where to connect; Allow
+// decides which servers are accepted, or Hosts which of them at that host. The transport uses no proxy, not even from
+// the environment, and refuses URLs that are not https, in redirects too, as they would prove no peer. The caller may
+// change it before it is used; the VerifyConnection of its TLSClientConfig is called for servers that are accepted.
 //
 // An open connection keeps the identity with which it was made; it is closed after 90 idle seconds.
 //
-// The transport has a DialTLSContext, which uses the DialContext, TLSClientConfig and TLSHandshakeTimeout that the transport
-// has then; a clone continues to use those of the original. Without it no server is accepted. A client that is refused gets
-// the server's alert.
+// The transport has a DialTLSContext, which uses the DialContext, TLSClientConfig and TLSHandshakeTimeout that the
+// transport has then; a clone continues to use those of the original. Without it no server is accepted. A client that
+// is refused gets the server's alert.
 func (e *Endpoint) Transport() (*http.Transport, error) {
 	if e.noClient != nil {
 		return nil, fmt.Errorf("spiffetls: transport: %w", e.noClient)
 	}
 	c := e.clientConfig()
-	c.RootCAs = x509.NewCertPool()                                      // without the DialTLSContext below no server is accepted
+	c.RootCAs = x509.NewCertPool()                                      // no server is accepted without the DialTLSContext below
 	c.VerifyConnection = func(tls.ConnectionState) error { return nil } // for callers that wrap it
 	t := &http.Transport{
 		TLSClientConfig:       c,
@@ -157,8 +157,8 @@ func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, add
 	return conn, nil
 }
 
-// holds returns a function that says why a server is no longer allowed at its address, or nil if that cannot change. As in
-// a [Governor], a policy that fails decides nothing.
+// holds returns a function that says why a server is no longer allowed at its address, or nil if that cannot change.
+// As in a [Governor], a policy that fails decides nothing.
 func (e *Endpoint) holds(p proof, addr string) func() error {
 	if e.hosts == nil || p.peer == nil {
 		return nil

@@ -86,7 +86,8 @@ func (e *Endpoint) refused(role spiffe.Role, err error) *HandshakeError {
 			he.Clock += "; this side's is slow, as its own certificate is not valid yet either"
 		}
 	case late > 0 && late <= clockSkew && !own.After(cert.NotAfter): // else it has expired by the CA's clock too
-		he.Clock = fmt.Sprintf("the certificate expired %s ago: if the other side renews in time, compare the clocks", readable(late))
+		he.Clock = fmt.Sprintf(
+			"the certificate expired %s ago: if the other side renews in time, compare the clocks", readable(late))
 	}
 	return he
 }
@@ -108,8 +109,8 @@ type failure struct {
 	// ended the handshake.
 	stage string
 
-	// id is a claim, as a handshake is judged before the other side has proved that it holds its key. That of a request
-	// is proven.
+	// id is a claim, as a handshake is judged before the other side has proved that it holds its key. That of a
+	// request is proven.
 	id  spiffe.ID
 	err error
 }

@@ -32,44 +32,45 @@ import (
 //
 // # When
 //
-// A change of a source with a method Changed() <-chan struct{} is noticed at once, but at most once a second; any other
-// change after at most Interval. A connection that no longer holds is drained after a random part of Jitter, and cut Grace
-// later: within Interval + Jitter + Grace, or 1 second + Jitter + Grace if the source has Changed. A peer that is trusted
-// again before it is drained stays. A source that fails ends no connection.
+// A change of a source with a method Changed() <-chan struct{} is noticed at once, but at most once a second; any
+// other change after at most Interval. A connection that no longer holds is drained after a random part of Jitter,
+// and cut Grace later: within Interval + Jitter + Grace, or 1 second + Jitter + Grace if the source has Changed. A
+// peer that is trusted again before it is drained stays. A source that fails ends no connection.
 //
-// No connection outlives its proof. Draining begins Grace and a random part of Jitter before [spiffe.Peer.NotAfter]. A
-// connection made later than that is not drained, so that a peer with little lifetime left can work, and is cut when the
-// proof expires. A client without a certificate has no proof that could expire. A server also drains before the certificate
-// that it has presented expires, so that clients reconnect before their own Governor cuts them off.
+// No connection outlives its proof. Draining begins Grace and a random part of Jitter before [spiffe.Peer.NotAfter].
+// A connection made later than that is not drained, so that a peer with little lifetime left can work, and is cut
+// when the proof expires. A client without a certificate has no proof that could expire. A server also drains before
+// the certificate that it has presented expires, so that clients reconnect before their own Governor cuts them off.
 //
 // These times count from the moment at which Run notices, on a computer that is not overloaded.
 //
 // # How
 //
-// Draining closes an idle connection at once. In a server of [Endpoint.ConfigureServer] net/http reports which connections are idle;
-// an HTTP/2 connection counts as idle after a second. A busy connection gets "Connection: close" on its next response,
-// which ends an HTTP/1.1 connection after the response, and makes an HTTP/2 connection send GOAWAY and end with its last
-// request. After Grace it is cut.
+// Draining closes an idle connection at once. In a server of [Endpoint.ConfigureServer] net/http reports which
+// connections are idle; an HTTP/2 connection counts as idle after a second. A busy connection gets "Connection:
+// close" on its next response, which ends an HTTP/1.1 connection after the response, and makes an HTTP/2 connection
+// send GOAWAY and end with its last request. After Grace it is cut.
 //
-// In a [Endpoint.Transport] net/http reports nothing. A connection counts as idle if no byte has moved for five seconds and the last
-// ones came in, so a request that waits longer than that for the next byte of its response may be cut before the end of
-// Grace.
+// In a [Endpoint.Transport] net/http reports nothing. A connection counts as idle if no byte has moved for five
+// seconds and the last ones came in, so a request that waits longer than that for the next byte of its response may
+// be cut before the end of Grace.
 //
-// The use of a connection from [Endpoint.Listener], or of one that a handler has hijacked, is unknown: it is cut after
-// Grace. A program that knows the protocol can end such a connection itself: if what it passes to [Endpoint.Client] or
-// [Endpoint.Server] has a method Drain(), that is called once when draining begins, and must not block. Package spiffegrpc
-// does so.
+// The use of a connection from [Endpoint.Listener], or of one that a handler has hijacked, is unknown: it is cut
+// after Grace. A program that knows the protocol can end such a connection itself: if what it passes to
+// [Endpoint.Client] or [Endpoint.Server] has a method Drain(), that is called once when draining begins, and must not
+// block. Package spiffegrpc does so.
 //
-// A connection is cut without a TLS close_notify, as sending one can block. HTTP detects a truncated message by itself.
+// A connection is cut without a TLS close_notify, as sending one can block. HTTP detects a truncated message by
+// itself.
 //
 // # What it costs
 //
-// One goroutine for all connections, and some 300 bytes for each. All are judged again when a source changes and when there
-// is a new one, at most once a second; that takes less than a microsecond for each if its bundle has not changed, and about
-// a tenth of a millisecond if it has. The Governor keeps no connection alive.
+// One goroutine for all connections, and some 300 bytes for each. All are judged again when a source changes and when
+// there is a new one, at most once a second; that takes less than a microsecond for each if its bundle has not
+// changed, and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
 //
-// The zero Governor is ready to use. A Governor is safe for concurrent use and may be shared by servers and transports. It
-// must not be copied, and its fields must not change once it is in use.
+// The zero Governor is ready to use. A Governor is safe for concurrent use and may be shared by servers and
+// transports. It must not be copied, and its fields must not change once it is in use.
 type Governor struct {
 	// Interval is how often all connections are judged: a change of a source without a Changed method is
 	// noticed after so long at the latest. 0 means one minute.
@@ -236,7 +237,8 @@ func (g *Governor) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		now := time.Now()
 		if !round.After(now) {
-			cases = append(slices.Clip(own), selectCases(g.changes()...)...) // before judging, so that no change is missed
+			// Before judging, so that no change is missed.
+			cases = append(slices.Clip(own), selectCases(g.changes()...)...)
 			last, round = now, now.Add(g.interval())
 			g.judgeAll(ctx)
 		}
@@ -297,7 +299,8 @@ func (g *Governor) judgeAll(ctx context.Context) {
 		}
 	}
 	if stay > 0 {
-		g.logger().Warn("connections cannot be judged and stay open", slog.Int("connections", stay), slog.Any("err", failure))
+		g.logger().Warn("connections cannot be judged and stay open",
+			slog.Int("connections", stay), slog.Any("err", failure))
 	}
 }
 
@@ -332,7 +335,8 @@ func undecided(err error) bool {
 	case ve.Stage == "policy":
 		return !errors.Is(err, spiffe.ErrDenied)
 	}
-	return ve.Stage == "bundle" && !errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
+	return ve.Stage == "bundle" &&
+		!errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
 }
 
 func (g *Governor) spread(c *governed) time.Duration {
@@ -394,7 +398,8 @@ func (g *Governor) drain(c *governed, now time.Time) bool {
 	if !open {
 		return false
 	}
-	g.logger().Info("connection is drained", slog.String("peer", c.proof.String()), slog.String("remote", c.link.remote()),
+	g.logger().Info("connection is drained",
+		slog.String("peer", c.proof.String()), slog.String("remote", c.link.remote()),
 		slog.String("side", sides[c.role == spiffe.ClientRole]), slog.String("reason", c.reason.Error()))
 	c.cut = c.end(now)
 	if by := now.Add(g.grace()); by.Before(c.cut) {

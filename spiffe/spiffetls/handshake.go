@@ -20,7 +20,8 @@ import (
 func (e *Endpoint) serverConfig() *tls.Config {
 	c := e.baseConfig()
 	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return e.certificate(true, hello) }
-	// crypto/tls accepts any certificate, as its own check has one pool of roots for all peers. VerifyConnection checks it.
+	// crypto/tls accepts any certificate, as its own check has one pool of roots for all peers. VerifyConnection
+	// checks it.
 	c.ClientAuth = tls.RequireAnyClientCert
 	if e.config.AllowAnonymousClients {
 		c.ClientAuth = tls.RequestClientCert
@@ -32,7 +33,9 @@ func (e *Endpoint) serverConfig() *tls.Config {
 // clientConfig returns a configuration that accepts no SVID: a caller sets InsecureSkipVerify and a VerifyConnection.
 func (e *Endpoint) clientConfig() *tls.Config {
 	c := e.baseConfig()
-	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return e.certificate(false, nil) }
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return e.certificate(false, nil)
+	}
 	// A session may be resumed after this client has obtained, or lost, its identity.
 	c.SessionTicketsDisabled = e.optional
 	return c
@@ -167,7 +170,8 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 	case svid == nil:
 		err = errors.New("the source returned none")
 	case e.now().After(svid.NotAfter()):
-		err = fmt.Errorf("the SVID of %q expired at %s and was not renewed", svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
+		err = fmt.Errorf("the SVID of %q expired at %s and was not renewed",
+			svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
 	default:
 		return svid.TLSCertificate(), nil
 	}
@@ -233,7 +237,8 @@ func (e *Endpoint) verify(cs tls.ConnectionState, role spiffe.Role, at hostport)
 		return p, nil
 	}
 	he := e.refused(role, err)
-	if role == spiffe.ServerRole && e.config.WebRoots == nil && len(cs.PeerCertificates) > 0 && len(cs.PeerCertificates[0].URIs) == 0 {
+	chain := cs.PeerCertificates
+	if role == spiffe.ServerRole && e.config.WebRoots == nil && len(chain) > 0 && len(chain[0].URIs) == 0 {
 		he.hint = "; a server that proves its host name alone is verified with WebRoots"
 	}
 	return proof{}, he
@@ -264,14 +269,15 @@ func (e *Endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name strin
 // errNoWebRoots says that the function of WebRoots failed.
 var errNoWebRoots = errors.New("there are no roots to verify a web server with")
 
-// judgeByName verifies the chain of a server by its name. The error is a [*tls.CertificateVerificationError], as that of
-// crypto/tls.
+// judgeByName verifies the chain of a server by its name. The error is a [*tls.CertificateVerificationError], as that
+// of crypto/tls.
 func (e *Endpoint) judgeByName(chain []*x509.Certificate, name string) (proof, error) {
 	refuse := func(err error) (proof, error) {
 		return proof{}, &tls.CertificateVerificationError{UnverifiedCertificates: chain, Err: err}
 	}
 	if name == "" {
-		return refuse(errors.New("the server's host name is not known: set ServerName, or use Transport for an IP address"))
+		return refuse(errors.New(
+			"the server's host name is not known: set ServerName, or use Transport for an IP address"))
 	}
 	if err := certchain.CheckSize(chain); err != nil {
 		return refuse(err)

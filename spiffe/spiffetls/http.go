@@ -16,12 +16,13 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ConfigureServer makes s serve HTTP/2 and HTTP/1.1 over TLS, with Self as its identity, and makes the proven client of
-// each request available through [PeerFromContext]. Call it once, before s serves, then call s.ServeTLS or
+// ConfigureServer makes s serve HTTP/2 and HTTP/1.1 over TLS, with Self as its identity, and makes the proven client
+// of each request available through [PeerFromContext]. Call it once, before s serves, then call s.ServeTLS or
 // s.ListenAndServeTLS with empty file names.
 //
-// It sets s.TLSConfig, and it is an error if s has one; what is said of [Endpoint.ServerConfig] holds for it. It wraps
-// s.ConnContext, so set your own ConnContext before; with a Governor also s.ConnState and s.Handler. s.Protocols decides which versions of HTTP are offered, unless NextProtos does.
+// It sets s.TLSConfig, and it is an error if s has one; what is said of [Endpoint.ServerConfig] holds for it. It
+// wraps s.ConnContext, so set your own ConnContext before; with a Governor also s.ConnState and s.Handler.
+// s.Protocols decides which versions of HTTP are offered, unless NextProtos does.
 //
 // If s.ErrorLog is nil, it is set, so that clients cannot fill the log: the lines of net/http about failed handshakes
 // go, at most once a minute, to the Logger at Debug, as that gets the reason at Warn already, or without a Logger to

@@ -60,11 +60,11 @@ import (
 //	ungoverned      the connection was not accepted by way of the Governor
 //	other           anything else
 //
-// A handshake counts when it ends. A TLS 1.3 server sees that its client has refused it as not_verified or not_proven; a
-// client learns only after the handshake, which therefore counts as good, that its server has refused it. Configurations
-// of [Endpoint.ServerConfig] and [Endpoint.ClientConfig] learn of the verification and not of the end: their handshakes count as good when the
-// other side is verified, and The others know
-// the end. Connections to ConfigureServer that end before the client's hello do not count.
+// A handshake counts when it ends. A TLS 1.3 server sees that its client has refused it as not_verified or
+// not_proven; a client learns only after the handshake, which therefore counts as good, that its server has refused
+// it. Configurations of [Endpoint.ServerConfig] and [Endpoint.ClientConfig] learn of the verification and not of the
+// end: their handshakes count as good when the other side is verified, and The others know the end. Connections to
+// ConfigureServer that end before the client's hello do not count.
 //
 // Counting takes a tenth of a microsecond.
 type Metrics struct {
@@ -79,12 +79,12 @@ type count struct{ side, outcome, reason string }
 // The reasons, none of which the other side can choose. That of a refusal is also one of ended connections.
 var (
 	refusals = []string{
-		"not_an_svid", "unknown_trust_domain", "no_authority", "no_bundle", "unknown_authority", "expired", "wrong_role", "wrong_host",
-		"no_roots", "invalid", "denied",
+		"not_an_svid", "unknown_trust_domain", "no_authority", "no_bundle", "unknown_authority", "expired",
+		"wrong_role", "wrong_host", "no_roots", "invalid", "denied",
 	}
 	otherFailures = []string{
-		"no_identity", "not_tls", "not_verified", "not_proven", "left", "refused", "closed", "timeout", "canceled", "too_many",
-		"ungoverned", "other",
+		"no_identity", "not_tls", "not_verified", "not_proven", "left", "refused", "closed", "timeout",
+		"canceled", "too_many", "ungoverned", "other",
 	}
 	denials = []string{"denied", "no_certificate", "proof_expired", "unclear_path"}
 )
@@ -199,18 +199,21 @@ func (m *Metrics) write(w io.Writer) error {
 	counts := maps.Clone(m.counts)
 	m.mu.Unlock()
 	var s metrics.Set
-	const handshakes = "The number of TLS handshakes that have ended, by the side of this program, the outcome, and the reason of a failure."
+	const handshakes = "The number of TLS handshakes that have ended, by the side of this program, the outcome, " +
+		"and the reason of a failure."
+	const denied = "The number of requests that RequirePeer has denied, by the reason."
 	s.Totals("svidkit_tls_handshakes_total", handshakes, func(add metrics.Add) {
 		for _, side := range []string{"client", "server"} {
 			for _, outcome := range []string{"full", "resumed"} {
 				add(float64(counts[count{side, outcome, ""}]), "side", side, "outcome", outcome)
 			}
 			for _, reason := range slices.Concat(refusals, otherFailures) {
-				add(float64(counts[count{side, "failed", reason}]), "side", side, "outcome", "failed", "reason", reason)
+				n := float64(counts[count{side, "failed", reason}])
+				add(n, "side", side, "outcome", "failed", "reason", reason)
 			}
 		}
 	})
-	s.Totals("svidkit_tls_denied_requests_total", "The number of requests that RequirePeer has denied, by the reason.", func(add metrics.Add) {
+	s.Totals("svidkit_tls_denied_requests_total", denied, func(add metrics.Add) {
 		for _, reason := range denials {
 			add(float64(counts[count{"server", "", reason}]), "reason", reason)
 		}
@@ -231,7 +234,8 @@ func (g *Governor) writeMetrics(w io.Writer) error {
 	held, draining, ended := len(g.conns), g.draining, maps.Clone(g.endedBy)
 	g.mu.Unlock()
 	var s metrics.Set
-	s.Gauges("svidkit_governor_connections", "The number of connections that the Governor holds, by state.", func(add metrics.Add) {
+	const conns = "The number of connections that the Governor holds, by state."
+	s.Gauges("svidkit_governor_connections", conns, func(add metrics.Add) {
 		add(float64(held-draining), "state", "open")
 		add(float64(draining), "state", "draining")
 	})

@@ -18,14 +18,14 @@ import (
 //	…
 //	mux.Handle("/admin/", admin)
 //
-// [spiffe.AllowAnyPeer] requires a proof and nothing more. What [spiffe.CheckPolicySource] refuses is an error. Patterns of
-// [http.ServeMux] say which policy is for which path and method, as "POST /orders/" does.
+// [spiffe.AllowAnyPeer] requires a proof and nothing more. What [spiffe.CheckPolicySource] refuses is an error.
+// Patterns of [http.ServeMux] say which policy is for which path and method, as "POST /orders/" does.
 //
 // Other requests are answered with 403 and the word "forbidden", without the policy or the reason. If the proof has
-// expired, the answer has "Connection: close", so that the client connects anew. The Logger and the Metrics of the server
-// get the reason. A request whose path can be read in two ways is answered with 400, and no
-// policy is asked: a CONNECT with a path, a path that [path.Clean] changes, and one with an escaped slash ("%2F") below a
-// pattern that ends with a slash, as a ServeMux has it in an element of the path and [http.FileServer] between two.
+// expired, the answer has "Connection: close", so that the client connects anew. The Logger and the Metrics of the
+// server get the reason. A request whose path can be read in two ways is answered with 400, and no policy is asked: a
+// CONNECT with a path, a path that [path.Clean] changes, and one with an escaped slash ("%2F") below a pattern that
+// ends with a slash, as a ServeMux has it in an element of the path and [http.FileServer] between two.
 func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, error) {
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")

@@ -14,8 +14,8 @@ import (
 )
 
 // PeerFromContext returns the proven client of the request that ctx comes from, if a server of
-// [Endpoint.ConfigureServer] received it, or a test made it with package spiffetest. For other contexts, and for a client
-// without a certificate, it reports false.
+// [Endpoint.ConfigureServer] received it, or a test made it with package spiffetest. For other contexts, and for a
+// client without a certificate, it reports false.
 func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	if conn, ok := ctx.Value(connKey{}).(*connection); ok {
 		peer := conn.peer.Load()
@@ -25,8 +25,8 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	return peer, peer != nil
 }
 
-// PeerFromRequest is [PeerFromContext] with an error that says why there is no proven client. The peer is nil if and only
-// if there is an error.
+// PeerFromRequest is [PeerFromContext] with an error that says why there is no proven client. The peer is nil if and
+// only if there is an error.
 func PeerFromRequest(r *http.Request) (*spiffe.Peer, error) {
 	_, peer, err := provenBy(r)
 	if err != nil {
@@ -36,8 +36,8 @@ func PeerFromRequest(r *http.Request) (*spiffe.Peer, error) {
 }
 
 // PeerFromConn returns the proven other side of a connection from Listener, Server, DialContext or Client of an
-// [Endpoint], or from its Transport with a DialTLSContext, as the handshake proved it. The peer is nil if and only if there
-// is an error: for other connections, before the end of the handshake, and if the other side proved no ID.
+// [Endpoint], or from its Transport with a DialTLSContext, as the handshake proved it. The peer is nil if and only if
+// there is an error: for other connections, before the end of the handshake, and if the other side proved no ID.
 func PeerFromConn(c net.Conn) (*spiffe.Peer, error) {
 	raw, err := rawConnOf(c)
 	switch {
@@ -69,10 +69,10 @@ func rawConnOf(c net.Conn) (*rawConn, error) {
 // packages that take a [*tls.Config] and return the [tls.ConnectionState], such as net/smtp and database drivers.
 //
 // The state must come from crypto/tls, which has checked that the other side holds its key. PeerFromState verifies it
-// again, so the peer that it returns holds now; this takes about a microsecond, as verified chains are remembered. The
-// error is a [*HandshakeError], or says that there is nothing to verify: the handshake is not complete, a client presented
-// no certificate, or a server was verified by its host name. The policies of Hosts depend on the address, which the state
-// does not have: see [PeerFromConn].
+// again, so the peer that it returns holds now; this takes about a microsecond, as verified chains are remembered.
+// The error is a [*HandshakeError], or says that there is nothing to verify: the handshake is not complete, a client
+// presented no certificate, or a server was verified by its host name. The policies of Hosts depend on the address,
+// which the state does not have: see [PeerFromConn].
 func (e *Endpoint) PeerFromState(role spiffe.Role, cs tls.ConnectionState) (*spiffe.Peer, error) {
 	no := e.noServer
 	if role == spiffe.ServerRole {

@@ -25,9 +25,9 @@ import (
 //
 // Handshakes run concurrently, so a slow or silent client delays no other. Each must end within HandshakeTimeout, and
 // at most MaxHandshakes may be unfinished, or finished and not yet accepted; beyond that connections are closed at
-// once, first those of an address that has many. So is a connection that would take one of the last file descriptors of
-// the process, a quarter of them and at most 1,024. Accept returns errors of inner only; closed connections and refused
-// clients go to the Logger and the Metrics.
+// once, first those of an address that has many. So is a connection that would take one of the last file descriptors
+// of the process, a quarter of them and at most 1,024. Accept returns errors of inner only; closed connections and
+// refused clients go to the Logger and the Metrics.
 //
 // The first Accept starts a goroutine. Close closes inner and the connections that were not accepted yet, and waits
 // until their handshakes have ended. For net/http use [Endpoint.ConfigureServer].
@@ -136,8 +136,8 @@ func (l *listener) handshake(c net.Conn) {
 }
 
 // Server does the handshake of a server on a connection that the caller has accepted, and returns when the client is
-// verified, within HandshakeTimeout. [PeerFromConn] returns the client. Server owns below from now on, and closes it on an
-// error.
+// verified, within HandshakeTimeout. [PeerFromConn] returns the client. Server owns below from now on, and closes it
+// on an error.
 func (e *Endpoint) Server(ctx context.Context, below net.Conn) (*tls.Conn, error) {
 	if e.noServer != nil {
 		_ = below.Close()

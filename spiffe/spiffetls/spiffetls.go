@@ -1,7 +1,7 @@
 // Package spiffetls makes TLS connections in which both sides prove a SPIFFE ID.
 //
-// An [Endpoint] is made of the program's own identity, the trust bundles of its peers, and the policy that says which of
-// them are allowed:
+// An [Endpoint] is made of the program's own identity, the trust bundles of its peers, and the policy that says which
+// of them are allowed:
 //
 //	endpoint, err := spiffetls.New(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(web)})
 //
@@ -16,33 +16,35 @@
 //	…
 //	client := &http.Client{Transport: transport}
 //
-// In a handler, [PeerFromContext] returns the proven client; [RequirePeer] protects a handler with a policy of its own.
-// A client of several services sets Hosts in its [Config], so that no service can answer for another. For other protocols
-// there are [Endpoint.Listener] and [Endpoint.DialContext], and for packages that start TLS themselves, such as database
-// drivers, [Endpoint.ServerConfig] and [Endpoint.ClientConfig].
+// In a handler, [PeerFromContext] returns the proven client; [RequirePeer] protects a handler with a policy of its
+// own. A client of several services sets Hosts in its [Config], so that no service can answer for another. For other
+// protocols there are [Endpoint.Listener] and [Endpoint.DialContext], and for packages that start TLS themselves,
+// such as database drivers, [Endpoint.ServerConfig] and [Endpoint.ClientConfig].
 //
 // # What it promises
 //
-// Every handshake reads the identity and the bundles from their sources, so a renewal or a rotation needs neither a restart
-// nor a new configuration. An expired SVID is never presented: the handshake fails on this side, with an error that says so.
+// Every handshake reads the identity and the bundles from their sources, so a renewal or a rotation needs neither a
+// restart nor a new configuration. An expired SVID is never presented: the handshake fails on this side, with an
+// error that says so.
 //
-// Every connection is verified, resumed ones too, in tls.Config.VerifyConnection (VerifyPeerCertificate does not run for
-// resumed sessions). Only the ID decides; host names and the roots of the host do not count, except with WebRoots.
+// Every connection is verified, resumed ones too, in tls.Config.VerifyConnection (VerifyPeerCertificate does not run
+// for resumed sessions). Only the ID decides; host names and the roots of the host do not count, except with
+// WebRoots.
 //
-// Nothing is allowed by default: a policy is required, and one that can allow no peer is an error. A [spiffe.LivePolicy]
-// can change while the program runs. The lowest TLS version is 1.3, or on request 1.2 with forward-secret AEAD cipher
-// suites; crypto/tls prefers hybrid post-quantum key exchange.
+// Nothing is allowed by default: a policy is required, and one that can allow no peer is an error. A
+// [spiffe.LivePolicy] can change while the program runs. The lowest TLS version is 1.3, or on request 1.2 with
+// forward-secret AEAD cipher suites; crypto/tls prefers hybrid post-quantum key exchange.
 //
 // # Refusals
 //
-// The side that refuses gets a [*HandshakeError], which net/http may wrap. In it is a [*spiffe.VerifyError] with the ID and
-// the broken rule. The other side gets a TLS alert and no reason: "remote error: tls: bad certificate", or internal_error
-// from a server without an identity to present. In TLS 1.3 a client finishes its handshake before the server verifies it, so
-// a refused client sees the alert at its first read, or from [Endpoint.Transport] and [Endpoint.DialContext] at the first
-// write that fails.
+// The side that refuses gets a [*HandshakeError], which net/http may wrap. In it is a [*spiffe.VerifyError] with the
+// ID and the broken rule. The other side gets a TLS alert and no reason: "remote error: tls: bad certificate", or
+// internal_error from a server without an identity to present. In TLS 1.3 a client finishes its handshake before the
+// server verifies it, so a refused client sees the alert at its first read, or from [Endpoint.Transport] and
+// [Endpoint.DialContext] at the first write that fails.
 //
-// A server inside another package, such as grpc-go, would refuse clients silently. A Logger in the [Config] gets one line
-// for each reason and minute. [Metrics] count the failures, and their Report has the last ones.
+// A server inside another package, such as grpc-go, would refuse clients silently. A Logger in the [Config] gets one
+// line for each reason and minute. [Metrics] count the failures, and their Report has the last ones.
 //
 // # Session tickets
 //
@@ -50,19 +52,19 @@
 // chains are remembered. It declines a ticket whose client certificate no longer verifies, and tickets from before a
 // renewal of its own SVID; a full handshake follows.
 //
-// A client resumes only if the caller sets ClientSessionCache. Each identity needs a cache of its own, because a resumed
-// session has the client of the original one. If the server of a session no longer verifies or is no longer allowed, that
-// handshake fails, and the next one is a full handshake.
+// A client resumes only if the caller sets ClientSessionCache. Each identity needs a cache of its own, because a
+// resumed session has the client of the original one. If the server of a session no longer verifies or is no longer
+// allowed, that handshake fails, and the next one is a full handshake.
 //
 // # One-sided proof
 //
-// Four fields of [Config] let one side prove no ID; the other side is verified as ever. OptionalIdentity is for a client
-// without an identity, AllowAnonymousClients for its server, WebCertificate for a server that proves its host name, and
-// WebRoots for the client of such a server.
+// Four fields of [Config] let one side prove no ID; the other side is verified as ever. OptionalIdentity is for a
+// client without an identity, AllowAnonymousClients for its server, WebCertificate for a server that proves its host
+// name, and WebRoots for the client of such a server.
 //
 // A client without a certificate is never taken for a proven one: [PeerFromContext] reports false, and [RequirePeer]
-// denies. A certificate that does not verify is refused, and does not make its client anonymous. Combinations in which no
-// side proves an ID, or that have no effect, are errors.
+// denies. A certificate that does not verify is refused, and does not make its client anonymous. Combinations in
+// which no side proves an ID, or that have no effect, are errors.
 //
 // # Open connections
 //
@@ -106,52 +108,52 @@ type Config struct {
 	//		"db.example":           spiffe.AllowIDs(db), // any port
 	//	}
 	//
-	// A key is a dialled host and port, such as "[::1]:8443", or a host alone, for the ports without a key of their own.
-	// Names are in lower case and in ASCII; a dialled name in upper case is the same name, and one with a dot at the end
-	// is another. There are no wildcards. An address without a policy is refused before it is dialled, with an error that
-	// wraps [spiffe.ErrDenied].
+	// A key is a dialled host and port, such as "[::1]:8443", or a host alone, for the ports without a key of their
+	// own. Names are in lower case and in ASCII; a dialled name in upper case is the same name, and one with a dot at
+	// the end is another. There are no wildcards. An address without a policy is refused before it is dialled, with
+	// an error that wraps [spiffe.ErrDenied].
 	//
-	// A connection or resumed session is used only for the host and port for which it was made. The policy is asked again
-	// whenever something is sent; if it no longer allows the server, nothing is sent and the connection is closed. The map
-	// is copied; the policies in it may be live.
+	// A connection or resumed session is used only for the host and port for which it was made. The policy is asked
+	// again whenever something is sent; if it no longer allows the server, nothing is sent and the connection is
+	// closed. The map is copied; the policies in it may be live.
 	Hosts map[string]spiffe.PolicySource
 
-	// OptionalIdentity lets a client connect without a certificate while Self has none or it has expired, or if Self is
-	// nil. It is for a client that can also prove itself by other means, such as a token with which it gets its first
-	// identity or renews it. The server needs AllowAnonymousClients. A client with a Self does not resume sessions then,
-	// because the server takes the client of a resumed session for that of the original one. An open connection stays as
-	// it was made, too: close idle connections once there is an identity.
+	// OptionalIdentity lets a client connect without a certificate while Self has none or it has expired, or if Self
+	// is nil. It is for a client that can also prove itself by other means, such as a token with which it gets its
+	// first identity or renews it. The server needs AllowAnonymousClients. A client with a Self does not resume
+	// sessions then, because the server takes the client of a resumed session for that of the original one. An open
+	// connection stays as it was made, too: close idle connections once there is an identity.
 	OptionalIdentity bool
 
-	// AllowAnonymousClients makes a server ask for a client certificate without requiring one. For a client without one
-	// [PeerFromContext] reports false and [RequirePeer] denies; every other handler must check itself. A certificate
-	// that is presented must verify and be allowed, or the handshake fails.
+	// AllowAnonymousClients makes a server ask for a client certificate without requiring one. For a client without
+	// one [PeerFromContext] reports false and [RequirePeer] denies; every other handler must check itself. A
+	// certificate that is presented must verify and be allowed, or the handshake fails.
 	AllowAnonymousClients bool
 
-	// WebCertificate makes a server present a certificate for its host name, such as one of a web PKI, in place of Self,
-	// which must be nil. It proves no ID: clients must verify it by its name. The function is called for every handshake,
-	// like GetCertificate of a tls.Config, and must not block; those of ACME clients and certificate watchers fit. The
-	// certificate is shared and not changed. If the function fails or its certificate has expired, the handshake fails on
-	// this side.
+	// WebCertificate makes a server present a certificate for its host name, such as one of a web PKI, in place of
+	// Self, which must be nil. It proves no ID: clients must verify it by its name. The function is called for every
+	// handshake, like GetCertificate of a tls.Config, and must not block; those of ACME clients and certificate
+	// watchers fit. The certificate is shared and not changed. If the function fails or its certificate has expired,
+	// the handshake fails on this side.
 	WebCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
-	// WebRoots makes a client that presents Self verify servers by the dialled host name, with roots for host names, in
-	// place of Peers, Allow and Hosts, which must be nil. The function is called at every handshake, resumed ones too,
-	// and must not block; [x509.SystemCertPool] returns the roots of the host. The certificate must be for server
-	// authentication. A refusal is a [*tls.CertificateVerificationError]. A ServerName in a configuration replaces the
-	// dialled name. crypto/tls does not pass on a dialled IP address, so with [Endpoint.ClientConfig] a server that is
-	// dialled by its IP address is refused.
+	// WebRoots makes a client that presents Self verify servers by the dialled host name, with roots for host names,
+	// in place of Peers, Allow and Hosts, which must be nil. The function is called at every handshake, resumed ones
+	// too, and must not block; [x509.SystemCertPool] returns the roots of the host. The certificate must be for
+	// server authentication. A refusal is a [*tls.CertificateVerificationError]. A ServerName in a configuration
+	// replaces the dialled name. crypto/tls does not pass on a dialled IP address, so with [Endpoint.ClientConfig] a
+	// server that is dialled by its IP address is refused.
 	WebRoots func() (*x509.CertPool, error)
 
 	// MinVersion is the lowest TLS version: tls.VersionTLS13 or tls.VersionTLS12. 0 means TLS 1.3.
 	MinVersion uint16
 
-	// NextProtos are the protocols to negotiate by ALPN, best first. Nil means those of net/http in ConfigureServer and
-	// Transport, and none elsewhere.
+	// NextProtos are the protocols to negotiate by ALPN, best first. Nil means those of net/http in ConfigureServer
+	// and Transport, and none elsewhere.
 	NextProtos []string
 
-	// HandshakeTimeout is how long a handshake may take in Listener, DialContext and Client, and in Transport unless the
-	// caller changes its TLSHandshakeTimeout. 0 means 10 seconds.
+	// HandshakeTimeout is how long a handshake may take in Listener, DialContext and Client, and in Transport unless
+	// the caller changes its TLSHandshakeTimeout. 0 means 10 seconds.
 	HandshakeTimeout time.Duration
 
 	// MaxHandshakes is how many connections of a Listener may be unfinished, or finished and not yet accepted. 0 means
@@ -161,11 +163,11 @@ type Config struct {
 	// Now gives the time to verify at. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
 
-	// Logger gets a line (Warn) for failed handshakes, requests that [RequirePeer] denies, and clients that withhold an
-	// OptionalIdentity: for the first of each of a few reasons and, of peers that the policy denies, of each ID, and then
-	// at most once a minute with the number of those that followed. Beyond 12 IDs a reason has one line for all. The
-	// attributes are reason, remote, err, count and interval, and id if the peer has proved it or unverified_id if it has
-	// only claimed it. Nil means no logs.
+	// Logger gets a line (Warn) for failed handshakes, requests that [RequirePeer] denies, and clients that withhold
+	// an OptionalIdentity: for the first of each of a few reasons and, of peers that the policy denies, of each ID,
+	// and then at most once a minute with the number of those that followed. Beyond 12 IDs a reason has one line for
+	// all. The attributes are reason, remote, err, count and interval, and id if the peer has proved it or
+	// unverified_id if it has only claimed it. Nil means no logs.
 	Logger *slog.Logger
 
 	// Metrics counts handshakes and denied requests; nil counts none. Several endpoints may share it.
@@ -176,8 +178,8 @@ type Config struct {
 	Governor *Governor
 }
 
-// Endpoint makes the TLS connections of a program, as a server and as a client. [New] makes one. It never changes and is
-// safe for concurrent use.
+// Endpoint makes the TLS connections of a program, as a server and as a client. [New] makes one. It never changes and
+// is safe for concurrent use.
 type Endpoint struct {
 	config   Config
 	optional bool             // OptionalIdentity with a Self
@@ -195,10 +197,12 @@ type Endpoint struct {
 // changer is a source that says when it changes.
 type changer interface{ Changed() <-chan struct{} }
 
-// New returns an Endpoint that can be a server, a client, or both. It copies the Config. What a server or a client needs
-// and the Config has not is an error of the methods for that side, or of New if it can be neither.
+// New returns an Endpoint that can be a server, a client, or both. It copies the Config. What a server or a client
+// needs and the Config has not is an error of the methods for that side, or of New if it can be neither.
 func New(c Config) (*Endpoint, error) {
-	e := &Endpoint{config: c, optional: c.OptionalIdentity && c.Self != nil, noServer: c.noServer(), noClient: c.noClient()}
+	e := &Endpoint{
+		config: c, optional: c.OptionalIdentity && c.Self != nil, noServer: c.noServer(), noClient: c.noClient(),
+	}
 	e.config.NextProtos = slices.Clone(c.NextProtos)
 	e.config.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, handshakeTime)
 	e.config.MinVersion = cmp.Or(c.MinVersion, tls.VersionTLS13)
@@ -284,8 +288,9 @@ func (c *Config) noClient() error {
 var (
 	errNoSelf = errors.New("no Self to present; a client without an identity has OptionalIdentity, " +
 		"and a server that proves its host name has WebCertificate")
-	errNoPeers = errors.New("no Peers to verify the other side with, such as a Workload API source or a *spiffe.Bundle; " +
-		"a client that verifies servers by their host name has WebRoots; AllowAnonymousClients does not replace them")
+	errNoPeers = errors.New("no Peers to verify the other side with, such as a Workload API source or " +
+		"a *spiffe.Bundle; a client that verifies servers by their host name has WebRoots; " +
+		"AllowAnonymousClients does not replace them")
 	errNoAllow = errors.New("no Allow that says which peers are allowed, such as spiffe.AllowIDs; " +
 		"a client may have Hosts instead; AllowAnonymousClients does not replace it")
 )
@@ -328,21 +333,22 @@ func (e *Endpoint) prepare() (err error) {
 	return nil
 }
 
-// ServerConfig returns a new configuration for a TLS server that presents Self, requires a certificate of every client,
-// and verifies it in the client role. It is for packages that start TLS themselves and only take a [*tls.Config];
-// [Endpoint.ConfigureServer] does more for net/http, and [Endpoint.Listener] for servers with their own connections.
-// [Endpoint.PeerFromState] returns the client of a connection.
+// ServerConfig returns a new configuration for a TLS server that presents Self, requires a certificate of every
+// client, and verifies it in the client role. It is for packages that start TLS themselves and only take a
+// [*tls.Config]; [Endpoint.ConfigureServer] does more for net/http, and [Endpoint.Listener] for servers with their
+// own connections. [Endpoint.PeerFromState] returns the client of a connection.
 //
-// Use the configuration for servers only: as a client crypto/tls would look for a host name in the certificate of an SVID
-// ("doesn't contain any IP SANs"). The caller may change it before it is used, except GetCertificate (with empty
-// Certificates), ClientAuth and GetConfigForClient, and may wrap VerifyConnection; WrapSession and UnwrapSession must both
-// stay or both go. Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
+// Use the configuration for servers only: as a client crypto/tls would look for a host name in the certificate of an
+// SVID ("doesn't contain any IP SANs"). The caller may change it before it is used, except GetCertificate (with empty
+// Certificates), ClientAuth and GetConfigForClient, and may wrap VerifyConnection; WrapSession and UnwrapSession must
+// both stay or both go. Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
 func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 	switch {
 	case e.noServer != nil:
 		return nil, fmt.Errorf("spiffetls: server: %w", e.noServer)
 	case e.config.Governor != nil:
-		return nil, errors.New("spiffetls: server: a Governor cannot end the connections of a configuration; use ConfigureServer, Listener or Server")
+		return nil, errors.New("spiffetls: server: a Governor cannot end the connections of a configuration; " +
+			"use ConfigureServer, Listener or Server")
 	}
 	c := e.serverConfig()
 	c.VerifyConnection = e.verifyClient
@@ -352,7 +358,8 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 		}
 		mine := e.configFor(c, hello, nil)
 		// net/http adds its protocols to its own copy of the configuration, which c does not see.
-		if s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server); ok && s.TLSConfig != nil && e.config.NextProtos == nil {
+		s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server)
+		if ok && s.TLSConfig != nil && e.config.NextProtos == nil {
 			for _, p := range protocols(s) {
 				if !slices.Contains(mine.NextProtos, p) {
 					mine.NextProtos = append(slices.Clip(mine.NextProtos), p)
@@ -364,13 +371,13 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 	return c, nil
 }
 
-// ClientConfig returns a new configuration for a TLS client that presents Self if the server asks for a certificate, and
-// verifies the server in the server role. The dialled name is sent to the server and means nothing else, except to
-// WebRoots.
+// ClientConfig returns a new configuration for a TLS client that presents Self if the server asks for a certificate,
+// and verifies the server in the server role. The dialled name is sent to the server and means nothing else, except
+// to WebRoots.
 //
-// It is for packages that start TLS themselves, such as drivers of PostgreSQL and MySQL, or SMTP and LDAP with STARTTLS:
-// give it to the driver or to [tls.Client], and call [Endpoint.PeerFromState] for the server. It does not know the dialled
-// address, so it refuses Hosts: make an Endpoint for that one address, or use [Endpoint.Client].
+// It is for packages that start TLS themselves, such as drivers of PostgreSQL and MySQL, or SMTP and LDAP with
+// STARTTLS: give it to the driver or to [tls.Client], and call [Endpoint.PeerFromState] for the server. It does not
+// know the dialled address, so it refuses Hosts: make an Endpoint for that one address, or use [Endpoint.Client].
 //
 // Use the configuration for clients only: it has no certificate for a server to present ("neither Certificates,
 // GetCertificate, nor GetConfigForClient set in Config"). The caller may change it before it is used, except
@@ -380,7 +387,8 @@ func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 	case e.noClient != nil:
 		return nil, fmt.Errorf("spiffetls: client: %w", e.noClient)
 	case e.config.Governor != nil:
-		return nil, errors.New("spiffetls: client: a Governor cannot end the connections of a configuration; use Transport, DialContext or Client")
+		return nil, errors.New("spiffetls: client: a Governor cannot end the connections of a configuration; " +
+			"use Transport, DialContext or Client")
 	case e.hosts != nil:
 		return nil, errors.New("spiffetls: client: a configuration does not know the address that is dialled; " +
 			"use an Endpoint for one host, or Transport, DialContext or Client")
@@ -391,8 +399,8 @@ func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 		cert, err := certificate(cri)
 		return cert, e.failed(false, "", err)
 	}
-	// This turns off the check of the host name and of the host's roots, which does not fit SVIDs: they carry an ID, and
-	// their trust domain has roots of its own. VerifyConnection runs in every handshake and does the right check.
+	// This turns off the check of the host name and of the host's roots, which does not fit SVIDs: they carry an ID,
+	// and their trust domain has roots of its own. VerifyConnection runs in every handshake and does the right check.
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ServerRole, hostport{})

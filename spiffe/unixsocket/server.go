@@ -307,11 +307,9 @@ func (s *Server) Run(ctx context.Context) error {
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(conns.Patient(l)) }()
 	looking, stopLooking := context.WithCancel(ctx)
-	looked := make(chan struct{})
-	go func() {
-		defer close(looked)
-		s.look(looking)
-	}()
+	defer stopLooking()
+	var looked sync.WaitGroup
+	looked.Go(func() { s.look(looking) })
 	var err error
 	select {
 	case <-ctx.Done():
@@ -320,7 +318,7 @@ func (s *Server) Run(ctx context.Context) error {
 		failed <- failure
 	}
 	stopLooking()
-	<-looked
+	looked.Wait()
 	s.remove() // before the listener is closed, as no other server takes the path until then
 	end()
 	drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainTime)

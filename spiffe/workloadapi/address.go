@@ -28,9 +28,9 @@ func (e *addressError) Error() string {
 	return s
 }
 
-// parseAddress parses the address of a Workload API in the form of the SPIFFE Workload Endpoint standard, section 4. The scheme
-// may be in upper case, and the path percent-encoded, as in any URI. Host names are refused, as a name
-// is not a place that the network protects. The error is an *addressError.
+// parseAddress parses the address of a Workload API in the form of the SPIFFE Workload Endpoint standard, section 4.
+// The scheme may be in upper case, and the path percent-encoded, as in any URI. Host names are refused, as a name is
+// not a place that the network protects. The error is an *addressError.
 func parseAddress(s string) (address, error) {
 	a, reason := readAddress(s)
 	if reason != "" {

@@ -60,6 +60,14 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	h.log = ratelog.New(h.opts.Logger, 0)
 	h.counts.init(h)
 
+	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: h.methods(), Admit: h.admit, MaxMessage: maxRequest,
+		ReceiveTimeout: requestTimeout, SendTimeout: sendTimeout,
+		Incoming: grpchttp.NewIncoming("workloadserver", maxIncoming, maxPeerIncoming)}
+	return h, nil
+}
+
+// methods returns the methods by their paths: those of the API that the options have, and reflection.
+func (h *Handler) methods() map[string]grpchttp.Method {
 	methods := reflection()
 	unary := func(name string, f func(ctx context.Context, request []byte) ([]byte, error)) {
 		methods[workloadwire.Service+name] = grpchttp.Unary(func(ctx context.Context, request []byte) ([]byte, error) {
@@ -97,10 +105,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	for path, method := range methods {
 		methods[path] = h.counted(method)
 	}
-	h.grpc = &grpchttp.Handler{Name: "workloadserver", Methods: methods, Admit: h.admit, MaxMessage: maxRequest,
-		ReceiveTimeout: requestTimeout, SendTimeout: sendTimeout,
-		Incoming: grpchttp.NewIncoming("workloadserver", maxIncoming, maxPeerIncoming)}
-	return h, nil
+	return methods
 }
 
 // ServeHTTP serves one request; a stream lasts until its context ends. Unknown methods, and those that [Options] leave
@@ -309,24 +314,34 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 			watch.failed(err)
 			_ = h.told(ctx, c.Request(), err) // the stream goes on
 		}
-		now := time.Now()
-		wait, expired := watch.wait(now)
-		if !expired.IsZero() {
-			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
-				"its source has no other", slog.String("id", expired.String()))
-		}
-		if !next.IsZero() {
-			wait = min(wait, next.Sub(now))
-		}
-		switch told = true; h.await(ctx, timer, wait, &v) {
-		case timeout:
-			told = false
-		case over:
-			return ended(ctx)
-		case closing:
-			return errClosing()
+		if told, err = h.pause(ctx, c, timer, &watch, next, &v); err != nil {
+			return err
 		}
 	}
+}
+
+// pause waits until a stream looks again: at next, unless that is zero, or when watch says so, or when something has
+// changed, which told reports.
+func (h *Handler) pause(ctx context.Context, c *grpchttp.Call, timer *time.Timer, watch *vigil, next time.Time,
+	v *view) (told bool, err error) {
+	now := time.Now()
+	wait, expired := watch.wait(now)
+	if !expired.IsZero() {
+		h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
+			"its source has no other", slog.String("id", expired.String()))
+	}
+	if !next.IsZero() {
+		wait = min(wait, next.Sub(now))
+	}
+	switch h.await(ctx, timer, wait, v) {
+	case timeout:
+		return false, nil
+	case over:
+		return false, ended(ctx)
+	case closing:
+		return false, errClosing()
+	}
+	return true, nil
 }
 
 // What await waits for.
@@ -365,18 +380,7 @@ func (h *Handler) awaitOnce(ctx context.Context, timer *time.Timer, v *view) int
 }
 
 func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, error) {
-	audience, id, err := workloadwire.ReadJWTSVIDRequest(request, maxAudiences+8)
-	switch {
-	case err != nil:
-		return nil, badRequest("the request is not a JWTSVIDRequest, or has too many audiences")
-	case len(audience) == 0 || len(audience) > maxAudiences:
-		return nil, badRequest("name an audience, and at most 64")
-	case slices.Contains(audience, ""):
-		return nil, badRequest("an audience is empty")
-	case len(strings.Join(audience, "")) > maxAudience:
-		return nil, badRequest("the audiences have more than 8 KiB, and no token has room for them")
-	}
-	want, err := parseWanted(id)
+	audience, want, err := readJWTSVIDRequest(request)
 	if err != nil {
 		return nil, err
 	}
@@ -407,6 +411,23 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 		return nil, none
 	}
 	return workloadwire.JWT.WriteSVIDs(m)
+}
+
+// readJWTSVIDRequest returns the audiences in a request, and the ID, the zero ID for all.
+func readJWTSVIDRequest(request []byte) (audience []string, want spiffe.ID, err error) {
+	audience, id, err := workloadwire.ReadJWTSVIDRequest(request, maxAudiences+8)
+	switch {
+	case err != nil:
+		return nil, want, badRequest("the request is not a JWTSVIDRequest, or has too many audiences")
+	case len(audience) == 0 || len(audience) > maxAudiences:
+		return nil, want, badRequest("name an audience, and at most 64")
+	case slices.Contains(audience, ""):
+		return nil, want, badRequest("an audience is empty")
+	case len(strings.Join(audience, "")) > maxAudience:
+		return nil, want, badRequest("the audiences have more than 8 KiB, and no token has room for them")
+	}
+	want, err = parseWanted(id)
+	return audience, want, err
 }
 
 // parseWanted parses the ID in a request, the zero ID for "".

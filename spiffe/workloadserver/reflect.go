@@ -118,11 +118,7 @@ func reflected(files []file, service string, request []byte) ([]byte, error) {
 		w.AddBytes(2, request)
 		switch {
 		case ask == 7:
-			w.Message(6, func(w *protofield.Writer) {
-				for _, name := range []string{"SpiffeWorkloadAPI", service} {
-					w.Message(1, func(w *protofield.Writer) { w.AddText(1, name) })
-				}
-			})
+			writeServices(w, service)
 		case last >= 0:
 			w.Message(4, func(w *protofield.Writer) {
 				for ; last >= 0; last-- {
@@ -134,6 +130,15 @@ func reflected(files []file, service string, request []byte) ([]byte, error) {
 				w.AddVarint(1, uint64(code))
 				w.AddText(2, text)
 			})
+		}
+	})
+}
+
+// writeServices writes the names of the services, of which reflection is one.
+func writeServices(w *protofield.Writer, reflection string) {
+	w.Message(6, func(w *protofield.Writer) {
+		for _, name := range []string{"SpiffeWorkloadAPI", reflection} {
+			w.Message(1, func(w *protofield.Writer) { w.AddText(1, name) })
 		}
 	})
 }

@@ -177,26 +177,61 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 // key. It does not verify the signature; verifiers do that.
 func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm,
 	err error) {
+	payload, err := checkWITHeader(token)
+	if err != nil {
+		return exp, 0, err
+	}
+	exp, cnf, err := checkWITClaims(payload, id)
+	switch {
+	case err != nil:
+		return exp, 0, err
+	case !now.Before(exp):
+		return exp, 0, errors.New("it has expired")
+	case cnf.Secret:
+		return exp, 0, errors.New(`the key in "cnf" shows its private half`)
+	}
+	confirmed, reason := cnf.PublicKey()
+	if reason != "" {
+		return exp, 0, fmt.Errorf(`the key in "cnf": %s`, reason)
+	}
+	alg, ok := jws.ParseAlgorithm(string(cnf.Alg))
+	if !ok || !alg.Fits(confirmed) {
+		return exp, 0, errors.New(`the "alg" in "cnf" is missing or does not fit its key`)
+	}
+	if key == nil {
+		return exp, 0, errors.New("it comes without its private key")
+	}
+	if pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !pub.Equal(confirmed) {
+		return exp, 0, errors.New("the private key is not the one that the token confirms")
+	}
+	return exp, alg, nil
+}
+
+// checkWITHeader checks the header of a token, and returns its payload.
+func checkWITHeader(token string) (payload []byte, err error) {
 	t, err := jws.Parse(token)
 	if err != nil {
-		return time.Time{}, 0, err
+		return nil, err
 	}
 	h, err := jws.ParseHeader(t.Header)
 	switch {
 	case err != nil:
-		return time.Time{}, 0, err
+		return nil, err
 	case h.Type != "wit+jwt":
-		return time.Time{}, 0, errors.New(`"typ" is not "wit+jwt"`)
+		return nil, errors.New(`"typ" is not "wit+jwt"`)
 	case h.KeyID == "":
-		return time.Time{}, 0, errors.New(`"kid" is missing or empty`)
+		return nil, errors.New(`"kid" is missing or empty`)
 	case slices.Contains(h.Extra, "crit"):
-		return time.Time{}, 0, errors.New(`there is a "crit"`)
+		return nil, errors.New(`there is a "crit"`)
 	}
+	return t.Payload, nil
+}
 
+// checkWITClaims checks the claims of a token for id, and returns its expiry and confirmation.
+func checkWITClaims(payload []byte, id spiffe.ID) (exp time.Time, cnf jws.Confirmation, err error) {
 	var sub, number []byte
-	var cnf jws.Confirmation
 	aud := false
-	r := strictjson.NewReader(t.Payload)
+	r := strictjson.NewReader(payload)
 	if r.Kind() != strictjson.Object {
 		r.Skip()
 	}
@@ -213,36 +248,17 @@ func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp
 		}
 	}
 	if err := r.End(); err != nil {
-		return time.Time{}, 0, fmt.Errorf("the payload is not strict JSON: %w", err)
+		return exp, cnf, fmt.Errorf("the payload is not strict JSON: %w", err)
 	}
 	switch {
 	case string(sub) != id.String():
-		return time.Time{}, 0, errors.New(`"sub" is missing or another ID`)
+		return exp, cnf, errors.New(`"sub" is missing or another ID`)
 	case aud:
-		return time.Time{}, 0, errors.New(`there is an "aud"`)
+		return exp, cnf, errors.New(`there is an "aud"`)
 	case number == nil:
-		return time.Time{}, 0, errors.New(`"exp" is missing or not a number`)
-	case cnf.Secret:
-		return time.Time{}, 0, errors.New(`the key in "cnf" shows its private half`)
+		return exp, cnf, errors.New(`"exp" is missing or not a number`)
 	}
-	if exp = jws.NumericDate(string(number)); !now.Before(exp) {
-		return time.Time{}, 0, errors.New("it has expired")
-	}
-	confirmed, reason := cnf.PublicKey()
-	if reason != "" {
-		return time.Time{}, 0, fmt.Errorf(`the key in "cnf": %s`, reason)
-	}
-	alg, ok := jws.ParseAlgorithm(string(cnf.Alg))
-	if !ok || !alg.Fits(confirmed) {
-		return time.Time{}, 0, errors.New(`the "alg" in "cnf" is missing or does not fit its key`)
-	}
-	if key == nil {
-		return time.Time{}, 0, errors.New("it comes without its private key")
-	}
-	if pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !pub.Equal(confirmed) {
-		return time.Time{}, 0, errors.New("the private key is not the one that the token confirms")
-	}
-	return exp, alg, nil
+	return jws.NumericDate(string(number)), cnf, nil
 }
 
 // privateJWK returns a private key as a JWK. Its public half is one that a WIT-SVID can confirm.

@@ -157,8 +157,8 @@ type Options struct {
 	// identity is given those of its others, and is refused if there are none. One that wraps [io/fs.ErrInvalid]
 	// says that the request is a mistake, such as several audiences where an issuer permits one: the caller is told
 	// the text, and not to repeat the request. One that wraps [errors.ErrUnsupported], as of an Authority without
-	// Config.JWT, is answered with Unimplemented. With any other error, and with one whose method Retryable() (after
-	// time.Duration, ok bool) reports true, the caller is told to come back, after that time.
+	// Config.JWT, is answered with Unimplemented. With any other error, and with one that says that it passes
+	// (see [spiffe.ErrNotReady]), the caller is told to come back, after the time in it.
 	IssueJWTSVID func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
 
 	// ValidateJWTSVID answers the method of that name; a *jwtsvid.Validator has it, and so has a *workloadapi.Client,
@@ -167,8 +167,8 @@ type Options struct {
 	// says. Nil means that the method answers Unimplemented.
 	//
 	// An error says that the token is not valid, unless it could not be judged: then the error is one of package
-	// context, or has a method Retryable() (after time.Duration, ok bool) that reports true, for instance because a
-	// bundle source fails. Callers are then told to come back.
+	// context, or says that it passes (see [spiffe.ErrNotReady]), for instance because a bundle source fails. Callers
+	// are then told to come back.
 	ValidateJWTSVID func(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error)
 
 	// IssueWITSVID answers FetchWITSVID; with it FetchWITBundles serves the WIT authorities of the bundles. A

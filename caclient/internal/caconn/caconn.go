@@ -297,9 +297,6 @@ func Present(get func() *tls.Certificate) *tls.Certificate {
 	return cert
 }
 
-// Name returns the name of the package that made c.
-func (c *Conn) Name() string { return c.cfg.Name }
-
 // Untrusted reports whether the CA's own certificate did not verify: the roots may be older than it, and are read
 // again.
 func Untrusted(err error) bool {

@@ -9,8 +9,8 @@ import (
 )
 
 // Subscribers are functions that are called with names, one call at a time, from a goroutine that holds no lock and
-// ends when the queue is empty. The zero value has none. Its methods are safe for concurrent use, and may be called with a
-// lock held that a function takes.
+// ends when the queue is empty. The zero value has none. Its methods are safe for concurrent use, and may be called
+// with a lock held that a function takes.
 type Subscribers struct {
 	mu     sync.Mutex
 	all    []*subscriber   // replaced, never changed

@@ -21,14 +21,14 @@ import (
 )
 
 var (
-	metricName = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
+	metricName = regexp.MustCompile(`^[a-z*][a-z0-9*]*(_[a-z0-9*]+)*$`)
 	metricHelp = regexp.MustCompile(`^[A-Z][^\n]* [^\n]*\.$`)
 )
 
 type metric struct{ name, help, pkg string }
 
-// TestMetrics writes the table of examples/METRICS.md: a metric is a name beside its help, as arguments or in a table. A function that
-// completes names has their common beginning.
+// TestMetrics writes the table of examples/METRICS.md: a metric is a name beside its help, as arguments or in a table. A
+// function that completes names has their common beginning. What is not constant is a star.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	var all []metric
@@ -45,11 +45,16 @@ func TestMetrics(t *testing.T) {
 			return err
 		}
 		f, err := parser.ParseFile(token.NewFileSet(), name, src, parser.SkipObjectResolution)
-		if err != nil || !strings.Contains(string(src), "svidkit/internal/metrics\"") {
+		if err != nil {
 			return err
 		}
+		uses := strings.Contains(string(src), "svidkit/internal/metrics\"")
 		for _, decl := range f.Decls {
-			all = append(all, metricsOf(decl, path.Dir(name))...)
+			for _, m := range metricsOf(decl, constsOf(f), path.Dir(name)) {
+				if uses || strings.HasPrefix(m.name, "svidkit_") {
+					all = append(all, m)
+				}
+			}
 		}
 		return nil
 	}))
@@ -62,14 +67,14 @@ func TestMetrics(t *testing.T) {
 	programtest.Section(t, *update, "../../../examples/METRICS.md", "<!-- metrics -->", "<!-- /metrics -->", table)
 }
 
-func metricsOf(decl ast.Decl, pkg string) []metric {
+func metricsOf(decl ast.Decl, consts map[string]string, pkg string) []metric {
 	var found []metric
 	prefix := ""
 	ast.Inspect(decl, func(n ast.Node) bool {
 		var list []ast.Expr
 		switch n := n.(type) {
 		case *ast.BinaryExpr:
-			if s, ok := literal(n.X); ok && strings.HasSuffix(s, "_") {
+			if s := textOf(n.X, consts); strings.HasSuffix(s, "_") && !strings.Contains(s, "*") {
 				prefix = s
 			}
 		case *ast.CallExpr:
@@ -78,10 +83,9 @@ func metricsOf(decl ast.Decl, pkg string) []metric {
 			list = n.Elts
 		}
 		for i := range max(len(list)-1, 0) {
-			name, ok := literal(list[i])
-			help, also := literal(list[i+1])
-			if ok && also && metricName.MatchString(name) && metricHelp.MatchString(help) {
-				found = append(found, metric{name, help, pkg})
+			name, help := textOf(list[i], consts), textOf(list[i+1], consts)
+			if metricName.MatchString(name) && metricHelp.MatchString(help) {
+				found = append(found, metric{name, strings.ReplaceAll(help, "*", "…"), pkg})
 			}
 		}
 		return true
@@ -91,20 +95,38 @@ func metricsOf(decl ast.Decl, pkg string) []metric {
 			found[i].name = prefix + found[i].name
 		}
 	}
-	return found
+	return slices.DeleteFunc(found, func(m metric) bool { return strings.HasPrefix(m.name, "*") })
 }
 
-// literal returns the value of a string literal, or of several that are joined.
-func literal(e ast.Expr) (string, bool) {
-	if sum, ok := e.(*ast.BinaryExpr); ok {
-		x, first := literal(sum.X)
-		y, second := literal(sum.Y)
-		return x + y, first && second
+// textOf returns the text of an expression, with * for each part that is not constant.
+func textOf(e ast.Expr, consts map[string]string) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if s, err := strconv.Unquote(e.Value); err == nil {
+			return s
+		}
+	case *ast.Ident:
+		if s, ok := consts[e.Name]; ok {
+			return s
+		}
+	case *ast.BinaryExpr:
+		return textOf(e.X, consts) + textOf(e.Y, consts)
 	}
-	l, ok := e.(*ast.BasicLit)
-	if !ok || l.Kind != token.STRING {
-		return "", false
-	}
-	s, err := strconv.Unquote(l.Value)
-	return s, err == nil
+	return "*"
+}
+
+// constsOf returns the constant texts of a file.
+func constsOf(f *ast.File) map[string]string {
+	consts := map[string]string{}
+	ast.Inspect(f, func(n ast.Node) bool {
+		if v, ok := n.(*ast.ValueSpec); ok && len(v.Values) == len(v.Names) {
+			for i, name := range v.Names {
+				if s := textOf(v.Values[i], consts); !strings.Contains(s, "*") {
+					consts[name.Name] = s
+				}
+			}
+		}
+		return true
+	})
+	return consts
 }

@@ -1,6 +1,5 @@
 // Package jws reads JSON Web Signatures in compact form (RFC 7515) and JSON Web Keys (RFC 7517)
-// strictly, with the standard library alone. It verifies and signs nothing. Package internal/tokens/token
-// runs it before go-jose; packages that do not link go-jose use it alone.
+// strictly, with the standard library alone. It verifies and signs nothing: package internal/tokens/token does.
 //
 // It is strict where readers differ: a token has three parts, each in base64url without padding, line breaks or stray
 // bits at the end; a header is one JSON object without duplicate members.

@@ -257,14 +257,3 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkParse(b *testing.B) {
-	enc := base64.RawURLEncoding.EncodeToString
-	token := enc([]byte(`{"alg":"ES256","kid":"key","typ":"JWT"}`)) + "." + enc(bytes.Repeat([]byte("a"), 300)) + "." + enc(make([]byte, 64))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := jws.Parse(token); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

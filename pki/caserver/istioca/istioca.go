@@ -104,8 +104,8 @@ type Options struct {
 	Authenticator authn.Authenticator
 
 	// Policy decides what a caller is certified for; nil means its own ID and nothing else. An error refuses the
-	// caller with PermissionDenied. If the error has a method Retryable() (after time.Duration, ok bool) that returns
-	// true, the code is Unavailable. Policy is safe for concurrent use.
+	// caller with PermissionDenied. If the error says that it passes (see [spiffe.ErrNotReady]), the code is
+	// Unavailable. Policy is safe for concurrent use.
 	//
 	// Istio's CA also grants the DNS names that the caller's certificate has, so that a caller that renews keeps all
 	// of its names: caller.DNSNames. It is not the default, because a DNS name then outlives the decision to give it

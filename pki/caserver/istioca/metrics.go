@@ -52,17 +52,17 @@ func (m *serverMetrics) init(s *Server) {
 	m.failed = m.Counters("citadel_server_csr_sign_err_count", "The number of errors while signing a CSR.", "error",
 		values...)
 	m.issued = m.Counter("citadel_server_success_cert_issuance_count", "The number of certificates issued.")
-	m.expiry("citadel_server_root_cert_expiry", "the first root", s.root)
-	m.expiry("citadel_server_cert_chain_expiry", "the intermediate that signs", func() *x509.Certificate {
-		if t := s.tail.Load(); t != nil {
-			return t.signer
-		}
-		return nil
-	})
+	m.expiry(s.root,
+		"citadel_server_root_cert_expiry_timestamp", "When the first root expires, in seconds since 1970.",
+		"citadel_server_root_cert_expiry_seconds", "The seconds until the first root expires; negative after that.")
+	m.expiry(s.intermediate,
+		"citadel_server_cert_chain_expiry_timestamp", "When the intermediate that signs expires, in seconds since 1970.",
+		"citadel_server_cert_chain_expiry_seconds",
+		"The seconds until the intermediate that signs expires; negative after that.")
 }
 
 // expiry adds two gauges about the end of a certificate, which may be nil.
-func (m *serverMetrics) expiry(name, what string, certificate func() *x509.Certificate) {
+func (m *serverMetrics) expiry(certificate func() *x509.Certificate, stamp, stampHelp, left, leftHelp string) {
 	add := func(name, help string, value func(end time.Time) float64) {
 		m.Gauge(name, help, func() (float64, bool) {
 			if c := certificate(); c != nil {
@@ -71,10 +71,16 @@ func (m *serverMetrics) expiry(name, what string, certificate func() *x509.Certi
 			return 0, false
 		})
 	}
-	add(name+"_timestamp", "When "+what+" expires, in seconds since 1970.",
-		func(end time.Time) float64 { return float64(end.Unix()) })
-	add(name+"_seconds", "The seconds until "+what+" expires; negative after that.",
-		func(end time.Time) float64 { return time.Until(end).Seconds() })
+	add(stamp, stampHelp, func(end time.Time) float64 { return float64(end.Unix()) })
+	add(left, leftHelp, func(end time.Time) float64 { return time.Until(end).Seconds() })
+}
+
+// intermediate returns the certificate that signs, or nil if none is known.
+func (s *Server) intermediate() *x509.Certificate {
+	if t := s.tail.Load(); t != nil {
+		return t.signer
+	}
+	return nil
 }
 
 // root returns the first root, or nil if none is known.

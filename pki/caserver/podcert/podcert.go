@@ -95,8 +95,8 @@ type Options struct {
 	CA          ca.Signer          // required
 
 	// ID returns the identity of a pod, from what the API server vouches for: all members but Cluster are set. An
-	// error denies the request, and its text is readable in the cluster; one with a method Retryable() (time.Duration,
-	// bool) that returns true has the request wait. ID is called from many goroutines, and must not block. Nil means
+	// error denies the request, and its text is readable in the cluster; one that says that it passes (see
+	// [spiffe.ErrNotReady]) makes the request wait. ID is called from many goroutines, and must not block. Nil means
 	// [spiffe.TrustDomain.KubernetesID]. See [Template].
 	ID func(spiffe.Pod) (spiffe.ID, error)
 

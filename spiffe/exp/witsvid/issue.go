@@ -36,7 +36,7 @@ type IssuerOptions struct {
 	// PS384 and PS512.
 	Algorithm string
 
-	// Lifetime is that of the tokens, cut to whole seconds; 0 means an hour.
+	// Lifetime is how long a token lasts, cut to whole seconds; 0 means an hour.
 	Lifetime time.Duration
 
 	// Now gives the time of issue. Nil means time.Now. It must be safe for concurrent use.

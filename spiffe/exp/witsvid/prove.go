@@ -64,7 +64,7 @@ type Prover struct {
 	// concurrent use. Required.
 	Source func() (*SVID, error)
 
-	// Lifetime is that of the proofs, in whole seconds up to five minutes; 0 means one
+	// Lifetime is how long a proof lasts, in whole seconds up to five minutes; 0 means one
 	// minute. A proof never outlives its token.
 	Lifetime time.Duration
 

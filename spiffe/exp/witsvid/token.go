@@ -25,8 +25,8 @@ var (
 )
 
 // ErrUnavailable says that the bundle source failed, or that more proofs were used than can be remembered, so that
-// nothing was judged. The client may try again later. Such an error also has a method
-// Retryable() (after time.Duration, ok bool).
+// nothing was judged. The client may try again later. Such an error says so, too: see
+// [spiffe.ErrNotReady].
 //
 // Any other error of a [Validator] says why the token or proof is refused, and names the ID that the token
 // claims, cut to a bounded length. It wraps [spiffe.ErrUnknownTrustDomain] for a trust domain without a bundle,

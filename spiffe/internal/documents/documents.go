@@ -40,8 +40,8 @@ func Bundle(source spiffe.BundleSource, td spiffe.TrustDomain) (func() (*spiffe.
 // Document is what a handler serves, a comparable value. Two that are not == may still have the same bytes.
 type Document interface{ Marshal() ([]byte, error) }
 
-// Handler returns a handler that serves the document of the moment, with an entity tag, and lets caches keep it for maxAge.
-// While there is none, or it cannot be encoded, the status is 503.
+// Handler returns a handler that serves the document of the moment, with an entity tag, and lets caches keep it for
+// maxAge. While there is none, or it cannot be encoded, the status is 503.
 func Handler(current func() (d Document, maxAge time.Duration)) http.Handler {
 	return &handler{current: current}
 }

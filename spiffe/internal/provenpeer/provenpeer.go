@@ -1,6 +1,6 @@
-// Package provenpeer carries the proven client of a request in a context: package spiffetest hands a peer to
-// handlers of package spiffetls without a TLS connection, and package spiffegrpc a connection. Programs cannot
-// import it, so that the peer of a request is that of its connection.
+// Package provenpeer carries the proven client of a request in a context: package spiffetest hands a peer to handlers
+// of package spiffetls without a TLS connection, and package spiffegrpc a connection. Programs cannot import it, so
+// that the peer of a request is that of its connection.
 package provenpeer
 
 import (

@@ -111,7 +111,9 @@ func (e *Endpoint) start(l net.Listener) {
 	if err != nil {
 		e.t.Fatalf("federationtest: %v", err)
 	}
-	e.dial = faulty.Start(e.t, faulty.Config{Listener: l, Handler: handler, Deny: denied, Garble: garbled, TLS: config})
+	e.dial = faulty.Start(e.t, faulty.Config{
+		Listener: l, Handler: handler, Deny: denied, Garble: garbled, TLS: config,
+	})
 }
 
 // source is the bundle of the CA as it is now.
@@ -140,7 +142,8 @@ func (e *Endpoint) Relationship() federation.Relationship {
 	}
 }
 
-// Options returns the options of a consumer that reaches these endpoints, in memory or not, and all others by the network.
+// Options returns the options of a consumer that reaches these endpoints, in memory or not, and all others by the
+// network.
 func Options(endpoints ...*Endpoint) federation.Options {
 	memory := map[string]*memconn.Listener{}
 	for _, e := range endpoints {
@@ -175,7 +178,8 @@ func (e *Endpoint) ExpireIn(d time.Duration) {
 func (e *Endpoint) mint(edit func(*x509.Certificate)) {
 	e.t.Helper()
 	svid := e.ca.SVID(path, func(c *x509.Certificate) {
-		c.IPAddresses, c.DNSNames = []net.IP{net.IPv4(127, 0, 0, 1)}, []string{"localhost", e.ca.TrustDomain().String()}
+		c.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
+		c.DNSNames = []string{"localhost", e.ca.TrustDomain().String()}
 		edit(c)
 	})
 	e.mu.Lock()
