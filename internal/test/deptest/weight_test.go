@@ -50,7 +50,7 @@ func TestWeight(t *testing.T) {
 		{"pki/caserver/podcert", "podcert.New, (*podcert.Signer).Run", 7.2},
 		{"pki/caserver/istioca", "istioca.New, (*istioca.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
-		{"authn/athenz/athenzname", "athenzname.Mapping.Service, athenzname.Instance.Expectation", 4},
+		{"authn/athenz/athenzname", "athenzname.Mapping.Service, athenzname.ParseService", 4},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
 		{"caclient", "caclient.New, caclient.Check", 5},
 		{"caclient/local", "local.New, (*ca.Authority).Run", 6},
