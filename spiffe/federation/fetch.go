@@ -158,6 +158,14 @@ func (e *endpoint) ask(
 		return nil, err
 	}
 	a.received = response.StatusCode
+	if response.StatusCode == http.StatusNotModified && conditional {
+		return nil, nil
+	}
+	return e.read(o, response, a, hops)
+}
+
+// read reads a response into a, or returns the URL to which it redirects.
+func (e *endpoint) read(o *Options, response *http.Response, a *answer, hops int) (next *url.URL, err error) {
 	switch response.StatusCode {
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
 		http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
@@ -168,14 +176,10 @@ func (e *endpoint) ask(
 			return nil, err
 		}
 		if value := usableETag(response.Header.Get("Etag")); value != "" {
-			a.etag = tag{value, u.String()}
+			a.etag = tag{value, response.Request.URL.String()}
 		}
 		a.bundle, err = e.parse(e.td, doc)
 		return nil, err
-	case http.StatusNotModified:
-		if conditional {
-			return nil, nil
-		}
 	}
 	return nil, fmt.Errorf("HTTP status %d, not 200", response.StatusCode)
 }

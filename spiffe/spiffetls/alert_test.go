@@ -36,7 +36,9 @@ func TestAlert(t *testing.T) {
 					if assert.ErrorContains(t, err, "remote error: tls: bad certificate") {
 						return
 					}
-					_ = resp.Body.Close()
+					if err == nil {
+						_ = resp.Body.Close()
+					}
 				})
 			}
 		}

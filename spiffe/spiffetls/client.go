@@ -115,22 +115,7 @@ func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, add
 	raw := &rawConn{Conn: below, e: e, client: true, born: time.Now()}
 	var proven proof // if the handshake succeeds
 	var state tls.ConnectionState
-	c := d.config.Clone()
-	if c.ServerName == "" {
-		c.ServerName = at.host // net/http made it
-	}
-	if c.ClientSessionCache != nil {
-		c.ClientSessionCache = sessionsAt{c.ClientSessionCache, at.String()}
-	}
-	c.InsecureSkipVerify = true // see ClientConfig
-	c.VerifyConnection = func(cs tls.ConnectionState) (err error) {
-		cs.ServerName = c.ServerName // crypto/tls leaves out an IP address
-		state = cs
-		if proven, err = e.verify(cs, spiffe.ServerRole, at); err == nil && d.config.VerifyConnection != nil {
-			err = d.config.VerifyConnection(cs)
-		}
-		return err
-	}
+	c := e.configAt(d.config, at, &proven, &state)
 	hctx := ctx
 	if d.timeout > 0 {
 		var cancel context.CancelFunc
@@ -155,6 +140,27 @@ func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, add
 	raw.verified(proven, state)
 	raw.holds = e.holds(proven, addr)
 	return conn, nil
+}
+
+// configAt returns base for one connection to an address, which stores what the handshake proves.
+func (e *Endpoint) configAt(base *tls.Config, at hostport, proven *proof, state *tls.ConnectionState) *tls.Config {
+	c := base.Clone()
+	if c.ServerName == "" {
+		c.ServerName = at.host // net/http made it
+	}
+	if c.ClientSessionCache != nil {
+		c.ClientSessionCache = sessionsAt{c.ClientSessionCache, at.String()}
+	}
+	c.InsecureSkipVerify = true // see ClientConfig
+	c.VerifyConnection = func(cs tls.ConnectionState) (err error) {
+		cs.ServerName = c.ServerName // crypto/tls leaves out an IP address
+		*state = cs
+		if *proven, err = e.verify(cs, spiffe.ServerRole, at); err == nil && base.VerifyConnection != nil {
+			err = base.VerifyConnection(cs)
+		}
+		return err
+	}
+	return c
 }
 
 // holds returns a function that says why a server is no longer allowed at its address, or nil if that cannot change.

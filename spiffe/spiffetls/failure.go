@@ -28,7 +28,7 @@ type HandshakeError struct {
 	// Clock is empty, or says in words why a clock may be wrong. It is a guess.
 	Clock string
 
-	hint string // what else may help
+	hint string // another remedy
 }
 
 // Error names the side that was refused, the reason, and Clock if it is set.
@@ -168,7 +168,7 @@ func stageOf(err error) string {
 	return "tls"
 }
 
-// message is what a Logger is told of f.
+// message is the text of the log line.
 func (f *failure) message() string {
 	switch {
 	case f.stage == "request":

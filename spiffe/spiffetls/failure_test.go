@@ -163,8 +163,8 @@ func TestClockIsSuspected(t *testing.T) {
 	}
 }
 
-// TestFailureLog sends clients of all kinds to a server and looks at its page.
-func TestFailureLog(t *testing.T) {
+// TestFailures sends clients of all kinds to a server and looks at what it keeps of them.
+func TestFailures(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	var failures, clients spiffetls.Metrics
@@ -233,8 +233,8 @@ func TestFailureLog(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 }
 
-// TestFailureLogIsBounded: unauthenticated peers cannot make it grow, and cannot inject lines into its page.
-func TestFailureLogIsBounded(t *testing.T) {
+// TestFailuresAreBounded: unauthenticated peers cannot make the list grow.
+func TestFailuresAreBounded(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	var failures spiffetls.Metrics

@@ -125,7 +125,7 @@ func (g *Governor) logger() *slog.Logger {
 	return g.log
 }
 
-// woken returns the channel that tells Run of a new connection.
+// woken returns the channel by which a new connection wakes Run.
 func (g *Governor) woken() chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -264,7 +264,7 @@ func selectCases(channels ...<-chan struct{}) (cases []reflect.SelectCase) {
 	return cases
 }
 
-// changes returns the channels that tell of the next change of a source of a connection.
+// changes returns the channels that are closed when a source of a connection changes.
 func (g *Governor) changes() (all []<-chan struct{}) {
 	heard := map[*Endpoint]bool{}
 	for _, c := range g.all() {

@@ -189,12 +189,12 @@ type Endpoint struct {
 	server   *tls.Config      // of Listener and Server; nil if it cannot be a server
 	client   *tls.Config      // of DialContext and Client
 	log      *ratelog.Log     // nil for none
-	changers []changer        // those of the sources that say when they change
+	changers []changer        // the sources that announce changes
 
 	noServer, noClient error // why it cannot be one
 }
 
-// changer is a source that says when it changes.
+// changer is a source that announces changes.
 type changer interface{ Changed() <-chan struct{} }
 
 // New returns an Endpoint that can be a server, a client, or both. It copies the Config. What a server or a client
