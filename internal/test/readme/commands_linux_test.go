@@ -127,17 +127,17 @@ func (c *terminal) await(text string) {
 	require.Eventually(c.t, func() bool { return strings.Contains(c.text(), text) }, time.Minute, 10*time.Millisecond, text)
 }
 
-// TestTwoCommands runs the two commands of README.md as they are printed there, and each again. The identity is served, the
+// TestTwoCommands runs the two commands of examples/README.md as they are printed there, and each again. The identity is served, the
 // CA knows the agent's token after its restart, and nothing is a warning.
 func TestTwoCommands(t *testing.T) {
 	rounds.Slow(t)
 	if !isolate(t) {
 		return
 	}
-	page, err := os.ReadFile("../../../README.md")
+	page, err := os.ReadFile("../../../examples/README.md")
 	require.NoError(t, err)
 	printed := regexp.MustCompile(`(?m)^    (go run \./examples/ca)\n    (go run \./examples/agent)$`).FindStringSubmatch(string(page))
-	require.NotNil(t, printed, "README.md has the two commands")
+	require.NotNil(t, printed, "examples/README.md has the two commands")
 	home, run := t.TempDir(), t.TempDir()
 	cache, err := exec.Command("go", "env", "GOCACHE", "GOMODCACHE", "GOPATH").Output()
 	require.NoError(t, err)
