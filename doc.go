@@ -88,10 +88,10 @@
 //
 // Packages are independent: each can be imported alone, siblings do not import each other, and no two of the
 // directories spiffe, pki, caclient, secretcache, sds and authn import each other. Packages meet in the types of
-// spiffe and pki, and in interfaces of one to three methods that the importing package declares. Packs put others
-// together for one system: istioagent, workloadagent and podcert. Packs and kits for tests are best effort, and none
-// enters without a real peer in CI, or a stated reason why there is none; RELEASING.md says what each tier promises.
-// examples/PACKAGES.md says what each package links and weighs.
+// spiffe and pki, and in interfaces of one to three methods that the importing package declares. Three put others
+// together for one system: istioagent, workloadagent and podcert. These and the kits for tests are best effort, and
+// none enters without a real peer in CI, or a stated reason why there is none; RELEASING.md says what each tier
+// promises. examples/PACKAGES.md says what each package links and weighs.
 //
 // # The programs
 //

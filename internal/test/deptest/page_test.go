@@ -16,7 +16,7 @@ import (
 
 // The floors of the house, from the top. A package imports its own floor and those below, and a kit imports all of them.
 const (
-	packs = iota
+	systems = iota
 	delivery
 	core
 	ground
@@ -28,7 +28,7 @@ var floors = []struct {
 	id, title, text string
 	packages        []string
 }{
-	packs: {"packs", "Packs", "Each puts other packages together for one system. They are best effort.", []string{
+	systems: {"systems", "For one system", "Each puts other packages together for one system. They are best effort.", []string{
 		"pki/caserver/podcert", "sds/istioagent", "sds/workloadagent",
 	}},
 	delivery: {"delivery", "Delivery", "What is served and asked for by gRPC, which is spoken over net/http.", []string{
