@@ -174,8 +174,8 @@ type Config struct {
 
 	// Jitter is a fraction of the lifetime too: renewal starts earlier by a random part of it, never
 	// later. 0 means 0.2, or half of what GraceRatio leaves if that is less. With 0.2 a fleet that was
-	// all started in one moment asks the CA at twice the mean rate at most, from the first renewal on;
-	// with 0.01, as some agents have it, at fifty times the mean. GraceRatio and Jitter together must
+	// all started in one moment asks the CA at three times the mean rate at most, from the first renewal on;
+	// with 0.01, which some agents use, at fifty times the mean. GraceRatio and Jitter together must
 	// be less than 1.
 	Jitter float64
 
