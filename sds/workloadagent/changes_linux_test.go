@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
@@ -94,8 +95,7 @@ func (p *place) delta(t *testing.T, names ...string) *deltaStream {
 }
 
 func (d *deltaStream) send(r *envoysds.DeltaDiscoveryRequest) {
-	message, err := proto.Marshal(r)
-	require.NoError(d.t, err)
+	message := must.Get(proto.Marshal(r))(d.t)
 	require.NoError(d.t, d.stream.Send(message))
 }
 
@@ -103,8 +103,7 @@ func (d *deltaStream) send(r *envoysds.DeltaDiscoveryRequest) {
 func (d *deltaStream) until(want map[string]bool) {
 	d.t.Helper()
 	for !maps.Equal(want, d.has) {
-		message, err := d.stream.Receive()
-		require.NoError(d.t, err, "wanted %v, has %v", want, d.has)
+		message := must.Get(d.stream.Receive())(d.t, "wanted %v, has %v", want, d.has)
 		var r envoysds.DeltaDiscoveryResponse
 		require.NoError(d.t, proto.Unmarshal(message, &r))
 		for _, one := range r.GetResources() {

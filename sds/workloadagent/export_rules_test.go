@@ -3,8 +3,8 @@ package workloadagent
 import (
 	"testing"
 
-	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
@@ -12,8 +12,7 @@ import (
 // Rules returns what a file with data says.
 func Rules(t testing.TB, data string) *rules {
 	t.Helper()
-	r, err := parse([]byte(data), spiffe.TrustDomain{}, true)
-	require.NoError(t, err, "%s", data)
+	r := must.Get(parse([]byte(data), spiffe.TrustDomain{}, true))(t, "%s", data)
 	return r
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -46,16 +47,11 @@ func TestLayouts(t *testing.T) {
 	t.Parallel()
 	ca, other := newCA(t), spiffetest.NewCA(t, "partner.test")
 	svid := ca.Intermediate().SVID("/web")
-	certs, key, err := svid.MarshalPEM()
-	require.NoError(t, err)
-	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	doc, err := ca.Bundle().Marshal()
-	require.NoError(t, err)
-	set, err := spiffe.NewBundleSet(ca.Bundle(), other.Bundle())
-	require.NoError(t, err)
-	all, err := set.Marshal()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalPEM())(t)
+	ecKey := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	doc := must.Get(ca.Bundle().Marshal())(t)
+	set := must.Get(spiffe.NewBundleSet(ca.Bundle(), other.Bundle()))(t)
+	all := must.Get(set.Marshal())(t)
 	files := map[string][]byte{
 		"tls.crt": certs, "tls.key": key, "ca.crt": ca.Bundle().MarshalPEM(),
 		"key-first.pem": slices.Concat(key, certs), "chain-first.pem": slices.Concat(certs, key),
@@ -106,13 +102,11 @@ func TestLayouts(t *testing.T) {
 			assert.Equal(t, test.domains, st.TrustDomains)
 			assert.Equal(t, test.domains, s.Bundles().Len())
 			for td, n := range test.roots {
-				b, err := s.Bundle(td)
-				require.NoError(t, err)
+				b := must.Get(s.Bundle(td))(t)
 				assert.Len(t, slices.Collect(b.X509Authorities()), n)
 			}
 			for td, n := range test.keys {
-				b, err := s.Bundle(td)
-				require.NoError(t, err)
+				b := must.Get(s.Bundle(td))(t)
 				assert.Len(t, maps.Collect(b.JWTAuthorities()), n)
 			}
 			_, err := s.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
@@ -139,8 +133,7 @@ func TestLayouts(t *testing.T) {
 // jwk returns a key of a JWK Set with a key ID and more members.
 func jwk(t testing.TB, key *ecdsa.PrivateKey, id, more string) string {
 	t.Helper()
-	point, err := key.PublicKey.Bytes()
-	require.NoError(t, err)
+	point := must.Get(key.PublicKey.Bytes())(t)
 	b64 := base64.RawURLEncoding.EncodeToString
 	if more != "" {
 		more = "," + more
@@ -170,8 +163,7 @@ func TestConfig(t *testing.T) {
 		_, err := filesource.New(cfg)
 		require.ErrorContains(t, err, text)
 		require.ErrorContains(t, err, "filesource: new: ")
-		_, err = filesource.Start(t.Context(), cfg)
-		require.ErrorContains(t, err, text)
+		require.ErrorContains(t, must.Err(filesource.Start(t.Context(), cfg)), text)
 	}
 }
 
@@ -180,8 +172,7 @@ const credential = "credential-bundle.private-key.x509.pem"
 // folder returns what is in a credential folder.
 func folder(t testing.TB, svid *spiffe.SVID, bundles ...*spiffe.Bundle) map[string][]byte {
 	t.Helper()
-	certs, key, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalPEM())(t)
 	files := map[string][]byte{credential: append(key, certs...)}
 	for _, b := range bundles {
 		files[b.TrustDomain().String()+".spiffe-trust-bundle.x509.pem"] = b.MarshalPEM()
@@ -237,8 +228,7 @@ func TestFolder(t *testing.T) {
 
 	// Without the identity the folder is not whole: the volume may be away.
 	v.swap(t, 0o644, map[string][]byte{})
-	links, err := filepath.Glob(filepath.Join(v.dir, "*.pem"))
-	require.NoError(t, err)
+	links := must.Get(filepath.Glob(filepath.Join(v.dir, "*.pem")))(t)
 	for _, link := range links { // as the kubelet does
 		require.NoError(t, os.Remove(link))
 	}
@@ -265,14 +255,12 @@ func TestLargeFolder(t *testing.T) {
 		write(t, filepath.Join(dir, fmt.Sprintf("a%d.test.spiffe-trust-bundle.x509.pem", i)), large)
 	}
 	write(t, filepath.Join(dir, "huge.test.spiffe-trust-bundle.x509.pem"), append(large, large...))
-	s, err := filesource.New(filesource.Config{Folder: dir})
-	require.NoError(t, err)
+	s := must.Get(filesource.New(filesource.Config{Folder: dir}))(t)
 	go func() { _ = s.Run(t.Context()) }()
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	require.Eventually(t, func() bool { return s.Status().Err != nil }, patience, time.Millisecond)
 	require.Equal(t, number(svid), serial(t, s))
-	_, err = s.Bundle(partner)
-	require.NoError(t, err)
+	must.Get(s.Bundle(partner))(t)
 	assert.Equal(t, 2+9, s.Bundles().Len(), "9 of 900 kB in 8 MiB")
 	text := s.Status().Err.Error()
 	assert.Contains(t, text, "too many beside the other files")
@@ -309,9 +297,8 @@ func TestFolderByVariable(t *testing.T) { // not parallel, as it sets a variable
 	}
 	t.Setenv("SPIFFE_CREDENTIAL_FOLDER", dir)
 	s := start(t, filesource.Config{ID: spiffe.MustParseID("spiffe://example.org/web")})
-	_, err := s.SVID()
-	require.NoError(t, err)
-	_, err = filesource.New(filesource.Config{KeyFile: "k"})
+	must.Get(s.SVID())(t)
+	_, err := filesource.New(filesource.Config{KeyFile: "k"})
 	require.ErrorContains(t, err, "a KeyFile and no CertFile", "the variable is for a Config that names no files")
 }
 
@@ -319,16 +306,14 @@ func TestLife(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	ca, dir := newCA(t), t.TempDir()
-	s, err := filesource.New(layout(dir))
-	require.NoError(t, err)
+	s := must.Get(filesource.New(layout(dir)))(t)
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	err = s.Ready(soon)
+	err := s.Ready(soon)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "neither called Start nor Run")
-	_, err = s.SVID()
-	require.ErrorContains(t, err, "neither called Start nor Run")
+	require.ErrorContains(t, must.Err(s.SVID()), "neither called Start nor Run")
 	_, err = s.Bundle(td)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
@@ -354,8 +339,7 @@ func TestLife(t *testing.T) {
 	require.NoError(t, s.Ready(t.Context()))
 	stop()
 	require.NoError(t, <-ended, "a clean stop")
-	_, err = s.SVID()
-	require.NoError(t, err, "what was read stays")
+	must.Get(s.SVID())(t, "what was read stays")
 	require.NoError(t, s.Close())
 	require.NoError(t, s.Close())
 	require.ErrorContains(t, s.Run(t.Context()), "closed")
@@ -454,17 +438,15 @@ func TestOldBeforeNew(t *testing.T) {
 				test.cfg(&cfg)
 			}
 			s := start(t, cfg)
-			snap, err := s.Snapshot()
-			require.NoError(t, err)
+			snap := must.Get(s.Snapshot())(t)
 
 			test.damage(t, dir)
-			err = awaitErr(t, s, test.want)
+			err := awaitErr(t, s, test.want)
 			if test.is != nil {
 				require.ErrorIs(t, err, test.is)
 			}
 			assert.NotContains(t, err.Error(), "PRIVATE KEY-----")
-			now, err := s.Snapshot()
-			require.NoError(t, err)
+			now := must.Get(s.Snapshot())(t)
 			assert.Same(t, snap, now, "the last good stays")
 			assert.True(t, s.Status().Ready)
 			require.Eventually(t, func() bool { return len(log.lines(t, "files refused, the ones before stay in use")) > 0 }, patience, time.Millisecond)
@@ -512,8 +494,7 @@ func TestPartsGoOn(t *testing.T) {
 	cfg := layout(dir)
 	cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: federated, TrustDomain: partner})
 	s := start(t, cfg)
-	own, err := s.Bundle(td)
-	require.NoError(t, err)
+	own := must.Get(s.Bundle(td))(t)
 
 	// The partner's file is damaged: the identity is renewed all the same.
 	write(t, federated, []byte("garbage"))
@@ -522,8 +503,7 @@ func TestPartsGoOn(t *testing.T) {
 	putSVID(t, dir, second)
 	require.Eventually(t, func() bool { return serial(t, s) == number(second) }, patience, time.Millisecond)
 	assert.ErrorContains(t, s.Status().Err, "partner.pem")
-	b, err := s.Bundle(partner)
-	require.NoError(t, err)
+	b := must.Get(s.Bundle(partner))(t)
 	assert.True(t, sameRoots(b, other.Bundle()))
 
 	// The identity is damaged: the partner's bundle is renewed all the same.
@@ -537,16 +517,14 @@ func TestPartsGoOn(t *testing.T) {
 	}, patience, time.Millisecond)
 	assert.ErrorContains(t, s.Status().Err, "tls.key")
 	assert.Equal(t, number(second), serial(t, s))
-	now, err := s.Bundle(td)
-	require.NoError(t, err)
+	now := must.Get(s.Bundle(td))(t)
 	assert.Same(t, own, now, "what has not changed is the same value")
 
 	// All is as it was.
 	write(t, federated, before.MarshalPEM())
 	putSVID(t, dir, svid)
 	awaitSVID(t, s, svid)
-	b, err = s.Bundle(partner)
-	require.NoError(t, err)
+	b = must.Get(s.Bundle(partner))(t)
 	assert.True(t, sameRoots(b, before), "not what came between")
 }
 
@@ -594,10 +572,8 @@ func TestSequence(t *testing.T) {
 	ca, dir := newCA(t), t.TempDir()
 	path := filepath.Join(dir, "bundle.json")
 	put := func(n uint64, roots ...*x509.Certificate) *spiffe.Bundle {
-		b, err := spiffe.NewBundle(partner, spiffe.BundleContents{X509Authorities: roots, Sequence: &n})
-		require.NoError(t, err)
-		doc, err := b.Marshal()
-		require.NoError(t, err)
+		b := must.Get(spiffe.NewBundle(partner, spiffe.BundleContents{X509Authorities: roots, Sequence: &n}))(t)
+		doc := must.Get(b.Marshal())(t)
 		write(t, path, doc)
 		return b
 	}
@@ -606,21 +582,18 @@ func TestSequence(t *testing.T) {
 	s := start(t, cfg)
 	put(6, ca.Root(), newCA(t).Root())
 	awaitErr(t, s, "has the sequence number 6, and the one in force has 7")
-	b, err := s.Bundle(partner)
-	require.NoError(t, err)
+	b := must.Get(s.Bundle(partner))(t)
 	n, _ := b.Sequence()
 	assert.EqualValues(t, 7, n)
 	// No authorities are an answer: all is revoked.
 	put(8)
 	require.Eventually(t, func() bool { b, _ := s.Bundle(partner); n, _ := b.Sequence(); return n == 8 }, patience, time.Millisecond)
-	b, err = s.Bundle(partner)
-	require.NoError(t, err)
+	b = must.Get(s.Bundle(partner))(t)
 	assert.Empty(t, slices.Collect(b.X509Authorities()))
 	// After a restart the operator's word counts.
 	put(6, ca.Root())
 	awaitErr(t, s, "restart")
-	b, err = start(t, cfg).Bundle(partner)
-	require.NoError(t, err)
+	b = must.Get(start(t, cfg).Bundle(partner))(t)
 	n, _ = b.Sequence()
 	assert.EqualValues(t, 6, n)
 }
@@ -631,8 +604,7 @@ func TestFilesThatDoNotGoTogether(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	key := func() *ecdsa.PrivateKey {
-		k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		require.NoError(t, err)
+		k := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 		return k
 	}
 	one, two := key(), key()
@@ -647,14 +619,12 @@ func TestFilesThatDoNotGoTogether(t *testing.T) {
 	}
 	s := start(t, cfg)
 	ids := func() []string {
-		b, err := s.Bundle(partner)
-		require.NoError(t, err)
+		b := must.Get(s.Bundle(partner))(t)
 		return slices.Sorted(maps.Keys(maps.Collect(b.JWTAuthorities())))
 	}
 	assert.Equal(t, []string{"1", "2", "3"}, ids())
 	write(t, c, doc(jwk(t, one, "2", ""))) // not what b has
-	err := awaitErr(t, s, "do not go together")
-	assert.ErrorContains(t, err, `two different keys have the key ID "2"`)
+	assert.ErrorContains(t, awaitErr(t, s, "do not go together"), `two different keys have the key ID "2"`)
 	assert.Equal(t, []string{"1", "2", "3"}, ids())
 	write(t, b, doc())
 	require.Eventually(t, func() bool { return s.Status().Err == nil }, patience, time.Millisecond)
@@ -915,13 +885,11 @@ func TestRefuse(t *testing.T) {
 	for _, dir := range []string{out, in, filepath.Join(in, "..", filepath.Base(out))} {
 		cfg := layout(dir)
 		cfg.Refuse = []string{out + "/"}
-		s, err := filesource.New(cfg)
-		require.NoError(t, err)
+		s := must.Get(filesource.New(cfg))(t)
 		cfg.Refuse[0] = "" // it was copied
 		go func() { _ = s.Run(t.Context()) }()
 		awaitErr(t, s, "to which this program writes")
-		_, err = s.SVID()
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(s.SVID()), spiffe.ErrNotReady)
 		require.NoError(t, s.Close())
 	}
 	cfg := layout(in)

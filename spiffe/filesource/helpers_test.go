@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -47,16 +48,14 @@ func pemOf(t testing.TB, chain []*x509.Certificate, key crypto.Signer) (certs, k
 	for _, c := range chain {
 		certs = append(certs, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
+	der := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	return certs, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
 // putSVID writes tls.crt and tls.key.
 func putSVID(t testing.TB, dir string, svid *spiffe.SVID) {
 	t.Helper()
-	certs, key, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalPEM())(t)
 	write(t, filepath.Join(dir, "tls.crt"), certs)
 	write(t, filepath.Join(dir, "tls.key"), key)
 }
@@ -78,8 +77,7 @@ func layout(dir string) filesource.Config {
 
 func start(t testing.TB, cfg filesource.Config) *filesource.Source {
 	t.Helper()
-	s, err := filesource.Start(t.Context(), cfg)
-	require.NoError(t, err)
+	s := must.Get(filesource.Start(t.Context(), cfg))(t)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
@@ -93,8 +91,7 @@ func shortly(t testing.TB) context.Context {
 
 func serial(t testing.TB, s spiffe.SVIDSource) string {
 	t.Helper()
-	svid, err := s.SVID()
-	require.NoError(t, err)
+	svid := must.Get(s.SVID())(t)
 	return svid.Leaf().SerialNumber.String()
 }
 
@@ -185,8 +182,7 @@ func (v *volume) swap(t testing.TB, mode os.FileMode, files map[string][]byte) {
 // secret is what a Secret of cert-manager has.
 func secret(t testing.TB, svid *spiffe.SVID, bundle *spiffe.Bundle) map[string][]byte {
 	t.Helper()
-	certs, key, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalPEM())(t)
 	return map[string][]byte{"tls.crt": certs, "tls.key": key, "ca.crt": bundle.MarshalPEM()}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -26,10 +27,8 @@ func document(t *testing.T, ca *spiffetest.CA, sequence uint64, key crypto.Publi
 	if key != nil {
 		c.JWTAuthorities = map[string]crypto.PublicKey{"key-1": key}
 	}
-	b, err := spiffe.NewBundle(ca.TrustDomain(), c)
-	require.NoError(t, err)
-	data, err := b.Marshal()
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t)
+	data := must.Get(b.Marshal())(t)
 	if unknown == 0 {
 		return data
 	}
@@ -38,8 +37,7 @@ func document(t *testing.T, ca *spiffetest.CA, sequence uint64, key crypto.Publi
 	for n := range unknown {
 		doc["keys"] = append(doc["keys"].([]any), map[string]any{"kty": "unknown", "use": "x509-svid", "kid": fmt.Sprint("unknown ", n)})
 	}
-	data, err = json.Marshal(doc)
-	require.NoError(t, err)
+	data = must.Get(json.Marshal(doc))(t)
 	return data
 }
 
@@ -55,8 +53,7 @@ func TestTwoFilesOfOneDomain(t *testing.T) {
 	s, take := filesource.Taking(t, cfg)
 	files := map[string][]byte{"one": document(t, one, 5, k1, 0), "two": document(t, two, 7, k1, 0)}
 	roots := func() (n int) {
-		b, err := s.Bundle(td)
-		require.NoError(t, err)
+		b := must.Get(s.Bundle(td))(t)
 		for range b.X509Authorities() {
 			n++
 		}
@@ -89,11 +86,9 @@ func TestTwoFilesOfOneDomain(t *testing.T) {
 	}
 	files["one"] = document(t, one, 6, k1, 0)
 	require.NoError(t, take(files), "the same number again")
-	again, err := s.Bundle(td)
-	require.NoError(t, err)
+	again := must.Get(s.Bundle(td))(t)
 	require.NoError(t, take(files))
-	same, err := s.Bundle(td)
-	require.NoError(t, err)
+	same := must.Get(s.Bundle(td))(t)
 	assert.Same(t, again, same, "nothing has changed")
 }
 
@@ -151,14 +146,11 @@ func TestStrangerBesideNamedBundles(t *testing.T) {
 	other.Rotate()
 	require.ErrorContains(t, put(stranger.SVID("/web"), stranger.Bundle(), other.Bundle()), "stranger.test")
 	require.Equal(t, number(svid), serial(t, s))
-	got, err := s.Bundle(partner)
-	require.NoError(t, err)
+	got := must.Get(s.Bundle(partner))(t)
 	assert.Equal(t, string(other.Bundle().MarshalPEM()), string(got.MarshalPEM()), "its roots are new")
-	got, err = s.Bundle(td)
-	require.NoError(t, err)
+	got = must.Get(s.Bundle(td))(t)
 	assert.Equal(t, string(ca.Bundle().MarshalPEM()), string(got.MarshalPEM()), "and these are not")
-	_, err = s.Bundle(stranger.TrustDomain())
-	assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	assert.ErrorIs(t, must.Err(s.Bundle(stranger.TrustDomain())), spiffe.ErrUnknownTrustDomain)
 }
 
 // What needs attention is told once each, also when there is something else already, and again when it comes again; of many entries

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -70,8 +71,7 @@ func TestFirst(t *testing.T) {
 
 		// It stays with that, whatever happens to either.
 		id := func() string {
-			svid, err := c.SVID()
-			require.NoError(t, err)
+			svid := must.Get(c.SVID())(t)
 			return svid.ID().Path()
 		}
 		agent.Fail(nil)
@@ -79,12 +79,9 @@ func TestFirst(t *testing.T) {
 		assert.Equal(t, "/files", id())
 		files.Fail(errAway)
 		time.Sleep(100 * time.Hour)
-		_, err = c.SVID()
-		require.ErrorIs(t, err, errAway, "and does not fail over")
-		_, err = c.Snapshot()
-		require.ErrorIs(t, err, errAway)
-		_, err = c.Bundle(td)
-		require.ErrorIs(t, err, errAway)
+		require.ErrorIs(t, must.Err(c.SVID()), errAway, "and does not fail over")
+		require.ErrorIs(t, must.Err(c.Snapshot()), errAway)
+		require.ErrorIs(t, must.Err(c.Bundle(td)), errAway)
 		files.Fail(nil)
 		assert.Equal(t, "/files", id())
 		assert.Equal(t, [2]int{2, 1}, asked)
@@ -112,8 +109,7 @@ func TestFirstWaits(t *testing.T) {
 		agent.Fail(errAway)
 		slow.Within = time.Minute
 		began := time.Now()
-		c, err = source.First(t.Context(), nil, slow, starting("files", files, &asked[1]))
-		require.NoError(t, err)
+		c = must.Get(source.First(t.Context(), nil, slow, starting("files", files, &asked[1])))(t)
 		assert.Equal(t, "files", c.Name)
 		assert.Equal(t, time.Hour, time.Since(began))
 		require.NoError(t, c.Close())
@@ -169,8 +165,7 @@ func TestFirstOfAgentAndFiles(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	ca, dir := spiffetest.NewCA(t, "example.org"), t.TempDir()
-	certs, key, err := ca.SVID("/files").MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(ca.SVID("/files").MarshalPEM())(t)
 	for name, data := range map[string][]byte{"tls.crt": certs, "tls.key": key, "ca.crt": ca.Bundle().MarshalPEM()} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
@@ -192,11 +187,9 @@ func TestFirstOfAgentAndFiles(t *testing.T) {
 	api := workloadapitest.NewServer(t, ca, "/agent")
 	cfg := agent(api.Config())
 	cfg.Within = 30 * time.Second
-	c, err = source.First(t.Context(), nil, cfg, files)
-	require.NoError(t, err)
+	c = must.Get(source.First(t.Context(), nil, cfg, files))(t)
 	defer c.Close()
 	assert.Equal(t, "agent", c.Name)
-	svid, err := c.SVID()
-	require.NoError(t, err)
+	svid := must.Get(c.SVID())(t)
 	assert.Equal(t, spiffe.MustParseID("spiffe://example.org/agent"), svid.ID())
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
@@ -27,7 +28,7 @@ func TestRunsAgain(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
 		web, key := home.SVID("/web"), newKey(t).Public().(*ecdsa.PublicKey)
 		var refuse, mute atomic.Bool
-		s, err := workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
+		s := must.Get(workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
 			switch {
 			case refuse.Load():
 				c.end(workloadtest.InvalidArgument, "no")
@@ -43,8 +44,7 @@ func TestRunsAgain(t *testing.T) {
 				c.send(response(t, home, web))
 			}
 			c.wait()
-		}))})
-		require.NoError(t, err)
+		}))}))(t)
 		ready := func(patience time.Duration) error {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
@@ -64,8 +64,7 @@ func TestRunsAgain(t *testing.T) {
 		for _, silent := range []time.Duration{10 * time.Second, 3 * time.Second} {
 			stop := workloadtest.Run(t, s)
 			synctest.Wait()
-			err := ready(silent)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, ready(silent), context.DeadlineExceeded)
 			require.NoError(t, stop())
 			time.Sleep(time.Minute)
 		}
@@ -90,8 +89,7 @@ func TestRunsAgain(t *testing.T) {
 func TestSilenceOfARun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))}))(t)
 		for _, c := range []struct {
 			silent time.Duration
 			says   string
@@ -102,8 +100,7 @@ func TestSilenceOfARun(t *testing.T) {
 			cancel()
 			require.NoError(t, stop())
 			time.Sleep(time.Hour)
-			_, err := s.SVID()
-			require.ErrorContains(t, err, c.says, "and no longer, when it has ended")
+			require.ErrorContains(t, must.Err(s.SVID()), c.says, "and no longer, when it has ended")
 		}
 	})
 }
@@ -223,14 +220,13 @@ func TestNoNextAttempt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var refuse atomic.Bool
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) {
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) {
 			if refuse.Load() {
 				c.end(workloadtest.InvalidArgument, "no")
 			} else {
 				c.end(workloadtest.Unavailable, "later")
 			}
-		}))})
-		require.NoError(t, err)
+		}))}))(t)
 		ended := make(chan error, 1)
 		go func() { ended <- s.Run(t.Context()) }()
 		synctest.Wait()

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
@@ -114,43 +115,33 @@ func TestTokensEndToEnd(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-16", "WAPI-40", "WAPI-50", "WAPI-51", "WAPI-53", "WAPI-54", "WAPI-55")
 	home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
-	service, bundle, err := newTokenService(home.CA, &jwtsvid.IssuerOptions{WideAudience: true})
-	require.NoError(t, err)
-	foreign, _, err := newTokenService(other.CA, nil)
-	require.NoError(t, err)
+	service, bundle := must.Get2(newTokenService(home.CA, &jwtsvid.IssuerOptions{WideAudience: true}))(t)
+	foreign, _ := must.Get2(newTokenService(other.CA, nil))(t)
 	late := time.Now().Add(-time.Hour)
-	expired, _, err := newTokenService(home.CA, &jwtsvid.IssuerOptions{Now: func() time.Time { return late }})
-	require.NoError(t, err)
-	service.Validator, err = jwtsvid.NewAgentValidator(home.Bundles().With(bundle).With(other.Bundle()), nil)
-	require.NoError(t, err)
+	expired, _ := must.Get2(newTokenService(home.CA, &jwtsvid.IssuerOptions{Now: func() time.Time { return late }}))(t)
+	service.Validator = must.Get(jwtsvid.NewAgentValidator(home.Bundles().With(bundle).With(other.Bundle()), nil))(t)
 	h, err := workloadserver.NewHandler(fixed{spiffe.NewSnapshot(home.SVID("/web"), home.Bundles().With(bundle))}, &workloadserver.Options{IssueJWTSVID: service.IssueJWTSVID, ValidateJWTSVID: service.ValidateJWTSVID})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = h.Close() })
 	c := inMemory(t, h)
-	s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
-	require.NoError(t, err)
+	s := must.Get(workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true}))(t)
 	workloadtest.Run(t, s)
 	require.NoError(t, s.Ready(t.Context()))
 
-	both, err := s.Fetch(t.Context(), "a", "b")
-	require.NoError(t, err)
+	both := must.Get(s.Fetch(t.Context(), "a", "b"))(t)
 	for _, audience := range []string{"a", "b"} {
-		id, claims, err := c.ValidateJWTSVID(t.Context(), audience, both)
-		require.NoError(t, err)
+		id, claims := must.Get2(c.ValidateJWTSVID(t.Context(), audience, both))(t)
 		assert.Equal(t, "spiffe://example.org/web", id.String())
 		assert.Equal(t, []any{"a", "b"}, claims["aud"])
 		assert.Equal(t, id.String(), claims["sub"])
 		assert.InDelta(t, time.Now().Add(5*time.Minute).Unix(), claims["exp"], 60)
-		v, err := jwtsvid.NewValidator(s, []string{audience}, nil)
-		require.NoError(t, err)
-		proof, err := v.Validate(both)
-		require.NoError(t, err, "with the keys of FetchJWTBundles")
+		v := must.Get(jwtsvid.NewValidator(s, []string{audience}, nil))(t)
+		proof := must.Get(v.Validate(both))(t, "with the keys of FetchJWTBundles")
 		assert.Equal(t, id, proof.ID())
 	}
 	token := func(s tokenService, id string) string {
 		t.Helper()
-		text, err := s.IssueJWTSVID(t.Context(), spiffe.MustParseID(id), []string{"a"})
-		require.NoError(t, err)
+		text := must.Get(s.IssueJWTSVID(t.Context(), spiffe.MustParseID(id), []string{"a"}))(t)
 		return text
 	}
 	for name, bad := range map[string]string{
@@ -194,25 +185,20 @@ func TestFetch(t *testing.T) {
 		}))
 		for hint, want := range map[string]string{"": "web", "data": "db"} {
 			asked = nil
-			s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: hint})
-			require.NoError(t, err)
-			token, err := s.Fetch(t.Context(), "a")
-			require.NoError(t, err, "without Run")
+			s := must.Get(workloadapi.New(workloadapi.Config{Client: c, Hint: hint}))(t)
+			token := must.Get(s.Fetch(t.Context(), "a"))(t, "without Run")
 			assert.Equal(t, want, token)
 			stop := workloadtest.Run(t, s)
 			require.NoError(t, s.Ready(t.Context()))
-			token, err = s.Fetch(t.Context(), "a")
-			require.NoError(t, err)
+			token = must.Get(s.Fetch(t.Context(), "a"))(t)
 			assert.Equal(t, want, token)
 			assert.Equal(t, []string{"", "spiffe://example.org/" + want}, asked)
 			require.NoError(t, stop())
 		}
-		s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: "none"})
-		require.NoError(t, err)
-		_, err = s.Fetch(t.Context(), "a")
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: c, Hint: "none"}))(t)
+		_, err := s.Fetch(t.Context(), "a")
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, `no identity with the hint "none"`)
-		_, err = s.Fetch(t.Context())
-		require.ErrorIs(t, err, workloadapi.ErrRefused, "no audience")
+		require.ErrorIs(t, must.Err(s.Fetch(t.Context())), workloadapi.ErrRefused, "no audience")
 	})
 }

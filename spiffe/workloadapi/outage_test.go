@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -155,14 +156,12 @@ func TestOutage(t *testing.T) {
 							c.wait()
 						})
 						require.NoError(t, s.Ready(t.Context()))
-						first, err := s.SVID()
-						require.NoError(t, err)
+						first := must.Get(s.SVID())(t)
 						left := first.NotAfter().Sub(start.Add(begin + outage))
 						for svid := first; svid == first; {
 							time.Sleep(life / 1000)
 							synctest.Wait()
-							svid, err = s.SVID()
-							require.NoError(t, err)
+							svid = must.Get(s.SVID())(t)
 							require.True(t, time.Now().Before(svid.NotAfter()), "expired")
 							require.LessOrEqual(t, time.Since(start), begin+outage+left/20+life/1000, "not renewed, with %v left", left)
 						}
@@ -272,8 +271,7 @@ func TestOutageOnSocket(t *testing.T) {
 	home := workloadtest.NewDomain(t, "example.org")
 	path := filepath.Join(t.TempDir(), "api.sock")
 	serve := func() (kill func()) {
-		l, err := net.Listen("unix", path)
-		require.NoError(t, err)
+		l := must.Get(net.Listen("unix", path))(t)
 		return workloadtest.ServeOn(l, fake(t, func(c *call) {
 			c.send(lasting(t, home, life+time.Second)) // certificates have whole seconds
 			c.sleep(life / 2)
@@ -281,8 +279,7 @@ func TestOutageOnSocket(t *testing.T) {
 			c.wait()
 		}), nil)
 	}
-	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
-	require.NoError(t, err)
+	s := must.Get(workloadapi.New(workloadapi.Config{Address: "unix://" + path}))(t)
 	workloadtest.Run(t, s)
 	time.Sleep(300 * time.Millisecond) // there is no server yet
 	kill := serve()
@@ -290,15 +287,13 @@ func TestOutageOnSocket(t *testing.T) {
 	begin := time.Now()
 	require.NoError(t, s.Ready(t.Context()))
 	assert.Less(t, time.Since(begin), 3*time.Second)
-	first, err := s.SVID()
-	require.NoError(t, err)
+	first := must.Get(s.SVID())(t)
 
 	var once sync.Once
 	outage, back := time.Now().Add(life/3), time.Time{}
 	for svid := first; svid == first; {
 		time.Sleep(5 * time.Millisecond)
-		svid, err = s.SVID()
-		require.NoError(t, err)
+		svid = must.Get(s.SVID())(t)
 		require.True(t, time.Now().Before(svid.NotAfter()), "expired")
 		if time.Now().After(outage) {
 			once.Do(kill)

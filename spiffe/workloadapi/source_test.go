@@ -31,6 +31,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -67,8 +68,7 @@ func (f feed) do(do func(*call)) {
 func source(t testing.TB, cfg workloadapi.Config, f func(*call)) *workloadapi.Source {
 	t.Helper()
 	cfg.Client = inMemory(t, fake(t, f))
-	s, err := workloadapi.New(cfg)
-	require.NoError(t, err)
+	s := must.Get(workloadapi.New(cfg))(t)
 	workloadtest.Run(t, s)
 	return s
 }
@@ -88,9 +88,8 @@ func TestSource(t *testing.T) {
 			assert.NotContains(t, c.header, "Grpc-Timeout", "a stream has no deadline")
 			streams.serve(c)
 		}))
-		s, err := workloadapi.New(workloadapi.Config{Client: c})
-		require.NoError(t, err)
-		_, err = s.SVID()
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: c}))(t)
+		_, err := s.SVID()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "has neither called Start nor Run")
 		stop := workloadtest.Run(t, s)
@@ -114,21 +113,17 @@ func TestSource(t *testing.T) {
 		streams.send(m)
 		require.NoError(t, s.Ready(t.Context()))
 		<-changed
-		snap, err := s.Snapshot()
-		require.NoError(t, err)
-		svid, err := s.SVID()
-		require.NoError(t, err)
+		snap := must.Get(s.Snapshot())(t)
+		svid := must.Get(s.SVID())(t)
 		assert.Equal(t, web.Leaf().Raw, svid.Leaf().Raw, "the first is the default")
 		assert.True(t, svid.Signer().(*ecdsa.PrivateKey).Equal(web.Signer()))
-		all, err := s.X509()
-		require.NoError(t, err)
+		all := must.Get(s.X509())(t)
 		require.Len(t, all.Identities, 2)
 		assert.Equal(t, db.ID(), all.Identities[1].SVID.ID())
 		assert.Empty(t, all.Skipped)
 		assert.Equal(t, [][]byte{[]byte("revoked")}, s.CRLs())
 		for _, d := range []domain{home, other, third} {
-			b, err := s.Bundle(d.TrustDomain())
-			require.NoError(t, err)
+			b := must.Get(s.Bundle(d.TrustDomain()))(t)
 			workloadtest.SameRoots(t, d, b)
 		}
 		_, err = s.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
@@ -137,8 +132,7 @@ func TestSource(t *testing.T) {
 		// The same again is no change.
 		changed = s.Changed()
 		streams.send(m)
-		again, err := s.Snapshot()
-		require.NoError(t, err)
+		again := must.Get(s.Snapshot())(t)
 		assert.Same(t, snap, again)
 		assert.Equal(t, uint64(2), s.Status().X509.Updates)
 
@@ -146,21 +140,16 @@ func TestSource(t *testing.T) {
 		third.Rotate()
 		streams.send(response(t, home, db, third))
 		<-changed
-		svid, err = s.SVID()
-		require.NoError(t, err)
+		svid = must.Get(s.SVID())(t)
 		assert.Same(t, all.Identities[1].SVID, svid)
-		_, err = s.Bundle(other.TrustDomain())
-		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		assert.ErrorIs(t, must.Err(s.Bundle(other.TrustDomain())), spiffe.ErrUnknownTrustDomain)
 		before, _ := snap.Bundle(home.TrustDomain())
-		b, err := s.Bundle(home.TrustDomain())
-		require.NoError(t, err)
+		b := must.Get(s.Bundle(home.TrustDomain()))(t)
 		assert.Same(t, before, b)
-		b, err = s.Bundle(third.TrustDomain())
-		require.NoError(t, err)
+		b = must.Get(s.Bundle(third.TrustDomain()))(t)
 		workloadtest.SameRoots(t, third, b)
 		assert.Empty(t, s.CRLs())
-		_, err = snap.Bundle(other.TrustDomain())
-		assert.NoError(t, err, "a snapshot does not change")
+		assert.NoError(t, must.Err(snap.Bundle(other.TrustDomain())), "a snapshot does not change")
 
 		// Days pass: the stream stays.
 		time.Sleep(100 * time.Hour)
@@ -175,8 +164,7 @@ func TestSource(t *testing.T) {
 
 		// After the end everything stays readable.
 		require.NoError(t, stop())
-		_, err = s.SVID()
-		require.NoError(t, err)
+		must.Get(s.SVID())(t)
 		assert.False(t, s.Status().X509.Open)
 	})
 }
@@ -232,8 +220,7 @@ func TestDiscard(t *testing.T) {
 		return m
 	}
 	fromChain := func(chain []*x509.Certificate, key crypto.Signer) func(*wire.X509SVID) {
-		der, err := x509.MarshalPKCS8PrivateKey(key)
-		require.NoError(t, err)
+		der := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 		return func(s *wire.X509SVID) {
 			s.X509Svid, s.X509SvidKey = nil, der
 			for _, c := range chain {
@@ -243,10 +230,8 @@ func TestDiscard(t *testing.T) {
 	}
 	inter := home.Intermediate()
 	chain, key := inter.Certificate("/edited")
-	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	sec1, err := x509.MarshalECPrivateKey(ecKey)
-	require.NoError(t, err)
+	ecKey := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	sec1 := must.Get(x509.MarshalECPrivateKey(ecKey))(t)
 
 	tests := map[string]struct {
 		m    proto.Message
@@ -322,11 +307,9 @@ func TestDiscard(t *testing.T) {
 					streams.serve(c)
 				})
 				streams.send(good)
-				before, err := s.Snapshot()
-				require.NoError(t, err)
+				before := must.Get(s.Snapshot())(t)
 				streams.send(test.m)
-				after, err := s.Snapshot()
-				require.NoError(t, err)
+				after := must.Get(s.Snapshot())(t)
 				assert.Same(t, before, after)
 				st := s.Status().X509
 				require.ErrorIs(t, st.Err, workloadapi.ErrBadResponse)
@@ -334,8 +317,7 @@ func TestDiscard(t *testing.T) {
 				assert.True(t, st.Open)
 				assert.True(t, st.NextAttempt.IsZero())
 				streams.send(renewed)
-				svid, err := s.SVID()
-				require.NoError(t, err)
+				svid := must.Get(s.SVID())(t)
 				assert.Equal(t, renewed.GetSvids()[0].GetX509Svid(), svid.Leaf().Raw)
 				assert.NoError(t, s.Status().X509.Err)
 				assert.Equal(t, 1, calls)
@@ -382,8 +364,7 @@ func TestBundleIsolation(t *testing.T) {
 		streams.send(m)
 		bundle := func(d domain) *spiffe.Bundle {
 			t.Helper()
-			b, err := s.Bundle(d.TrustDomain())
-			require.NoError(t, err)
+			b := must.Get(s.Bundle(d.TrustDomain()))(t)
 			return b
 		}
 		skipped := func(want ...string) {
@@ -395,8 +376,7 @@ func TestBundleIsolation(t *testing.T) {
 			}
 		}
 		workloadtest.SameRoots(t, other, bundle(other))
-		_, err := s.Bundle(third.TrustDomain())
-		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		assert.ErrorIs(t, must.Err(s.Bundle(third.TrustDomain())), spiffe.ErrUnknownTrustDomain)
 		skipped(`"third.test": skipped: certificate 1`)
 		assert.Equal(t, 1, strings.Count(log.String(), "part of a response skipped"))
 		streams.send(m)
@@ -465,11 +445,9 @@ func TestRevokedRoot(t *testing.T) {
 		home.Rotate()
 		home.DropOldRoots()
 		streams.send(response(t, home, web))
-		b, err := s.Bundle(home.TrustDomain())
-		require.NoError(t, err)
+		b := must.Get(s.Bundle(home.TrustDomain()))(t)
 		workloadtest.SameRoots(t, home, b)
-		svid, err := s.SVID()
-		require.NoError(t, err)
+		svid := must.Get(s.SVID())(t)
 		assert.Equal(t, web.ID(), svid.ID())
 		skipped := s.Status().X509.Skipped
 		require.Len(t, skipped, 1)
@@ -499,8 +477,7 @@ func TestExtendedKeyUsages(t *testing.T) {
 		s := source(t, workloadapi.Config{}, streams.serve)
 		has := func(want *spiffe.SVID) {
 			t.Helper()
-			got, err := s.SVID()
-			require.NoError(t, err)
+			got := must.Get(s.SVID())(t)
 			assert.Equal(t, want.Chain(), got.Chain())
 		}
 		refuses := func(svid *spiffe.SVID, reason string) {
@@ -526,8 +503,7 @@ func TestExtendedKeyUsages(t *testing.T) {
 		}
 
 		refuses(mint("/web", sign), "neither a server nor a client")
-		_, err := s.SVID()
-		require.ErrorIs(t, err, spiffe.ErrNotReady, "it is of no use as the first one either")
+		require.ErrorIs(t, must.Err(s.SVID()), spiffe.ErrNotReady, "it is of no use as the first one either")
 		takes(mint("/web", server), "permit a server only")
 		takes(mint("/web", client, sign), "permit a client only")
 		takes(mint("/web"), "")
@@ -565,18 +541,15 @@ func TestHints(t *testing.T) {
 			streams.serve(c)
 		}))
 		for hint, want := range map[string]string{"": "/1", "a": "/1", "b": "/5", "c": ""} {
-			s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: hint})
-			require.NoError(t, err)
+			s := must.Get(workloadapi.New(workloadapi.Config{Client: c, Hint: hint}))(t)
 			stop := workloadtest.Run(t, s)
 			synctest.Wait()
 			svid, err := s.SVID()
 			if want == "" {
 				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, `no identity with the hint "c"`)
-				_, err = s.Snapshot()
-				assert.ErrorIs(t, err, spiffe.ErrNotReady)
-				_, err = s.Bundle(home.TrustDomain())
-				assert.NoError(t, err)
+				assert.ErrorIs(t, must.Err(s.Snapshot()), spiffe.ErrNotReady)
+				assert.NoError(t, must.Err(s.Bundle(home.TrustDomain())))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				err = s.Ready(ctx)
 				cancel()
@@ -588,8 +561,7 @@ func TestHints(t *testing.T) {
 				require.NoError(t, err)
 				assert.Equal(t, want, svid.ID().Path())
 			}
-			u, err := s.X509()
-			require.NoError(t, err)
+			u := must.Get(s.X509())(t)
 			var got []string
 			for _, id := range u.Identities {
 				got = append(got, id.SVID.ID().Path()+" "+id.Hint)
@@ -617,13 +589,11 @@ func TestWithdraw(t *testing.T) {
 		var log syncBuffer
 		s := source(t, workloadapi.Config{Logger: workloadtest.Logger(&log)}, streams.serve)
 		streams.send(response(t, home, web, other))
-		snap, err := s.Snapshot()
-		require.NoError(t, err)
+		snap := must.Get(s.Snapshot())(t)
 
 		for _, code := range []int{workloadtest.Unavailable, workloadtest.Internal, workloadtest.ResourceExhausted, workloadtest.OK, 1, 2, 16} {
 			streams.do(func(c *call) { c.end(code, "later") })
-			now, err := s.Snapshot()
-			require.NoError(t, err, "code %d", code)
+			now := must.Get(s.Snapshot())(t, "code %d", code)
 			assert.Same(t, snap, now)
 			assert.True(t, s.Status().Ready)
 			time.Sleep(time.Minute)
@@ -634,16 +604,14 @@ func TestWithdraw(t *testing.T) {
 		changed := s.Changed()
 		streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "no identity issued") })
 		<-changed
-		_, err = s.SVID()
+		_, err := s.SVID()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		assert.ErrorContains(t, err, `"no identity issued"`)
 		for _, d := range []domain{home, other} {
-			_, err = s.Bundle(d.TrustDomain())
-			require.ErrorIs(t, err, spiffe.ErrNotReady)
+			require.ErrorIs(t, must.Err(s.Bundle(d.TrustDomain())), spiffe.ErrNotReady)
 		}
-		_, err = s.X509()
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		require.ErrorIs(t, must.Err(s.X509()), workloadapi.ErrDenied)
 		assert.False(t, s.Status().Ready)
 		assert.Contains(t, log.String(), "has withdrawn")
 
@@ -655,15 +623,13 @@ func TestWithdraw(t *testing.T) {
 		assert.Equal(t, 4, s.Status().X509.Failures)
 		streams.send(response(t, home, web))
 		require.NoError(t, s.Ready(t.Context()))
-		_, err = s.Bundle(other.TrustDomain())
-		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		assert.ErrorIs(t, must.Err(s.Bundle(other.TrustDomain())), spiffe.ErrUnknownTrustDomain)
 
 		// It counts as well when it comes first on the next stream.
 		streams.do(func(c *call) { c.end(workloadtest.Unavailable, "restart") })
 		require.NoError(t, s.Ready(t.Context()))
 		streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
-		_, err = s.SVID()
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		require.ErrorIs(t, must.Err(s.SVID()), workloadapi.ErrDenied)
 	})
 }
 
@@ -680,14 +646,11 @@ func TestWithdrawForgets(t *testing.T) {
 		damaged := response(t, home, web)
 		damaged.FederatedBundles[other.Key()] = []byte("junk")
 		streams.send(damaged)
-		_, err := s.Bundle(other.TrustDomain())
-		require.NoError(t, err)
+		must.Get(s.Bundle(other.TrustDomain()))(t)
 		streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
 		streams.send(damaged)
-		_, err = s.SVID()
-		require.NoError(t, err)
-		_, err = s.Bundle(other.TrustDomain())
-		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		must.Get(s.SVID())(t)
+		require.ErrorIs(t, must.Err(s.Bundle(other.TrustDomain())), spiffe.ErrUnknownTrustDomain)
 	})
 }
 
@@ -738,8 +701,7 @@ func TestRunHangsUp(t *testing.T) {
 	home := workloadtest.NewDomain(t, "example.org")
 	good := response(t, home, home.SVID("/web"))
 	path := filepath.Join(socketDir(t), "s")
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", path))(t)
 	closed := make(chan struct{})
 	srv := &http.Server{
 		Handler:   fake(t, func(c *call) { c.send(good); c.wait() }),
@@ -756,8 +718,7 @@ func TestRunHangsUp(t *testing.T) {
 		defer close(done)
 		_ = srv.Serve(l)
 	}()
-	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
-	require.NoError(t, err)
+	s := must.Get(workloadapi.New(workloadapi.Config{Address: "unix://" + path}))(t)
 	stop := workloadtest.Run(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
@@ -881,8 +842,7 @@ func TestReconnect(t *testing.T) {
 					defer note(&ends)
 					test.answer(n, c)
 				}))}
-				s, err := workloadapi.New(cfg)
-				require.NoError(t, err)
+				s := must.Get(workloadapi.New(cfg))(t)
 				if test.final {
 					err := s.Run(t.Context())
 					e, ok := err.(*workloadapi.Error)
@@ -1007,23 +967,20 @@ func jwks(t testing.TB, edit func(i int, jwk map[string]any), keys ...*ecdsa.Pub
 	t.Helper()
 	var all []any
 	for i, k := range keys {
-		point, err := k.Bytes()
-		require.NoError(t, err)
+		point := must.Get(k.Bytes())(t)
 		jwk := map[string]any{"kty": "EC", "crv": "P-256", "kid": fmt.Sprint("key-", i), "x": b64(point[1:33]), "y": b64(point[33:])}
 		if edit != nil {
 			edit(i, jwk)
 		}
 		all = append(all, jwk)
 	}
-	doc, err := json.Marshal(map[string]any{"keys": all})
-	require.NoError(t, err)
+	doc := must.Get(json.Marshal(map[string]any{"keys": all}))(t)
 	return doc
 }
 
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	k := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	return k
 }
 
@@ -1055,8 +1012,7 @@ func TestJWTBundles(t *testing.T) {
 		require.NoError(t, s.Ready(t.Context()))
 		keys := func(d domain) (ids []string, roots int) {
 			t.Helper()
-			bundle, err := s.Bundle(d.TrustDomain())
-			require.NoError(t, err)
+			bundle := must.Get(s.Bundle(d.TrustDomain()))(t)
 			for id := range bundle.JWTAuthorities() {
 				ids = append(ids, id)
 			}
@@ -1068,19 +1024,16 @@ func TestJWTBundles(t *testing.T) {
 		ids, roots = keys(other)
 		assert.Equal(t, []string{"key-0"}, ids)
 		assert.Zero(t, roots, "keys for tokens verify no certificates")
-		_, err = s.Bundle(spiffe.MustParseTrustDomain("broken.test"))
-		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		assert.ErrorIs(t, must.Err(s.Bundle(spiffe.MustParseTrustDomain("broken.test"))), spiffe.ErrUnknownTrustDomain)
 		require.Len(t, s.Status().JWT.Skipped, 1)
-		snap, err := s.Snapshot()
-		require.NoError(t, err)
+		snap := must.Get(s.Snapshot())(t)
 
 		// The two streams come and go by themselves.
 		x509s.send(response(t, home, home.SVID("/web"), other))
 		ids, roots = keys(other)
 		assert.Equal(t, []string{"key-0"}, ids)
 		assert.Equal(t, 1, roots)
-		now, err := s.Snapshot()
-		require.NoError(t, err)
+		now := must.Get(s.Snapshot())(t)
 		before, _ := snap.Bundle(home.TrustDomain())
 		after, _ := now.Bundle(home.TrustDomain())
 		assert.Same(t, before, after, "made once")
@@ -1089,8 +1042,7 @@ func TestJWTBundles(t *testing.T) {
 		ids, roots = keys(home)
 		assert.Empty(t, ids)
 		assert.Equal(t, 1, roots)
-		_, err = s.SVID()
-		require.NoError(t, err)
+		must.Get(s.SVID())(t)
 		assert.False(t, s.Status().Ready)
 		ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
 		err = s.Ready(ctx)
@@ -1135,10 +1087,8 @@ func TestPartsChange(t *testing.T) {
 			changed := s.Changed()
 			jwts.send(&wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, key)}})
 			<-changed
-			snap, err := s.Snapshot()
-			require.NoError(t, err)
-			bundle, err := snap.Bundle(home.TrustDomain())
-			require.NoError(t, err)
+			snap := must.Get(s.Snapshot())(t)
+			bundle := must.Get(snap.Bundle(home.TrustDomain()))(t)
 			assert.Equal(t, map[string]crypto.PublicKey{"key-0": key}, bundle.Contents().JWTAuthorities)
 			workloadtest.SameRoots(t, home, bundle)
 		}
@@ -1174,8 +1124,7 @@ func TestTooManyAuthorities(t *testing.T) {
 			c.wait()
 		})
 		synctest.Wait()
-		b, err := s.Bundle(home.TrustDomain())
-		require.NoError(t, err)
+		b := must.Get(s.Bundle(home.TrustDomain()))(t)
 		workloadtest.SameRoots(t, home, b)
 		assert.Empty(t, b.Contents().JWTAuthorities)
 		require.Len(t, s.Status().JWT.Skipped, 1)
@@ -1267,8 +1216,7 @@ func TestJWTBundleValues(t *testing.T) {
 			var r workloadapi.Reader
 			u, err := r.JWTBundles(marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): test.value, "spiffe://ok.test": set}}))
 			require.NoError(t, err)
-			ok, err := u.Bundles.Bundle(spiffe.MustParseTrustDomain("ok.test"))
-			require.NoError(t, err)
+			ok := must.Get(u.Bundles.Bundle(spiffe.MustParseTrustDomain("ok.test")))(t)
 			assert.Len(t, ok.Contents().JWTAuthorities, 1)
 			bundle, err := u.Bundles.Bundle(home.TrustDomain())
 			if test.err != "" {
@@ -1310,8 +1258,7 @@ func TestBundlesOnly(t *testing.T) {
 		assert.True(t, st.Ready)
 		assert.Zero(t, st.NotAfter)
 		for _, d := range []domain{home, other} {
-			b, err := s.Bundle(d.TrustDomain())
-			require.NoError(t, err)
+			b := must.Get(s.Bundle(d.TrustDomain()))(t)
 			workloadtest.SameRoots(t, d, b)
 		}
 		assert.Equal(t, [][]byte{{1}, {2}}, s.CRLs())
@@ -1322,17 +1269,14 @@ func TestBundlesOnly(t *testing.T) {
 		assert.ErrorContains(t, s.Status().X509.Err, "it has no bundles")
 		streams.send(&wire.X509BundlesResponse{Bundles: map[string][]byte{home.Key(): []byte("junk")}})
 		assert.NoError(t, s.Status().X509.Err)
-		b, err := s.Bundle(home.TrustDomain())
-		require.NoError(t, err)
+		b := must.Get(s.Bundle(home.TrustDomain()))(t)
 		workloadtest.SameRoots(t, home, b)
-		_, err = s.Bundle(other.TrustDomain())
-		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		require.ErrorIs(t, must.Err(s.Bundle(other.TrustDomain())), spiffe.ErrUnknownTrustDomain)
 		streams.send(&wire.X509BundlesResponse{Bundles: map[string][]byte{other.Key(): []byte("junk"), "x": nil}})
 		require.ErrorIs(t, s.Status().X509.Err, workloadapi.ErrBadResponse)
 		assert.ErrorContains(t, s.Status().X509.Err, "no bundle in it can be used")
 		streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "") })
-		_, err = s.Bundle(home.TrustDomain())
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		require.ErrorIs(t, must.Err(s.Bundle(home.TrustDomain())), workloadapi.ErrDenied)
 	})
 }
 
@@ -1351,8 +1295,7 @@ func TestRunAgain(t *testing.T) {
 			c.send(m)
 			c.wait()
 		}))
-		s, err := workloadapi.New(workloadapi.Config{Client: c})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: c}))(t)
 		require.ErrorIs(t, s.Run(t.Context()), workloadapi.ErrRefused)
 		require.ErrorIs(t, s.Ready(t.Context()), workloadapi.ErrRefused)
 		code = workloadtest.OK
@@ -1367,8 +1310,7 @@ func TestRunAgain(t *testing.T) {
 func TestNoSecretsInPrint(t *testing.T) {
 	t.Parallel()
 	home, web := inBubbles(t)
-	_, key, err := web.MarshalDER()
-	require.NoError(t, err)
+	_, key := must.Get2(web.MarshalDER())(t)
 	synctest.Test(t, func(t *testing.T) {
 		var log syncBuffer
 		s := source(t, workloadapi.Config{Logger: workloadtest.Logger(&log)}, func(c *call) {
@@ -1384,8 +1326,7 @@ func TestNoSecretsInPrint(t *testing.T) {
 			c.wait()
 		})
 		require.NoError(t, s.Ready(t.Context()))
-		tokens, err := workloadapi.ClientOf(s).FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-		require.NoError(t, err)
+		tokens := must.Get(workloadapi.ClientOf(s).FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a"))(t)
 		token := &tokens[0]
 		assert.Equal(t, "to.ke.n", token.Token())
 		var wit workloadapi.TokenSVID
@@ -1397,8 +1338,7 @@ func TestNoSecretsInPrint(t *testing.T) {
 		clear(wit.KeyJWK()) // by a program that is done with it
 		assert.Equal(t, `{"d":"to.ke.n"}`, string(wit.KeyJWK()))
 		assert.Equal(t, "to.ke.n", wit.Token())
-		u, err := s.X509()
-		require.NoError(t, err)
+		u := must.Get(s.X509())(t)
 		for _, v := range []any{s, workloadapi.ClientOf(s), token, *token, wit, &wit, u, *u, u.Identities[0], s.Status()} {
 			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
 				text := fmt.Sprintf(verb, v)
@@ -1426,8 +1366,7 @@ func TestReadersDoNotAllocate(t *testing.T) {
 	}
 	home := workloadtest.NewDomain(t, "example.org")
 	c := dial(t, onSocket(t, fake(t, func(c *call) { c.send(response(t, home, home.SVID("/web"))); c.wait() })))
-	s, err := workloadapi.New(workloadapi.Config{Client: c})
-	require.NoError(t, err)
+	s := must.Get(workloadapi.New(workloadapi.Config{Client: c}))(t)
 	workloadtest.Run(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
@@ -103,8 +104,7 @@ func TestReadySays(t *testing.T) {
 				assert.Nil(t, s)
 
 				// The three steps by hand, with one context for both, which ends them at the same moment.
-				s, err = workloadapi.New(r.cfg)
-				require.NoError(t, err)
+				s = must.Get(workloadapi.New(r.cfg))(t)
 				ctx, cancel = context.WithTimeoutCause(t.Context(), wait, workloadtest.ErrStop)
 				defer cancel()
 				ended := make(chan error, 1)
@@ -140,20 +140,17 @@ func deniedThenMute() func(*call) {
 // TestReadySaysNeverStarted: that is the program's own fault, and not the server's.
 func TestReadySaysNeverStarted(t *testing.T) {
 	t.Parallel()
-	s, err := workloadapi.New(workloadapi.Config{Address: "unix:///run/agent.sock"})
-	require.NoError(t, err)
+	s := must.Get(workloadapi.New(workloadapi.Config{Address: "unix:///run/agent.sock"}))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	err = s.Ready(ctx)
+	err := s.Ready(ctx)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
 	assert.EqualError(t, err, "workloadapi: source: not ready: this program has neither called Start nor Run, so nothing was tried; waited for it: context deadline exceeded")
 	require.NoError(t, s.Close())
-	_, err = s.Fetch(t.Context(), "a")
-	require.ErrorIs(t, err, lifecycle.ErrClosed)
+	require.ErrorIs(t, must.Err(s.Fetch(t.Context(), "a")), lifecycle.ErrClosed)
 	assert.EqualError(t, s.Ready(t.Context()), "workloadapi: source: not ready: it was closed by this program")
-	_, err = s.SVID()
-	require.ErrorIs(t, err, lifecycle.ErrClosed)
+	require.ErrorIs(t, must.Err(s.SVID()), lifecycle.ErrClosed)
 	assert.EqualError(t, s.Run(t.Context()), "workloadapi: run: it was closed by this program")
 }
 
@@ -167,24 +164,20 @@ func TestStart(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		begun := time.Now()
-		s, err := workloadapi.Start(ctx, workloadapi.Config{Client: c})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.Start(ctx, workloadapi.Config{Client: c}))(t)
 		assert.Equal(t, time.Second, time.Since(begun))
 		require.EqualError(t, s.Run(t.Context()), "workloadapi: run: "+lifecycle.ErrRunning.Error())
-		first, err := s.SVID()
-		require.NoError(t, err)
+		first := must.Get(s.SVID())(t)
 
 		time.Sleep(time.Hour)
 		require.Error(t, ctx.Err())
 		streams.send(response(t, home, home.SVID("/web")))
-		second, err := s.SVID()
-		require.NoError(t, err)
+		second := must.Get(s.SVID())(t)
 		assert.NotSame(t, first, second, "it runs on")
 
 		require.NoError(t, s.Close())
 		require.NoError(t, s.Close())
-		last, err := s.SVID()
-		require.NoError(t, err)
+		last := must.Get(s.SVID())(t)
 		assert.Same(t, second, last, "what was received stays")
 		require.NoError(t, s.Ready(t.Context()))
 		assert.False(t, s.Status().X509.Open)
@@ -197,19 +190,16 @@ func TestCloseWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
 		streams := make(feed)
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, streams.serve))})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, streams.serve))}))(t)
 		waiting := make(chan error, 2)
 		stop := workloadtest.Run(t, s)
 		synctest.Wait()
 		streams.send(response(t, home, home.SVID("/web")))
 		require.NoError(t, s.Close())
 		require.NoError(t, stop())
-		_, err = s.SVID()
-		require.NoError(t, err)
+		must.Get(s.SVID())(t)
 
-		s, err = workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))})
-		require.NoError(t, err)
+		s = must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))}))(t)
 		stop = workloadtest.Run(t, s)
 		go func() {
 			waiting <- s.Ready(t.Context())
@@ -225,8 +215,7 @@ func TestCloseWaits(t *testing.T) {
 func TestStartLeavesNothing(t *testing.T) {
 	rounds.NotShort(t)
 	dir := t.TempDir()
-	l, err := net.Listen("unix", filepath.Join(dir, "api.sock"))
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", filepath.Join(dir, "api.sock")))(t)
 	defer l.Close()
 	gone := make(chan error, 100)
 	go func() {
@@ -267,8 +256,7 @@ func TestCloseEndsDials(t *testing.T) {
 	t.Parallel()
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			s, err := workloadapi.New(workloadapi.Config{Address: "tcp://192.0.2.1:8081"})
-			require.NoError(t, err)
+			s := must.Get(workloadapi.New(workloadapi.Config{Address: "tcp://192.0.2.1:8081"}))(t)
 			mine, other := net.Pipe()
 			workloadapi.SetDial(s, func(ctx context.Context) (net.Conn, error) {
 				<-ctx.Done()
@@ -283,11 +271,9 @@ func TestCloseEndsDials(t *testing.T) {
 			require.NoError(t, stop())
 			synctest.Wait()
 			if late {
-				_, err = other.Read(make([]byte, 1))
-				require.ErrorIs(t, err, io.EOF)
+				require.ErrorIs(t, must.Err(other.Read(make([]byte, 1))), io.EOF)
 			}
-			_, err = s.Fetch(t.Context(), "a")
-			require.ErrorIs(t, err, lifecycle.ErrClosed)
+			require.ErrorIs(t, must.Err(s.Fetch(t.Context(), "a")), lifecycle.ErrClosed)
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
@@ -24,8 +25,7 @@ func BenchmarkUpdate(b *testing.B) {
 	src := &provider{}
 	src.set(snaps[0], nil)
 	address := listen(b, &unixsocket.Server{Handler: handler(b, src, nil)})
-	s, err := workloadapi.New(workloadapi.Config{Address: address})
-	require.NoError(b, err)
+	s := must.Get(workloadapi.New(workloadapi.Config{Address: address}))(b)
 	workloadtest.Run(b, s)
 	require.NoError(b, s.Ready(b.Context()))
 	b.ReportAllocs()

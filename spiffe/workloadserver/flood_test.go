@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -57,8 +58,7 @@ func TestFlood(t *testing.T) {
 			return id.String(), nil
 		},
 	})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	stop := workloadtest.ServeOn(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("flood") != "" { // all of its connections are one peer, as those of a user on a Unix socket are
 			r.RemoteAddr = "127.0.0.1:1"
@@ -135,11 +135,9 @@ func TestFlood(t *testing.T) {
 	var sources []*workloadapi.Source
 	var clients []*workloadapi.Client
 	for range 3 {
-		c, err := workloadapi.NewClient("", client())
-		require.NoError(t, err)
+		c := must.Get(workloadapi.NewClient("", client()))(t)
 		clients = append(clients, c)
-		s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true}))(t)
 		sources = append(sources, s)
 		all.Go(func() { assert.NoError(t, s.Run(ctx)) })
 		ready, done := context.WithTimeout(ctx, patient)

@@ -28,6 +28,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -47,8 +48,7 @@ const (
 // inMemory serves h in memory, so that a synctest bubble stops while all wait, and returns a client.
 func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 	t.Helper()
-	c, err := workloadapi.NewClient("", http2(t, h))
-	require.NoError(t, err)
+	c := must.Get(workloadapi.NewClient("", http2(t, h)))(t)
 	return c
 }
 
@@ -57,8 +57,7 @@ func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 // socketDir returns a folder with a path that is short enough for sockets.
 func socketDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "wl")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "wl"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -66,16 +65,14 @@ func socketDir(t testing.TB) string {
 // dial returns a client of the server at address.
 func dial(t testing.TB, address string) *workloadapi.Client {
 	t.Helper()
-	c, err := workloadapi.NewClient(address, nil)
-	require.NoError(t, err)
+	c := must.Get(workloadapi.NewClient(address, nil))(t)
 	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
 
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	k := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	return k
 }
 
@@ -155,8 +152,7 @@ func postContext(ctx context.Context, t testing.TB, c *http.Client, path string,
 	for i := 0; i < len(headers); i += 2 {
 		req.Header[headers[i]] = append(req.Header[headers[i]], headers[i+1])
 	}
-	resp, err := c.Do(req)
-	require.NoError(t, err)
+	resp := must.Get(c.Do(req))(t)
 	t.Cleanup(func() { _ = resp.Body.Close() })
 	return &rpc{t, resp}
 }
@@ -179,8 +175,7 @@ func (r *rpc) recv() []byte {
 		return nil
 	}
 	b := make([]byte, binary.BigEndian.Uint32(prefix[1:]))
-	_, err := io.ReadFull(r.resp.Body, b)
-	require.NoError(r.t, err)
+	must.Get(io.ReadFull(r.resp.Body, b))(r.t)
 	return b
 }
 
@@ -191,8 +186,7 @@ func (r *rpc) status() (code int, message string) {
 	if r.resp.Header.Get("Grpc-Status") != "" {
 		h = r.resp.Header
 	}
-	code, err := strconv.Atoi(h.Get("Grpc-Status"))
-	require.NoError(r.t, err, "%v %v", r.resp.Header, r.resp.Trailer)
+	code = must.Get(strconv.Atoi(h.Get("Grpc-Status")))(r.t, "%v %v", r.resp.Header, r.resp.Trailer)
 	return code, h.Get("Grpc-Message")
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -29,10 +30,8 @@ import (
 // manager runs a SecretManager until the test ends.
 func manager(t testing.TB, ca *spiffetest.CA, path string) *secretcache.Manager {
 	t.Helper()
-	id, err := spiffe.ParseID(ca.TrustDomain().ID().String() + path)
-	require.NoError(t, err)
-	m, err := secretcache.New(secretcache.Config{ID: id, CA: ca})
-	require.NoError(t, err)
+	id := must.Get(spiffe.ParseID(ca.TrustDomain().ID().String() + path))(t)
+	m := must.Get(secretcache.New(secretcache.Config{ID: id, CA: ca}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -43,16 +42,14 @@ func manager(t testing.TB, ca *spiffetest.CA, path string) *secretcache.Manager 
 		cancel()
 		<-done
 	})
-	_, err = m.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
+	must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 	return m
 }
 
 // current returns the SVID that a source has, and fails the test if it has expired.
 func current(t testing.TB, s spiffe.SVIDSource) *spiffe.SVID {
 	t.Helper()
-	svid, err := s.SVID()
-	require.NoError(t, err)
+	svid := must.Get(s.SVID())(t)
 	require.False(t, time.Now().After(svid.NotAfter()), "it ended at %v, and it is %v", svid.NotAfter(), time.Now())
 	return svid
 }
@@ -84,8 +81,7 @@ func TestLiveManagers(t *testing.T) {
 					asked.Add(1)
 					return []workloadserver.Identity{identity(t, web)}, nil
 				}})
-				s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
-				require.NoError(t, err)
+				s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
 				workloadtest.Run(t, s)
 				require.NoError(t, s.Ready(t.Context()))
 				least := time.Hour
@@ -120,21 +116,17 @@ func TestForgetfulProvider(t *testing.T) {
 		web := home.SVID("/web")
 		src.set(snapshot(t, web, home), nil)
 		h := handler(t, still{src}, nil)
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true}))(t)
 		workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 		updates := updatesOf(s, "jwt")
 		c := home.Bundle().Contents()
 		c.JWTAuthorities = map[string]crypto.PublicKey{"k": newKey(t).Public()}
-		own, err := spiffe.NewBundle(home.TrustDomain(), c)
-		require.NoError(t, err)
-		set, err := spiffe.NewBundleSet(own, other.Bundle())
-		require.NoError(t, err)
+		own := must.Get(spiffe.NewBundle(home.TrustDomain(), c))(t)
+		set := must.Get(spiffe.NewBundleSet(own, other.Bundle()))(t)
 		src.set(spiffe.NewSnapshot(web, set), nil)
 		time.Sleep(6 * time.Minute)
-		_, err = s.Bundle(other.TrustDomain())
-		require.NoError(t, err)
+		must.Get(s.Bundle(other.TrustDomain()))(t)
 		assert.Equal(t, updates+1, updatesOf(s, "jwt"))
 
 		for range 20 {
@@ -144,8 +136,7 @@ func TestForgetfulProvider(t *testing.T) {
 		}
 		src.set(nil, workloadserver.ErrDenied)
 		time.Sleep(6 * time.Minute)
-		_, err = s.SVID()
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		require.ErrorIs(t, must.Err(s.SVID()), workloadapi.ErrDenied)
 	})
 }
 
@@ -181,8 +172,7 @@ func TestNeverRenewed(t *testing.T) {
 					},
 					Logger: workloadtest.Logger(&log),
 				})
-				s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
-				require.NoError(t, err)
+				s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
 				workloadtest.Run(t, s)
 				require.NoError(t, s.Ready(t.Context()))
 				time.Sleep(life - time.Second)
@@ -206,8 +196,7 @@ func TestNeverRenewed(t *testing.T) {
 				more := len(looks()) - len(asked)
 				assert.Less(t, more, 3700, "no tight loop")
 				assert.Greater(t, more, 100)
-				got, err := s.SVID()
-				require.NoError(t, err)
+				got := must.Get(s.SVID())(t)
 				assert.Equal(t, svid.Chain(), got.Chain())
 				assert.Equal(t, 1, updatesOf(s, "x509"))
 				assert.Contains(t, log.String(), `msg="workloadserver: an identity that is served has expired"`)
@@ -238,8 +227,7 @@ func TestFailureWithoutChange(t *testing.T) {
 			},
 			Logger: workloadtest.Logger(&log),
 		})
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
 		workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 
@@ -272,8 +260,7 @@ func TestFailureWithoutChange(t *testing.T) {
 		denied := workloadserver.ErrDenied
 		failure.Store(&denied)
 		time.Sleep(6 * time.Minute)
-		_, err = s.SVID()
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		require.ErrorIs(t, must.Err(s.SVID()), workloadapi.ErrDenied)
 	})
 }
 
@@ -343,8 +330,7 @@ func TestIdentityProviders(t *testing.T) {
 			},
 			Logger: workloadtest.Logger(&log),
 		})
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
 		workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 		paths := func() (got []string) {
@@ -364,8 +350,7 @@ func TestIdentityProviders(t *testing.T) {
 				next := home.SVID([]string{"/web", "/db"}[i])
 				p.set(snapshot(t, next, home), nil)
 				synctest.Wait()
-				u, err := s.X509()
-				require.NoError(t, err)
+				u := must.Get(s.X509())(t)
 				assert.Equal(t, next.Chain(), u.Identities[i].SVID.Chain())
 			}
 		}
@@ -417,8 +402,7 @@ func TestShortLives(t *testing.T) {
 			return []workloadserver.Identity{{SVID: svid.Load()}}, nil
 		},
 	})
-	s, err := workloadapi.New(workloadapi.Config{Address: listen(t, &unixsocket.Server{Handler: h})})
-	require.NoError(t, err)
+	s := must.Get(workloadapi.New(workloadapi.Config{Address: listen(t, &unixsocket.Server{Handler: h})}))(t)
 	workloadtest.Run(t, s)
 	ready, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()

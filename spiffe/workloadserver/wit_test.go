@@ -29,6 +29,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -142,15 +143,13 @@ func withWIT(t testing.TB, d domain, issuers ...*witsvid.Issuer) *spiffe.Bundle 
 		kid, key := i.Authority()
 		c.WITAuthorities[kid] = key
 	}
-	b, err := spiffe.NewBundle(d.TrustDomain(), c)
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(d.TrustDomain(), c))(t)
 	return b
 }
 
 func bundleSet(t testing.TB, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	set, err := spiffe.NewBundleSet(bundles...)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(bundles...))(t)
 	return set
 }
 
@@ -234,10 +233,8 @@ func signer(t testing.TB, s workloadapi.TokenSVID) crypto.Signer {
 	var k struct{ Kty, Crv, X, Y, D, Alg string }
 	require.NoError(t, json.Unmarshal(s.KeyJWK(), &k))
 	assert.Equal(t, []string{"EC", "P-256", "ES256"}, []string{k.Kty, k.Crv, k.Alg})
-	d, err := base64.RawURLEncoding.DecodeString(k.D)
-	require.NoError(t, err)
-	key, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), d)
-	require.NoError(t, err)
+	d := must.Get(base64.RawURLEncoding.DecodeString(k.D))(t)
+	key := must.Get(ecdsa.ParseRawPrivateKey(elliptic.P256(), d))(t)
 	return key
 }
 
@@ -275,18 +272,14 @@ func TestServeWIT(t *testing.T) {
 		}
 		bundle, err := spiffe.ParseBundleWIT(home.TrustDomain(), bytesReplace(keys[home.TrustDomain()], `"kid"`, `"use":"wit-svid","kid"`))
 		require.NoError(t, err)
-		validator, err := witsvid.NewValidator(bundle, spiffe.AllowIDs(web.ID(), db.ID()), nil)
-		require.NoError(t, err)
+		validator := must.Get(witsvid.NewValidator(bundle, spiffe.AllowIDs(web.ID(), db.ID()), nil))(t)
 		seen := map[string]bool{}
 		for _, s := range first {
-			svid, err := witsvid.NewSVID(s.Token(), signer(t, s))
-			require.NoError(t, err, "token and key fit")
+			svid := must.Get(witsvid.NewSVID(s.Token(), signer(t, s)))(t, "token and key fit")
 			prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
 			call := witsvid.Call{Target: "https://db.example.org/"}
-			token, proof, err := prover.Prove(call)
-			require.NoError(t, err)
-			verified, err := validator.Validate(token, proof, call)
-			require.NoError(t, err)
+			token, proof := must.Get2(prover.Prove(call))(t)
+			verified := must.Get(validator.Validate(token, proof, call))(t)
 			assert.Equal(t, s.ID, verified.ID())
 			seen[string(s.KeyJWK())] = true
 		}
@@ -327,8 +320,7 @@ func TestServeWIT(t *testing.T) {
 		fourth := all.one(t)
 		kid, _ := issuer.issuer.Authority()
 		for _, s := range fourth {
-			u, err := witsvid.ParseUnverified(s.Token())
-			require.NoError(t, err)
+			u := must.Get(witsvid.ParseUnverified(s.Token()))(t)
 			assert.Equal(t, kid, u.KeyID)
 		}
 		one.one(t)
@@ -594,8 +586,7 @@ func TestServeWITBundles(t *testing.T) {
 	require.NoError(t, err)
 	both := withWIT(t, home, i1, i2, tricky).Contents()
 	both.JWTAuthorities = map[string]crypto.PublicKey{"jwt": newKey(t).Public()}
-	own, err := spiffe.NewBundle(home.TrustDomain(), both)
-	require.NoError(t, err)
+	own := must.Get(spiffe.NewBundle(home.TrustDomain(), both))(t)
 	src := &provider{}
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
 	h := handler(t, src, &workloadserver.Options{
@@ -668,8 +659,7 @@ type hardware struct{ crypto.Signer }
 // compact makes a token by hand.
 func compact(t testing.TB, head string, claims map[string]any) string {
 	t.Helper()
-	payload, err := json.Marshal(claims)
-	require.NoError(t, err)
+	payload := must.Get(json.Marshal(claims))(t)
 	return compactRaw(t, head, string(payload))
 }
 
@@ -688,8 +678,7 @@ func TestHostileWITIssuer(t *testing.T) {
 	id := spiffe.MustParseID("spiffe://example.org/web")
 	key, other := newKey(t), newKey(t)
 	jwkOf := func(k *ecdsa.PublicKey) map[string]any {
-		point, err := k.Bytes()
-		require.NoError(t, err)
+		point := must.Get(k.Bytes())(t)
 		return map[string]any{"kty": "EC", "crv": "P-256", "x": b64(point[1:33]), "y": b64(point[33:]), "alg": "ES256"}
 	}
 	claims := func(edit func(c, jwk map[string]any)) map[string]any {
@@ -700,10 +689,8 @@ func TestHostileWITIssuer(t *testing.T) {
 	}
 	with := func(edit func(c, jwk map[string]any)) odd { return odd{compact(t, head, claims(edit)), key} }
 	good := with(func(c, jwk map[string]any) {})
-	small, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
-	_, edwards, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	small := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
+	_, edwards := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	rsaJWK := func(k *rsa.PublicKey, alg string) map[string]any {
 		return map[string]any{"kty": "RSA", "n": b64(k.N.Bytes()), "e": b64(big.NewInt(int64(k.E)).Bytes()), "alg": alg}
 	}
@@ -849,13 +836,10 @@ func TestCheckWITAtTheEnd(t *testing.T) {
 	t.Parallel()
 	issuer := newWITs(t, workloadtest.NewDomain(t, "example.org"))
 	id := spiffe.MustParseID("spiffe://example.org/web")
-	token, key, err := issuer.issuer.IssueWITSVID(t.Context(), id, "")
-	require.NoError(t, err)
-	exp, _, err := workloadserver.CheckWIT(token, id, key, time.Now())
-	require.NoError(t, err)
-	_, _, err = workloadserver.CheckWIT(token, id, key, exp.Add(-1))
-	require.NoError(t, err)
-	_, _, err = workloadserver.CheckWIT(token, id, key, exp)
+	token, key := must.Get2(issuer.issuer.IssueWITSVID(t.Context(), id, ""))(t)
+	exp, _ := must.Get2(workloadserver.CheckWIT(token, id, key, time.Now()))(t)
+	must.Get2(workloadserver.CheckWIT(token, id, key, exp.Add(-1)))(t)
+	_, _, err := workloadserver.CheckWIT(token, id, key, exp)
 	require.ErrorContains(t, err, "it has expired")
 }
 
@@ -863,8 +847,7 @@ func TestCheckWITAtTheEnd(t *testing.T) {
 func FuzzCheckWIT(f *testing.F) {
 	key := newKey(f)
 	id := spiffe.MustParseID("spiffe://example.org/web")
-	point, err := key.PublicKey.Bytes()
-	require.NoError(f, err)
+	point := must.Get(key.PublicKey.Bytes())(f)
 	now := time.Unix(1_000_000, 0)
 	jwk := `{"kty":"EC","crv":"P-256","x":"` + b64(point[1:33]) + `","y":"` + b64(point[33:]) + `","alg":"ES256"}`
 	for _, c := range []string{
@@ -887,12 +870,10 @@ func FuzzCheckWIT(f *testing.F) {
 		assert.True(t, exp.After(now))
 		var k struct{ D, Alg string }
 		require.NoError(t, json.Unmarshal([]byte(sent), &k))
-		d, err := key.Bytes()
-		require.NoError(t, err)
+		d := must.Get(key.Bytes())(t)
 		assert.Equal(t, b64(d), k.D)
 		assert.Equal(t, "ES256", k.Alg)
-		u, err := witsvid.ParseUnverified(token)
-		require.NoError(t, err, "what we let pass, validators take for a WIT-SVID")
+		u := must.Get(witsvid.ParseUnverified(token))(t, "what we let pass, validators take for a WIT-SVID")
 		assert.Equal(t, id, u.ID)
 	})
 }

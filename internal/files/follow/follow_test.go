@@ -26,6 +26,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -162,8 +163,7 @@ func TestChanges(t *testing.T) {
 			change: func(t testing.TB, dir string) { both(t, "new")(filepath.Join(dir, "..1")) },
 		},
 		"same size and time": {change: func(t testing.TB, dir string) {
-			info, err := os.Stat(filepath.Join(dir, "a"))
-			require.NoError(t, err)
+			info := must.Get(os.Stat(filepath.Join(dir, "a")))(t)
 			both(t, "dlo")(dir)
 			for _, name := range []string{"a", "b"} {
 				require.NoError(t, os.Chtimes(filepath.Join(dir, name), info.ModTime(), info.ModTime()))
@@ -302,8 +302,7 @@ func TestOtherFileSystem(t *testing.T) {
 		refuse.Store(new(error(nil)))
 		var log bytes.Buffer
 		f := follow.New([]string{"a", "b"}, func(_ context.Context, files follow.Files) error {
-			b, err := fs.ReadFile(files, "a")
-			require.NoError(t, err)
+			b := must.Get(fs.ReadFile(files, "a"))(t)
 			got = append(got, fmt.Sprintf("%s %d", b, len(files)))
 			return *refuse.Load()
 		}, &follow.Options{FS: m, Poll: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -312,8 +311,7 @@ func TestOtherFileSystem(t *testing.T) {
 		wait := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
 		wait(10 * time.Second)
 		assert.Equal(t, []string{"one 1"}, got)
-		checked, err := f.Status()
-		require.NoError(t, err)
+		checked := must.Get(f.Status())(t)
 		assert.WithinDuration(t, time.Now(), checked, time.Second)
 
 		m.put(map[string]string{"a": "one", "other": "y"}) // touched, and another file
@@ -328,7 +326,7 @@ func TestOtherFileSystem(t *testing.T) {
 		refuse.Store(&notYet)
 		m.put(map[string]string{"a": "two"})
 		wait(2 * time.Second)
-		_, err = f.Status()
+		_, err := f.Status()
 		require.Equal(t, notYet, err)
 		assert.Len(t, got, 3)
 		wait(50 * time.Second)
@@ -339,8 +337,7 @@ func TestOtherFileSystem(t *testing.T) {
 		refuse.Store(new(error(nil)))
 		wait(61 * time.Second)
 		assert.Len(t, got, 5)
-		_, err = f.Status()
-		require.NoError(t, err)
+		must.Get(f.Status())(t)
 
 		// A writer that never rests does not keep the files from being read.
 		n := len(got)
@@ -432,21 +429,16 @@ func TestFilesIsAFileSystem(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	files := follow.Files{"dir/a": {Data: []byte("text"), ModTime: at}}
-	b, err := fs.ReadFile(files, "dir/a")
-	require.NoError(t, err)
+	b := must.Get(fs.ReadFile(files, "dir/a"))(t)
 	assert.Equal(t, "text", string(b))
-	info, err := fs.Stat(files, "dir/a")
-	require.NoError(t, err)
+	info := must.Get(fs.Stat(files, "dir/a"))(t)
 	assert.Equal(t, "a", info.Name())
 	assert.EqualValues(t, 4, info.Size())
 	assert.Equal(t, at, info.ModTime())
 	assert.True(t, info.Mode().IsRegular())
-	_, err = fs.Stat(files, "b")
-	require.ErrorIs(t, err, fs.ErrNotExist)
-	f, err := files.Open("dir/a")
-	require.NoError(t, err)
-	_, err = io.Copy(io.Discard, f)
-	require.NoError(t, err)
+	require.ErrorIs(t, must.Err(fs.Stat(files, "b")), fs.ErrNotExist)
+	f := must.Get(files.Open("dir/a"))(t)
+	must.Get(io.Copy(io.Discard, f))(t)
 	require.NoError(t, f.Close())
 }
 
@@ -464,8 +456,7 @@ func TestStatusDoesNotWait(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- f.Read(t.Context()) }()
 	<-reading
-	_, err := f.Status()
-	require.NoError(t, err)
+	must.Get(f.Status())(t)
 	close(read)
 	require.NoError(t, <-done)
 }
@@ -520,15 +511,13 @@ func TestEach(t *testing.T) {
 		wait := func() { time.Sleep(2 * time.Second); synctest.Wait() }
 		m.put(map[string]string{"a": "two", "b": "too long"})
 		wait()
-		_, err := f.Status()
-		require.EqualError(t, err, "b has more than 5 bytes")
+		require.EqualError(t, must.Err(f.Status()), "b has more than 5 bytes")
 		m.put(map[string]string{"a": "three", "b": "too long"})
 		wait()
 		m.put(map[string]string{"a": "one", "b": "good"})
 		wait()
 		assert.Equal(t, []string{"one", "two", "three", "one"}, got)
-		_, err = f.Status()
-		require.NoError(t, err)
+		must.Get(f.Status())(t)
 		time.Sleep(time.Hour)
 		assert.Len(t, got, 4)
 	})

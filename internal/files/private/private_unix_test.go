@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -38,8 +39,7 @@ func needRoot(t *testing.T) {
 // tempDir returns a folder that no link leads to.
 func tempDir(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	require.NoError(t, err)
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	return dir
 }
 
@@ -219,10 +219,8 @@ func TestCheckJudgesTheDescriptor(t *testing.T) {
 			require.Equal(t, []error{err}, warned)
 		})
 	}
-	unknown, err := fs.Stat(fstest.MapFS{"f": {}}, "f")
-	require.NoError(t, err)
-	err = private.Check("/x", unknown, private.Options{})
-	require.ErrorIs(t, err, private.ErrUnsafe, "an unknown owner")
+	unknown := must.Get(fs.Stat(fstest.MapFS{"f": {}}, "f"))(t)
+	require.ErrorIs(t, private.Check("/x", unknown, private.Options{}), private.ErrUnsafe, "an unknown owner")
 }
 
 func TestOwners(t *testing.T) {
@@ -265,8 +263,7 @@ func TestOwners(t *testing.T) {
 	named.Owners = []int{otherUser + 1, otherUser}
 	for _, path := range []string{filepath.Join(folder, "file"), file, link} {
 		require.NoError(t, openFile(path, named))
-		f, err := private.OpenGiven(path, true, nil, named)
-		require.NoError(t, err)
+		f := must.Get(private.OpenGiven(path, true, nil, named))(t)
 		require.NoError(t, f.Close())
 	}
 	require.NoError(t, openDir(below, named))
@@ -387,37 +384,31 @@ func TestMakeDir(t *testing.T) {
 	for _, tc := range []struct{ mode, want fs.FileMode }{{0, 0o700}, {0o755, 0o755}, {0o770, 0o770}} {
 		dir := filepath.Join(base, tc.want.String(), "a", "b")
 		var synced []string
-		root, err := private.MakeDirSync(dir, private.Options{Mode: tc.mode}, func(dir string) error {
+		root := must.Get(private.MakeDirSync(dir, private.Options{Mode: tc.mode}, func(dir string) error {
 			synced = append(synced, dir)
 			return nil
-		})
-		require.NoError(t, err)
-		info, err := root.Stat(".")
-		require.NoError(t, err)
+		}))(t)
+		info := must.Get(root.Stat("."))(t)
 		assert.Equal(t, tc.want, info.Mode().Perm())
 		require.NoError(t, root.Close())
 		assert.Equal(t, []string{base, filepath.Join(base, tc.want.String()), filepath.Dir(dir)}, synced, "each folder with a new name is made durable")
 		require.NoError(t, os.Chmod(dir, 0o711))
-		root, err = private.MakeDir(dir, private.Options{Mode: tc.mode})
-		require.NoError(t, err)
-		info, err = root.Stat(".")
-		require.NoError(t, err)
+		root = must.Get(private.MakeDir(dir, private.Options{Mode: tc.mode}))(t)
+		info = must.Get(root.Stat("."))(t)
 		assert.Equal(t, fs.FileMode(0o711), info.Mode().Perm(), "one that is there is left as it is")
 		require.NoError(t, root.Close())
 	}
 	fault := errors.New("the disk is broken")
 	_, err := private.MakeDirSync(filepath.Join(base, "c"), private.Options{}, func(string) error { return fault })
 	require.ErrorIs(t, err, fault)
-	root, err := private.MakeDir(filepath.Join(base, "d"), private.Options{Keys: true})
-	require.NoError(t, err)
+	root := must.Get(private.MakeDir(filepath.Join(base, "d"), private.Options{Keys: true}))(t)
 	require.NoError(t, root.Close())
 }
 
 func TestRelativePaths(t *testing.T) {
 	dir := tempDir(t)
 	t.Chdir(dir)
-	root, err := private.MakeDir("x/y", private.Options{})
-	require.NoError(t, err)
+	root := must.Get(private.MakeDir("x/y", private.Options{}))(t)
 	require.NoError(t, root.Close())
 	assert.DirExists(t, filepath.Join(dir, "x", "y"))
 	require.NoError(t, os.Chmod("x", 0o777))
@@ -447,19 +438,15 @@ func TestOpenFileCreates(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(tempDir(t), "log")
 	for range 2 {
-		f, err := private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, private.Options{Keys: true})
-		require.NoError(t, err)
-		_, err = f.WriteString("x")
-		require.NoError(t, err)
+		f := must.Get(private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, private.Options{Keys: true}))(t)
+		must.Get(f.WriteString("x"))(t)
 		require.NoError(t, f.Close())
 	}
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
+	b := must.Get(os.ReadFile(path))(t)
 	assert.Equal(t, "xx", string(b))
-	info, err := os.Stat(path)
-	require.NoError(t, err)
+	info := must.Get(os.Stat(path))(t)
 	assert.Equal(t, fs.FileMode(0o600), info.Mode())
-	_, err = private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, private.Options{})
+	_, err := private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, private.Options{})
 	require.ErrorIs(t, err, fs.ErrExist)
 }
 
@@ -478,8 +465,7 @@ func TestCheckKeyFile(t *testing.T) {
 	t.Parallel()
 	base := tempDir(t)
 	check := func(path string) error {
-		f, err := private.OpenFile(path, os.O_RDONLY, private.Options{})
-		require.NoError(t, err)
+		f := must.Get(private.OpenFile(path, os.O_RDONLY, private.Options{}))(t)
 		defer f.Close()
 		return private.CheckKeyFile(path, f)
 	}
@@ -538,10 +524,8 @@ func TestOpenGiven(t *testing.T) {
 
 func TestHasOwner(t *testing.T) {
 	t.Parallel()
-	onDisk, err := os.Stat(t.TempDir())
-	require.NoError(t, err)
+	onDisk := must.Get(os.Stat(t.TempDir()))(t)
 	assert.True(t, private.HasOwner(onDisk))
-	inMemory, err := fstest.MapFS{"f": {}}.Stat("f")
-	require.NoError(t, err)
+	inMemory := must.Get(fstest.MapFS{"f": {}}.Stat("f"))(t)
 	assert.False(t, private.HasOwner(inMemory))
 }

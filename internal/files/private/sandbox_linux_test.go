@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const sandbox = "SVIDKIT_PRIVATE_SANDBOX" // a folder in the process that TestSandbox starts
@@ -32,8 +33,7 @@ func TestSandbox(t *testing.T) {
 			require.NoError(t, os.Chown(dir, uid, gid))
 			require.NoError(t, os.Chown(file, 54321, -1))
 			exe := filepath.Join(dir, "test")
-			b, err := os.ReadFile(os.Args[0])
-			require.NoError(t, err)
+			b := must.Get(os.ReadFile(os.Args[0]))(t)
 			require.NoError(t, os.WriteFile(exe, b, 0o755))
 		}
 		exe := os.Args[0]
@@ -59,11 +59,9 @@ func TestSandbox(t *testing.T) {
 		require.NoError(t, err, "%s", out)
 		return
 	}
-	info, err := os.Lstat("/")
-	require.NoError(t, err)
+	info := must.Get(os.Lstat("/"))(t)
 	require.NotZero(t, info.Sys().(*syscall.Stat_t).Uid, "root is not mapped")
-	root, err := private.MakeDir(filepath.Join(dir, "a", "b"), private.Options{Keys: true})
-	require.NoError(t, err)
+	root := must.Get(private.MakeDir(filepath.Join(dir, "a", "b"), private.Options{Keys: true}))(t)
 	require.NoError(t, root.Close())
 	if info, err := os.Lstat(filepath.Join(dir, "of-another")); err == nil && info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
 		require.ErrorIs(t, openFile(filepath.Join(dir, "of-another"), private.Options{}), private.ErrUnsafe)
