@@ -95,8 +95,7 @@ func (p *place) delta(t *testing.T, names ...string) *deltaStream {
 }
 
 func (d *deltaStream) send(r *envoysds.DeltaDiscoveryRequest) {
-	message := must.Get(proto.Marshal(r))(d.t)
-	require.NoError(d.t, d.stream.Send(message))
+	require.NoError(d.t, d.stream.Send(must.Get(proto.Marshal(r))(d.t)))
 }
 
 // until reads until the stream has what is wanted.

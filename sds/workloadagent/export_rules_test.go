@@ -3,7 +3,6 @@ package workloadagent
 import (
 	"testing"
 
-
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -12,8 +11,7 @@ import (
 // Rules returns what a file with data says.
 func Rules(t testing.TB, data string) *rules {
 	t.Helper()
-	r := must.Get(parse([]byte(data), spiffe.TrustDomain{}, true))(t, "%s", data)
-	return r
+	return must.Get(parse([]byte(data), spiffe.TrustDomain{}, true))(t, "%s", data)
 }
 
 // Grant is an identity of a process.

@@ -66,8 +66,7 @@ func TestIdentitiesComeAndGo(t *testing.T) {
 	require.ErrorContains(t, p.agent.Report().Problems[0], "spiffe://example.org/zebra")
 	current := func() workloadserver.Identity {
 		snap := api.Snapshot()
-		svid := must.Get(snap.SVID())(t)
-		return workloadserver.Identity{SVID: svid}
+		return workloadserver.Identity{SVID: must.Get(snap.SVID())(t)}
 	}()
 	for range 2 {
 		api.SetIdentities(current, workloadserver.Identity{SVID: home.SVID("/zebra")})
@@ -207,8 +206,7 @@ func TestFoldersChange(t *testing.T) {
 	mode := func(path ...string) fs.FileMode {
 		files := must.Get(filepath.Glob(filepath.Join(path...)))(t)
 		require.Len(t, files, 1)
-		info := must.Get(os.Stat(files[0]))(t)
-		return info.Mode().Perm()
+		return must.Get(os.Stat(files[0]))(t).Mode().Perm()
 	}
 	assert.Equal(t, fs.FileMode(0o400), mode(folder("changes"), split))
 	assert.Equal(t, fs.FileMode(0o600), mode(folder("stays"), delivery))

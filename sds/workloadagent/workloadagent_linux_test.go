@@ -212,11 +212,9 @@ func TestOneFile(t *testing.T) {
 	tokens := must.Get(c.FetchJWTSVIDs(t.Context(), web, "db"))(t)
 	got, _ := must.Get2(c.ValidateJWTSVID(t.Context(), "db", tokens[0].Token()))(t)
 	assert.Equal(t, web, got)
-	_, err := c.FetchJWTSVIDs(t.Context(), web, "bank")
-	assert.ErrorIs(t, err, workloadapi.ErrDenied)
-	assert.ErrorContains(t, err, `["bank"]`)
+	must.Fail(t, must.Err(c.FetchJWTSVIDs(t.Context(), web, "bank")), workloadapi.ErrDenied, `["bank"]`)
 	must.Get(c.FetchJWTSVIDs(t.Context(), admin, "bank"))(t)
-	tokens, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "bank") // as py-spiffe asks
+	tokens, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "bank") // as py-spiffe asks
 	require.NoError(t, err)
 	require.Len(t, tokens, 1)
 	assert.Equal(t, admin, tokens[0].ID)
@@ -238,12 +236,10 @@ func TestOneFile(t *testing.T) {
 	assert.Equal(t, fs.FileMode(0o400), info.Mode().Perm())
 	data := must.Get(os.ReadFile(filepath.Join(out, "credential-bundle.private-key.x509.pem")))(t)
 	assert.Equal(t, []string{"PRIVATE KEY", "CERTIFICATE"}, blocks(t, data))
-	svid := must.Get(spiffe.ParseSVIDPEM(data, data))(t)
-	assert.Equal(t, web, svid.ID())
+	assert.Equal(t, web, must.Get(spiffe.ParseSVIDPEM(data, data))(t).ID())
 	roots := must.Get(os.ReadFile(filepath.Join(out, "example.org.spiffe-trust-bundle.x509.pem")))(t)
 	assert.Equal(t, []string{"CERTIFICATE"}, blocks(t, roots))
-	names := must.Get(filepath.Glob(filepath.Join(out, "[^.]*")))(t)
-	assert.Len(t, names, 3)
+	assert.Len(t, must.Get(filepath.Glob(filepath.Join(out, "[^.]*")))(t), 3)
 	read, err := filesource.Start(t.Context(), filesource.Config{Folder: out, ID: web})
 	require.NoError(t, err, "a program reads the folder")
 	defer read.Close()
@@ -302,8 +298,7 @@ func (p *place) secret(t *testing.T, name string) (string, error) {
 		if !ok {
 			return "roots", nil
 		}
-		svid := must.Get(spiffe.ParseSVIDPEM(certs, key))(t)
-		return svid.ID().Path(), nil
+		return must.Get(spiffe.ParseSVIDPEM(certs, key))(t).ID().Path(), nil
 	}
 	return "", context.Cause(ctx)
 }

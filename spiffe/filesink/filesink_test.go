@@ -49,8 +49,7 @@ func start(t testing.TB, cfg filesink.Config) *filesink.Sink {
 // writeOnce writes what the source of cfg has.
 func writeOnce(t testing.TB, cfg filesink.Config) (changed bool, err error) {
 	t.Helper()
-	s := must.Get(filesink.New(cfg))(t)
-	return s.Write()
+	return must.Get(filesink.New(cfg))(t).Write()
 }
 
 // reads is the configuration of a reader of the usual files.
@@ -65,15 +64,12 @@ func reads(dir string) filesource.Config {
 func read(t testing.TB, dir string) *spiffe.SVID {
 	t.Helper()
 	certs := must.Get(os.ReadFile(filepath.Join(dir, "cert-chain.pem")))(t)
-	key := must.Get(os.ReadFile(filepath.Join(dir, "key.pem")))(t)
-	svid := must.Get(spiffe.ParseSVIDPEM(certs, key))(t)
-	return svid
+	return must.Get(spiffe.ParseSVIDPEM(certs, must.Get(os.ReadFile(filepath.Join(dir, "key.pem")))(t)))(t)
 }
 
 func leaf(t testing.TB, s spiffe.SVIDSource) *x509.Certificate {
 	t.Helper()
-	svid := must.Get(s.SVID())(t)
-	return svid.Leaf()
+	return must.Get(s.SVID())(t).Leaf()
 }
 
 // diary keeps what was logged.
@@ -106,8 +102,7 @@ func newKeyed(t *testing.T, ca *spiffetest.CA, key crypto.Signer) keyed {
 	t.Helper()
 	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}})
 	require.NoError(t, err)
-	chain := must.Get(ca.Sign(t.Context(), csr, time.Hour))(t)
-	svid := must.Get(spiffe.NewSVID(chain, key))(t)
+	svid := must.Get(spiffe.NewSVID(must.Get(ca.Sign(t.Context(), csr, time.Hour))(t), key))(t)
 	return keyed{spiffe.NewSnapshot(svid, ca.Bundles())}
 }
 
@@ -129,8 +124,7 @@ func TestTraditionalKey(t *testing.T) {
 				dir := t.TempDir()
 				cfg := filesink.Config{Source: src, Dir: dir, KeyName: keyName, TraditionalKey: traditional}
 				must.Get(writeOnce(t, cfg))(t)
-				data := must.Get(os.ReadFile(filepath.Join(dir, keyName)))(t)
-				block, rest := pem.Decode(data)
+				block, rest := pem.Decode(must.Get(os.ReadFile(filepath.Join(dir, keyName)))(t))
 				require.NotNil(t, block)
 				assert.Equal(t, want, block.Type)
 				assert.Equal(t, keyName == "key.pem", len(rest) == 0)
@@ -230,8 +224,7 @@ func TestOutputCerts(t *testing.T) {
 		dir := t.TempDir()
 		var log diary
 		cfg := filesink.Config{Source: ca.Source("/web"), Dir: dir, Plain: true, Mode: mode, KeyMode: mode, Logger: log.logger()}
-		changed := must.Get(writeOnce(t, cfg))(t)
-		require.True(t, changed)
+		require.True(t, must.Get(writeOnce(t, cfg))(t))
 		entries := must.Get(os.ReadDir(dir))(t)
 		want := map[string]fs.FileMode{"cert-chain.pem": mode, "key.pem": mode, "root-cert.pem": mode}
 		if mode == 0 {
@@ -245,8 +238,7 @@ func TestOutputCerts(t *testing.T) {
 				require.Equal(t, want[e.Name()], info.Mode(), e.Name())
 			}
 		}
-		roots := must.Get(os.ReadFile(filepath.Join(dir, "root-cert.pem")))(t)
-		require.Equal(t, ca.Bundle().MarshalPEM(), roots)
+		require.Equal(t, ca.Bundle().MarshalPEM(), must.Get(os.ReadFile(filepath.Join(dir, "root-cert.pem")))(t))
 		require.Equal(t, svid.ID().TrustDomain(), read(t, dir).ID().TrustDomain())
 		require.Equal(t, map[bool]int{true: 1}[mode == 0o644], log.count("can read the private key"))
 	}
@@ -399,8 +391,7 @@ func TestMoreFiles(t *testing.T) {
 		})
 		require.NoError(t, err)
 		write := func() bool {
-			changed := must.Get(s.Write())(t)
-			return changed
+			return must.Get(s.Write())(t)
 		}
 		require.True(t, write())
 		require.False(t, write())
@@ -409,8 +400,7 @@ func TestMoreFiles(t *testing.T) {
 		require.Equal(t, partner.Bundle().MarshalPEM(), text)
 		if runtime.GOOS != "windows" {
 			for name, mode := range map[string]fs.FileMode{"partner.test.pem": 0o644, "db.token": 0o600} {
-				info := must.Get(os.Stat(filepath.Join(dir, name)))(t)
-				require.Equal(t, mode, info.Mode(), name)
+				require.Equal(t, mode, must.Get(os.Stat(filepath.Join(dir, name)))(t).Mode(), name)
 			}
 		}
 		require.NoError(t, s.Close())
@@ -425,8 +415,7 @@ func TestDelivery(t *testing.T) {
 	source := ca.Source("/web")
 	sink := start(t, filesink.Config{Source: source, Dir: dir, Delivery: true})
 	const credential, own, other = "credential-bundle.private-key.x509.pem", "example.org.spiffe-trust-bundle.x509.pem", "partner.test.spiffe-trust-bundle.x509.pem"
-	text := must.Get(os.ReadFile(filepath.Join(dir, credential)))(t)
-	block, rest := pem.Decode(text)
+	block, rest := pem.Decode(must.Get(os.ReadFile(filepath.Join(dir, credential)))(t))
 	require.Equal(t, "PRIVATE KEY", block.Type, "the key comes first")
 	block, _ = pem.Decode(rest)
 	require.Equal(t, leaf(t, source).Raw, block.Bytes)
@@ -534,10 +523,7 @@ func TestUnsafe(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	_, err := filesink.Start(ctx, cfg)
-	require.ErrorIs(t, err, private.ErrUnsafe)
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "run: chmod")
+	must.Fail(t, err, private.ErrUnsafe, spiffe.ErrNotReady, context.DeadlineExceeded, "run: chmod")
 	cfg.AllowWritable = true
 	s := start(t, cfg)
 	must.Get(s.Write())(t)
@@ -546,9 +532,7 @@ func TestUnsafe(t *testing.T) {
 		other := t.TempDir()
 		require.NoError(t, os.Chown(other, 54321, -1))
 		cfg.Dir = other
-		_, err = writeOnce(t, cfg)
-		require.ErrorIs(t, err, private.ErrUnsafe)
-		require.ErrorContains(t, err, "run: chown 0")
+		must.Fail(t, must.Err(writeOnce(t, cfg)), private.ErrUnsafe, "run: chown 0")
 	}
 }
 
@@ -603,9 +587,7 @@ func TestNew(t *testing.T) {
 	} {
 		cfg := good
 		edit(&cfg)
-		_, err := filesink.New(cfg)
-		require.ErrorContains(t, err, text)
-		require.ErrorContains(t, err, "filesink: new: ")
+		must.Fail(t, must.Err(filesink.New(cfg)), text, "filesink: new: ")
 	}
 }
 
@@ -620,9 +602,7 @@ func TestLife(t *testing.T) {
 	s := must.Get(filesink.New(filesink.Config{Source: src, Dir: dir}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := s.Ready(ctx)
-	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
+	must.Fail(t, s.Ready(ctx), lifecycle.ErrNotStarted, spiffe.ErrNotReady)
 	require.ErrorContains(t, must.Err(s.Write()), "the agent is away")
 
 	ended := make(chan error, 1)

@@ -58,8 +58,7 @@ func TestWhichTokensStay(t *testing.T) {
 			s := must.Get(filesink.Start(t.Context(), cfg))(t)
 			require.NoError(t, s.Close())
 			path := filepath.Join(dir, "db.token")
-			real := must.Get(filepath.EvalSymlinks(path))(t)
-			require.NoError(t, os.WriteFile(real, []byte(c.text), 0o600))
+			require.NoError(t, os.WriteFile(must.Get(filepath.EvalSymlinks(path))(t), []byte(c.text), 0o600))
 
 			src.Renew()
 			cfg.TokenSource = away
@@ -161,8 +160,7 @@ func TestTokensOfAnEarlierRun(t *testing.T) {
 		}
 		path := filepath.Join(dir, "db.token")
 		read := func() string {
-			data := must.Get(os.ReadFile(path))(t)
-			return string(data)
+			return string(must.Get(os.ReadFile(path))(t))
 		}
 		var own string
 		run(func() { own = read() })

@@ -72,13 +72,11 @@ func TestTokens(t *testing.T) {
 			}),
 		})
 		read := func(name string) string {
-			data := must.Get(os.ReadFile(filepath.Join(dir, name)))(t)
-			return string(data)
+			return string(must.Get(os.ReadFile(filepath.Join(dir, name)))(t))
 		}
 		aws, azure := read("aws"), read("azure")
 		require.NotEqual(t, aws, azure, "they are among the first files, each for its audience")
-		info := must.Get(os.Stat(filepath.Join(dir, "aws")))(t)
-		assert.Equal(t, fs.FileMode(0o600), info.Mode())
+		assert.Equal(t, fs.FileMode(0o600), must.Get(os.Stat(filepath.Join(dir, "aws")))(t).Mode())
 
 		time.Sleep(4 * time.Minute)
 		synctest.Wait()
@@ -181,8 +179,7 @@ func TestTokenThatHangs(t *testing.T) {
 		first := must.Get(os.ReadFile(filepath.Join(dir, "b")))(t)
 		time.Sleep(6 * time.Minute)
 		synctest.Wait()
-		second := must.Get(os.ReadFile(filepath.Join(dir, "b")))(t)
-		require.NotEqual(t, string(first), string(second))
+		require.NotEqual(t, string(first), string(must.Get(os.ReadFile(filepath.Join(dir, "b")))(t)))
 	})
 }
 
@@ -200,8 +197,7 @@ func TestTokenStaysOverRestart(t *testing.T) {
 		cfg.Tokens = map[string]string{"a": "a", "b": "other"}
 		cfg.TokenSource = tokenSource(func(context.Context, ...string) (string, error) { return "", errors.New("away") })
 		s = must.Get(filesink.Start(t.Context(), cfg))(t)
-		after := must.Get(os.ReadFile(filepath.Join(dir, "a")))(t)
-		require.Equal(t, string(before), string(after))
+		require.Equal(t, string(before), string(must.Get(os.ReadFile(filepath.Join(dir, "a")))(t)))
 		_, err := os.Stat(filepath.Join(dir, "b"))
 		require.ErrorIs(t, err, fs.ErrNotExist, "it is for another receiver now")
 		require.NoError(t, s.Close())
@@ -250,8 +246,7 @@ func TestTokensOfOneIdentity(t *testing.T) {
 					require.ErrorIs(t, err, fs.ErrNotExist)
 				}
 			}
-			first := must.Get(filesink.Start(t.Context(), cfg))(t)
-			require.NoError(t, first.Close())
+			require.NoError(t, must.Get(filesink.Start(t.Context(), cfg))(t).Close())
 			has("/web", "/web")
 
 			away.Store("away")

@@ -4,7 +4,6 @@ import (
 	"io/fs"
 	"testing"
 
-
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/test/must"
 )

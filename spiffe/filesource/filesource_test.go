@@ -50,8 +50,7 @@ func TestLayouts(t *testing.T) {
 	certs, key := must.Get2(svid.MarshalPEM())(t)
 	ecKey := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	doc := must.Get(ca.Bundle().Marshal())(t)
-	set := must.Get(spiffe.NewBundleSet(ca.Bundle(), other.Bundle()))(t)
-	all := must.Get(set.Marshal())(t)
+	all := must.Get(must.Get(spiffe.NewBundleSet(ca.Bundle(), other.Bundle()))(t).Marshal())(t)
 	files := map[string][]byte{
 		"tls.crt": certs, "tls.key": key, "ca.crt": ca.Bundle().MarshalPEM(),
 		"key-first.pem": slices.Concat(key, certs), "chain-first.pem": slices.Concat(certs, key),
@@ -102,20 +101,17 @@ func TestLayouts(t *testing.T) {
 			assert.Equal(t, test.domains, st.TrustDomains)
 			assert.Equal(t, test.domains, s.Bundles().Len())
 			for td, n := range test.roots {
-				b := must.Get(s.Bundle(td))(t)
-				assert.Len(t, slices.Collect(b.X509Authorities()), n)
+				assert.Len(t, slices.Collect(must.Get(s.Bundle(td))(t).X509Authorities()), n)
 			}
 			for td, n := range test.keys {
-				b := must.Get(s.Bundle(td))(t)
-				assert.Len(t, maps.Collect(b.JWTAuthorities()), n)
+				assert.Len(t, maps.Collect(must.Get(s.Bundle(td))(t).JWTAuthorities()), n)
 			}
 			_, err := s.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
 			require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 			require.NotErrorIs(t, err, spiffe.ErrNotReady)
 			snap, err := s.Snapshot()
 			if test.cert == "" {
-				require.ErrorIs(t, err, spiffe.ErrNotReady)
-				assert.ErrorContains(t, err, "bundles only")
+				must.Fail(t, err, spiffe.ErrNotReady, "bundles only")
 				return
 			}
 			require.NoError(t, err)
@@ -160,9 +156,7 @@ func TestConfig(t *testing.T) {
 		"Bundles[0] has no TrustDomain":               {Bundles: []bundle{{Path: "b"}}},
 		"Bundles[0] is the file with the pr":          {CertFile: "c", Bundles: []bundle{{Path: "c"}}},
 	} {
-		_, err := filesource.New(cfg)
-		require.ErrorContains(t, err, text)
-		require.ErrorContains(t, err, "filesource: new: ")
+		must.Fail(t, must.Err(filesource.New(cfg)), text, "filesource: new: ")
 		require.ErrorContains(t, must.Err(filesource.Start(t.Context(), cfg)), text)
 	}
 }
@@ -284,8 +278,7 @@ func TestFolderWithoutBundle(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := filesource.Start(ctx, filesource.Config{Folder: dir})
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
-	require.ErrorContains(t, err, "example.org.spiffe-trust-bundle.x509.pem")
+	must.Fail(t, err, spiffe.ErrNotReady, "example.org.spiffe-trust-bundle.x509.pem")
 }
 
 // Without a configuration the environment says where the folder is.
@@ -309,14 +302,9 @@ func TestLife(t *testing.T) {
 	s := must.Get(filesource.New(layout(dir)))(t)
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	err := s.Ready(soon)
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "neither called Start nor Run")
+	must.Fail(t, s.Ready(soon), spiffe.ErrNotReady, context.DeadlineExceeded, "neither called Start nor Run")
 	require.ErrorContains(t, must.Err(s.SVID()), "neither called Start nor Run")
-	_, err = s.Bundle(td)
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
-	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	must.Fail(t, must.Err(s.Bundle(td)), spiffe.ErrNotReady, spiffe.ErrUnknownTrustDomain)
 
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -324,7 +312,7 @@ func TestLife(t *testing.T) {
 	awaitErr(t, s, "tls.crt")
 	soon, cancel = context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	err = s.Ready(soon)
+	err := s.Ready(soon)
 	require.ErrorIs(t, err, fs.ErrNotExist, "the reason, and not only that it has taken too long")
 	again, ok := errors.AsType[interface {
 		error
@@ -347,9 +335,7 @@ func TestLife(t *testing.T) {
 	// A start that fails says why, and leaves nothing running.
 	soon, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	_, err = filesource.Start(soon, layout(t.TempDir()))
-	require.ErrorIs(t, err, fs.ErrNotExist)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+	must.Fail(t, must.Err(filesource.Start(soon, layout(t.TempDir()))), fs.ErrNotExist, context.DeadlineExceeded)
 }
 
 // What is not good replaces nothing, the reason is told, and the source recovers by itself. The files really change,
@@ -446,8 +432,7 @@ func TestOldBeforeNew(t *testing.T) {
 				require.ErrorIs(t, err, test.is)
 			}
 			assert.NotContains(t, err.Error(), "PRIVATE KEY-----")
-			now := must.Get(s.Snapshot())(t)
-			assert.Same(t, snap, now, "the last good stays")
+			assert.Same(t, snap, must.Get(s.Snapshot())(t), "the last good stays")
 			assert.True(t, s.Status().Ready)
 			require.Eventually(t, func() bool { return len(log.lines(t, "files refused, the ones before stay in use")) > 0 }, patience, time.Millisecond)
 
@@ -517,8 +502,7 @@ func TestPartsGoOn(t *testing.T) {
 	}, patience, time.Millisecond)
 	assert.ErrorContains(t, s.Status().Err, "tls.key")
 	assert.Equal(t, number(second), serial(t, s))
-	now := must.Get(s.Bundle(td))(t)
-	assert.Same(t, own, now, "what has not changed is the same value")
+	assert.Same(t, own, must.Get(s.Bundle(td))(t), "what has not changed is the same value")
 
 	// All is as it was.
 	write(t, federated, before.MarshalPEM())
@@ -573,8 +557,7 @@ func TestSequence(t *testing.T) {
 	path := filepath.Join(dir, "bundle.json")
 	put := func(n uint64, roots ...*x509.Certificate) *spiffe.Bundle {
 		b := must.Get(spiffe.NewBundle(partner, spiffe.BundleContents{X509Authorities: roots, Sequence: &n}))(t)
-		doc := must.Get(b.Marshal())(t)
-		write(t, path, doc)
+		write(t, path, must.Get(b.Marshal())(t))
 		return b
 	}
 	put(7, ca.Root())
@@ -604,8 +587,7 @@ func TestFilesThatDoNotGoTogether(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	key := func() *ecdsa.PrivateKey {
-		k := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-		return k
+		return must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	}
 	one, two := key(), key()
 	a, b, c := filepath.Join(dir, "a"), filepath.Join(dir, "b"), filepath.Join(dir, "c")
@@ -619,8 +601,7 @@ func TestFilesThatDoNotGoTogether(t *testing.T) {
 	}
 	s := start(t, cfg)
 	ids := func() []string {
-		b := must.Get(s.Bundle(partner))(t)
-		return slices.Sorted(maps.Keys(maps.Collect(b.JWTAuthorities())))
+		return slices.Sorted(maps.Keys(maps.Collect(must.Get(s.Bundle(partner))(t).JWTAuthorities())))
 	}
 	assert.Equal(t, []string{"1", "2", "3"}, ids())
 	write(t, c, doc(jwk(t, one, "2", ""))) // not what b has
@@ -664,9 +645,7 @@ func TestNotReady(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
 			defer cancel()
-			_, err := filesource.Start(ctx, cfg)
-			require.ErrorIs(t, err, spiffe.ErrNotReady)
-			require.ErrorContains(t, err, test.want)
+			must.Fail(t, must.Err(filesource.Start(ctx, cfg)), spiffe.ErrNotReady, test.want)
 		})
 	}
 	// With an ID and no file that could be for its trust domain, the path is not looked for.
@@ -728,8 +707,7 @@ func TestModes(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			_, err := filesource.Start(ctx, layout(dir))
 			cancel()
-			require.ErrorIs(t, err, private.ErrUnsafe)
-			assert.ErrorContains(t, err, "chown 0")
+			must.Fail(t, err, private.ErrUnsafe, "chown 0")
 		}
 	})
 	t.Run("of a helper", func(t *testing.T) { // which runs as another user, in a group of this process
@@ -752,8 +730,7 @@ func TestModes(t *testing.T) {
 		require.NoError(t, os.Chown(dir, helper, -1))
 		require.NoError(t, os.Chmod(dir, 0o750))
 		_, err := filesource.Start(shortly(t), layout(dir))
-		require.ErrorIs(t, err, private.ErrUnsafe)
-		assert.ErrorContains(t, err, "or have the program trust user 54321 (Config.Owners)")
+		must.Fail(t, err, private.ErrUnsafe, "or have the program trust user 54321 (Config.Owners)")
 
 		cfg := layout(dir)
 		cfg.Owners = []int{helper}
@@ -783,8 +760,7 @@ func TestModes(t *testing.T) {
 		}
 		for _, cfg := range []filesource.Config{{Folder: dir}, named(td, partner)} {
 			_, err := filesource.Start(shortly(t), cfg)
-			require.ErrorIs(t, err, private.ErrUnsafe)
-			require.ErrorContains(t, err, "chmod o-w")
+			must.Fail(t, err, private.ErrUnsafe, "chmod o-w")
 			require.ErrorContains(t, err, "or have the program accept such a folder (Config.AllowWritable)")
 			var log diary
 			cfg.AllowWritable, cfg.Logger = true, log.logger()
@@ -808,9 +784,7 @@ func TestModes(t *testing.T) {
 		require.NoError(t, os.Chown(filepath.Join(dir, "tls.key"), -1, 54321))
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		_, err := filesource.Start(ctx, layout(dir))
-		require.ErrorIs(t, err, private.ErrUnsafe)
-		assert.ErrorContains(t, err, "chmod g=")
+		must.Fail(t, must.Err(filesource.Start(ctx, layout(dir))), private.ErrUnsafe, "chmod g=")
 	})
 }
 

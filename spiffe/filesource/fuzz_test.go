@@ -21,8 +21,7 @@ func FuzzFiles(f *testing.F) {
 	ca := newCA(f)
 	good := secret(f, ca.SVID("/web"), ca.Bundle())
 	next := secret(f, ca.SVID("/web"), ca.Bundle())
-	doc := must.Get(ca.Bundle().Marshal())(f)
-	f.Add(next["tls.crt"], next["tls.key"], next["ca.crt"], doc)
+	f.Add(next["tls.crt"], next["tls.key"], next["ca.crt"], must.Get(ca.Bundle().Marshal())(f))
 	f.Add(next["tls.crt"], good["tls.key"], []byte(nil), []byte(`{"keys":[{"use":"sig"}]}`))
 	f.Add(slices.Concat(next["tls.key"], next["tls.crt"]), slices.Concat(next["tls.key"], next["tls.crt"]), good["ca.crt"][:200], []byte(`{"keys":[]}`))
 	f.Add(good["ca.crt"], next["tls.key"], good["tls.crt"], []byte(`{`))
@@ -53,8 +52,7 @@ func FuzzFiles(f *testing.F) {
 		// A part that is missing takes nothing away.
 		err := take(map[string][]byte{})
 		require.True(t, errors.Is(err, fs.ErrNotExist))
-		now := must.Get(s.Snapshot())(t)
-		require.Same(t, snap, now)
+		require.Same(t, snap, must.Get(s.Snapshot())(t))
 
 		require.NoError(t, take(files))
 		snap = must.Get(s.Snapshot())(t)

@@ -91,8 +91,7 @@ func shortly(t testing.TB) context.Context {
 
 func serial(t testing.TB, s spiffe.SVIDSource) string {
 	t.Helper()
-	svid := must.Get(s.SVID())(t)
-	return svid.Leaf().SerialNumber.String()
+	return must.Get(s.SVID())(t).Leaf().SerialNumber.String()
 }
 
 func number(svid *spiffe.SVID) string { return svid.Leaf().SerialNumber.String() }

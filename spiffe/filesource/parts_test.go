@@ -27,8 +27,7 @@ func document(t *testing.T, ca *spiffetest.CA, sequence uint64, key crypto.Publi
 	if key != nil {
 		c.JWTAuthorities = map[string]crypto.PublicKey{"key-1": key}
 	}
-	b := must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t)
-	data := must.Get(b.Marshal())(t)
+	data := must.Get(must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t).Marshal())(t)
 	if unknown == 0 {
 		return data
 	}
@@ -88,8 +87,7 @@ func TestTwoFilesOfOneDomain(t *testing.T) {
 	require.NoError(t, take(files), "the same number again")
 	again := must.Get(s.Bundle(td))(t)
 	require.NoError(t, take(files))
-	same := must.Get(s.Bundle(td))(t)
-	assert.Same(t, again, same, "nothing has changed")
+	assert.Same(t, again, must.Get(s.Bundle(td))(t), "nothing has changed")
 }
 
 // A source is ready when it has all of its files, and stays so when one of them is lost.

@@ -31,8 +31,7 @@ import (
 
 func newHandler(t testing.TB, parts ...health.Part) *health.Handler {
 	t.Helper()
-	h := must.Get(health.New(parts...))(t)
-	return h
+	return must.Get(health.New(parts...))(t)
 }
 
 // ask returns the answer of h.

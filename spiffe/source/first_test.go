@@ -71,8 +71,7 @@ func TestFirst(t *testing.T) {
 
 		// It stays with that, whatever happens to either.
 		id := func() string {
-			svid := must.Get(c.SVID())(t)
-			return svid.ID().Path()
+			return must.Get(c.SVID())(t).ID().Path()
 		}
 		agent.Fail(nil)
 		time.Sleep(100 * time.Hour)
@@ -126,9 +125,7 @@ func TestFirstFails(t *testing.T) {
 		}
 		other := errors.New("no files")
 		_, err := source.First(t.Context(), nil, failing("agent", errAway), failing("files", other))
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
-		require.ErrorIs(t, err, errAway)
-		require.ErrorIs(t, err, other)
+		must.Fail(t, err, spiffe.ErrNotReady, errAway, other)
 		require.EqualError(t, err, "source: first: not ready: agent: the agent is away; files: no files")
 
 		_, err = source.First(t.Context(), nil, failing("agent", nil))
@@ -146,8 +143,7 @@ func TestFirstFails(t *testing.T) {
 		defer cancel()
 		never := func() *flip { f := &flip{Source: ca.Source("/web")}; f.Fail(errAway); return f }
 		_, err = source.First(ctx, nil, starting("one", never(), &asked), starting("two", never(), &asked), starting("three", never(), &asked))
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
-		require.ErrorContains(t, err, "1 more were not tried: the start has taken too long")
+		must.Fail(t, err, spiffe.ErrNotReady, "1 more were not tried: the start has taken too long")
 		assert.Equal(t, 2, asked)
 
 		for _, bad := range [][]source.Candidate{
@@ -190,6 +186,5 @@ func TestFirstOfAgentAndFiles(t *testing.T) {
 	c = must.Get(source.First(t.Context(), nil, cfg, files))(t)
 	defer c.Close()
 	assert.Equal(t, "agent", c.Name)
-	svid := must.Get(c.SVID())(t)
-	assert.Equal(t, spiffe.MustParseID("spiffe://example.org/agent"), svid.ID())
+	assert.Equal(t, spiffe.MustParseID("spiffe://example.org/agent"), must.Get(c.SVID())(t).ID())
 }

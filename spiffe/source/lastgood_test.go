@@ -79,8 +79,7 @@ func (w *fixture) live(t testing.TB) *workloadapi.Source {
 	t.Helper()
 	cfg := w.api.Config()
 	cfg.BundlesOnly = w.cfg.BundlesOnly
-	s := must.Get(workloadapi.New(cfg))(t)
-	return s
+	return must.Get(workloadapi.New(cfg))(t)
 }
 
 // start starts a LastGood, as a program does when it starts, and returns what ends it.
@@ -103,8 +102,7 @@ func (w *fixture) try(t testing.TB, patience time.Duration) (*source.LastGood, e
 
 func serial(t testing.TB, s spiffe.SVIDSource) string {
 	t.Helper()
-	svid := must.Get(s.SVID())(t)
-	return svid.Leaf().SerialNumber.String()
+	return must.Get(s.SVID())(t).Leaf().SerialNumber.String()
 }
 
 // handshake connects two workloads with the sources by mutual TLS.
@@ -234,9 +232,7 @@ func TestStoredEnds(t *testing.T) {
 					require.NoError(t, l.Close())
 					return
 				}
-				require.ErrorIs(t, err, spiffe.ErrNotReady)
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.ErrorContains(t, err, test.reason)
+				must.Fail(t, err, spiffe.ErrNotReady, context.DeadlineExceeded, test.reason)
 				require.ErrorContains(t, err, "workloadapi", "and what the agent says")
 
 				// The bundles may be good all the same.
@@ -323,8 +319,7 @@ func TestStaysYoung(t *testing.T) {
 func TestWithdrawn(t *testing.T) {
 	t.Parallel()
 	files := func(w *fixture) (n int) {
-		entries := must.Get(os.ReadDir(w.cfg.Dir))(t)
-		return len(entries)
+		return len(must.Get(os.ReadDir(w.cfg.Dir))(t))
 	}
 	t.Run("at the start", func(t *testing.T) {
 		t.Parallel()
@@ -378,8 +373,7 @@ func TestDamaged(t *testing.T) {
 	bundles, identity := "bundles.json", "identity.pem"
 	edit := func(f func(b []byte) []byte) func(t *testing.T, path string) {
 		return func(t *testing.T, path string) {
-			b := must.Get(os.ReadFile(path))(t)
-			require.NoError(t, os.WriteFile(path, f(b), 0o600))
+			require.NoError(t, os.WriteFile(path, f(must.Get(os.ReadFile(path))(t)), 0o600))
 		}
 	}
 	all := func(text string) func([]byte) []byte { return func([]byte) []byte { return []byte(text) } }
@@ -431,8 +425,7 @@ func TestDamaged(t *testing.T) {
 				test.damage(t, path)
 				w.api.Drop()
 				_, err := w.try(t, time.Second)
-				require.ErrorIs(t, err, spiffe.ErrNotReady)
-				require.ErrorContains(t, err, test.want)
+				must.Fail(t, err, spiffe.ErrNotReady, test.want)
 				assert.NotContains(t, err.Error(), "PRIVATE KEY---")
 				if strings.HasPrefix(test.want, "belongs") {
 					require.ErrorIs(t, err, private.ErrUnsafe)
@@ -483,8 +476,7 @@ func TestIdentityOnlyWhenAsked(t *testing.T) {
 		stop()
 		entries := must.Get(os.ReadDir(w.cfg.Dir))(t)
 		require.Len(t, entries, 1)
-		b := must.Get(os.ReadFile(filepath.Join(w.cfg.Dir, entries[0].Name())))(t)
-		assert.NotContains(t, string(b), "PRIVATE")
+		assert.NotContains(t, string(must.Get(os.ReadFile(filepath.Join(w.cfg.Dir, entries[0].Name())))(t)), "PRIVATE")
 	})
 }
 
@@ -531,9 +523,7 @@ func TestLastGoodConfig(t *testing.T) {
 	l := must.Get(source.NewLastGood(good))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	err := l.Ready(ctx)
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
-	require.ErrorContains(t, err, "neither called Start nor Run")
+	must.Fail(t, l.Ready(ctx), spiffe.ErrNotReady, "neither called Start nor Run")
 	assert.NoDirExists(t, "dir", "New does nothing")
 	require.NoError(t, l.Close())
 	require.ErrorContains(t, l.Ready(t.Context()), "closed")
@@ -541,8 +531,7 @@ func TestLastGoodConfig(t *testing.T) {
 	// A source that was started already is a mistake of the program, which is told.
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)
-		live := must.Get(workloadapi.Start(t.Context(), w.api.Config()))(t)
-		w.cfg.Source = live
+		w.cfg.Source = must.Get(workloadapi.Start(t.Context(), w.api.Config()))(t)
 		l := must.Get(source.NewLastGood(w.cfg))(t)
 		require.ErrorContains(t, l.Run(t.Context()), "alternatives")
 		require.NoError(t, l.Close())

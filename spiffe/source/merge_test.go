@@ -59,8 +59,7 @@ func TestMerge(t *testing.T) {
 			t.Helper()
 			got := must.Get(m.Bundle(want.TrustDomain()))(t)
 			assert.True(t, sameRoots(got, want.Bundle()))
-			snap := must.Get(m.Snapshot())(t)
-			in := must.Get(snap.Bundle(want.TrustDomain()))(t)
+			in := must.Get(must.Get(m.Snapshot())(t).Bundle(want.TrustDomain()))(t)
 			assert.Same(t, got, in, "a snapshot has the same")
 		}
 		from(ca) // and not the impostor
@@ -70,8 +69,7 @@ func TestMerge(t *testing.T) {
 		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 		snap := must.Get(m.Snapshot())(t)
 		assert.Equal(t, 3, snap.Bundles().Len())
-		again := must.Get(m.Snapshot())(t)
-		assert.Same(t, snap, again)
+		assert.Same(t, snap, must.Get(m.Snapshot())(t))
 
 		// Either side's changes are told, and what the first has counts.
 		changed := m.Changed()
@@ -88,8 +86,7 @@ func TestMerge(t *testing.T) {
 		changed = m.Changed()
 		own.Renew()
 		<-changed
-		svid := must.Get(m.SVID())(t)
-		assert.Equal(t, serial(t, own), svid.Leaf().SerialNumber.String())
+		assert.Equal(t, serial(t, own), must.Get(m.SVID())(t).Leaf().SerialNumber.String())
 		assert.Equal(t, serial(t, own), serial(t, m))
 		a.put(t)
 		from(two)
@@ -144,11 +141,9 @@ func TestMergeOwnIsNotForOthers(t *testing.T) {
 		a.put(t, impostor.Bundle(), one.Bundle())
 		m := must.Get(source.NewMerge(td, homeless{&flip{Source: ca.Source("/web")}}, &a))(t)
 		defer m.Close()
-		snap := must.Get(m.Snapshot())(t)
-		for name, bundles := range map[string]spiffe.BundleSource{"merge": m, "snapshot": snap} {
+		for name, bundles := range map[string]spiffe.BundleSource{"merge": m, "snapshot": must.Get(m.Snapshot())(t)} {
 			require.ErrorIs(t, must.Err(bundles.Bundle(td)), spiffe.ErrUnknownTrustDomain, name)
-			b := must.Get(bundles.Bundle(partner))(t, name)
-			assert.True(t, sameRoots(b, one.Bundle()), name)
+			assert.True(t, sameRoots(must.Get(bundles.Bundle(partner))(t, name), one.Bundle()), name)
 		}
 	})
 }
@@ -238,6 +233,5 @@ func TestMergeSlowReader(t *testing.T) {
 	now := must.Get(m.Snapshot())(t)
 	close(own.goOn)
 	assert.Same(t, now, <-late)
-	again := must.Get(m.Snapshot())(t)
-	assert.Same(t, now, again, "it is the same until something changes")
+	assert.Same(t, now, must.Get(m.Snapshot())(t), "it is the same until something changes")
 }

@@ -141,8 +141,6 @@ func TestNotReplaced(t *testing.T) {
 	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
 	require.ErrorIs(t, unixsocket.ListenUnix(t, dir, "s"), fs.ErrExist)
-	c := must.Get(net.Dial("unix", path))(t)
-	require.NoError(t, c.Close())
-	entries := must.Get(os.ReadDir(dir))(t)
-	assert.Len(t, entries, 1)
+	require.NoError(t, must.Get(net.Dial("unix", path))(t).Close())
+	assert.Len(t, must.Get(os.ReadDir(dir))(t), 1)
 }

@@ -277,8 +277,7 @@ func TestNoDescriptors(t *testing.T) {
 		begin := time.Now()
 		stop := serve(t, &unixsocket.Server{Listener: e, Handler: says("hello")})
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: l.DialContext}}
-		resp := must.Get(client.Get("http://localhost/"))(t)
-		require.NoError(t, resp.Body.Close())
+		require.NoError(t, must.Get(client.Get("http://localhost/"))(t).Body.Close())
 		assert.Greater(t, time.Since(begin), 50*time.Second, "60 tries that did not wait")
 		require.NoError(t, stop())
 	})

@@ -34,8 +34,7 @@ func TestPeerProcess(t *testing.T) {
 	fmt.Println("connected")
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 	// The connection outlives this process in the one that it becomes.
-	f := must.Get(c.(*net.UnixConn).File())(t)
-	_, _, errno := syscall.Syscall(syscall.SYS_FCNTL, f.Fd(), syscall.F_SETFD, 0)
+	_, _, errno := syscall.Syscall(syscall.SYS_FCNTL, must.Get(c.(*net.UnixConn).File())(t).Fd(), syscall.F_SETFD, 0)
 	require.Zero(t, errno)
 	require.NoError(t, syscall.Exec("/bin/sleep", []string{"sleep", "60"}, os.Environ()))
 }
@@ -65,8 +64,7 @@ func peer(t *testing.T, program, path string) (cmd *exec.Cmd, next io.Writer) {
 	out := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	line := must.Get(bufio.NewReader(out).ReadString('\n'))(t)
-	require.Equal(t, "connected\n", line)
+	require.Equal(t, "connected\n", must.Get(bufio.NewReader(out).ReadString('\n'))(t))
 	return cmd, in
 }
 
@@ -121,8 +119,7 @@ func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	path := filepath.Join(dir, "s")
 	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
-	self := must.Get(os.Executable())(t)
-	cmd, _ := peer(t, self, path)
+	cmd, _ := peer(t, must.Get(os.Executable())(t), path)
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	taken := take(t, cmd.Process.Pid)

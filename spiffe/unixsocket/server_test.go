@@ -61,8 +61,7 @@ func hears(t testing.TB, socket string, http2 bool) string {
 	defer transport.CloseIdleConnections()
 	resp := must.Get((&http.Client{Transport: transport, Timeout: patient}).Get("http://localhost/"))(t)
 	defer resp.Body.Close()
-	b := must.Get(io.ReadAll(resp.Body))(t)
-	return string(b)
+	return string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 // serve runs s until the test ends or stop is called, which returns what Run returned.
@@ -102,8 +101,7 @@ func deadSocket(t testing.TB, path string) {
 
 func mode(t testing.TB, path string) fs.FileMode {
 	t.Helper()
-	fi := must.Get(os.Lstat(path))(t)
-	return fi.Mode()
+	return must.Get(os.Lstat(path))(t).Mode()
 }
 
 func TestServer(t *testing.T) {
@@ -117,9 +115,7 @@ func TestServer(t *testing.T) {
 	assert.Equal(t, fs.ModeDir|0o700, mode(t, filepath.Dir(path)))
 	assert.Equal(t, "one", hears(t, path, false))
 	assert.Equal(t, "one", hears(t, path, true))
-	err := (&unixsocket.Server{Path: path, Handler: says("two")}).Run(t.Context())
-	require.ErrorIs(t, err, unixsocket.ErrInUse)
-	assert.ErrorContains(t, err, path)
+	must.Fail(t, (&unixsocket.Server{Path: path, Handler: says("two")}).Run(t.Context()), unixsocket.ErrInUse, path)
 	assert.Equal(t, "one", hears(t, path, true))
 	require.NoError(t, stop())
 	assert.ErrorIs(t, must.Err(os.Lstat(path)), fs.ErrNotExist)
@@ -184,8 +180,7 @@ func TestListenRefuses(t *testing.T) {
 		assert.ErrorContains(t, err, "unixsocket: listen on ", name)
 		assert.NotErrorIs(t, err, unixsocket.ErrInUse, name)
 	}
-	b := must.Get(os.ReadFile(file))(t)
-	assert.Equal(t, "precious", string(b))
+	assert.Equal(t, "precious", string(must.Get(os.ReadFile(file))(t)))
 	assert.NoError(t, must.Err(os.Lstat(link)))
 	assert.ErrorIs(t, must.Err(os.Lstat(filepath.Join(dir, "s"))), fs.ErrNotExist)
 }
@@ -349,8 +344,7 @@ func TestRemoved(t *testing.T) {
 		}
 	}
 	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"))(t)
-	line := must.Get(bufio.NewReader(c).ReadString('\n'))(t)
-	require.Equal(t, "HTTP/1.1 200 OK\r\n", line)
+	require.Equal(t, "HTTP/1.1 200 OK\r\n", must.Get(bufio.NewReader(c).ReadString('\n'))(t))
 
 	// While that cannot be, it is said once.
 	require.NoError(t, os.RemoveAll(dir))
@@ -368,8 +362,7 @@ func TestRemoved(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte("mine"), 0o600))
 	time.Sleep(2500 * time.Millisecond)
 	require.NoError(t, stop())
-	text := must.Get(os.ReadFile(path))(t)
-	require.Equal(t, "mine", string(text))
+	require.Equal(t, "mine", string(must.Get(os.ReadFile(path))(t)))
 	require.NoFileExists(t, filepath.Join(dir+".old", "s"))
 }
 
@@ -380,9 +373,7 @@ func TestRunFails(t *testing.T) {
 	s := &unixsocket.Server{Path: path, Handler: says("nothing")}
 	require.NoError(t, s.Listen())
 	require.NoError(t, s.CloseListener())
-	err := s.Run(t.Context())
-	require.ErrorIs(t, err, net.ErrClosed)
-	assert.ErrorContains(t, err, path)
+	must.Fail(t, s.Run(t.Context()), net.ErrClosed, path)
 	assert.ErrorIs(t, must.Err(os.Lstat(path)), fs.ErrNotExist)
 }
 
@@ -397,8 +388,7 @@ func TestListenFirst(t *testing.T) {
 	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))(t)
 	serve(t, s)
 	require.NoError(t, c.SetDeadline(time.Now().Add(patient)))
-	b := must.Get(io.ReadAll(c))(t)
-	assert.Contains(t, string(b), "hello")
+	assert.Contains(t, string(must.Get(io.ReadAll(c))(t)), "hello")
 }
 
 // A folder in which other users could replace the socket is worth a warning.

@@ -67,8 +67,7 @@ func TestAddressVectors(t *testing.T) {
 				target = host + " " + port
 			}
 			assert.Equal(t, v.Target, target)
-			again := must.Get(workloadapi.ParseAddress(a.String()))(t)
-			assert.Equal(t, a, again)
+			assert.Equal(t, a, must.Get(workloadapi.ParseAddress(a.String()))(t))
 			assert.Regexp(t, `^(unix|tcp)://`, a.String())
 		})
 	}

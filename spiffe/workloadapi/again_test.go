@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -167,6 +166,10 @@ func TestSkippedIsForgotten(t *testing.T) {
 			st := s.Status()
 			require.Len(t, st.X509.Skipped, 1)
 			require.Len(t, st.JWT.Skipped, 1, "together they are too many")
+			require.ErrorIs(t, st.JWT.Skipped[0], spiffe.ErrTooLarge)
+			b := must.Get(s.Bundle(home.TrustDomain()))(t)
+			workloadtest.SameRoots(t, home, b)
+			require.Empty(t, b.Contents().JWTAuthorities)
 			keys(key)
 			require.Empty(t, s.Status().JWT.Skipped)
 			require.Len(t, s.Status().X509.Skipped, 1)
@@ -183,36 +186,6 @@ func TestSkippedIsForgotten(t *testing.T) {
 			require.Empty(t, s.Status().JWT.Skipped)
 		}
 	})
-}
-
-// Each token of an answer has to be one of the identity that was asked for, and not only the first.
-func TestTokensOfAnother(t *testing.T) {
-	t.Parallel()
-	web, db := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/db")
-	token := func(id spiffe.ID, hint string) *wire.JWTSVID {
-		return &wire.JWTSVID{SpiffeId: id.String(), Svid: "token", Hint: hint}
-	}
-	for name, c := range map[string]struct {
-		answer []*wire.JWTSVID
-		good   bool
-	}{
-		"one": {[]*wire.JWTSVID{token(web, "")}, true}, "two": {[]*wire.JWTSVID{token(web, "a"), token(web, "b")}, true},
-		"first": {[]*wire.JWTSVID{token(db, "a"), token(web, "b")}, false}, "last": {[]*wire.JWTSVID{token(web, "a"), token(db, "b")}, false},
-		"one of three": {[]*wire.JWTSVID{token(web, "a"), token(db, "b"), token(web, "c")}, false},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			client := inMemory(t, fake(t, func(call *call) { call.send(&wire.JWTSVIDResponse{Svids: c.answer}) }))
-			all, err := client.FetchJWTSVIDs(t.Context(), web, "db")
-			if c.good {
-				require.NoError(t, err, name)
-				assert.Len(t, all, len(c.answer))
-			} else {
-				require.ErrorIs(t, err, workloadapi.ErrBadResponse, name)
-				require.ErrorContains(t, err, db.String())
-				assert.Empty(t, all)
-			}
-		})
-	}
 }
 
 // After a refusal for good there is no next attempt, though there was one before.

@@ -47,8 +47,7 @@ func socketDir(t testing.TB) string {
 func onSocket(t testing.TB, h http.Handler) string {
 	t.Helper()
 	path := filepath.Join(socketDir(t), "s")
-	l := must.Get(net.Listen("unix", path))(t)
-	t.Cleanup(workloadtest.ServeOn(l, h, nil))
+	t.Cleanup(workloadtest.ServeOn(must.Get(net.Listen("unix", path))(t), h, nil))
 	return "unix://" + path
 }
 
@@ -142,7 +141,11 @@ func TestFetchJWTSVID(t *testing.T) {
 			assert.ErrorContains(t, err, want)
 			assert.NotContains(t, err.Error(), "token of")
 		}
-		answer = &wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{token(db, "")}}
+		answer = &wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{token(db, "a"), token(web, "b")}} // each, and not only the first
+		for _, id := range []spiffe.ID{web, db} {
+			must.Fail(t, must.Err(c.FetchJWTSVIDs(t.Context(), id, "x")), workloadapi.ErrBadResponse, "it is that of")
+		}
+		answer = &wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{token(db, "a"), token(db, "b")}}
 		_, err := c.FetchJWTSVIDs(t.Context(), web, "x")
 		assert.ErrorContains(t, err, `it is that of "spiffe://example.org/db"`)
 		must.Get(c.FetchJWTSVIDs(t.Context(), db, "x"))(t)
@@ -154,8 +157,7 @@ func TestFetchJWTSVID(t *testing.T) {
 			code = c2
 			calls = 0
 			_, err = c.FetchJWTSVIDs(t.Context(), db, "x", "y")
-			require.ErrorIs(t, err, want)
-			assert.ErrorContains(t, err, `"[x y]spiffe://example.org/db"`)
+			must.Fail(t, err, want, `"[x y]spiffe://example.org/db"`)
 			_, again := err.(*workloadapi.Error).Retryable()
 			assert.Equal(t, c2 == workloadtest.PermissionDenied, again)
 			assert.Equal(t, 1, calls)
@@ -207,8 +209,7 @@ func TestValidateJWTSVID(t *testing.T) {
 		} {
 			answer = m
 			id, got, err = c.ValidateJWTSVID(t.Context(), "a", "t")
-			require.ErrorIs(t, err, workloadapi.ErrBadResponse)
-			assert.ErrorContains(t, err, want)
+			must.Fail(t, err, workloadapi.ErrBadResponse, want)
 			assert.True(t, id.IsZero())
 			assert.Nil(t, got)
 		}
@@ -340,11 +341,8 @@ func TestLateServer(t *testing.T) {
 			s := must.Get(workloadapi.New(workloadapi.Config{Address: network + "://" + target}))(t)
 			workloadtest.Run(t, s)
 			require.Eventually(t, func() bool { return s.Status().X509.Failures > 0 }, patient, time.Millisecond)
-			_, err := s.SVID()
-			require.ErrorIs(t, err, spiffe.ErrNotReady)
-			assert.ErrorContains(t, err, target)
-			l := must.Get(net.Listen(network, target))(t)
-			t.Cleanup(workloadtest.ServeOn(l, h, nil))
+			must.Fail(t, must.Err(s.SVID()), spiffe.ErrNotReady, target)
+			t.Cleanup(workloadtest.ServeOn(must.Get(net.Listen(network, target))(t), h, nil))
 			ctx, cancel := context.WithTimeout(t.Context(), patient)
 			defer cancel()
 			require.NoError(t, s.Ready(ctx))
@@ -528,8 +526,7 @@ func TestAnswerLimits(t *testing.T) {
 	require.ErrorContains(t, err, "larger than the limit")
 	size = 0
 	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
-	require.ErrorIs(t, err, workloadapi.ErrBadResponse)
-	require.ErrorContains(t, err, "claims are empty")
+	must.Fail(t, err, workloadapi.ErrBadResponse, "claims are empty")
 }
 
 // A server that talks and does not listen fills the connection with control frames: the client can

@@ -85,8 +85,7 @@ func TestCloseLeavesTheClient(t *testing.T) {
 	require.ErrorIs(t, must.Err(workloadapi.Start(short, cfg)), context.Canceled)
 	unharmed("a Source did not start")
 
-	never := must.Get(workloadapi.New(cfg))(t)
-	require.NoError(t, never.Close())
+	require.NoError(t, must.Get(workloadapi.New(cfg))(t).Close())
 	unharmed("a Source that was never started was closed")
 
 	own := must.Get(workloadapi.Start(t.Context(), api.Config()))(t)

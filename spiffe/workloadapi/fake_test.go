@@ -132,8 +132,7 @@ func client(t testing.TB, dial func(context.Context, string, string) (net.Conn, 
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	transport := &http.Transport{Protocols: &protocols, DialContext: dial}
-	c := must.Get(workloadapi.NewClient("", &http.Client{Transport: transport}))(t)
-	return c, transport
+	return must.Get(workloadapi.NewClient("", &http.Client{Transport: transport}))(t), transport
 }
 
 // inBubbles returns a trust domain with an identity for /web that are valid when a bubble begins.
@@ -170,8 +169,7 @@ func response(t testing.TB, d domain, svid *spiffe.SVID, federated ...domain) *w
 
 func marshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
-	b := must.Get(proto.Marshal(m))(t)
-	return b
+	return must.Get(proto.Marshal(m))(t)
 }
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }

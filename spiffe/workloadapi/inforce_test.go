@@ -50,8 +50,7 @@ func TestValidStays(t *testing.T) {
 				s := source(t, workloadapi.Config{Logger: workloadtest.Logger(&log)}, streams.serve)
 				leaf := func() []byte {
 					t.Helper()
-					svid := must.Get(s.SVID())(t)
-					return svid.Leaf().Raw
+					return must.Get(s.SVID())(t).Leaf().Raw
 				}
 				streams.send(response(t, home, web))
 				require.Equal(t, web.Leaf().Raw, leaf())
@@ -162,8 +161,7 @@ func TestRolesOfWhatIsInForce(t *testing.T) {
 				first, between := home.SVID("/web", test.first), home.SVID("/web", shift(test.by))
 				for _, svid := range []*spiffe.SVID{first, between, between} {
 					streams.send(response(t, home, svid))
-					got := must.Get(s.SVID())(t)
-					require.Equal(t, first.Leaf().Raw, got.Leaf().Raw)
+					require.Equal(t, first.Leaf().Raw, must.Get(s.SVID())(t).Leaf().Raw)
 				}
 				want := first
 				if test.by == time.Minute { // which is in force then
@@ -176,8 +174,7 @@ func TestRolesOfWhatIsInForce(t *testing.T) {
 					want = limited
 				}
 				streams.send(response(t, home, limited))
-				got := must.Get(s.SVID())(t)
-				assert.Equal(t, want.Leaf().Raw, got.Leaf().Raw)
+				assert.Equal(t, want.Leaf().Raw, must.Get(s.SVID())(t).Leaf().Raw)
 			})
 		})
 	}

@@ -136,13 +136,11 @@ func TestTokensEndToEnd(t *testing.T) {
 		assert.Equal(t, id.String(), claims["sub"])
 		assert.InDelta(t, time.Now().Add(5*time.Minute).Unix(), claims["exp"], 60)
 		v := must.Get(jwtsvid.NewValidator(s, []string{audience}, nil))(t)
-		proof := must.Get(v.Validate(both))(t, "with the keys of FetchJWTBundles")
-		assert.Equal(t, id, proof.ID())
+		assert.Equal(t, id, must.Get(v.Validate(both))(t, "with the keys of FetchJWTBundles").ID())
 	}
 	token := func(s tokenService, id string) string {
 		t.Helper()
-		text := must.Get(s.IssueJWTSVID(t.Context(), spiffe.MustParseID(id), []string{"a"}))(t)
-		return text
+		return must.Get(s.IssueJWTSVID(t.Context(), spiffe.MustParseID(id), []string{"a"}))(t)
 	}
 	for name, bad := range map[string]string{
 		"no bundle with keys": token(foreign, "spiffe://other.test/web"),
@@ -196,9 +194,7 @@ func TestFetch(t *testing.T) {
 			require.NoError(t, stop())
 		}
 		s := must.Get(workloadapi.New(workloadapi.Config{Client: c, Hint: "none"}))(t)
-		_, err := s.Fetch(t.Context(), "a")
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
-		assert.ErrorContains(t, err, `no identity with the hint "none"`)
+		must.Fail(t, must.Err(s.Fetch(t.Context(), "a")), spiffe.ErrNotReady, `no identity with the hint "none"`)
 		require.ErrorIs(t, must.Err(s.Fetch(t.Context())), workloadapi.ErrRefused, "no audience")
 	})
 }

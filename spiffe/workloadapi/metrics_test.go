@@ -24,8 +24,7 @@ func TestWriteMetrics(t *testing.T) {
 		cfg.JWTBundles = true
 		src := must.Get(workloadapi.New(cfg))(t)
 		read := func() map[string]float64 {
-			text := must.Get(metricstest.Of(src.Report().Metrics))(t)
-			return text.Samples
+			return must.Get(metricstest.Of(src.Report().Metrics))(t).Samples
 		}
 		const end = `svidkit_workloadapi_identity_end_timestamp_seconds{identity="spiffe://example.org/web"}`
 		s := read()

@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -261,48 +258,4 @@ func TestStreamsWakeEachOther(t *testing.T) {
 		require.Len(t, asked, 2)
 		assert.GreaterOrEqual(t, asked[1], 40*time.Second)
 	})
-}
-
-// TestOutageOnSocket is an outage in real time: a server on a Unix socket is killed and comes back.
-func TestOutageOnSocket(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	const life = 2400 * time.Millisecond
-	home := workloadtest.NewDomain(t, "example.org")
-	path := filepath.Join(t.TempDir(), "api.sock")
-	serve := func() (kill func()) {
-		l := must.Get(net.Listen("unix", path))(t)
-		return workloadtest.ServeOn(l, fake(t, func(c *call) {
-			c.send(lasting(t, home, life+time.Second)) // certificates have whole seconds
-			c.sleep(life / 2)
-			c.send(lasting(t, home, life+time.Second))
-			c.wait()
-		}), nil)
-	}
-	s := must.Get(workloadapi.New(workloadapi.Config{Address: "unix://" + path}))(t)
-	workloadtest.Run(t, s)
-	time.Sleep(300 * time.Millisecond) // there is no server yet
-	kill := serve()
-	defer func() { kill() }()
-	begin := time.Now()
-	require.NoError(t, s.Ready(t.Context()))
-	assert.Less(t, time.Since(begin), 3*time.Second)
-	first := must.Get(s.SVID())(t)
-
-	var once sync.Once
-	outage, back := time.Now().Add(life/3), time.Time{}
-	for svid := first; svid == first; {
-		time.Sleep(5 * time.Millisecond)
-		svid = must.Get(s.SVID())(t)
-		require.True(t, time.Now().Before(svid.NotAfter()), "expired")
-		if time.Now().After(outage) {
-			once.Do(kill)
-		}
-		if back.IsZero() && time.Now().After(outage.Add(life*45/100)) {
-			kill, back = serve(), time.Now()
-		}
-		require.True(t, back.IsZero() || time.Since(back) < time.Second, "not back")
-	}
-	require.False(t, back.IsZero())
-	t.Logf("back after %v, with %v left", time.Since(back).Round(time.Millisecond), time.Until(first.NotAfter()).Round(time.Millisecond))
 }

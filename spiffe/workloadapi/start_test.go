@@ -46,7 +46,7 @@ func TestReadySays(t *testing.T) {
 		{name: "a server that accepts and is mute", server: mute, want: server + " has not answered for 10s (see the log of that server)"},
 		{name: "a server that is mute for long", server: mute, wait: 5 * time.Minute, want: "FetchX509SVID at " + server + ": the server did not answer in time"},
 		{name: "a header and no message", server: func(c *call) { c.flush(); c.wait() }, want: server + " has not answered for 10s"},
-		{name: "not registered", server: func(c *call) { c.end(workloadtest.PermissionDenied, "no identity issued") }, want: `FetchX509SVID at ` + server + `: no identity for this caller: "no identity issued"`, is: workloadapi.ErrDenied},
+		{name: "not registered", server: func(c *call) { c.end(workloadtest.PermissionDenied, "no identity issued%0Aby me") }, want: `FetchX509SVID at ` + server + `: no identity for this caller: "no identity issued\nby me"`, is: workloadapi.ErrDenied},
 		{name: "not registered, and then mute", server: deniedThenMute(), want: "no identity for this caller", is: workloadapi.ErrDenied},
 		{name: "a server that starts", server: func(c *call) { c.end(workloadtest.Unavailable, "still attesting") }, want: `"still attesting"`},
 		{name: "a permission", dial: os.NewSyscallError("connect", syscall.EACCES), want: "permission denied", is: syscall.EACCES},
@@ -83,8 +83,7 @@ func TestReadySays(t *testing.T) {
 				}
 				check := func(err error, after time.Duration) {
 					t.Helper()
-					require.ErrorIs(t, err, spiffe.ErrNotReady)
-					require.ErrorContains(t, err, r.want)
+					must.Fail(t, err, spiffe.ErrNotReady, r.want)
 					require.NotErrorIs(t, err, lifecycle.ErrNotStarted)
 					if r.is != nil {
 						require.ErrorIs(t, err, r.is)
@@ -115,8 +114,7 @@ func TestReadySays(t *testing.T) {
 				assert.Equal(t, r.final, err != nil, "%v", err)
 				if !r.cfg.BundlesOnly && !r.cfg.JWTBundles {
 					_, err = s.SVID()
-					require.ErrorIs(t, err, spiffe.ErrNotReady)
-					require.ErrorContains(t, err, r.want)
+					must.Fail(t, err, spiffe.ErrNotReady, r.want)
 					if r.cfg.Hint == "" {
 						require.ErrorIs(t, err, lifecycle.ErrEnded)
 					}
@@ -144,8 +142,7 @@ func TestReadySaysNeverStarted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err := s.Ready(ctx)
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
-	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
+	must.Fail(t, err, spiffe.ErrNotReady, lifecycle.ErrNotStarted)
 	assert.EqualError(t, err, "workloadapi: source: not ready: this program has neither called Start nor Run, so nothing was tried; waited for it: context deadline exceeded")
 	require.NoError(t, s.Close())
 	require.ErrorIs(t, must.Err(s.Fetch(t.Context(), "a")), lifecycle.ErrClosed)
@@ -177,8 +174,7 @@ func TestStart(t *testing.T) {
 
 		require.NoError(t, s.Close())
 		require.NoError(t, s.Close())
-		last := must.Get(s.SVID())(t)
-		assert.Same(t, second, last, "what was received stays")
+		assert.Same(t, second, must.Get(s.SVID())(t), "what was received stays")
 		require.NoError(t, s.Ready(t.Context()))
 		assert.False(t, s.Status().X509.Open)
 	})
@@ -237,9 +233,7 @@ func TestStartLeavesNothing(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := workloadapi.Start(ctx, workloadapi.Config{Address: "unix://" + l.Addr().String(), JWTBundles: true})
 		cancel()
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorContains(t, err, "has not answered for")
-		require.ErrorContains(t, err, l.Addr().String())
+		must.Fail(t, err, context.DeadlineExceeded, "has not answered for", l.Addr().String())
 	}
 	for range starts {
 		select {

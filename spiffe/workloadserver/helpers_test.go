@@ -48,8 +48,7 @@ const (
 // inMemory serves h in memory, so that a synctest bubble stops while all wait, and returns a client.
 func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 	t.Helper()
-	c := must.Get(workloadapi.NewClient("", http2(t, h)))(t)
-	return c
+	return must.Get(workloadapi.NewClient("", http2(t, h)))(t)
 }
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
@@ -72,8 +71,7 @@ func dial(t testing.TB, address string) *workloadapi.Client {
 
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
-	k := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	return k
+	return must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }
 
 // listen runs a server until the test ends, on a socket of its own unless it has a Path or a Listener, and

@@ -122,8 +122,7 @@ func TestAudienceOfSome(t *testing.T) {
 	require.ErrorContains(t, err, "cannot issue tokens now", "what fails is not left out")
 	for _, id := range []spiffe.ID{web.ID(), {}} {
 		_, err = c.FetchJWTSVIDs(t.Context(), id, "none", "other")
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
-		assert.ErrorContains(t, err, `for the audience ["none" "other"]: no token for this caller`)
+		must.Fail(t, err, workloadapi.ErrDenied, `for the audience ["none" "other"]: no token for this caller`)
 		assert.ErrorContains(t, err, `have the audience permitted`)
 		assert.NotContains(t, err.Error(), "register the workload")
 		assert.NotContains(t, err.Error(), "no identity for this caller")
@@ -149,8 +148,7 @@ func TestAuthorityIssues(t *testing.T) {
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID})
 		c := inMemory(t, h)
 		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a", "b")
-		require.ErrorIs(t, err, workloadapi.ErrRefused)
-		assert.ErrorContains(t, err, "ask for one token for each")
+		must.Fail(t, err, workloadapi.ErrRefused, "ask for one token for each")
 		must.Get(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a"))(t)
 		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 		require.ErrorContains(t, err, "status unavailable")
@@ -170,8 +168,7 @@ func TestWITRefused(t *testing.T) {
 	w.err[""] = fmt.Errorf("no such hint: %w", fs.ErrInvalid)
 	c := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: w.IssueWITSVID}))
 	for _, err := range c.WatchWITSVIDs(t.Context(), spiffe.ID{}) {
-		require.ErrorIs(t, err, workloadapi.ErrRefused)
-		assert.ErrorContains(t, err, "no such hint")
+		must.Fail(t, err, workloadapi.ErrRefused, "no such hint")
 		e, _ := errors.AsType[*workloadapi.Error](err)
 		assert.True(t, e.Final)
 	}

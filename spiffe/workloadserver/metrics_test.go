@@ -31,8 +31,7 @@ func TestWriteMetrics(t *testing.T) {
 		require.NoError(t, err)
 		read := func() map[string]float64 {
 			synctest.Wait()
-			text := must.Get(metricstest.Of(h.Report().Metrics))(t)
-			return text.Samples
+			return must.Get(metricstest.Of(h.Report().Metrics))(t).Samples
 		}
 		s := read()
 		for _, reason := range []string{"no_header", "another_machine", "bad_request", "no_identity", "too_many_streams", "too_many_streams_of_peer", "other"} {

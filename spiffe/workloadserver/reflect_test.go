@@ -57,8 +57,7 @@ func TestReflection(t *testing.T) {
 			msg = protowire.AppendString(protowire.AppendTag(msg, n, protowire.BytesType), arg)
 			go func() { _, _ = out.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(msg))), msg...)) }()
 			if r == nil {
-				resp := must.Get(c.Do(req))(t)
-				r = &rpc{t, resp}
+				r = &rpc{t, must.Get(c.Do(req))(t)}
 			}
 			answer := fields(t, r.recv())
 			assert.Equal(t, "host", string(answer[1][0]))

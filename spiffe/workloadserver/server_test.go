@@ -32,8 +32,7 @@ func TestServer(t *testing.T) {
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
 	path := filepath.Join(socketDir(t), "new", "s")
 	stop := start(t, &unixsocket.Server{Path: path, Handler: h})
-	fi := must.Get(os.Lstat(path))(t)
-	assert.Equal(t, fs.ModeSocket|0o600, fi.Mode())
+	assert.Equal(t, fs.ModeSocket|0o600, must.Get(os.Lstat(path))(t).Mode())
 
 	s := must.Get(workloadapi.New(workloadapi.Config{Address: "unix://" + path}))(t)
 	workloadtest.Run(t, s)

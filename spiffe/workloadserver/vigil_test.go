@@ -22,7 +22,6 @@ import (
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -122,8 +121,7 @@ func TestForgetfulProvider(t *testing.T) {
 		updates := updatesOf(s, "jwt")
 		c := home.Bundle().Contents()
 		c.JWTAuthorities = map[string]crypto.PublicKey{"k": newKey(t).Public()}
-		own := must.Get(spiffe.NewBundle(home.TrustDomain(), c))(t)
-		set := must.Get(spiffe.NewBundleSet(own, other.Bundle()))(t)
+		set := must.Get(spiffe.NewBundleSet(must.Get(spiffe.NewBundle(home.TrustDomain(), c))(t), other.Bundle()))(t)
 		src.set(spiffe.NewSnapshot(web, set), nil)
 		time.Sleep(6 * time.Minute)
 		must.Get(s.Bundle(other.TrustDomain()))(t)
@@ -196,8 +194,7 @@ func TestNeverRenewed(t *testing.T) {
 				more := len(looks()) - len(asked)
 				assert.Less(t, more, 3700, "no tight loop")
 				assert.Greater(t, more, 100)
-				got := must.Get(s.SVID())(t)
-				assert.Equal(t, svid.Chain(), got.Chain())
+				assert.Equal(t, svid.Chain(), must.Get(s.SVID())(t).Chain())
 				assert.Equal(t, 1, updatesOf(s, "x509"))
 				assert.Contains(t, log.String(), `msg="workloadserver: an identity that is served has expired"`)
 				assert.Contains(t, log.String(), "id=spiffe://example.org/web")
@@ -350,8 +347,7 @@ func TestIdentityProviders(t *testing.T) {
 				next := home.SVID([]string{"/web", "/db"}[i])
 				p.set(snapshot(t, next, home), nil)
 				synctest.Wait()
-				u := must.Get(s.X509())(t)
-				assert.Equal(t, next.Chain(), u.Identities[i].SVID.Chain())
+				assert.Equal(t, next.Chain(), must.Get(s.X509())(t).Identities[i].SVID.Chain())
 			}
 		}
 
@@ -381,39 +377,6 @@ func TestIdentityProviders(t *testing.T) {
 		assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable")
 		assert.Equal(t, []string{"/web front"}, paths())
 	})
-}
-
-// Over real sockets and in real time: identities of a few seconds, behind a hook that returns what there is
-// at the moment, reach a workload before they end.
-func TestShortLives(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	home := workloadtest.NewDomain(t, "example.org")
-	const life = 3 * time.Second
-	var svid atomic.Pointer[spiffe.SVID]
-	mint := func() {
-		svid.Store(home.SVID("/web", func(c *x509.Certificate) {
-			c.NotBefore, c.NotAfter = time.Now().Add(-time.Second), time.Now().Add(life)
-		}))
-	}
-	mint()
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{
-		Identities: func(context.Context) ([]workloadserver.Identity, error) {
-			return []workloadserver.Identity{{SVID: svid.Load()}}, nil
-		},
-	})
-	s := must.Get(workloadapi.New(workloadapi.Config{Address: listen(t, &unixsocket.Server{Handler: h})}))(t)
-	workloadtest.Run(t, s)
-	ready, cancel := context.WithTimeout(t.Context(), patient)
-	defer cancel()
-	require.NoError(t, s.Ready(ready))
-	for end := time.Now().Add(2 * life); time.Now().Before(end) && updatesOf(s, "x509") < 3; time.Sleep(20 * time.Millisecond) {
-		if time.Until(svid.Load().NotAfter()) < life/2 {
-			mint()
-		}
-		current(t, s)
-	}
-	assert.GreaterOrEqual(t, updatesOf(s, "x509"), 3)
 }
 
 // WIT authorities that a Provider does not tell of reach callers within minutes: in the bundles, and by WIT-SVIDs

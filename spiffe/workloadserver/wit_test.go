@@ -36,7 +36,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -143,14 +142,12 @@ func withWIT(t testing.TB, d domain, issuers ...*witsvid.Issuer) *spiffe.Bundle 
 		kid, key := i.Authority()
 		c.WITAuthorities[kid] = key
 	}
-	b := must.Get(spiffe.NewBundle(d.TrustDomain(), c))(t)
-	return b
+	return must.Get(spiffe.NewBundle(d.TrustDomain(), c))(t)
 }
 
 func bundleSet(t testing.TB, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	set := must.Get(spiffe.NewBundleSet(bundles...))(t)
-	return set
+	return must.Get(spiffe.NewBundleSet(bundles...))(t)
 }
 
 // witWatch is a watch that runs in the background of a bubble, and what it has brought since it was
@@ -233,9 +230,7 @@ func signer(t testing.TB, s workloadapi.TokenSVID) crypto.Signer {
 	var k struct{ Kty, Crv, X, Y, D, Alg string }
 	require.NoError(t, json.Unmarshal(s.KeyJWK(), &k))
 	assert.Equal(t, []string{"EC", "P-256", "ES256"}, []string{k.Kty, k.Crv, k.Alg})
-	d := must.Get(base64.RawURLEncoding.DecodeString(k.D))(t)
-	key := must.Get(ecdsa.ParseRawPrivateKey(elliptic.P256(), d))(t)
-	return key
+	return must.Get(ecdsa.ParseRawPrivateKey(elliptic.P256(), must.Get(base64.RawURLEncoding.DecodeString(k.D))(t)))(t)
 }
 
 // WIT-SVIDs from the issuer to a workload that proves itself with one, for a day.
@@ -279,8 +274,7 @@ func TestServeWIT(t *testing.T) {
 			prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
 			call := witsvid.Call{Target: "https://db.example.org/"}
 			token, proof := must.Get2(prover.Prove(call))(t)
-			verified := must.Get(validator.Validate(token, proof, call))(t)
-			assert.Equal(t, s.ID, verified.ID())
+			assert.Equal(t, s.ID, must.Get(validator.Validate(token, proof, call))(t).ID())
 			seen[string(s.KeyJWK())] = true
 		}
 		assert.Len(t, seen, 3, "no key is there twice")
@@ -320,8 +314,7 @@ func TestServeWIT(t *testing.T) {
 		fourth := all.one(t)
 		kid, _ := issuer.issuer.Authority()
 		for _, s := range fourth {
-			u := must.Get(witsvid.ParseUnverified(s.Token()))(t)
-			assert.Equal(t, kid, u.KeyID)
+			assert.Equal(t, kid, must.Get(witsvid.ParseUnverified(s.Token()))(t).KeyID)
 		}
 		one.one(t)
 		issuer.calls()
@@ -659,8 +652,7 @@ type hardware struct{ crypto.Signer }
 // compact makes a token by hand.
 func compact(t testing.TB, head string, claims map[string]any) string {
 	t.Helper()
-	payload := must.Get(json.Marshal(claims))(t)
-	return compactRaw(t, head, string(payload))
+	return compactRaw(t, head, string(must.Get(json.Marshal(claims))(t)))
 }
 
 func compactRaw(t testing.TB, head, payload string) string {
@@ -801,36 +793,6 @@ func TestWITThatStays(t *testing.T) {
 	})
 }
 
-// The other streams go on when the server has no WIT-SVIDs, and the deadline of a stream is kept.
-func TestWITOverSocket(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	conformance.Covers(t, "WAPI-2", "WAPI-3")
-	home := workloadtest.NewDomain(t, "example.org")
-	issuer := newWITs(t, home)
-	snap := spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer.issuer)))
-	for _, opts := range []*workloadserver.Options{nil, {IssueWITSVID: issuer.IssueWITSVID}} {
-		c := dial(t, listen(t, &unixsocket.Server{Handler: handler(t, workloadserver.Fixed(snap), opts)}))
-		for _, err := range c.WatchWITSVIDs(t.Context(), spiffe.ID{}) {
-			assert.Equal(t, opts == nil, errors.Is(err, workloadapi.ErrUnimplemented), "%v", err)
-			break
-		}
-		for _, err := range c.WatchWITBundles(t.Context()) {
-			assert.Equal(t, opts == nil, errors.Is(err, workloadapi.ErrUnimplemented), "%v", err)
-			break
-		}
-		for _, err := range c.WatchX509SVIDs(t.Context()) {
-			require.NoError(t, err)
-			break
-		}
-	}
-	r := post(t, http2(t, handler(t, workloadserver.Fixed(snap), &workloadserver.Options{IssueWITSVID: issuer.IssueWITSVID})), service+"FetchWITSVID",
-		frame(&wire.WITSVIDRequest{}), header, "true", "Grpc-Timeout", "300m")
-	require.NotEmpty(t, r.recv())
-	code, _ := r.status()
-	assert.Equal(t, workloadtest.DeadlineExceeded, code)
-}
-
 // A token is good until its "exp" and not at it.
 func TestCheckWITAtTheEnd(t *testing.T) {
 	t.Parallel()
@@ -870,8 +832,7 @@ func FuzzCheckWIT(f *testing.F) {
 		assert.True(t, exp.After(now))
 		var k struct{ D, Alg string }
 		require.NoError(t, json.Unmarshal([]byte(sent), &k))
-		d := must.Get(key.Bytes())(t)
-		assert.Equal(t, b64(d), k.D)
+		assert.Equal(t, b64(must.Get(key.Bytes())(t)), k.D)
 		assert.Equal(t, "ES256", k.Alg)
 		u := must.Get(witsvid.ParseUnverified(token))(t, "what we let pass, validators take for a WIT-SVID")
 		assert.Equal(t, id, u.ID)

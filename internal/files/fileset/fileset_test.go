@@ -28,8 +28,7 @@ func TestFolderReaders(t *testing.T) {
 	var version atomic.Int64
 	write := func() {
 		n := []byte(strconv.FormatInt(version.Load()+1, 10))
-		changed := must.Get(f.Write(map[string]File{"cert": {n, 0o644}, "key": {n, 0o600}}))(t)
-		require.True(t, changed)
+		require.True(t, must.Get(f.Write(map[string]File{"cert": {n, 0o644}, "key": {n, 0o600}}))(t))
 		version.Add(1)
 	}
 	write()
@@ -64,8 +63,7 @@ func TestFolderReaders(t *testing.T) {
 	readers.Wait()
 	t.Log(read.Load(), "pairs of", version.Load(), "versions")
 	assert.Greater(t, read.Load(), int64(10))
-	entries := must.Get(os.ReadDir(dir))(t)
-	assert.Len(t, entries, 6, "two files, the link, two versions, and the lock")
+	assert.Len(t, must.Get(os.ReadDir(dir))(t), 6, "two files, the link, two versions, and the lock")
 }
 
 // What is there already is not written again, and what a crash has left is removed.
@@ -77,8 +75,7 @@ func TestFolderAgain(t *testing.T) {
 	files := map[string]File{"key": {[]byte("one"), 0o600}}
 	write := func(want bool) {
 		t.Helper()
-		changed := must.Get(f.Write(files))(t)
-		assert.Equal(t, want, changed)
+		assert.Equal(t, want, must.Get(f.Write(files))(t))
 	}
 	write(true)
 	write(false)

@@ -39,22 +39,19 @@ func set(version int) map[string]File {
 
 func open(t testing.TB, dir string, plain bool) *Folder {
 	t.Helper()
-	f := must.Get(Open(dir, options(plain)))(t)
-	return f
+	return must.Get(Open(dir, options(plain)))(t)
 }
 
 func write(t testing.TB, f *Folder, version int) {
 	t.Helper()
-	changed := must.Get(f.Write(set(version)))(t)
-	require.True(t, changed)
+	require.True(t, must.Get(f.Write(set(version)))(t))
 }
 
 // versions returns what the files have, in the order of names.
 func versions(t testing.TB, dir string) (have []string) {
 	t.Helper()
 	for _, name := range names {
-		data := must.Get(os.ReadFile(filepath.Join(dir, name)))(t)
-		have = append(have, string(data))
+		have = append(have, string(must.Get(os.ReadFile(filepath.Join(dir, name)))(t)))
 	}
 	return have
 }
@@ -64,8 +61,7 @@ func all(version int) []string { return slices.Repeat([]string{strconv.Itoa(vers
 // list returns the names in a folder.
 func list(t testing.TB, dir string) (have []string) {
 	t.Helper()
-	entries := must.Get(os.ReadDir(dir))(t)
-	for _, e := range entries {
+	for _, e := range must.Get(os.ReadDir(dir))(t) {
 		have = append(have, e.Name())
 	}
 	return have
@@ -106,8 +102,7 @@ func TestPlain(t *testing.T) {
 func stat(t testing.TB, dir string) (at []time.Time) {
 	t.Helper()
 	for _, name := range names {
-		info := must.Get(os.Stat(filepath.Join(dir, name)))(t)
-		at = append(at, info.ModTime())
+		at = append(at, must.Get(os.Stat(filepath.Join(dir, name)))(t).ModTime())
 	}
 	return at
 }
@@ -199,8 +194,7 @@ func TestUnsure(t *testing.T) {
 	write(t, f, 1)
 	f.unsure = true
 	write(t, f, 1)
-	changed := must.Get(f.Write(set(1)))(t)
-	require.False(t, changed)
+	require.False(t, must.Get(f.Write(set(1)))(t))
 }
 
 // Readers that spin while plain files are written see no part of a file, and never certificates without their key or
@@ -328,8 +322,7 @@ func TestLinkAttacks(t *testing.T) {
 	_ = os.Remove(filepath.Join(dir, lockName))
 	require.NoError(t, os.Symlink(victim, filepath.Join(dir, lockName)))
 	require.Error(t, must.Err(Open(dir, options(false))))
-	data := must.Get(os.ReadFile(victim))(t)
-	require.Equal(t, "mine", string(data))
+	require.Equal(t, "mine", string(must.Get(os.ReadFile(victim))(t)))
 }
 
 // Replace leaves one file, and keeps to the folder.
@@ -341,12 +334,10 @@ func TestReplace(t *testing.T) {
 	for _, mode := range []fs.FileMode{0o600, 0o644} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "a.new"), []byte("of a crash"), 0o600))
 		require.NoError(t, Replace(root, "a", File{[]byte(mode.String()), mode}))
-		data := must.Get(os.ReadFile(filepath.Join(dir, "a")))(t)
-		require.Equal(t, mode.String(), string(data))
+		require.Equal(t, mode.String(), string(must.Get(os.ReadFile(filepath.Join(dir, "a")))(t)))
 		require.Equal(t, []string{"a"}, list(t, dir))
 		if runtime.GOOS != "windows" {
-			info := must.Get(os.Stat(filepath.Join(dir, "a")))(t)
-			require.Equal(t, mode, info.Mode())
+			require.Equal(t, mode, must.Get(os.Stat(filepath.Join(dir, "a")))(t).Mode())
 		}
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "b"), 0o700))
@@ -417,8 +408,7 @@ func TestLockOfAnother(t *testing.T) {
 		dir := t.TempDir()
 		other := must.Get(os.Open(dir))(t)
 		defer other.Close()
-		got := must.Get(flock.TryLock(other))(t)
-		require.True(t, got)
+		require.True(t, must.Get(flock.TryLock(other))(t))
 		f := open(t, dir, plain)
 		write(t, f, 1)
 		_, err := Open(dir, options(plain))

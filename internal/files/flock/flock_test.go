@@ -25,8 +25,7 @@ func TestLock(t *testing.T) {
 		return f
 	}
 	try := func(f *os.File) bool {
-		ok := must.Get(flock.TryLock(f))(t)
-		return ok
+		return must.Get(flock.TryLock(f))(t)
 	}
 	a, b := open(), open()
 	require.NoError(t, flock.Lock(a))

@@ -3,7 +3,6 @@ package follow_test
 import (
 	"bytes"
 	"context"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -302,8 +301,7 @@ func TestOtherFileSystem(t *testing.T) {
 		refuse.Store(new(error(nil)))
 		var log bytes.Buffer
 		f := follow.New([]string{"a", "b"}, func(_ context.Context, files follow.Files) error {
-			b := must.Get(fs.ReadFile(files, "a"))(t)
-			got = append(got, fmt.Sprintf("%s %d", b, len(files)))
+			got = append(got, fmt.Sprintf("%s %d", must.Get(fs.ReadFile(files, "a"))(t), len(files)))
 			return *refuse.Load()
 		}, &follow.Options{FS: m, Poll: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		require.NoError(t, f.Read(t.Context()))
@@ -311,8 +309,7 @@ func TestOtherFileSystem(t *testing.T) {
 		wait := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
 		wait(10 * time.Second)
 		assert.Equal(t, []string{"one 1"}, got)
-		checked := must.Get(f.Status())(t)
-		assert.WithinDuration(t, time.Now(), checked, time.Second)
+		assert.WithinDuration(t, time.Now(), must.Get(f.Status())(t), time.Second)
 
 		m.put(map[string]string{"a": "one", "other": "y"}) // touched, and another file
 		wait(2 * time.Second)
@@ -429,8 +426,7 @@ func TestFilesIsAFileSystem(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	files := follow.Files{"dir/a": {Data: []byte("text"), ModTime: at}}
-	b := must.Get(fs.ReadFile(files, "dir/a"))(t)
-	assert.Equal(t, "text", string(b))
+	assert.Equal(t, "text", string(must.Get(fs.ReadFile(files, "dir/a"))(t)))
 	info := must.Get(fs.Stat(files, "dir/a"))(t)
 	assert.Equal(t, "a", info.Name())
 	assert.EqualValues(t, 4, info.Size())
@@ -459,33 +455,6 @@ func TestStatusDoesNotWait(t *testing.T) {
 	must.Get(f.Status())(t)
 	close(read)
 	require.NoError(t, <-done)
-}
-
-func TestKeyOnlyChange(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	block := func(text string) string {
-		return string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte(text)}))
-	}
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "crt"), "cert")
-	write(t, filepath.Join(dir, "key"), block("key 1"))
-	var key atomic.Pointer[string]
-	f := follow.New([]string{filepath.Join(dir, "crt"), filepath.Join(dir, "key")}, func(_ context.Context, files follow.Files) error {
-		b, _ := pem.Decode(files[filepath.Join(dir, "key")].Data)
-		if b == nil {
-			return errors.New("half a key")
-		}
-		key.Store(new(string(b.Bytes)))
-		return nil
-	}, &follow.Options{Poll: 20 * time.Millisecond})
-	require.NoError(t, f.Read(t.Context()))
-	run(t, f)
-	write(t, filepath.Join(dir, "key"), block("key 2")[:30])
-	require.Eventually(t, func() bool { _, err := f.Status(); return err != nil }, patience, time.Millisecond)
-	require.Equal(t, "key 1", *key.Load())
-	write(t, filepath.Join(dir, "key"), block("key 2"))
-	require.Eventually(t, func() bool { return *key.Load() == "key 2" }, patience, time.Millisecond)
 }
 
 // With Each, a file that cannot be read is given to take with the reason, and the others are not held up. What take has

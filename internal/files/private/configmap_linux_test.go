@@ -18,8 +18,7 @@ const mountedFile = "SVIDKIT_PRIVATE_MOUNTED" // a file in the process that Test
 // folder that is no volume is not.
 func TestConfigMap(t *testing.T) {
 	if file := os.Getenv(mountedFile); file != "" {
-		f := must.Get(private.OpenFile(file, os.O_RDONLY, private.Options{}))(t)
-		require.NoError(t, f.Close())
+		require.NoError(t, must.Get(private.OpenFile(file, os.O_RDONLY, private.Options{}))(t).Close())
 		t.Setenv("KUBERNETES_SERVICE_HOST", "")
 		_, err := private.OpenFile(file, os.O_RDONLY, private.Options{})
 		require.ErrorIs(t, err, private.ErrUnsafe, "in no pod")

@@ -39,8 +39,7 @@ func needRoot(t *testing.T) {
 // tempDir returns a folder that no link leads to.
 func tempDir(t *testing.T) string {
 	t.Helper()
-	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
-	return dir
+	return must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 }
 
 func mkdir(t *testing.T, mode fs.FileMode, names ...string) string {
@@ -92,8 +91,7 @@ func openIn(dir, name string, o private.Options) error {
 // refused requires a refusal, and that the command of its text mends it.
 func refused(t *testing.T, err error, command string) {
 	t.Helper()
-	require.ErrorIs(t, err, private.ErrUnsafe)
-	assert.ErrorContains(t, err, "; run: "+command)
+	must.Fail(t, err, private.ErrUnsafe, "; run: "+command)
 }
 
 func TestModes(t *testing.T) {
@@ -207,9 +205,7 @@ func TestCheckJudgesTheDescriptor(t *testing.T) {
 				require.Empty(t, warned)
 				return
 			}
-			require.ErrorIs(t, err, private.ErrUnsafe)
-			require.ErrorContains(t, err, tc.want)
-			require.ErrorContains(t, err, `/some/path`)
+			must.Fail(t, err, private.ErrUnsafe, tc.want, `/some/path`)
 			if !tc.acceptable {
 				require.ErrorIs(t, lenient, private.ErrUnsafe)
 				require.Empty(t, warned)
@@ -263,8 +259,7 @@ func TestOwners(t *testing.T) {
 	named.Owners = []int{otherUser + 1, otherUser}
 	for _, path := range []string{filepath.Join(folder, "file"), file, link} {
 		require.NoError(t, openFile(path, named))
-		f := must.Get(private.OpenGiven(path, true, nil, named))(t)
-		require.NoError(t, f.Close())
+		require.NoError(t, must.Get(private.OpenGiven(path, true, nil, named))(t).Close())
 	}
 	require.NoError(t, openDir(below, named))
 	require.NoError(t, openDir(dirLink, named))
@@ -401,15 +396,13 @@ func TestMakeDir(t *testing.T) {
 	fault := errors.New("the disk is broken")
 	_, err := private.MakeDirSync(filepath.Join(base, "c"), private.Options{}, func(string) error { return fault })
 	require.ErrorIs(t, err, fault)
-	root := must.Get(private.MakeDir(filepath.Join(base, "d"), private.Options{Keys: true}))(t)
-	require.NoError(t, root.Close())
+	require.NoError(t, must.Get(private.MakeDir(filepath.Join(base, "d"), private.Options{Keys: true}))(t).Close())
 }
 
 func TestRelativePaths(t *testing.T) {
 	dir := tempDir(t)
 	t.Chdir(dir)
-	root := must.Get(private.MakeDir("x/y", private.Options{}))(t)
-	require.NoError(t, root.Close())
+	require.NoError(t, must.Get(private.MakeDir("x/y", private.Options{}))(t).Close())
 	assert.DirExists(t, filepath.Join(dir, "x", "y"))
 	require.NoError(t, os.Chmod("x", 0o777))
 	refused(t, openDir("./x/y", private.Options{}), fmt.Sprintf("chmod o-w %q", filepath.Join(dir, "x")))
@@ -442,10 +435,8 @@ func TestOpenFileCreates(t *testing.T) {
 		must.Get(f.WriteString("x"))(t)
 		require.NoError(t, f.Close())
 	}
-	b := must.Get(os.ReadFile(path))(t)
-	assert.Equal(t, "xx", string(b))
-	info := must.Get(os.Stat(path))(t)
-	assert.Equal(t, fs.FileMode(0o600), info.Mode())
+	assert.Equal(t, "xx", string(must.Get(os.ReadFile(path))(t)))
+	assert.Equal(t, fs.FileMode(0o600), must.Get(os.Stat(path))(t).Mode())
 	_, err := private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, private.Options{})
 	require.ErrorIs(t, err, fs.ErrExist)
 }
@@ -524,8 +515,6 @@ func TestOpenGiven(t *testing.T) {
 
 func TestHasOwner(t *testing.T) {
 	t.Parallel()
-	onDisk := must.Get(os.Stat(t.TempDir()))(t)
-	assert.True(t, private.HasOwner(onDisk))
-	inMemory := must.Get(fstest.MapFS{"f": {}}.Stat("f"))(t)
-	assert.False(t, private.HasOwner(inMemory))
+	assert.True(t, private.HasOwner(must.Get(os.Stat(t.TempDir()))(t)))
+	assert.False(t, private.HasOwner(must.Get(fstest.MapFS{"f": {}}.Stat("f"))(t)))
 }

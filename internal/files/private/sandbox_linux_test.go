@@ -33,8 +33,7 @@ func TestSandbox(t *testing.T) {
 			require.NoError(t, os.Chown(dir, uid, gid))
 			require.NoError(t, os.Chown(file, 54321, -1))
 			exe := filepath.Join(dir, "test")
-			b := must.Get(os.ReadFile(os.Args[0]))(t)
-			require.NoError(t, os.WriteFile(exe, b, 0o755))
+			require.NoError(t, os.WriteFile(exe, must.Get(os.ReadFile(os.Args[0]))(t), 0o755))
 		}
 		exe := os.Args[0]
 		if os.Geteuid() == 0 {
@@ -59,10 +58,8 @@ func TestSandbox(t *testing.T) {
 		require.NoError(t, err, "%s", out)
 		return
 	}
-	info := must.Get(os.Lstat("/"))(t)
-	require.NotZero(t, info.Sys().(*syscall.Stat_t).Uid, "root is not mapped")
-	root := must.Get(private.MakeDir(filepath.Join(dir, "a", "b"), private.Options{Keys: true}))(t)
-	require.NoError(t, root.Close())
+	require.NotZero(t, must.Get(os.Lstat("/"))(t).Sys().(*syscall.Stat_t).Uid, "root is not mapped")
+	require.NoError(t, must.Get(private.MakeDir(filepath.Join(dir, "a", "b"), private.Options{Keys: true}))(t).Close())
 	if info, err := os.Lstat(filepath.Join(dir, "of-another")); err == nil && info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
 		require.ErrorIs(t, openFile(filepath.Join(dir, "of-another"), private.Options{}), private.ErrUnsafe)
 	}

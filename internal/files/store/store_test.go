@@ -45,8 +45,7 @@ func TestStore(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(path, "file.new"), []byte("of a crash"), 0o600))
 	for _, text := range []string{"one", "", "three"} {
 		write(t, s, "file", text)
-		got := must.Get(read(s, "file", 5, true))(t)
-		assert.Equal(t, text, got)
+		assert.Equal(t, text, must.Get(read(s, "file", 5, true))(t))
 	}
 	assert.NoFileExists(t, filepath.Join(path, "file.new"))
 	require.ErrorContains(t, must.Err(read(s, "file", 4, false)), "has more than 4 bytes")
@@ -59,8 +58,7 @@ func TestStore(t *testing.T) {
 		return
 	}
 	write(t, s, "file", "text")
-	info := must.Get(os.Stat(filepath.Join(path, "file")))(t)
-	assert.Equal(t, fs.FileMode(0o600), info.Mode())
+	assert.Equal(t, fs.FileMode(0o600), must.Get(os.Stat(filepath.Join(path, "file")))(t).Mode())
 	for mode, keys := range map[fs.FileMode]bool{0o640: true, 0o604: true, 0o620: false, 0o602: false} {
 		require.NoError(t, os.Chmod(filepath.Join(path, "file"), mode))
 		require.Error(t, must.Err(read(s, "file", 100, keys)), "%v", mode)
