@@ -47,7 +47,7 @@ func TestRefusedVersionLeavesNothing(t *testing.T) {
 	bad := me(id("/web"), id("/new", wantsTokens), id("/newer"))
 	p.write(bad)
 	_, err = workloadagent.New(workloadagent.Config{File: p.file, Source: m, TrustDomain: exampleOrg})
-	require.ErrorContains(t, err, "issues none")
+	require.ErrorContains(t, err, "is to have tokens, and the CA of this agent issues none: take them out")
 	require.Empty(t, owned(m), "the first version")
 
 	p.write(me(id("/web"), id("/old")))

@@ -83,22 +83,6 @@ func TestIdentitiesComeAndGo(t *testing.T) {
 	noneDenied(t, errs)
 }
 
-// An identity that the CA grants late is told on the open streams of its caller, though no bundle has changed.
-func TestIdentityThatComesLate(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	p := newPlace(t, me(id("/zebra"), id("/web")))
-	no := spiffe.MustParseID("spiffe://example.org/zebra")
-	p.refused.Store(&no)
-	p.serve(time.Hour)
-	updates, errs := p.updates()
-	web := until(t, updates, "/web").Identities[0].SVID.Leaf()
-	p.refused.Store(nil)
-	u := until(t, updates, "/zebra /web")
-	assert.Equal(t, web, u.Identities[1].SVID.Leaf())
-	noneDenied(t, errs)
-}
-
 // New bundles come without a new certificate, to callers and into files.
 func TestBundlesAlone(t *testing.T) {
 	rounds.NotShort(t)

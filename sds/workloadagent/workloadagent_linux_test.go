@@ -401,6 +401,11 @@ func TestIdentityThatDoesNotCome(t *testing.T) {
 		}
 	}
 	require.Empty(t, errs)
+	p.refused.Store(nil)
+	for u := next(t, updates); told(u) != "/refused /web"; u = next(t, updates) {
+		require.Equal(t, "/web", told(u))
+	}
+	noneDenied(t, errs)
 
 	alone := newPlace(t, me(id("/refused")))
 	alone.refused.Store(&no)
@@ -704,16 +709,6 @@ func TestNoPods(t *testing.T) {
 	require.NoError(t, err)
 	_, err = workloadagent.New(workloadagent.Config{File: p.file, Source: m, TrustDomain: exampleOrg})
 	require.ErrorContains(t, err, "this agent does not know the pods of the cluster, as workload-agent does with -node: select by pod")
-}
-
-// An agent whose CA issues no tokens says so of a file that wants some.
-func TestTokensOfNoIssuer(t *testing.T) {
-	t.Parallel()
-	p := newPlace(t, me(id("/web", `"files": [{"folder": "`+filepath.Join(t.TempDir(), "out")+`", "tokens": {"db.token": "db"}}]`)))
-	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: spiffetest.NewCA(t, "example.org")})
-	require.NoError(t, err)
-	_, err = workloadagent.New(workloadagent.Config{File: p.file, Source: m, TrustDomain: exampleOrg})
-	require.ErrorContains(t, err, "is to have tokens, and the CA of this agent issues none: take them out")
 }
 
 // upstream is another agent, with its identities as secrets.

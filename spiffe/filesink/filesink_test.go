@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -73,24 +74,11 @@ func leaf(t testing.TB, s spiffe.SVIDSource) *x509.Certificate {
 }
 
 // diary keeps what was logged.
-type diary struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (d *diary) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.b.Write(p)
-}
+type diary struct{ logtest.Buffer }
 
 func (d *diary) logger() *slog.Logger { return slog.New(slog.NewJSONHandler(d, nil)) }
 
-func (d *diary) count(text string) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return strings.Count(d.b.String(), text)
-}
+func (d *diary) count(text string) int { return strings.Count(d.String(), text) }
 
 // keyed is a source with a key of any algorithm.
 type keyed struct{ snap *spiffe.Snapshot }

@@ -16,7 +16,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -581,37 +580,6 @@ func TestSequence(t *testing.T) {
 	assert.EqualValues(t, 6, n)
 }
 
-// Two files for one trust domain that contradict each other replace nothing.
-func TestFilesThatDoNotGoTogether(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	dir := t.TempDir()
-	key := func() *ecdsa.PrivateKey {
-		return must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	}
-	one, two := key(), key()
-	a, b, c := filepath.Join(dir, "a"), filepath.Join(dir, "b"), filepath.Join(dir, "c")
-	doc := func(keys ...string) []byte { return fmt.Appendf(nil, `{"keys":[%s]}`, strings.Join(keys, ",")) }
-	write(t, a, doc(jwk(t, one, "1", "")))
-	write(t, b, doc(jwk(t, two, "2", "")))
-	write(t, c, doc(jwk(t, two, "3", "")))
-	cfg := filesource.Config{}
-	for _, path := range []string{a, b, c} {
-		cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: path, Format: filesource.JWKS, TrustDomain: partner})
-	}
-	s := start(t, cfg)
-	ids := func() []string {
-		return slices.Sorted(maps.Keys(maps.Collect(must.Get(s.Bundle(partner))(t).JWTAuthorities())))
-	}
-	assert.Equal(t, []string{"1", "2", "3"}, ids())
-	write(t, c, doc(jwk(t, one, "2", ""))) // not what b has
-	assert.ErrorContains(t, awaitErr(t, s, "do not go together"), `two different keys have the key ID "2"`)
-	assert.Equal(t, []string{"1", "2", "3"}, ids())
-	write(t, b, doc())
-	require.Eventually(t, func() bool { return s.Status().Err == nil }, patience, time.Millisecond)
-	assert.Equal(t, []string{"1", "2"}, ids())
-}
-
 // At the start there is no last good, and nothing is handed out that cannot be verified.
 func TestNotReady(t *testing.T) {
 	rounds.NotShort(t)
@@ -662,22 +630,15 @@ func TestModes(t *testing.T) {
 	t.Parallel()
 	onlyUnix(t)
 	ca := newCA(t)
-	for name, test := range map[string]struct {
-		mode os.FileMode
-	}{
-		"a Secret":      {0o644},
-		"with fsGroup":  {0o640},
-		"defaultMode":   {0o400},
-		"a Secret, 444": {0o444},
-	} {
+	for name, mode := range map[string]os.FileMode{"a Secret": 0o644, "with fsGroup": 0o640, "defaultMode": 0o400, "a Secret, 444": 0o444} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := &volume{dir: t.TempDir()}
 			require.NoError(t, os.Chmod(v.dir, 0o777|os.ModeSticky))
-			v.swap(t, test.mode, secret(t, ca.SVID("/web"), ca.Bundle()))
+			v.swap(t, mode, secret(t, ca.SVID("/web"), ca.Bundle()))
 			s := start(t, layout(v.dir))
 			next := ca.SVID("/web")
-			v.swap(t, test.mode, secret(t, next, ca.Bundle()))
+			v.swap(t, mode, secret(t, next, ca.Bundle()))
 			awaitSVID(t, s, next)
 		})
 	}
@@ -695,21 +656,6 @@ func TestModes(t *testing.T) {
 		awaitSVID(t, s, next)
 		assert.Len(t, log.lines(t, "filesource: other users can replace the files"), 1, "once")
 	})
-	t.Run("of another user", func(t *testing.T) {
-		t.Parallel()
-		if os.Geteuid() != 0 {
-			t.Skip("gives files to another user, which takes root")
-		}
-		for _, name := range []string{"tls.crt", "tls.key", "ca.crt"} {
-			dir := t.TempDir()
-			putAll(t, dir, ca.SVID("/web"), ca.Bundle())
-			require.NoError(t, os.Chown(filepath.Join(dir, name), 54321, -1))
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			_, err := filesource.Start(ctx, layout(dir))
-			cancel()
-			must.Fail(t, err, private.ErrUnsafe, "chown 0")
-		}
-	})
 	t.Run("of a helper", func(t *testing.T) { // which runs as another user, in a group of this process
 		t.Parallel()
 		if os.Geteuid() != 0 {
@@ -718,14 +664,15 @@ func TestModes(t *testing.T) {
 		const helper = 54321
 		dir := t.TempDir()
 		next := func(mode os.FileMode, owner int) *spiffe.SVID {
-			svid := ca.SVID("/web")
-			putAll(t, dir, svid, ca.Bundle())
 			for _, name := range []string{"tls.crt", "tls.key", "ca.crt"} {
 				require.NoError(t, os.Chown(filepath.Join(dir, name), owner, os.Getegid()))
 				require.NoError(t, os.Chmod(filepath.Join(dir, name), mode))
 			}
+			svid := ca.SVID("/web")
+			putAll(t, dir, svid, ca.Bundle())
 			return svid
 		}
+		putAll(t, dir, ca.SVID("/web"), ca.Bundle())
 		next(0o640, helper)
 		require.NoError(t, os.Chown(dir, helper, -1))
 		require.NoError(t, os.Chmod(dir, 0o750))
@@ -771,20 +718,6 @@ func TestModes(t *testing.T) {
 		start(t, named(partner)) // with a warning
 		require.NoError(t, os.Chmod(dir, 0o777|os.ModeSticky))
 		start(t, filesource.Config{Folder: dir})
-	})
-	t.Run("for another group", func(t *testing.T) {
-		t.Parallel()
-		if os.Geteuid() != 0 {
-			t.Skip("gives files to another group, which takes root")
-		}
-		dir := t.TempDir()
-		putAll(t, dir, ca.SVID("/web"), ca.Bundle())
-		require.NoError(t, os.Chmod(filepath.Join(dir, "tls.key"), 0o640))
-		start(t, layout(dir)) // root's group
-		require.NoError(t, os.Chown(filepath.Join(dir, "tls.key"), -1, 54321))
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		must.Fail(t, must.Err(filesource.Start(ctx, layout(dir))), private.ErrUnsafe, "chmod g=")
 	})
 }
 

@@ -12,12 +12,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
@@ -114,27 +115,16 @@ func awaitErr(t testing.TB, s *filesource.Source, text string) error {
 }
 
 // diary keeps what was logged.
-type diary struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (d *diary) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.b.Write(p)
-}
+type diary struct{ logtest.Buffer }
 
 func (d *diary) logger() *slog.Logger { return slog.New(slog.NewJSONHandler(d, nil)) }
 
 // lines returns the lines with the message.
 func (d *diary) lines(t testing.TB, msg string) (found []map[string]any) {
 	t.Helper()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for line := range bytes.Lines(d.b.Bytes()) {
+	for line := range strings.Lines(d.String()) {
 		var m map[string]any
-		require.NoError(t, json.Unmarshal(line, &m))
+		require.NoError(t, json.Unmarshal([]byte(line), &m))
 		if m["msg"] == msg {
 			found = append(found, m)
 		}

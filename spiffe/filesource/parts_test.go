@@ -67,7 +67,7 @@ func TestTwoFilesOfOneDomain(t *testing.T) {
 	for range 2 {
 		files["two"] = document(t, two, 8, k2, 0)
 		for range 3 {
-			require.ErrorContains(t, take(files), "do not go together")
+			must.Fail(t, take(files), "do not go together", `two different keys have the key ID "key-1"`)
 			require.Equal(t, 2, roots())
 		}
 		files["two"] = document(t, two, 8, k1, 0)

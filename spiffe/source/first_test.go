@@ -3,8 +3,6 @@ package source_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,13 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
-	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
 // starting returns a candidate with a source that is running, and counts how often it is started.
@@ -154,37 +148,4 @@ func TestFirstFails(t *testing.T) {
 			require.NotErrorIs(t, err, spiffe.ErrNotReady)
 		}
 	})
-}
-
-// With real sources: an agent that is not there, and real files.
-func TestFirstOfAgentAndFiles(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	ca, dir := spiffetest.NewCA(t, "example.org"), t.TempDir()
-	certs, key := must.Get2(ca.SVID("/files").MarshalPEM())(t)
-	for name, data := range map[string][]byte{"tls.crt": certs, "tls.key": key, "ca.crt": ca.Bundle().MarshalPEM()} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
-	}
-	files := source.Candidate{Name: "files", Start: func(ctx context.Context) (source.Source, error) {
-		return filesource.Start(ctx, filesource.Config{
-			CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "ca.crt")}},
-		})
-	}}
-	agent := func(cfg workloadapi.Config) source.Candidate {
-		return source.Candidate{Name: "agent", Within: 200 * time.Millisecond, Start: func(ctx context.Context) (source.Source, error) { return workloadapi.Start(ctx, cfg) }}
-	}
-	c, err := source.First(t.Context(), nil, agent(workloadapi.Config{Address: "unix://" + filepath.Join(dir, "none.sock")}), files)
-	require.NoError(t, err)
-	defer c.Close()
-	assert.Equal(t, "files", c.Name)
-	assert.ErrorContains(t, c.Passed[0], "none.sock", "why the agent was not chosen")
-	require.NoError(t, handshake(t, c, c))
-
-	api := workloadapitest.NewServer(t, ca, "/agent")
-	cfg := agent(api.Config())
-	cfg.Within = 30 * time.Second
-	c = must.Get(source.First(t.Context(), nil, cfg, files))(t)
-	defer c.Close()
-	assert.Equal(t, "agent", c.Name)
-	assert.Equal(t, spiffe.MustParseID("spiffe://example.org/agent"), must.Get(c.SVID())(t).ID())
 }

@@ -321,48 +321,31 @@ func TestWithdrawn(t *testing.T) {
 	files := func(w *fixture) (n int) {
 		return len(must.Get(os.ReadDir(w.cfg.Dir))(t))
 	}
-	t.Run("at the start", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			w := newFixture(t)
-			_, stop := w.start(t)
-			stop()
-			require.Equal(t, 2, files(w))
-			w.api.Drop()
-			l, _ := w.start(t)
-			serial(t, l)
-			w.api.Deny() // the agent is back, and does not know the workload any more
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			require.ErrorIs(t, must.Err(l.SVID()), workloadapi.ErrDenied)
-			require.ErrorIs(t, must.Err(l.Bundle(td)), workloadapi.ErrDenied)
-			assert.Zero(t, l.Bundles().Len())
-			assert.Zero(t, files(w))
-			assert.ErrorContains(t, l.Status().Refused, "was deleted")
-			w.api.Drop() // and is away again
-			time.Sleep(time.Hour)
-			require.Error(t, must.Err(l.SVID()))
-			w.api.ExpireIn(time.Hour) // the first one has ended
-			w.api.Mend()
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			serial(t, l)
-			assert.Equal(t, 2, files(w), "it is stored again")
-		})
-	})
-	t.Run("later", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			w := newFixture(t)
-			l, stop := w.start(t)
-			w.api.Deny()
-			synctest.Wait()
-			require.ErrorIs(t, must.Err(l.SVID()), workloadapi.ErrDenied)
-			assert.Zero(t, files(w))
-			stop()
-			w.api.Drop()
-			require.ErrorContains(t, must.Err(w.try(t, time.Second)), "there is nothing")
-		})
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		_, stop := w.start(t)
+		stop()
+		require.Equal(t, 2, files(w))
+		w.api.Drop()
+		l, _ := w.start(t)
+		serial(t, l)
+		w.api.Deny() // the agent is back, and does not know the workload any more
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.ErrorIs(t, must.Err(l.SVID()), workloadapi.ErrDenied)
+		require.ErrorIs(t, must.Err(l.Bundle(td)), workloadapi.ErrDenied)
+		assert.Zero(t, l.Bundles().Len())
+		assert.Zero(t, files(w))
+		assert.ErrorContains(t, l.Status().Refused, "was deleted")
+		w.api.Drop() // and is away again
+		time.Sleep(time.Hour)
+		require.Error(t, must.Err(l.SVID()))
+		w.api.ExpireIn(time.Hour) // the first one has ended
+		w.api.Mend()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		serial(t, l)
+		assert.Equal(t, 2, files(w), "it is stored again")
 	})
 }
 

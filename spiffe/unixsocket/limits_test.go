@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -32,22 +33,10 @@ import (
 )
 
 // lines collects what a logger writes.
-type lines struct {
-	mu  sync.Mutex
-	all []string
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all = append(l.all, string(p))
-	return len(p), nil
-}
+type lines struct{ logtest.Buffer }
 
 func (l *lines) with(text string) []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(l.all), func(s string) bool { return !strings.Contains(s, text) })
+	return slices.DeleteFunc(slices.Collect(strings.Lines(l.String())), func(s string) bool { return !strings.Contains(s, text) })
 }
 
 func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
@@ -323,12 +312,7 @@ func (do task) serve() error {
 		return err
 	}
 	var one sync.Mutex
-	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/stream" {
-			_ = http.NewResponseController(w).Flush()
-			<-r.Context().Done()
-			return
-		}
+	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		one.Lock()
 		defer one.Unlock()
 		for range 60 {
@@ -461,20 +445,6 @@ func TestReserve(t *testing.T) {
 	require.NoError(t, err)
 	assert.LessOrEqual(t, kept, 384)
 	assert.Greater(t, kept, 230, "two thirds, as there is one user")
-}
-
-// One process can have 240 connections with a stream each, as Envoys with a connection for each secret have.
-func TestConnectionsOfAnEnvoy(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	if runtime.GOOS != "linux" {
-		t.Skip("peers are not known")
-	}
-	dir := socketDir(t)
-	require.NoError(t, os.Chmod(dir, 0o755))
-	path := filepath.Join(dir, "s")
-	require.Equal(t, "ready", start(t, task{Serve: path, Files: 512}, 0))
-	assert.Equal(t, "kept 240", start(t, task{Flood: path, Conns: 240, First: "GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"}, 65534))
 }
 
 // Another listener of the program has the same limits. This test takes descriptors of the process's budget, and so is not

@@ -41,19 +41,13 @@ func TestPeerProcess(t *testing.T) {
 
 // asked is a server that says of each connection what the kernel says of its process, when it is asked.
 func asked(t *testing.T) (path string, contexts <-chan context.Context) {
-	dir := must.Get(os.MkdirTemp("", "process"))(t)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	found := make(chan context.Context, 10)
-	s := &unixsocket.Server{
-		Path: filepath.Join(dir, "s"), Handler: http.NotFoundHandler(),
+	path = filepath.Join(socketDir(t), "s")
+	serve(t, &unixsocket.Server{
+		Path: path, Handler: http.NotFoundHandler(),
 		ConnContext: func(ctx context.Context, _ net.Conn) context.Context { found <- ctx; return ctx },
-	}
-	require.NoError(t, s.Listen())
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
-	return s.Path, found
+	})
+	return path, found
 }
 
 // peer starts a copy of this test as another process that has connected; what it runs next, and its end, are up to the caller.
@@ -114,9 +108,7 @@ func TestProcess(t *testing.T) {
 // A process that has ended before its connection was accepted is told from another one that has taken its PID since.
 func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	t.Parallel()
-	dir := must.Get(os.MkdirTemp("", "process"))(t)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path := filepath.Join(dir, "s")
+	path := filepath.Join(socketDir(t), "s")
 	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
 	cmd, _ := peer(t, must.Get(os.Executable())(t), path)

@@ -25,7 +25,7 @@ func TestRunsAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
-		web, key := home.SVID("/web"), newKey(t).Public().(*ecdsa.PublicKey)
+		web, key := home.SVID("/web"), workloadtest.NewKey(t).Public().(*ecdsa.PublicKey)
 		var refuse, mute atomic.Bool
 		s := must.Get(workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
 			switch {
@@ -145,7 +145,7 @@ func TestSkippedIsForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
-		web, key := home.SVID("/web"), newKey(t).Public().(*ecdsa.PublicKey)
+		web, key := home.SVID("/web"), workloadtest.NewKey(t).Public().(*ecdsa.PublicKey)
 		many := slices.Repeat([]*ecdsa.PublicKey{key}, jws.MaxSetKeys)
 		x509s, jwts := make(feed), make(feed)
 		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -35,18 +34,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
-// socketDir returns a folder with a path that is short enough for sockets.
-func socketDir(t testing.TB) string {
-	t.Helper()
-	dir := must.Get(os.MkdirTemp("", "wl"))(t)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // onSocket serves h on a Unix socket and returns its address.
 func onSocket(t testing.TB, h http.Handler) string {
 	t.Helper()
-	path := filepath.Join(socketDir(t), "s")
+	path := filepath.Join(workloadtest.SocketDir(t), "s")
 	t.Cleanup(workloadtest.ServeOn(must.Get(net.Listen("unix", path))(t), h, nil))
 	return "unix://" + path
 }
@@ -335,7 +326,7 @@ func TestLateServer(t *testing.T) {
 	free := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	tcp := free.Addr().String()
 	require.NoError(t, free.Close())
-	for network, target := range map[string]string{"unix": filepath.Join(socketDir(t), "s"), "tcp": tcp} {
+	for network, target := range map[string]string{"unix": filepath.Join(workloadtest.SocketDir(t), "s"), "tcp": tcp} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
 			s := must.Get(workloadapi.New(workloadapi.Config{Address: network + "://" + target}))(t)
@@ -629,7 +620,7 @@ func responses(t testing.TB) (x509s, x509Bundles, jwtBundles, tokens, claims []b
 	m.Crl = [][]byte{{1}}
 	s, err := structpb.NewStruct(map[string]any{"sub": "spiffe://example.org/web", "aud": []any{"a"}, "exp": 1.5, "x": map[string]any{"y": true}})
 	require.NoError(t, err)
-	set := jwks(t, nil, &newKey(t).PublicKey)
+	set := jwks(t, nil, &workloadtest.NewKey(t).PublicKey)
 	return marshal(t, m),
 		marshal(t, &wire.X509BundlesResponse{Crl: [][]byte{{1}}, Bundles: map[string][]byte{home.Key(): home.Roots(), other.Key(): nil}}),
 		marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): set, other.Key(): []byte(`{"keys":[]}`)}}),

@@ -34,7 +34,7 @@ type tokenService struct {
 // A client that sends tokens keeps each for most of its life: a Source is the source of a jwtsvid.Cache. A
 // server that receives them takes the keys from a Source with JWTBundles.
 func ExampleSource_Fetch() {
-	ca := spiffetest.NewCA(exampleTB{}, "example.org")
+	ca := spiffetest.NewCA(workloadtest.ExampleTB{}, "example.org")
 	address, stop := tokensForExample(ca)
 	defer stop()
 
@@ -90,7 +90,7 @@ func tokensForExample(ca *spiffetest.CA) (address string, stop func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	return serveForExample(handler)
+	return workloadtest.ServeOnSocket(handler, nil)
 }
 
 // newTokenService returns a service for the domain of ca, and the bundle with its key.

@@ -660,7 +660,7 @@ func TestRunHangsUp(t *testing.T) {
 	t.Parallel()
 	home := workloadtest.NewDomain(t, "example.org")
 	good := response(t, home, home.SVID("/web"))
-	path := filepath.Join(socketDir(t), "s")
+	path := filepath.Join(workloadtest.SocketDir(t), "s")
 	l := must.Get(net.Listen("unix", path))(t)
 	closed := make(chan struct{})
 	srv := &http.Server{
@@ -914,17 +914,12 @@ func jwks(t testing.TB, edit func(i int, jwk map[string]any), keys ...*ecdsa.Pub
 	return must.Get(json.Marshal(map[string]any{"keys": all}))(t)
 }
 
-func newKey(t testing.TB) *ecdsa.PrivateKey {
-	t.Helper()
-	return must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-}
-
 func TestJWTBundles(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-16", "WAPI-44", "WAPI-45", "WAPI-46", "WAPI-47", "WAPI-55")
 	home, web := inBubbles(t)
 	other := workloadtest.NewDomain(t, "other.test")
-	a, b := newKey(t).Public().(*ecdsa.PublicKey), newKey(t).Public().(*ecdsa.PublicKey)
+	a, b := workloadtest.NewKey(t).Public().(*ecdsa.PublicKey), workloadtest.NewKey(t).Public().(*ecdsa.PublicKey)
 	synctest.Test(t, func(t *testing.T) {
 		x509s, jwts := make(feed), make(feed)
 		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
@@ -1006,7 +1001,7 @@ func TestPartsChange(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-11", "WAPI-12")
 	home, web := inBubbles(t)
-	a, b := newKey(t).Public().(*ecdsa.PublicKey), newKey(t).Public().(*ecdsa.PublicKey)
+	a, b := workloadtest.NewKey(t).Public().(*ecdsa.PublicKey), workloadtest.NewKey(t).Public().(*ecdsa.PublicKey)
 	synctest.Test(t, func(t *testing.T) {
 		x509s, jwts := make(feed), make(feed)
 		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
@@ -1074,7 +1069,7 @@ func TestJWTBundleValues(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-46", "AMB-21", "DIV-12")
 	home := workloadtest.NewDomain(t, "example.org")
-	a, b := newKey(t).Public().(*ecdsa.PublicKey), newKey(t).Public().(*ecdsa.PublicKey)
+	a, b := workloadtest.NewKey(t).Public().(*ecdsa.PublicKey), workloadtest.NewKey(t).Public().(*ecdsa.PublicKey)
 	use := func(values ...any) func(int, map[string]any) {
 		return func(i int, jwk map[string]any) {
 			if values[i] != nil {

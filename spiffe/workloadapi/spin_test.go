@@ -38,7 +38,7 @@ func TestSpinningReaders(t *testing.T) {
 		td = home.TrustDomain()
 		states[i] = response(t, home, home.SVID("/web"), workloadtest.NewDomain(t, "other.test"))
 		states[i].Crl = [][]byte{{byte(i)}}
-		jwts[i] = &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, &newKey(t).PublicKey)}}
+		jwts[i] = &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, &workloadtest.NewKey(t).PublicKey)}}
 	}
 	s := must.Get(workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
 		for i := 0; c.ctx.Err() == nil; i++ {

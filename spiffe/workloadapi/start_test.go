@@ -6,8 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
-	"runtime"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -19,7 +17,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -205,44 +202,6 @@ func TestCloseWaits(t *testing.T) {
 		require.ErrorIs(t, <-waiting, lifecycle.ErrClosed)
 		require.NoError(t, stop())
 	})
-}
-
-// TestStartLeavesNothing: a start that fails leaves no goroutine and no connection, on a real socket whose server is mute.
-func TestStartLeavesNothing(t *testing.T) {
-	rounds.NotShort(t)
-	dir := t.TempDir()
-	l := must.Get(net.Listen("unix", filepath.Join(dir, "api.sock")))(t)
-	defer l.Close()
-	gone := make(chan error, 100)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				_, err := io.Copy(io.Discard, c)
-				gone <- err
-				_ = c.Close()
-			}()
-		}
-	}()
-	goroutines := runtime.NumGoroutine()
-	const starts = 20
-	for range starts {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		_, err := workloadapi.Start(ctx, workloadapi.Config{Address: "unix://" + l.Addr().String(), JWTBundles: true})
-		cancel()
-		must.Fail(t, err, context.DeadlineExceeded, "has not answered for", l.Addr().String())
-	}
-	for range starts {
-		select {
-		case <-gone:
-		case <-time.After(patient):
-			t.Fatal("a connection is left")
-		}
-	}
-	assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+1 }, patient, time.Millisecond) // one is Eventually's
 }
 
 // TestCloseEndsDials: a dial that hangs ends with Close. The end of a bubble finds each goroutine that is left.

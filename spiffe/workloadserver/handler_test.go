@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"runtime"
@@ -257,8 +256,7 @@ func TestIdentities(t *testing.T) {
 			synctest.Wait()
 		}
 		c := inMemory(t, h)
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true}))(t)
-		workloadtest.Run(t, s)
+		s := source(t, workloadapi.Config{Client: c, JWTBundles: true})
 		synctest.Wait()
 		for _, up := range s.Report().Upstreams {
 			require.ErrorIs(t, up.Err, workloadapi.ErrDenied)
@@ -333,8 +331,7 @@ func TestProvider(t *testing.T) {
 		src := &provider{}
 		h := handler(t, src, nil)
 		c := inMemory(t, h)
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: c}))(t)
-		workloadtest.Run(t, s)
+		s := source(t, workloadapi.Config{Client: c})
 		synctest.Wait()
 		assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable", "nil")
 		src.set(snapshot(t, web, home, other), nil)
@@ -409,9 +406,7 @@ func TestChain(t *testing.T) {
 		var p workloadserver.Provider = src
 		var last *workloadapi.Source
 		for range 3 {
-			s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, handler(t, p, nil))}))(t)
-			workloadtest.Run(t, s)
-			require.NoError(t, s.Ready(t.Context()))
+			s := readySource(t, workloadapi.Config{Client: inMemory(t, handler(t, p, nil))})
 			p, last = s, s
 		}
 		for range 3 {
@@ -519,8 +514,7 @@ func TestHastyProvider(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
 		src := &hasty{next: snapshot(t, home.SVID("/new"), home)}
 		src.set(snapshot(t, home.SVID("/old"), home), nil)
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, handler(t, src, nil))}))(t)
-		workloadtest.Run(t, s)
+		s := source(t, workloadapi.Config{Client: inMemory(t, handler(t, src, nil))})
 		synctest.Wait()
 		assert.Equal(t, "/new", must.Get(s.SVID())(t).ID().Path())
 	})
@@ -536,9 +530,7 @@ func TestCoalescing(t *testing.T) {
 	src.set(snapshot(t, home.SVID("/web"), home), nil, big)
 	h := handler(t, src, nil)
 	slow := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
-	quick := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
-	workloadtest.Run(t, quick)
-	require.NoError(t, quick.Ready(t.Context()))
+	quick := readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 	var last *spiffe.SVID
 	for i := range 20 {
 		last = home.SVID("/web")
@@ -721,7 +713,7 @@ func TestValidatorFails(t *testing.T) {
 	serve := func(v validate) *workloadapi.Client {
 		return inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: v}))
 	}
-	gone := must.Get(workloadapi.NewClient("unix://"+socketDir(t)+"/gone", nil))(t)
+	gone := must.Get(workloadapi.NewClient("unix://"+workloadtest.SocketDir(t)+"/gone", nil))(t)
 	_, notReady := must.Get(workloadapi.New(workloadapi.Config{Client: gone}))(t).SVID()
 	for name, v := range map[string]validate{
 		"another server that is gone":             gone.ValidateJWTSVID,
@@ -764,7 +756,7 @@ func TestServeJWTBundles(t *testing.T) {
 	home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
 	withKey := func(d domain, kid string) *spiffe.Bundle {
 		c := d.Bundle().Contents()
-		c.JWTAuthorities = map[string]crypto.PublicKey{kid: newKey(t).Public()}
+		c.JWTAuthorities = map[string]crypto.PublicKey{kid: workloadtest.NewKey(t).Public()}
 		return must.Get(spiffe.NewBundle(d.TrustDomain(), c))(t)
 	}
 	tricky := `"use":"jwt-svid",`
@@ -844,9 +836,7 @@ func TestHostileClient(t *testing.T) {
 		wg.Wait()
 		synctest.Wait()
 		assert.Zero(t, h.Streams())
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
-		workloadtest.Run(t, s)
-		require.NoError(t, s.Ready(t.Context()))
+		readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 	})
 }
 
@@ -895,9 +885,7 @@ func TestHalfRequest(t *testing.T) {
 				})
 			}
 		}
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
-		workloadtest.Run(t, s)
-		require.NoError(t, s.Ready(t.Context()))
+		readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 		assert.Zero(t, time.Since(start))
 		wg.Wait()
 
@@ -940,11 +928,6 @@ func TestPeer(t *testing.T) {
 
 	// On other networks the peer is not known.
 	for _, err := range inMemory(t, h).WatchX509SVIDs(t.Context()) {
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
-		break
-	}
-	tcp := listen(t, &unixsocket.Server{Listener: must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), Handler: h})
-	for _, err := range dial(t, tcp).WatchX509SVIDs(t.Context()) {
 		require.ErrorIs(t, err, workloadapi.ErrDenied)
 		break
 	}

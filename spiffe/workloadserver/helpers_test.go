@@ -9,20 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
-	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
@@ -32,7 +25,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
-	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 type (
@@ -53,14 +45,6 @@ func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// socketDir returns a folder with a path that is short enough for sockets.
-func socketDir(t testing.TB) string {
-	t.Helper()
-	dir := must.Get(os.MkdirTemp("", "wl"))(t)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // dial returns a client of the server at address.
 func dial(t testing.TB, address string) *workloadapi.Client {
 	t.Helper()
@@ -69,17 +53,12 @@ func dial(t testing.TB, address string) *workloadapi.Client {
 	return c
 }
 
-func newKey(t testing.TB) *ecdsa.PrivateKey {
-	t.Helper()
-	return must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-}
-
 // listen runs a server until the test ends, on a socket of its own unless it has a Path or a Listener, and
 // returns its address.
 func listen(t testing.TB, s *unixsocket.Server) (address string) {
 	t.Helper()
 	if s.Path == "" && s.Listener == nil {
-		s.Path = filepath.Join(socketDir(t), "s")
+		s.Path = filepath.Join(workloadtest.SocketDir(t), "s")
 	}
 	start(t, s)
 	if s.Listener != nil {
@@ -106,29 +85,6 @@ func start(t testing.TB, s *unixsocket.Server) (stop func() error) {
 	t.Cleanup(func() { _ = stop() })
 	return stop
 }
-
-// serveForExample serves h on a Unix socket.
-func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
-	dir, err := os.MkdirTemp("", "wl")
-	if err != nil {
-		log.Fatal(err)
-	}
-	path := filepath.Join(dir, "api.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		log.Fatal(err)
-	}
-	end := workloadtest.ServeOn(l, h, unixsocket.ConnContext) // a unixsocket.Server would wait for a second for its clients
-	return "unix://" + path, func() {
-		end()
-		_ = os.RemoveAll(dir)
-	}
-}
-
-// exampleTB is what a test function is given; an example has none, and these do not fail.
-type exampleTB struct{ testing.TB }
-
-func (exampleTB) Helper() {}
 
 // rpc is a gRPC call written by hand, made with no code of the package.
 type rpc struct {
@@ -225,4 +181,20 @@ func sample(s *workloadapi.Source, name, stream string) (n int) {
 		panic(err)
 	}
 	return n
+}
+
+// source returns a source that runs.
+func source(t testing.TB, cfg workloadapi.Config) *workloadapi.Source {
+	t.Helper()
+	s := must.Get(workloadapi.New(cfg))(t)
+	workloadtest.Run(t, s)
+	return s
+}
+
+// readySource returns a source that runs and has what it is to have.
+func readySource(t testing.TB, cfg workloadapi.Config) *workloadapi.Source {
+	t.Helper()
+	s := source(t, cfg)
+	require.NoError(t, s.Ready(t.Context()))
+	return s
 }

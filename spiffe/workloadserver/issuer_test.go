@@ -39,7 +39,7 @@ func TestIssuerErrors(t *testing.T) {
 	fails := func(err error) issuer {
 		return func(context.Context, spiffe.ID, []string) (string, error) { return "", err }
 	}
-	narrow := must.Get(jwtsvid.NewIssuer(home.TrustDomain(), "k", newKey(t), nil))(t)
+	narrow := must.Get(jwtsvid.NewIssuer(home.TrustDomain(), "k", workloadtest.NewKey(t), nil))(t)
 	authority, err := ca.New(ca.Config{TrustDomain: home.TrustDomain()}) // without JWT
 	require.NoError(t, err)
 	upstream := func(i issuer) issuer { // an agent's agent

@@ -80,9 +80,7 @@ func TestLiveManagers(t *testing.T) {
 					asked.Add(1)
 					return []workloadserver.Identity{identity(t, web)}, nil
 				}})
-				s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
-				workloadtest.Run(t, s)
-				require.NoError(t, s.Ready(t.Context()))
+				s := readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 				least := time.Hour
 				for range 24 * 60 {
 					time.Sleep(time.Minute)
@@ -115,12 +113,10 @@ func TestForgetfulProvider(t *testing.T) {
 		web := home.SVID("/web")
 		src.set(snapshot(t, web, home), nil)
 		h := handler(t, still{src}, nil)
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true}))(t)
-		workloadtest.Run(t, s)
-		require.NoError(t, s.Ready(t.Context()))
+		s := readySource(t, workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
 		updates := updatesOf(s, "jwt")
 		c := home.Bundle().Contents()
-		c.JWTAuthorities = map[string]crypto.PublicKey{"k": newKey(t).Public()}
+		c.JWTAuthorities = map[string]crypto.PublicKey{"k": workloadtest.NewKey(t).Public()}
 		set := must.Get(spiffe.NewBundleSet(must.Get(spiffe.NewBundle(home.TrustDomain(), c))(t), other.Bundle()))(t)
 		src.set(spiffe.NewSnapshot(web, set), nil)
 		time.Sleep(6 * time.Minute)
@@ -170,9 +166,7 @@ func TestNeverRenewed(t *testing.T) {
 					},
 					Logger: workloadtest.Logger(&log),
 				})
-				s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
-				workloadtest.Run(t, s)
-				require.NoError(t, s.Ready(t.Context()))
+				s := readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 				time.Sleep(life - time.Second)
 				asked := looks()
 				early, late := 0, 0
@@ -224,9 +218,7 @@ func TestFailureWithoutChange(t *testing.T) {
 			},
 			Logger: workloadtest.Logger(&log),
 		})
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
-		workloadtest.Run(t, s)
-		require.NoError(t, s.Ready(t.Context()))
+		s := readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 
 		kaputt := errors.New("kaputt")
 		failure.Store(&kaputt)
@@ -327,9 +319,7 @@ func TestIdentityProviders(t *testing.T) {
 			},
 			Logger: workloadtest.Logger(&log),
 		})
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
-		workloadtest.Run(t, s)
-		require.NoError(t, s.Ready(t.Context()))
+		s := readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 		paths := func() (got []string) {
 			synctest.Wait()
 			u, err := s.X509()

@@ -42,7 +42,7 @@ import (
 
 // A witsvid.Issuer makes the WIT-SVIDs of a handler.
 func ExampleOptions_witSVIDs() {
-	ca := spiffetest.NewCA(exampleTB{}, "example.org")
+	ca := spiffetest.NewCA(workloadtest.ExampleTB{}, "example.org")
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		log.Fatal(err)
@@ -64,7 +64,7 @@ func ExampleOptions_witSVIDs() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	address, stop := serveForExample(handler)
+	address, stop := workloadtest.ServeOnSocket(handler, nil)
 	defer stop()
 
 	client, err := workloadapi.NewClient(address, nil)
@@ -98,7 +98,7 @@ type wits struct {
 }
 
 func newWITs(t testing.TB, d domain) *wits {
-	issuer, err := witsvid.NewIssuer(d.TrustDomain(), newKey(t), nil)
+	issuer, err := witsvid.NewIssuer(d.TrustDomain(), workloadtest.NewKey(t), nil)
 	require.NoError(t, err)
 	return &wits{t: t, issuer: issuer, err: map[string]error{}}
 }
@@ -575,10 +575,10 @@ func TestServeWITBundles(t *testing.T) {
 	conformance.Covers(t, "WAPI-62", "WAPI-61", "WAPI-20", "WIT-60", "WIT-61", "WIT-63")
 	home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
 	i1, i2, i3 := newWITs(t, home).issuer, newWITs(t, home).issuer, newWITs(t, other).issuer
-	tricky, err := witsvid.NewIssuer(home.TrustDomain(), newKey(t), &witsvid.IssuerOptions{KeyID: `"use":"wit-svid",`})
+	tricky, err := witsvid.NewIssuer(home.TrustDomain(), workloadtest.NewKey(t), &witsvid.IssuerOptions{KeyID: `"use":"wit-svid",`})
 	require.NoError(t, err)
 	both := withWIT(t, home, i1, i2, tricky).Contents()
-	both.JWTAuthorities = map[string]crypto.PublicKey{"jwt": newKey(t).Public()}
+	both.JWTAuthorities = map[string]crypto.PublicKey{"jwt": workloadtest.NewKey(t).Public()}
 	own := must.Get(spiffe.NewBundle(home.TrustDomain(), both))(t)
 	src := &provider{}
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
@@ -668,7 +668,7 @@ func TestHostileWITIssuer(t *testing.T) {
 	const head = `{"alg":"ES256","kid":"k","typ":"wit+jwt"}`
 	home := workloadtest.NewDomain(t, "example.org")
 	id := spiffe.MustParseID("spiffe://example.org/web")
-	key, other := newKey(t), newKey(t)
+	key, other := workloadtest.NewKey(t), workloadtest.NewKey(t)
 	jwkOf := func(k *ecdsa.PublicKey) map[string]any {
 		point := must.Get(k.Bytes())(t)
 		return map[string]any{"kty": "EC", "crv": "P-256", "x": b64(point[1:33]), "y": b64(point[33:]), "alg": "ES256"}
@@ -807,7 +807,7 @@ func TestCheckWITAtTheEnd(t *testing.T) {
 
 // Nothing that an issuer returns makes the check do harm, and what passes is what it says.
 func FuzzCheckWIT(f *testing.F) {
-	key := newKey(f)
+	key := workloadtest.NewKey(f)
 	id := spiffe.MustParseID("spiffe://example.org/web")
 	point := must.Get(key.PublicKey.Bytes())(f)
 	now := time.Unix(1_000_000, 0)

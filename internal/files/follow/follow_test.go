@@ -227,16 +227,6 @@ func TestKeepsTheLastGoodFiles(t *testing.T) {
 	require.NoError(t, os.Remove(p.path("b")))
 	both(t, "three")(dir)
 	p.await(t, "three")
-
-	// The folder itself goes and comes back: that is for the poll to notice.
-	q := newPair(t, 10*time.Millisecond, both(t, "one"))
-	dir = q.dir
-	run(t, q.follower)
-	require.NoError(t, os.RemoveAll(dir))
-	q.awaitRefusal(t, fs.ErrNotExist, "one")
-	require.NoError(t, os.Mkdir(dir, 0o700))
-	both(t, "two")(dir)
-	q.await(t, "two")
 }
 
 // A watch survives that the folder is replaced.

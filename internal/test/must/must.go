@@ -1,29 +1,38 @@
 // Package must is for calls that a test needs to succeed: must.Get(os.ReadFile(name))(t) is the file, or the test ends.
 package must
 
-import "github.com/stretchr/testify/require"
+import (
+	"fmt"
+	"testing"
+)
 
-// Get returns the value of a call that may fail to the test t, which ends if the call failed. The message is that of
-// [require.NoError].
-func Get[T any](v T, err error) func(t require.TestingT, message ...any) T {
-	return func(t require.TestingT, message ...any) T {
-		if h, ok := t.(helper); ok {
-			h.Helper()
-		}
-		require.NoError(t, err, message...)
+// Get returns the value of a call that may fail to the test t, which ends if the call failed.
+func Get[T any](v T, err error) func(t testing.TB, message ...any) T {
+	return func(t testing.TB, message ...any) T {
+		t.Helper()
+		check(t, err, message)
 		return v
 	}
 }
 
 // Get2 is [Get] for calls with two values.
-func Get2[T, U any](v T, u U, err error) func(t require.TestingT, message ...any) (T, U) {
-	return func(t require.TestingT, message ...any) (T, U) {
-		if h, ok := t.(helper); ok {
-			h.Helper()
-		}
-		require.NoError(t, err, message...)
+func Get2[T, U any](v T, u U, err error) func(t testing.TB, message ...any) (T, U) {
+	return func(t testing.TB, message ...any) (T, U) {
+		t.Helper()
+		check(t, err, message)
 		return v, u
 	}
 }
 
-type helper interface{ Helper() }
+// check ends the test if there is an error. The message is a text, or a format and what is in it.
+func check(t testing.TB, err error, message []any) {
+	if err == nil {
+		return
+	}
+	t.Helper()
+	text := ""
+	if len(message) > 0 {
+		text = ": " + fmt.Sprintf(fmt.Sprint(message[0]), message[1:]...)
+	}
+	t.Fatalf("unexpected error%s: %+v", text, err)
+}
