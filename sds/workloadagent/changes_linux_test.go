@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
@@ -46,7 +47,7 @@ func TestRefusedVersionLeavesNothing(t *testing.T) {
 	bad := me(id("/web"), id("/new", wantsTokens), id("/newer"))
 	p.write(bad)
 	_, err = workloadagent.New(workloadagent.Config{File: p.file, Source: m, TrustDomain: exampleOrg})
-	require.ErrorContains(t, err, "issues none")
+	require.ErrorContains(t, err, "is to have tokens, and the CA of this agent issues none: take them out")
 	require.Empty(t, owned(m), "the first version")
 
 	p.write(me(id("/web"), id("/old")))
@@ -94,17 +95,14 @@ func (p *place) delta(t *testing.T, names ...string) *deltaStream {
 }
 
 func (d *deltaStream) send(r *envoysds.DeltaDiscoveryRequest) {
-	message, err := proto.Marshal(r)
-	require.NoError(d.t, err)
-	require.NoError(d.t, d.stream.Send(message))
+	require.NoError(d.t, d.stream.Send(must.Get(proto.Marshal(r))(d.t)))
 }
 
 // until reads until the stream has what is wanted.
 func (d *deltaStream) until(want map[string]bool) {
 	d.t.Helper()
 	for !maps.Equal(want, d.has) {
-		message, err := d.stream.Receive()
-		require.NoError(d.t, err, "wanted %v, has %v", want, d.has)
+		message := must.Get(d.stream.Receive())(d.t, "wanted %v, has %v", want, d.has)
 		var r envoysds.DeltaDiscoveryResponse
 		require.NoError(d.t, proto.Unmarshal(message, &r))
 		for _, one := range r.GetResources() {

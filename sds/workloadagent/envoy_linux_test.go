@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -71,13 +72,11 @@ func TestEnvoy(t *testing.T) {
 	envoytest.Binary(t)
 	const inside = `"hint": "inside"`
 	p := newPlace(t, me(id("/web"), id("/admin", inside))).serve(4 * time.Second)
-	src, err := workloadapi.Start(t.Context(), workloadapi.Config{Client: p.client()})
-	require.NoError(t, err)
+	src := must.Get(workloadapi.Start(t.Context(), workloadapi.Config{Client: p.client()}))(t)
 	t.Cleanup(func() { _ = src.Close() })
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: src, Peers: src, Allow: spiffe.AllowMembersOf(exampleOrg)})
 	require.NoError(t, err)
-	transport, err := endpoint.Transport()
-	require.NoError(t, err)
+	transport := must.Get(endpoint.Transport())(t)
 	transport.DisableKeepAlives = true // each request is a handshake
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 	start := func(secret string) (server func() (id, serial string)) {
@@ -85,8 +84,7 @@ func TestEnvoy(t *testing.T) {
 		e.WaitLive(20 * time.Second)
 		address := "https://" + e.ListenerAddr("ingress", 20*time.Second)
 		return func() (id, serial string) {
-			resp, err := client.Get(address)
-			require.NoError(t, err, secret)
+			resp := must.Get(client.Get(address))(t, secret)
 			_ = resp.Body.Close()
 			leaf := resp.TLS.PeerCertificates[0]
 			return leaf.URIs[0].Path, leaf.SerialNumber.String()

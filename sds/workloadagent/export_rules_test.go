@@ -3,8 +3,7 @@ package workloadagent
 import (
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
@@ -12,9 +11,7 @@ import (
 // Rules returns what a file with data says.
 func Rules(t testing.TB, data string) *rules {
 	t.Helper()
-	r, err := parse([]byte(data), spiffe.TrustDomain{}, true)
-	require.NoError(t, err, "%s", data)
-	return r
+	return must.Get(parse([]byte(data), spiffe.TrustDomain{}, true))(t, "%s", data)
 }
 
 // Grant is an identity of a process.

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds/sdssource"
@@ -57,8 +58,7 @@ func TestIdentitiesComeAndGo(t *testing.T) {
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, home, "/web")
-	src, err := workloadapi.New(api.Config())
-	require.NoError(t, err)
+	src := must.Get(workloadapi.New(api.Config()))(t)
 	p := newPlace(t, me(id("/zebra", `"hint": "a"`), id("/web")))
 	p.run(workloadagent.Config{Source: upstream{src, sdssource.FromIdentity(src)}}, src.Run)
 	updates, errs := p.updates()
@@ -66,9 +66,7 @@ func TestIdentitiesComeAndGo(t *testing.T) {
 	require.ErrorContains(t, p.agent.Report().Problems[0], "spiffe://example.org/zebra")
 	current := func() workloadserver.Identity {
 		snap := api.Snapshot()
-		svid, err := snap.SVID()
-		require.NoError(t, err)
-		return workloadserver.Identity{SVID: svid}
+		return workloadserver.Identity{SVID: must.Get(snap.SVID())(t)}
 	}()
 	for range 2 {
 		api.SetIdentities(current, workloadserver.Identity{SVID: home.SVID("/zebra")})
@@ -85,29 +83,12 @@ func TestIdentitiesComeAndGo(t *testing.T) {
 	noneDenied(t, errs)
 }
 
-// An identity that the CA grants late is told on the open streams of its caller, though no bundle has changed.
-func TestIdentityThatComesLate(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	p := newPlace(t, me(id("/zebra"), id("/web")))
-	no := spiffe.MustParseID("spiffe://example.org/zebra")
-	p.refused.Store(&no)
-	p.serve(time.Hour)
-	updates, errs := p.updates()
-	web := until(t, updates, "/web").Identities[0].SVID.Leaf()
-	p.refused.Store(nil)
-	u := until(t, updates, "/zebra /web")
-	assert.Equal(t, web, u.Identities[1].SVID.Leaf())
-	noneDenied(t, errs)
-}
-
 // New bundles come without a new certificate, to callers and into files.
 func TestBundlesAlone(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
-	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: home})
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: home}))(t)
 	p := newPlace(t)
 	out := filepath.Join(p.dir, "out")
 	p.write(me(id("/web", `"files": [{"folder": "`+out+`"}]`)))
@@ -135,8 +116,7 @@ func TestNothingChanges(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
-	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: home})
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: home}))(t)
 	var other []string
 	for n := range 30 {
 		other = append(other, id(fmt.Sprint("/other-", n)))
@@ -176,8 +156,7 @@ func TestFoldersChange(t *testing.T) {
 	t.Parallel()
 	home := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, home, "/web")
-	src, err := workloadapi.New(api.Config())
-	require.NoError(t, err)
+	src := must.Get(workloadapi.New(api.Config()))(t)
 	p := newPlace(t)
 	folder := func(name string) string { return filepath.Join(p.dir, name) }
 	files := func(form string, names ...string) string {
@@ -209,12 +188,9 @@ func TestFoldersChange(t *testing.T) {
 		require.Equal(t, old, read("changes", delivery), "what is no part of the new form is written no more")
 	}
 	mode := func(path ...string) fs.FileMode {
-		files, err := filepath.Glob(filepath.Join(path...))
-		require.NoError(t, err)
+		files := must.Get(filepath.Glob(filepath.Join(path...)))(t)
 		require.Len(t, files, 1)
-		info, err := os.Stat(files[0])
-		require.NoError(t, err)
-		return info.Mode().Perm()
+		return must.Get(os.Stat(files[0]))(t).Mode().Perm()
 	}
 	assert.Equal(t, fs.FileMode(0o400), mode(folder("changes"), split))
 	assert.Equal(t, fs.FileMode(0o600), mode(folder("stays"), delivery))
@@ -240,8 +216,7 @@ func TestFoldersStay(t *testing.T) {
 	t.Parallel()
 	m, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: spiffetest.NewCA(t, "example.org")})
 	require.NoError(t, err)
-	authority, err := ca.New(ca.Config{TrustDomain: exampleOrg, JWT: &ca.JWTConfig{}})
-	require.NoError(t, err)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: exampleOrg, JWT: &ca.JWTConfig{}}))(t)
 	var issued atomic.Int32
 	p := newPlace(t)
 	files := `"files": [{"folder": "` + filepath.Join(p.dir, "out") + `", "tokens": {"db.token": "db"}}]`
@@ -338,8 +313,7 @@ func TestReportOfAgent(t *testing.T) {
 	}
 	down := spiffetest.NewCA(t, "example.org")
 	down.FailNext(1<<30, errors.New("away"))
-	refusing, err := secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: down})
-	require.NoError(t, err)
+	refusing := must.Get(secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: down}))(t)
 	other := newPlace(t, me(waiting...))
 	other.run(workloadagent.Config{Source: refusing, TrustDomain: exampleOrg}, refusing.Run)
 	require.ErrorIs(t, other.agent.Report().NotReady, spiffe.ErrNotReady)

@@ -26,6 +26,8 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -40,8 +42,7 @@ var layouts = []bool{false, true} // Config.Plain
 
 func start(t testing.TB, cfg filesink.Config) *filesink.Sink {
 	t.Helper()
-	s, err := filesink.Start(t.Context(), cfg)
-	require.NoError(t, err)
+	s := must.Get(filesink.Start(t.Context(), cfg))(t)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
@@ -49,9 +50,7 @@ func start(t testing.TB, cfg filesink.Config) *filesink.Sink {
 // writeOnce writes what the source of cfg has.
 func writeOnce(t testing.TB, cfg filesink.Config) (changed bool, err error) {
 	t.Helper()
-	s, err := filesink.New(cfg)
-	require.NoError(t, err)
-	return s.Write()
+	return must.Get(filesink.New(cfg))(t).Write()
 }
 
 // reads is the configuration of a reader of the usual files.
@@ -65,41 +64,21 @@ func reads(dir string) filesource.Config {
 // read returns the identity in the usual files.
 func read(t testing.TB, dir string) *spiffe.SVID {
 	t.Helper()
-	certs, err := os.ReadFile(filepath.Join(dir, "cert-chain.pem"))
-	require.NoError(t, err)
-	key, err := os.ReadFile(filepath.Join(dir, "key.pem"))
-	require.NoError(t, err)
-	svid, err := spiffe.ParseSVIDPEM(certs, key)
-	require.NoError(t, err)
-	return svid
+	certs := must.Get(os.ReadFile(filepath.Join(dir, "cert-chain.pem")))(t)
+	return must.Get(spiffe.ParseSVIDPEM(certs, must.Get(os.ReadFile(filepath.Join(dir, "key.pem")))(t)))(t)
 }
 
 func leaf(t testing.TB, s spiffe.SVIDSource) *x509.Certificate {
 	t.Helper()
-	svid, err := s.SVID()
-	require.NoError(t, err)
-	return svid.Leaf()
+	return must.Get(s.SVID())(t).Leaf()
 }
 
 // diary keeps what was logged.
-type diary struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (d *diary) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.b.Write(p)
-}
+type diary struct{ logtest.Buffer }
 
 func (d *diary) logger() *slog.Logger { return slog.New(slog.NewJSONHandler(d, nil)) }
 
-func (d *diary) count(text string) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return strings.Count(d.b.String(), text)
-}
+func (d *diary) count(text string) int { return strings.Count(d.String(), text) }
 
 // keyed is a source with a key of any algorithm.
 type keyed struct{ snap *spiffe.Snapshot }
@@ -111,10 +90,7 @@ func newKeyed(t *testing.T, ca *spiffetest.CA, key crypto.Signer) keyed {
 	t.Helper()
 	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}})
 	require.NoError(t, err)
-	chain, err := ca.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
-	svid, err := spiffe.NewSVID(chain, key)
-	require.NoError(t, err)
+	svid := must.Get(spiffe.NewSVID(must.Get(ca.Sign(t.Context(), csr, time.Hour))(t), key))(t)
 	return keyed{spiffe.NewSnapshot(svid, ca.Bundles())}
 }
 
@@ -125,8 +101,7 @@ func TestTraditionalKey(t *testing.T) {
 	conformance.Covers(t, "IST-9.2-18")
 	ca := spiffetest.NewCA(t, "example.org")
 	for algorithm, name := range map[pki.KeyAlgorithm]string{pki.ECDSAP384: "EC PRIVATE KEY", pki.RSA2048: "RSA PRIVATE KEY", pki.Ed25519: "PRIVATE KEY"} {
-		key, err := pki.NewKey(algorithm)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(algorithm))(t)
 		src := newKeyed(t, ca, key)
 		for _, traditional := range []bool{false, true} {
 			want := "PRIVATE KEY"
@@ -136,23 +111,17 @@ func TestTraditionalKey(t *testing.T) {
 			for _, keyName := range []string{"key.pem", "cert-chain.pem"} {
 				dir := t.TempDir()
 				cfg := filesink.Config{Source: src, Dir: dir, KeyName: keyName, TraditionalKey: traditional}
-				_, err := writeOnce(t, cfg)
-				require.NoError(t, err)
-				data, err := os.ReadFile(filepath.Join(dir, keyName))
-				require.NoError(t, err)
-				block, rest := pem.Decode(data)
+				must.Get(writeOnce(t, cfg))(t)
+				block, rest := pem.Decode(must.Get(os.ReadFile(filepath.Join(dir, keyName)))(t))
 				require.NotNil(t, block)
 				assert.Equal(t, want, block.Type)
 				assert.Equal(t, keyName == "key.pem", len(rest) == 0)
-				read, err := pki.ParsePrivateKeyPEM(pem.EncodeToMemory(block))
-				require.NoError(t, err)
+				read := must.Get(pki.ParsePrivateKeyPEM(pem.EncodeToMemory(block)))(t)
 				assert.True(t, key.(interface{ Equal(crypto.PrivateKey) bool }).Equal(read))
-				changed, err := writeOnce(t, cfg)
-				require.NoError(t, err)
+				changed := must.Get(writeOnce(t, cfg))(t)
 				assert.False(t, changed, "the same again")
 				cfg.TraditionalKey = !traditional
-				changed, err = writeOnce(t, cfg)
-				require.NoError(t, err)
+				changed = must.Get(writeOnce(t, cfg))(t)
 				assert.Equal(t, name != "PRIVATE KEY", changed, "the other form takes its place")
 			}
 		}
@@ -177,8 +146,7 @@ func TestRotation(t *testing.T) {
 			cfg := reads(dir)
 			cfg.Logger = log.logger()
 			cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: filepath.Join(dir, "bundles.json"), Format: filesource.Map})
-			reader, err := filesource.Start(t.Context(), cfg)
-			require.NoError(t, err)
+			reader := must.Get(filesource.Start(t.Context(), cfg))(t)
 			defer reader.Close()
 			require.Equal(t, 2, reader.Bundles().Len())
 
@@ -244,11 +212,8 @@ func TestOutputCerts(t *testing.T) {
 		dir := t.TempDir()
 		var log diary
 		cfg := filesink.Config{Source: ca.Source("/web"), Dir: dir, Plain: true, Mode: mode, KeyMode: mode, Logger: log.logger()}
-		changed, err := writeOnce(t, cfg)
-		require.NoError(t, err)
-		require.True(t, changed)
-		entries, err := os.ReadDir(dir)
-		require.NoError(t, err)
+		require.True(t, must.Get(writeOnce(t, cfg))(t))
+		entries := must.Get(os.ReadDir(dir))(t)
 		want := map[string]fs.FileMode{"cert-chain.pem": mode, "key.pem": mode, "root-cert.pem": mode}
 		if mode == 0 {
 			want = map[string]fs.FileMode{"cert-chain.pem": 0o644, "key.pem": 0o600, "root-cert.pem": 0o644}
@@ -256,15 +221,12 @@ func TestOutputCerts(t *testing.T) {
 		want["..lock"] = 0o600 // which other users cannot open, whatever the mode of the folder is
 		require.Len(t, entries, len(want))
 		for _, e := range entries {
-			info, err := e.Info()
-			require.NoError(t, err)
+			info := must.Get(e.Info())(t)
 			if runtime.GOOS != "windows" {
 				require.Equal(t, want[e.Name()], info.Mode(), e.Name())
 			}
 		}
-		roots, err := os.ReadFile(filepath.Join(dir, "root-cert.pem"))
-		require.NoError(t, err)
-		require.Equal(t, ca.Bundle().MarshalPEM(), roots)
+		require.Equal(t, ca.Bundle().MarshalPEM(), must.Get(os.ReadFile(filepath.Join(dir, "root-cert.pem")))(t))
 		require.Equal(t, svid.ID().TrustDomain(), read(t, dir).ID().TrustDomain())
 		require.Equal(t, map[bool]int{true: 1}[mode == 0o644], log.count("can read the private key"))
 	}
@@ -310,26 +272,22 @@ func TestReadiness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := spiffetest.NewCA(t, "example.org").Source("/web")
 		dir := filepath.Join(t.TempDir(), "d")
-		s, err := filesink.New(filesink.Config{Source: src, Dir: dir})
-		require.NoError(t, err)
+		s := must.Get(filesink.New(filesink.Config{Source: src, Dir: dir}))(t)
 		require.ErrorIs(t, s.Report().NotReady, spiffe.ErrNotReady)
-		_, err = s.Write()
-		require.NoError(t, err)
+		must.Get(s.Write())(t)
 		require.NoError(t, s.Report().NotReady)
 
 		require.NoError(t, os.RemoveAll(dir)) // a lock of another, a full disk: it cannot be written
 		require.NoError(t, os.WriteFile(dir, nil, 0o600))
 		time.Sleep(30 * time.Minute) // of an hour
 		src.Renew()
-		_, err = s.Write()
-		require.Error(t, err)
+		require.Error(t, must.Err(s.Write()))
 		require.NoError(t, s.Report().NotReady, "readers have half a life")
 		time.Sleep(20 * time.Minute)
 		require.ErrorContains(t, s.Report().NotReady, "the identity in the files ends at ")
 
 		require.NoError(t, os.Remove(dir))
-		_, err = s.Write()
-		require.NoError(t, err)
+		must.Get(s.Write())(t)
 		require.NoError(t, s.Report().NotReady)
 	})
 }
@@ -344,11 +302,9 @@ func TestExpired(t *testing.T) {
 			src, good := ca.Source("/web"), ca.Source("/web")
 			time.Sleep(2 * time.Hour) // the lifetime is an hour
 			good.Renew()
-			_, err := writeOnce(t, filesink.Config{Source: good, Dir: dir, Plain: plain})
-			require.NoError(t, err)
+			must.Get(writeOnce(t, filesink.Config{Source: good, Dir: dir, Plain: plain}))(t)
 			var log diary
-			s, err := filesink.New(filesink.Config{Source: src, Dir: dir, Plain: plain, Logger: log.logger()})
-			require.NoError(t, err)
+			s := must.Get(filesink.New(filesink.Config{Source: src, Dir: dir, Plain: plain, Logger: log.logger()}))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- s.Run(ctx) }()
@@ -423,21 +379,16 @@ func TestMoreFiles(t *testing.T) {
 		})
 		require.NoError(t, err)
 		write := func() bool {
-			changed, err := s.Write()
-			require.NoError(t, err)
-			return changed
+			return must.Get(s.Write())(t)
 		}
 		require.True(t, write())
 		require.False(t, write())
 		require.Equal(t, map[string]int{"partner.test": 2, "unnamed.test": 2}, asked, "not for its own trust domain")
-		text, err := os.ReadFile(filepath.Join(dir, "partner.test.pem"))
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(filepath.Join(dir, "partner.test.pem")))(t)
 		require.Equal(t, partner.Bundle().MarshalPEM(), text)
 		if runtime.GOOS != "windows" {
 			for name, mode := range map[string]fs.FileMode{"partner.test.pem": 0o644, "db.token": 0o600} {
-				info, err := os.Stat(filepath.Join(dir, name))
-				require.NoError(t, err)
-				require.Equal(t, mode, info.Mode(), name)
+				require.Equal(t, mode, must.Get(os.Stat(filepath.Join(dir, name)))(t).Mode(), name)
 			}
 		}
 		require.NoError(t, s.Close())
@@ -452,17 +403,14 @@ func TestDelivery(t *testing.T) {
 	source := ca.Source("/web")
 	sink := start(t, filesink.Config{Source: source, Dir: dir, Delivery: true})
 	const credential, own, other = "credential-bundle.private-key.x509.pem", "example.org.spiffe-trust-bundle.x509.pem", "partner.test.spiffe-trust-bundle.x509.pem"
-	text, err := os.ReadFile(filepath.Join(dir, credential))
-	require.NoError(t, err)
-	block, rest := pem.Decode(text)
+	block, rest := pem.Decode(must.Get(os.ReadFile(filepath.Join(dir, credential)))(t))
 	require.Equal(t, "PRIVATE KEY", block.Type, "the key comes first")
 	block, _ = pem.Decode(rest)
 	require.Equal(t, leaf(t, source).Raw, block.Bytes)
 	require.NoFileExists(t, filepath.Join(dir, "root-cert.pem"))
 	require.NoFileExists(t, filepath.Join(dir, other))
 
-	src, err := filesource.Start(t.Context(), filesource.Config{Folder: dir})
-	require.NoError(t, err)
+	src := must.Get(filesource.Start(t.Context(), filesource.Config{Folder: dir}))(t)
 	defer src.Close()
 	is := func(svid *x509.Certificate, bundles ...*spiffe.Bundle) {
 		t.Helper()
@@ -529,8 +477,7 @@ func TestStartWithoutWarning(t *testing.T) {
 		src.Fail(fmt.Errorf("%w: nothing was received yet", spiffe.ErrNotReady))
 		var log diary
 		logger := slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-		s, err := filesink.New(filesink.Config{Source: src, Dir: t.TempDir(), Logger: logger})
-		require.NoError(t, err)
+		s := must.Get(filesink.New(filesink.Config{Source: src, Dir: t.TempDir(), Logger: logger}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- s.Run(ctx) }()
@@ -564,22 +511,16 @@ func TestUnsafe(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	_, err := filesink.Start(ctx, cfg)
-	require.ErrorIs(t, err, private.ErrUnsafe)
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "run: chmod")
+	must.Fail(t, err, private.ErrUnsafe, spiffe.ErrNotReady, context.DeadlineExceeded, "run: chmod")
 	cfg.AllowWritable = true
 	s := start(t, cfg)
-	_, err = s.Write()
-	require.NoError(t, err)
+	must.Get(s.Write())(t)
 	require.Equal(t, 1, log.count("other users can replace the files"))
 	if os.Geteuid() == 0 {
 		other := t.TempDir()
 		require.NoError(t, os.Chown(other, 54321, -1))
 		cfg.Dir = other
-		_, err = writeOnce(t, cfg)
-		require.ErrorIs(t, err, private.ErrUnsafe)
-		require.ErrorContains(t, err, "run: chown 0")
+		must.Fail(t, must.Err(writeOnce(t, cfg)), private.ErrUnsafe, "run: chown 0")
 	}
 }
 
@@ -597,8 +538,7 @@ func TestOneFile(t *testing.T) {
 	defer reader.Close()
 	require.Equal(t, leaf(t, src), leaf(t, reader))
 	if runtime.GOOS != "windows" {
-		info, err := os.Stat(filepath.Join(dir, "all.pem"))
-		require.NoError(t, err)
+		info := must.Get(os.Stat(filepath.Join(dir, "all.pem")))(t)
 		require.Equal(t, fs.FileMode(0o600), info.Mode(), "that of the key")
 	}
 }
@@ -607,8 +547,7 @@ func TestNew(t *testing.T) {
 	t.Parallel()
 	src := spiffetest.NewCA(t, "example.org").Source("/web")
 	good := filesink.Config{Source: src, Dir: filepath.Join(t.TempDir(), "never")}
-	_, err := filesink.New(good)
-	require.NoError(t, err)
+	must.Get(filesink.New(good))(t)
 	require.NoDirExists(t, good.Dir)
 	for text, edit := range map[string]func(*filesink.Config){
 		"no Source":                 func(c *filesink.Config) { c.Source = nil },
@@ -636,9 +575,7 @@ func TestNew(t *testing.T) {
 	} {
 		cfg := good
 		edit(&cfg)
-		_, err := filesink.New(cfg)
-		require.ErrorContains(t, err, text)
-		require.ErrorContains(t, err, "filesink: new: ")
+		must.Fail(t, must.Err(filesink.New(cfg)), text, "filesink: new: ")
 	}
 }
 
@@ -650,15 +587,11 @@ func TestLife(t *testing.T) {
 	src := ca.Source("/web")
 	src.Fail(errors.New("the agent is away"))
 	dir := t.TempDir()
-	s, err := filesink.New(filesink.Config{Source: src, Dir: dir})
-	require.NoError(t, err)
+	s := must.Get(filesink.New(filesink.Config{Source: src, Dir: dir}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err = s.Ready(ctx)
-	require.ErrorIs(t, err, lifecycle.ErrNotStarted)
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
-	_, err = s.Write()
-	require.ErrorContains(t, err, "the agent is away")
+	must.Fail(t, s.Ready(ctx), lifecycle.ErrNotStarted, spiffe.ErrNotReady)
+	require.ErrorContains(t, must.Err(s.Write()), "the agent is away")
 
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(t.Context()) }()
@@ -679,6 +612,5 @@ func TestLife(t *testing.T) {
 	require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
 	other := start(t, filesink.Config{Source: src, Dir: dir})
 	require.NotNil(t, other, "the folder was let go")
-	_, err = s.Write()
-	require.ErrorContains(t, err, "another program writes to")
+	require.ErrorContains(t, must.Err(s.Write()), "another program writes to")
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -54,18 +55,14 @@ func TestWhichTokensStay(t *testing.T) {
 			src, dir := spiffetest.NewCA(t, "example.org").Source("/web"), t.TempDir()
 			// The files of an earlier process, of which one is another now.
 			cfg := filesink.Config{Source: src, Dir: dir, Tokens: map[string]string{"db.token": "db"}, TokenSource: issue(time.Hour)}
-			s, err := filesink.Start(t.Context(), cfg)
-			require.NoError(t, err)
+			s := must.Get(filesink.Start(t.Context(), cfg))(t)
 			require.NoError(t, s.Close())
 			path := filepath.Join(dir, "db.token")
-			real, err := filepath.EvalSymlinks(path)
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile(real, []byte(c.text), 0o600))
+			require.NoError(t, os.WriteFile(must.Get(filepath.EvalSymlinks(path))(t), []byte(c.text), 0o600))
 
 			src.Renew()
 			cfg.TokenSource = away
-			s, err = filesink.Start(t.Context(), cfg)
-			require.NoError(t, err, name)
+			s = must.Get(filesink.Start(t.Context(), cfg))(t, name)
 			data, err := os.ReadFile(path)
 			if c.stays {
 				if assert.NoError(t, err, name) {
@@ -143,7 +140,7 @@ func TestTokensOfAnEarlierRun(t *testing.T) {
 		src, dir := spiffetest.NewCA(t, "example.org").Source("/web"), t.TempDir()
 		var down atomic.Bool
 		fresh := issue(10 * time.Hour)
-		s, err := filesink.New(filesink.Config{
+		s := must.Get(filesink.New(filesink.Config{
 			Source: src, Dir: dir, Tokens: map[string]string{"db.token": "db"},
 			TokenSource: tokenSource(func(ctx context.Context, audience ...string) (string, error) {
 				if down.Load() {
@@ -151,8 +148,7 @@ func TestTokensOfAnEarlierRun(t *testing.T) {
 				}
 				return fresh(ctx, audience...)
 			}),
-		})
-		require.NoError(t, err)
+		}))(t)
 		run := func(f func()) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
@@ -164,14 +160,11 @@ func TestTokensOfAnEarlierRun(t *testing.T) {
 		}
 		path := filepath.Join(dir, "db.token")
 		read := func() string {
-			data, err := os.ReadFile(path)
-			require.NoError(t, err)
-			return string(data)
+			return string(must.Get(os.ReadFile(path))(t))
 		}
 		var own string
 		run(func() { own = read() })
-		real, err := filepath.EvalSymlinks(path)
-		require.NoError(t, err)
+		real := must.Get(filepath.EvalSymlinks(path))(t)
 		time.Sleep(time.Second)
 		other := tokenFor(time.Now().Add(20*time.Hour), `"db"`)
 		require.NotEqual(t, own, other)

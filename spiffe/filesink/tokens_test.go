@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -71,15 +72,11 @@ func TestTokens(t *testing.T) {
 			}),
 		})
 		read := func(name string) string {
-			data, err := os.ReadFile(filepath.Join(dir, name))
-			require.NoError(t, err)
-			return string(data)
+			return string(must.Get(os.ReadFile(filepath.Join(dir, name)))(t))
 		}
 		aws, azure := read("aws"), read("azure")
 		require.NotEqual(t, aws, azure, "they are among the first files, each for its audience")
-		info, err := os.Stat(filepath.Join(dir, "aws"))
-		require.NoError(t, err)
-		assert.Equal(t, fs.FileMode(0o600), info.Mode())
+		assert.Equal(t, fs.FileMode(0o600), must.Get(os.Stat(filepath.Join(dir, "aws")))(t).Mode())
 
 		time.Sleep(4 * time.Minute)
 		synctest.Wait()
@@ -141,9 +138,8 @@ func TestTokensThatAreNone(t *testing.T) {
 			time.Sleep(6 * time.Second)
 			synctest.Wait()
 			require.ErrorContains(t, s.Report().Upstreams[1].Err, says)
-			_, err := os.Stat(filepath.Join(dir, "db.token"))
-			require.ErrorIs(t, err, fs.ErrNotExist, says)
-			_, err = writeOnce(t, filesink.Config{Source: cfg.Source, Dir: t.TempDir(), Tokens: cfg.Tokens, TokenSource: fetch})
+			require.ErrorIs(t, must.Err(os.Stat(filepath.Join(dir, "db.token"))), fs.ErrNotExist, says)
+			_, err := writeOnce(t, filesink.Config{Source: cfg.Source, Dir: t.TempDir(), Tokens: cfg.Tokens, TokenSource: fetch})
 			require.ErrorContains(t, err, says, "for a program that writes once")
 			require.NotContains(t, err.Error(), "c2ln")
 		}
@@ -159,8 +155,7 @@ func TestTokensThatAreNone(t *testing.T) {
 		`two files with the name "x"`: {Tokens: map[string]string{"x": "b"}, BundlesName: "x", TokenSource: issue(time.Hour)},
 	} {
 		c.Source, c.Dir = ca.Source("/web"), t.TempDir()
-		_, err := filesink.New(c)
-		require.ErrorContains(t, err, says)
+		require.ErrorContains(t, must.Err(filesink.New(c)), says)
 	}
 }
 
@@ -181,13 +176,10 @@ func TestTokenThatHangs(t *testing.T) {
 				return fresh(ctx, audience...)
 			}),
 		})
-		first, err := os.ReadFile(filepath.Join(dir, "b"))
-		require.NoError(t, err)
+		first := must.Get(os.ReadFile(filepath.Join(dir, "b")))(t)
 		time.Sleep(6 * time.Minute)
 		synctest.Wait()
-		second, err := os.ReadFile(filepath.Join(dir, "b"))
-		require.NoError(t, err)
-		require.NotEqual(t, string(first), string(second))
+		require.NotEqual(t, string(first), string(must.Get(os.ReadFile(filepath.Join(dir, "b")))(t)))
 	})
 }
 
@@ -197,21 +189,16 @@ func TestTokenStaysOverRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src, dir := spiffetest.NewCA(t, "example.org").Source("/web"), t.TempDir()
 		cfg := filesink.Config{Source: src, Dir: dir, Tokens: map[string]string{"a": "a", "b": "b"}, TokenSource: issue(10 * time.Minute)}
-		s, err := filesink.Start(t.Context(), cfg)
-		require.NoError(t, err)
+		s := must.Get(filesink.Start(t.Context(), cfg))(t)
 		require.NoError(t, s.Close())
-		before, err := os.ReadFile(filepath.Join(dir, "a"))
-		require.NoError(t, err)
+		before := must.Get(os.ReadFile(filepath.Join(dir, "a")))(t)
 
 		src.Renew() // so that the files are replaced
 		cfg.Tokens = map[string]string{"a": "a", "b": "other"}
 		cfg.TokenSource = tokenSource(func(context.Context, ...string) (string, error) { return "", errors.New("away") })
-		s, err = filesink.Start(t.Context(), cfg)
-		require.NoError(t, err)
-		after, err := os.ReadFile(filepath.Join(dir, "a"))
-		require.NoError(t, err)
-		require.Equal(t, string(before), string(after))
-		_, err = os.Stat(filepath.Join(dir, "b"))
+		s = must.Get(filesink.Start(t.Context(), cfg))(t)
+		require.Equal(t, string(before), string(must.Get(os.ReadFile(filepath.Join(dir, "a")))(t)))
+		_, err := os.Stat(filepath.Join(dir, "b"))
 		require.ErrorIs(t, err, fs.ErrNotExist, "it is for another receiver now")
 		require.NoError(t, s.Close())
 
@@ -219,8 +206,7 @@ func TestTokenStaysOverRestart(t *testing.T) {
 		start(t, cfg)
 		src.Renew()
 		synctest.Wait()
-		_, err = os.Stat(filepath.Join(dir, "a"))
-		require.ErrorIs(t, err, fs.ErrNotExist, "it has ended")
+		require.ErrorIs(t, must.Err(os.Stat(filepath.Join(dir, "a"))), fs.ErrNotExist, "it has ended")
 	})
 }
 
@@ -251,8 +237,7 @@ func TestTokensOfOneIdentity(t *testing.T) {
 				switch {
 				case token != "":
 					require.NoError(t, err)
-					payload, err := base64.RawURLEncoding.DecodeString(strings.Split(string(data), ".")[1])
-					require.NoError(t, err)
+					payload := must.Get(base64.RawURLEncoding.DecodeString(strings.Split(string(data), ".")[1]))(t)
 					assert.Contains(t, string(payload), `"sub":"spiffe://example.org`+token+`"`)
 				case plain:
 					require.NoError(t, err)
@@ -261,9 +246,7 @@ func TestTokensOfOneIdentity(t *testing.T) {
 					require.ErrorIs(t, err, fs.ErrNotExist)
 				}
 			}
-			first, err := filesink.Start(t.Context(), cfg)
-			require.NoError(t, err)
-			require.NoError(t, first.Close())
+			require.NoError(t, must.Get(filesink.Start(t.Context(), cfg))(t).Close())
 			has("/web", "/web")
 
 			away.Store("away")

@@ -4,9 +4,8 @@ import (
 	"io/fs"
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 var missing = follow.File{Err: fs.ErrNotExist}
@@ -14,8 +13,7 @@ var missing = follow.File{Err: fs.ErrNotExist}
 // Taking returns a source, and a function that gives it files without a file system.
 func Taking(t testing.TB, cfg Config) (*Source, func(files map[string][]byte) error) {
 	t.Helper()
-	s, err := New(cfg)
-	require.NoError(t, err)
+	s := must.Get(New(cfg))(t)
 	return s, func(files map[string][]byte) error {
 		read := follow.Files{cfg.CertFile: missing, cfg.KeyFile: missing}
 		for _, b := range cfg.Bundles {

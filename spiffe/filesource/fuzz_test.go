@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 )
@@ -20,9 +21,7 @@ func FuzzFiles(f *testing.F) {
 	ca := newCA(f)
 	good := secret(f, ca.SVID("/web"), ca.Bundle())
 	next := secret(f, ca.SVID("/web"), ca.Bundle())
-	doc, err := ca.Bundle().Marshal()
-	require.NoError(f, err)
-	f.Add(next["tls.crt"], next["tls.key"], next["ca.crt"], doc)
+	f.Add(next["tls.crt"], next["tls.key"], next["ca.crt"], must.Get(ca.Bundle().Marshal())(f))
 	f.Add(next["tls.crt"], good["tls.key"], []byte(nil), []byte(`{"keys":[{"use":"sig"}]}`))
 	f.Add(slices.Concat(next["tls.key"], next["tls.crt"]), slices.Concat(next["tls.key"], next["tls.crt"]), good["ca.crt"][:200], []byte(`{"keys":[]}`))
 	f.Add(good["ca.crt"], next["tls.key"], good["tls.crt"], []byte(`{`))
@@ -38,36 +37,26 @@ func FuzzFiles(f *testing.F) {
 			files[filepath.Join(dir, name)] = good[name]
 		}
 		require.NoError(t, take(files))
-		first, err := s.Snapshot()
-		require.NoError(t, err)
+		first := must.Get(s.Snapshot())(t)
 
 		_ = take(map[string][]byte{cfg.CertFile: certs, cfg.KeyFile: key, cfg.Bundles[0].Path: roots, cfg.Bundles[1].Path: jwks})
-		snap, err := s.Snapshot()
-		require.NoError(t, err)
-		svid, err := snap.SVID()
-		require.NoError(t, err)
-		was, err := first.SVID()
-		require.NoError(t, err)
+		snap := must.Get(s.Snapshot())(t)
+		svid := must.Get(snap.SVID())(t)
+		was := must.Get(first.SVID())(t)
 		require.Equal(t, td, svid.ID().TrustDomain())
 		if svid != was {
-			v, err := spiffe.NewVerifier(snap, spiffe.AllowIDs(svid.ID()), nil)
-			require.NoError(t, err)
-			_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-			require.NoError(t, err)
+			v := must.Get(spiffe.NewVerifier(snap, spiffe.AllowIDs(svid.ID()), nil))(t)
+			must.Get(v.VerifyChain(svid.Chain(), spiffe.AnyRole))(t)
 			require.True(t, time.Now().Before(svid.NotAfter()))
 		}
 		// A part that is missing takes nothing away.
-		err = take(map[string][]byte{})
+		err := take(map[string][]byte{})
 		require.True(t, errors.Is(err, fs.ErrNotExist))
-		now, err := s.Snapshot()
-		require.NoError(t, err)
-		require.Same(t, snap, now)
+		require.Same(t, snap, must.Get(s.Snapshot())(t))
 
 		require.NoError(t, take(files))
-		snap, err = s.Snapshot()
-		require.NoError(t, err)
-		svid, err = snap.SVID()
-		require.NoError(t, err)
+		snap = must.Get(s.Snapshot())(t)
+		svid = must.Get(snap.SVID())(t)
 		require.Equal(t, number(was), number(svid))
 		require.True(t, snap.Bundles().Equal(first.Bundles()))
 	})

@@ -12,12 +12,14 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -47,16 +49,14 @@ func pemOf(t testing.TB, chain []*x509.Certificate, key crypto.Signer) (certs, k
 	for _, c := range chain {
 		certs = append(certs, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
+	der := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	return certs, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
 // putSVID writes tls.crt and tls.key.
 func putSVID(t testing.TB, dir string, svid *spiffe.SVID) {
 	t.Helper()
-	certs, key, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalPEM())(t)
 	write(t, filepath.Join(dir, "tls.crt"), certs)
 	write(t, filepath.Join(dir, "tls.key"), key)
 }
@@ -78,8 +78,7 @@ func layout(dir string) filesource.Config {
 
 func start(t testing.TB, cfg filesource.Config) *filesource.Source {
 	t.Helper()
-	s, err := filesource.Start(t.Context(), cfg)
-	require.NoError(t, err)
+	s := must.Get(filesource.Start(t.Context(), cfg))(t)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
@@ -93,9 +92,7 @@ func shortly(t testing.TB) context.Context {
 
 func serial(t testing.TB, s spiffe.SVIDSource) string {
 	t.Helper()
-	svid, err := s.SVID()
-	require.NoError(t, err)
-	return svid.Leaf().SerialNumber.String()
+	return must.Get(s.SVID())(t).Leaf().SerialNumber.String()
 }
 
 func number(svid *spiffe.SVID) string { return svid.Leaf().SerialNumber.String() }
@@ -118,27 +115,16 @@ func awaitErr(t testing.TB, s *filesource.Source, text string) error {
 }
 
 // diary keeps what was logged.
-type diary struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (d *diary) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.b.Write(p)
-}
+type diary struct{ logtest.Buffer }
 
 func (d *diary) logger() *slog.Logger { return slog.New(slog.NewJSONHandler(d, nil)) }
 
 // lines returns the lines with the message.
 func (d *diary) lines(t testing.TB, msg string) (found []map[string]any) {
 	t.Helper()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for line := range bytes.Lines(d.b.Bytes()) {
+	for line := range strings.Lines(d.String()) {
 		var m map[string]any
-		require.NoError(t, json.Unmarshal(line, &m))
+		require.NoError(t, json.Unmarshal([]byte(line), &m))
 		if m["msg"] == msg {
 			found = append(found, m)
 		}
@@ -185,8 +171,7 @@ func (v *volume) swap(t testing.TB, mode os.FileMode, files map[string][]byte) {
 // secret is what a Secret of cert-manager has.
 func secret(t testing.TB, svid *spiffe.SVID, bundle *spiffe.Bundle) map[string][]byte {
 	t.Helper()
-	certs, key, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalPEM())(t)
 	return map[string][]byte{"tls.crt": certs, "tls.key": key, "ca.crt": bundle.MarshalPEM()}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -32,8 +33,7 @@ func TestLastGoodIsOfItsFile(t *testing.T) {
 			}
 			for _, comes := range []bool{true, false} {
 				s, take := filesource.Taking(t, filesource.Config{Folder: dir})
-				certs, key, err := ca.SVID("/web").MarshalPEM()
-				require.NoError(t, err)
+				certs, key := must.Get2(ca.SVID("/web").MarshalPEM())(t)
 				with := func(without string) map[string][]byte {
 					files := map[string][]byte{filepath.Join(dir, credential): append(key, certs...), file("example.org"): ca.Bundle().MarshalPEM()}
 					for name, other := range others {

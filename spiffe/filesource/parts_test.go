@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -26,10 +27,7 @@ func document(t *testing.T, ca *spiffetest.CA, sequence uint64, key crypto.Publi
 	if key != nil {
 		c.JWTAuthorities = map[string]crypto.PublicKey{"key-1": key}
 	}
-	b, err := spiffe.NewBundle(ca.TrustDomain(), c)
-	require.NoError(t, err)
-	data, err := b.Marshal()
-	require.NoError(t, err)
+	data := must.Get(must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t).Marshal())(t)
 	if unknown == 0 {
 		return data
 	}
@@ -38,8 +36,7 @@ func document(t *testing.T, ca *spiffetest.CA, sequence uint64, key crypto.Publi
 	for n := range unknown {
 		doc["keys"] = append(doc["keys"].([]any), map[string]any{"kty": "unknown", "use": "x509-svid", "kid": fmt.Sprint("unknown ", n)})
 	}
-	data, err = json.Marshal(doc)
-	require.NoError(t, err)
+	data = must.Get(json.Marshal(doc))(t)
 	return data
 }
 
@@ -55,8 +52,7 @@ func TestTwoFilesOfOneDomain(t *testing.T) {
 	s, take := filesource.Taking(t, cfg)
 	files := map[string][]byte{"one": document(t, one, 5, k1, 0), "two": document(t, two, 7, k1, 0)}
 	roots := func() (n int) {
-		b, err := s.Bundle(td)
-		require.NoError(t, err)
+		b := must.Get(s.Bundle(td))(t)
 		for range b.X509Authorities() {
 			n++
 		}
@@ -71,7 +67,7 @@ func TestTwoFilesOfOneDomain(t *testing.T) {
 	for range 2 {
 		files["two"] = document(t, two, 8, k2, 0)
 		for range 3 {
-			require.ErrorContains(t, take(files), "do not go together")
+			must.Fail(t, take(files), "do not go together", `two different keys have the key ID "key-1"`)
 			require.Equal(t, 2, roots())
 		}
 		files["two"] = document(t, two, 8, k1, 0)
@@ -89,12 +85,9 @@ func TestTwoFilesOfOneDomain(t *testing.T) {
 	}
 	files["one"] = document(t, one, 6, k1, 0)
 	require.NoError(t, take(files), "the same number again")
-	again, err := s.Bundle(td)
-	require.NoError(t, err)
+	again := must.Get(s.Bundle(td))(t)
 	require.NoError(t, take(files))
-	same, err := s.Bundle(td)
-	require.NoError(t, err)
-	assert.Same(t, again, same, "nothing has changed")
+	assert.Same(t, again, must.Get(s.Bundle(td))(t), "nothing has changed")
 }
 
 // A source is ready when it has all of its files, and stays so when one of them is lost.
@@ -151,14 +144,11 @@ func TestStrangerBesideNamedBundles(t *testing.T) {
 	other.Rotate()
 	require.ErrorContains(t, put(stranger.SVID("/web"), stranger.Bundle(), other.Bundle()), "stranger.test")
 	require.Equal(t, number(svid), serial(t, s))
-	got, err := s.Bundle(partner)
-	require.NoError(t, err)
+	got := must.Get(s.Bundle(partner))(t)
 	assert.Equal(t, string(other.Bundle().MarshalPEM()), string(got.MarshalPEM()), "its roots are new")
-	got, err = s.Bundle(td)
-	require.NoError(t, err)
+	got = must.Get(s.Bundle(td))(t)
 	assert.Equal(t, string(ca.Bundle().MarshalPEM()), string(got.MarshalPEM()), "and these are not")
-	_, err = s.Bundle(stranger.TrustDomain())
-	assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	assert.ErrorIs(t, must.Err(s.Bundle(stranger.TrustDomain())), spiffe.ErrUnknownTrustDomain)
 }
 
 // What needs attention is told once each, also when there is something else already, and again when it comes again; of many entries

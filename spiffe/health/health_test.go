@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/health"
@@ -30,9 +31,7 @@ import (
 
 func newHandler(t testing.TB, parts ...health.Part) *health.Handler {
 	t.Helper()
-	h, err := health.New(parts...)
-	require.NoError(t, err)
-	return h
+	return must.Get(health.New(parts...))(t)
 }
 
 // ask returns the answer of h.
@@ -46,12 +45,10 @@ func ask(t testing.TB, h http.Handler, path string) (code int, body string) {
 
 func samples(t testing.TB, h *health.Handler) map[string]float64 {
 	t.Helper()
-	text, err := metricstest.Of(h.WriteMetrics)
-	require.NoError(t, err)
+	text := must.Get(metricstest.Of(h.WriteMetrics))(t)
 	code, body := ask(t, h, "/metrics")
 	require.Equal(t, http.StatusOK, code)
-	_, err = metricstest.Page(body)
-	require.NoError(t, err)
+	must.Get(metricstest.Page(body))(t)
 	return text.Samples
 }
 
@@ -62,8 +59,7 @@ func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := workloadapitest.NewInMemory(t, spiffetest.NewCA(t, "example.org"), "/web")
 		api.Deny()
-		src, err := workloadapi.New(api.Config())
-		require.NoError(t, err)
+		src := must.Get(workloadapi.New(api.Config()))(t)
 		h := newHandler(t, health.Part{Name: "identity", Source: src})
 		is := func(ready, live int, why string) {
 			t.Helper()
@@ -97,8 +93,7 @@ func TestOutage(t *testing.T) {
 		api.Mend()
 		time.Sleep(time.Minute)
 		is(up, up, "")
-		svid, err := src.SVID()
-		require.NoError(t, err)
+		svid := must.Get(src.SVID())(t)
 
 		api.Hang()
 		time.Sleep(30 * time.Minute)
@@ -129,12 +124,10 @@ func TestChain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := spiffetest.NewCA(t, "example.org")
 		good, short := root.Intermediate(), root.Intermediate(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(20 * time.Minute) })
-		svid, err := spiffe.NewSVID(short.Certificate("/web"))
-		require.NoError(t, err)
+		svid := must.Get(spiffe.NewSVID(short.Certificate("/web")))(t)
 		chain, key := good.Certificate("/web")
 		extra, _ := short.Certificate("/web")
-		svidWithMore, err := spiffe.NewSVID(append(chain, extra[1:]...), key)
-		require.NoError(t, err)
+		svidWithMore := must.Get(spiffe.NewSVID(append(chain, extra[1:]...), key))(t)
 		needed := newHandler(t, health.Part{Name: "it", Source: health.FromSources(svid, root.Bundles())})
 		more := newHandler(t, health.Part{Name: "it", Source: health.FromSources(svidWithMore, root.Bundles())})
 		foreign := newHandler(t, health.Part{Name: "it", Source: health.FromSources(svid, spiffetest.NewCA(t, "example.org").Bundles())})
@@ -156,15 +149,12 @@ func TestBundles(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
-		empty, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{})
-		require.NoError(t, err)
+		empty := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{}))(t)
 		keys := ca.Bundle().Contents()
 		keys.X509Authorities = nil
 		keys.JWTAuthorities = map[string]crypto.PublicKey{"k": ca.SVID("/web").Leaf().PublicKey}
-		tokens, err := spiffe.NewBundle(ca.TrustDomain(), keys)
-		require.NoError(t, err)
-		both, err := spiffe.NewBundleSet(ca.Bundle(), other.Bundle())
-		require.NoError(t, err)
+		tokens := must.Get(spiffe.NewBundle(ca.TrustDomain(), keys))(t)
+		both := must.Get(spiffe.NewBundleSet(ca.Bundle(), other.Bundle()))(t)
 		web := ca.SVID("/web", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(100 * 365 * 24 * time.Hour) })
 		for name, c := range map[string]struct {
 			part health.Part
@@ -228,10 +218,8 @@ func TestMetrics(t *testing.T) {
 		c.X509Authorities = append(c.X509Authorities, second)
 		n := uint64(7)
 		c.Sequence, c.RefreshHint = &n, 5*time.Minute
-		own, err := spiffe.NewBundle(root.TrustDomain(), c)
-		require.NoError(t, err)
-		set, err := spiffe.NewBundleSet(own, other.Bundle())
-		require.NoError(t, err)
+		own := must.Get(spiffe.NewBundle(root.TrustDomain(), c))(t)
+		set := must.Get(spiffe.NewBundleSet(own, other.Bundle()))(t)
 		for name, bundles := range map[string]spiffe.BundleSource{
 			"set": set, "snapshot": spiffe.NewSnapshot(web, set), "source": snapshots{set, web}, "manager": managed{set}, "unknown": unknown{set}, "bundle": own,
 		} {
@@ -274,8 +262,7 @@ func TestParts(t *testing.T) {
 	t.Parallel()
 	var in, out spiffetls.Metrics
 	g := &spiffetls.Governor{}
-	fed, err := federation.New(federation.Config{})
-	require.NoError(t, err)
+	fed := must.Get(federation.New(federation.Config{}))(t)
 	h := newHandler(t, health.Part{Name: "in", Source: &in}, health.Part{Name: `o"u\t`, Source: &out}, health.Part{Name: "governor", Source: g},
 		health.Part{Name: "federation", Source: fed})
 	s := samples(t, h)

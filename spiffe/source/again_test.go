@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -154,24 +155,21 @@ func TestOrderOfFiles(t *testing.T) {
 		live := &flip{Source: ca.Source("/web")}
 		l := lastGood(t, dir, live)
 		during(t, l, func() {
-			before, err := os.ReadFile(filepath.Join(dir, "identity.pem"))
-			require.NoError(t, err)
+			before := must.Get(os.ReadFile(filepath.Join(dir, "identity.pem")))(t)
 			bundles := filepath.Join(dir, "bundles.json")
 			require.NoError(t, os.Remove(bundles))
 			require.NoError(t, os.MkdirAll(filepath.Join(bundles, "in the way"), 0o700))
 			live.Renew()
 			synctest.Wait()
 			require.Error(t, l.Status().Err)
-			now, err := os.ReadFile(filepath.Join(dir, "identity.pem"))
-			require.NoError(t, err)
+			now := must.Get(os.ReadFile(filepath.Join(dir, "identity.pem")))(t)
 			assert.Equal(t, string(before), string(now))
 
 			require.NoError(t, os.RemoveAll(bundles))
 			time.Sleep(time.Minute + time.Second)
 			synctest.Wait()
 			require.NoError(t, l.Status().Err)
-			now, err = os.ReadFile(filepath.Join(dir, "identity.pem"))
-			require.NoError(t, err)
+			now = must.Get(os.ReadFile(filepath.Join(dir, "identity.pem")))(t)
 			assert.NotEqual(t, string(before), string(now))
 			assert.FileExists(t, bundles)
 		})
@@ -197,8 +195,7 @@ func TestKeyThatCannotBeStored(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "store")
 		ca := spiffetest.NewCA(t, "example.org")
 		chain, key := ca.Certificate("/web")
-		svid, err := spiffe.NewSVID(chain, opaque{key})
-		require.NoError(t, err)
+		svid := must.Get(spiffe.NewSVID(chain, opaque{key}))(t)
 		l := lastGood(t, dir, sealed{&flip{Source: ca.Source("/web")}, spiffe.NewSnapshot(svid, ca.Bundles())})
 		during(t, l, func() {
 			require.Error(t, l.Status().Err)
@@ -217,8 +214,7 @@ func TestMergeOfWrongAnswers(t *testing.T) {
 	for name, sources := range map[string][]source.Federated{
 		"alone": {wrong{good, third.Bundle()}}, "first": {wrong{good, third.Bundle()}, good}, "last": {good, wrong{good, third.Bundle()}},
 	} {
-		m, err := source.NewMerge(td, &flip{Source: ca.Source("/web")}, sources...)
-		require.NoError(t, err)
+		m := must.Get(source.NewMerge(td, &flip{Source: ca.Source("/web")}, sources...))(t)
 		b, err := m.Bundle(partner)
 		if name == "alone" {
 			assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)

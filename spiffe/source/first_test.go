@@ -3,8 +3,6 @@ package source_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,13 +10,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/filesource"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
-	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
 // starting returns a candidate with a source that is running, and counts how often it is started.
@@ -70,21 +65,16 @@ func TestFirst(t *testing.T) {
 
 		// It stays with that, whatever happens to either.
 		id := func() string {
-			svid, err := c.SVID()
-			require.NoError(t, err)
-			return svid.ID().Path()
+			return must.Get(c.SVID())(t).ID().Path()
 		}
 		agent.Fail(nil)
 		time.Sleep(100 * time.Hour)
 		assert.Equal(t, "/files", id())
 		files.Fail(errAway)
 		time.Sleep(100 * time.Hour)
-		_, err = c.SVID()
-		require.ErrorIs(t, err, errAway, "and does not fail over")
-		_, err = c.Snapshot()
-		require.ErrorIs(t, err, errAway)
-		_, err = c.Bundle(td)
-		require.ErrorIs(t, err, errAway)
+		require.ErrorIs(t, must.Err(c.SVID()), errAway, "and does not fail over")
+		require.ErrorIs(t, must.Err(c.Snapshot()), errAway)
+		require.ErrorIs(t, must.Err(c.Bundle(td)), errAway)
 		files.Fail(nil)
 		assert.Equal(t, "/files", id())
 		assert.Equal(t, [2]int{2, 1}, asked)
@@ -112,8 +102,7 @@ func TestFirstWaits(t *testing.T) {
 		agent.Fail(errAway)
 		slow.Within = time.Minute
 		began := time.Now()
-		c, err = source.First(t.Context(), nil, slow, starting("files", files, &asked[1]))
-		require.NoError(t, err)
+		c = must.Get(source.First(t.Context(), nil, slow, starting("files", files, &asked[1])))(t)
 		assert.Equal(t, "files", c.Name)
 		assert.Equal(t, time.Hour, time.Since(began))
 		require.NoError(t, c.Close())
@@ -130,9 +119,7 @@ func TestFirstFails(t *testing.T) {
 		}
 		other := errors.New("no files")
 		_, err := source.First(t.Context(), nil, failing("agent", errAway), failing("files", other))
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
-		require.ErrorIs(t, err, errAway)
-		require.ErrorIs(t, err, other)
+		must.Fail(t, err, spiffe.ErrNotReady, errAway, other)
 		require.EqualError(t, err, "source: first: not ready: agent: the agent is away; files: no files")
 
 		_, err = source.First(t.Context(), nil, failing("agent", nil))
@@ -150,8 +137,7 @@ func TestFirstFails(t *testing.T) {
 		defer cancel()
 		never := func() *flip { f := &flip{Source: ca.Source("/web")}; f.Fail(errAway); return f }
 		_, err = source.First(ctx, nil, starting("one", never(), &asked), starting("two", never(), &asked), starting("three", never(), &asked))
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
-		require.ErrorContains(t, err, "1 more were not tried: the start has taken too long")
+		must.Fail(t, err, spiffe.ErrNotReady, "1 more were not tried: the start has taken too long")
 		assert.Equal(t, 2, asked)
 
 		for _, bad := range [][]source.Candidate{
@@ -162,41 +148,4 @@ func TestFirstFails(t *testing.T) {
 			require.NotErrorIs(t, err, spiffe.ErrNotReady)
 		}
 	})
-}
-
-// With real sources: an agent that is not there, and real files.
-func TestFirstOfAgentAndFiles(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	ca, dir := spiffetest.NewCA(t, "example.org"), t.TempDir()
-	certs, key, err := ca.SVID("/files").MarshalPEM()
-	require.NoError(t, err)
-	for name, data := range map[string][]byte{"tls.crt": certs, "tls.key": key, "ca.crt": ca.Bundle().MarshalPEM()} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
-	}
-	files := source.Candidate{Name: "files", Start: func(ctx context.Context) (source.Source, error) {
-		return filesource.Start(ctx, filesource.Config{
-			CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "ca.crt")}},
-		})
-	}}
-	agent := func(cfg workloadapi.Config) source.Candidate {
-		return source.Candidate{Name: "agent", Within: 200 * time.Millisecond, Start: func(ctx context.Context) (source.Source, error) { return workloadapi.Start(ctx, cfg) }}
-	}
-	c, err := source.First(t.Context(), nil, agent(workloadapi.Config{Address: "unix://" + filepath.Join(dir, "none.sock")}), files)
-	require.NoError(t, err)
-	defer c.Close()
-	assert.Equal(t, "files", c.Name)
-	assert.ErrorContains(t, c.Passed[0], "none.sock", "why the agent was not chosen")
-	require.NoError(t, handshake(t, c, c))
-
-	api := workloadapitest.NewServer(t, ca, "/agent")
-	cfg := agent(api.Config())
-	cfg.Within = 30 * time.Second
-	c, err = source.First(t.Context(), nil, cfg, files)
-	require.NoError(t, err)
-	defer c.Close()
-	assert.Equal(t, "agent", c.Name)
-	svid, err := c.SVID()
-	require.NoError(t, err)
-	assert.Equal(t, spiffe.MustParseID("spiffe://example.org/agent"), svid.ID())
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -78,16 +79,13 @@ func (w *fixture) live(t testing.TB) *workloadapi.Source {
 	t.Helper()
 	cfg := w.api.Config()
 	cfg.BundlesOnly = w.cfg.BundlesOnly
-	s, err := workloadapi.New(cfg)
-	require.NoError(t, err)
-	return s
+	return must.Get(workloadapi.New(cfg))(t)
 }
 
 // start starts a LastGood, as a program does when it starts, and returns what ends it.
 func (w *fixture) start(t testing.TB) (*source.LastGood, func()) {
 	t.Helper()
-	l, err := w.try(t, time.Minute)
-	require.NoError(t, err)
+	l := must.Get(w.try(t, time.Minute))(t)
 	stop := sync.OnceFunc(func() { require.NoError(t, l.Close()) })
 	t.Cleanup(stop)
 	synctest.Wait()
@@ -104,29 +102,23 @@ func (w *fixture) try(t testing.TB, patience time.Duration) (*source.LastGood, e
 
 func serial(t testing.TB, s spiffe.SVIDSource) string {
 	t.Helper()
-	svid, err := s.SVID()
-	require.NoError(t, err)
-	return svid.Leaf().SerialNumber.String()
+	return must.Get(s.SVID())(t).Leaf().SerialNumber.String()
 }
 
 // handshake connects two workloads with the sources by mutual TLS.
 func handshake(t testing.TB, server, client source.Source) error {
 	t.Helper()
 	allow := spiffe.AllowMembersOf(td)
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: server, Peers: server, Allow: allow})
-	require.NoError(t, err)
-	sc, err := endpoint.ServerConfig()
-	require.NoError(t, err)
-	endpoint, err = spiffetls.New(spiffetls.Config{Self: client, Peers: client, Allow: allow})
-	require.NoError(t, err)
-	cc, err := endpoint.ClientConfig()
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: server, Peers: server, Allow: allow}))(t)
+	sc := must.Get(endpoint.ServerConfig())(t)
+	endpoint = must.Get(spiffetls.New(spiffetls.Config{Self: client, Peers: client, Allow: allow}))(t)
+	cc := must.Get(endpoint.ClientConfig())(t)
 	a, b := memconn.Pipe()
 	defer a.Close()
 	defer b.Close()
 	done := make(chan error, 1)
 	go func() { done <- tls.Server(a, sc).HandshakeContext(t.Context()) }()
-	err = tls.Client(b, cc).HandshakeContext(t.Context())
+	err := tls.Client(b, cc).HandshakeContext(t.Context())
 	if err != nil {
 		a.Close()
 	}
@@ -161,15 +153,12 @@ func TestRestartDuringAnOutage(t *testing.T) {
 		assert.NoError(t, st.Err)
 		assert.Equal(t, before, serial(t, l))
 		require.NoError(t, handshake(t, l, l))
-		snap, err := l.Snapshot()
-		require.NoError(t, err)
+		snap := must.Get(l.Snapshot())(t)
 		assert.Equal(t, 1, snap.Bundles().Len())
 		assert.Same(t, snap.Bundles(), l.Bundles())
-		b, err := l.Bundle(td)
-		require.NoError(t, err)
+		b := must.Get(l.Bundle(td))(t)
 		assert.True(t, sameRoots(b, w.ca.Bundle()))
-		_, err = l.Bundle(partner)
-		require.Error(t, err)
+		require.Error(t, must.Err(l.Bundle(partner)))
 		var metrics bytes.Buffer
 		require.NoError(t, l.Report().Metrics(&metrics))
 		assert.Contains(t, metrics.String(), "svidkit_last_good_in_use 1\n")
@@ -185,8 +174,7 @@ func TestRestartDuringAnOutage(t *testing.T) {
 		assert.False(t, st.InUse)
 		assert.NotEqual(t, before, serial(t, l))
 		require.NoError(t, handshake(t, l, l))
-		b, err = l.Bundle(td)
-		require.NoError(t, err)
+		b = must.Get(l.Bundle(td))(t)
 		assert.True(t, sameRoots(b, w.ca.Bundle()))
 		assert.Contains(t, w.log.String(), "takes over from what was stored")
 
@@ -228,8 +216,7 @@ func TestStoredEnds(t *testing.T) {
 				w.api.Drop()
 				if name == "the clock put back" {
 					file := filepath.Join(w.cfg.Dir, "bundles.json")
-					doc, err := os.ReadFile(file)
-					require.NoError(t, err)
+					doc := must.Get(os.ReadFile(file))(t)
 					later := bytes.Replace(doc, fmt.Append(nil, time.Now().Unix()), fmt.Append(nil, time.Now().Add(2*time.Hour).Unix()), 1)
 					require.NotEqual(t, doc, later)
 					require.NoError(t, os.WriteFile(file, later, 0o600))
@@ -245,15 +232,12 @@ func TestStoredEnds(t *testing.T) {
 					require.NoError(t, l.Close())
 					return
 				}
-				require.ErrorIs(t, err, spiffe.ErrNotReady)
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.ErrorContains(t, err, test.reason)
+				must.Fail(t, err, spiffe.ErrNotReady, context.DeadlineExceeded, test.reason)
 				require.ErrorContains(t, err, "workloadapi", "and what the agent says")
 
 				// The bundles may be good all the same.
 				w.cfg.Source = w.live(t)
-				l, err = source.NewLastGood(w.cfg)
-				require.NoError(t, err)
+				l = must.Get(source.NewLastGood(w.cfg))(t)
 				done := make(chan error, 1)
 				go func() { done <- l.Run(t.Context()) }()
 				synctest.Wait()
@@ -261,8 +245,7 @@ func TestStoredEnds(t *testing.T) {
 				assert.Equal(t, test.bundles, err == nil, "%v", err)
 				assert.Equal(t, test.bundles, l.Bundles().Len() == 1)
 				assert.Equal(t, test.bundles, l.Status().InUse)
-				_, err = l.SVID()
-				require.Error(t, err)
+				require.Error(t, must.Err(l.SVID()))
 				require.NoError(t, l.Close())
 				require.NoError(t, <-done)
 			})
@@ -328,8 +311,7 @@ func TestStaysYoung(t *testing.T) {
 		}
 		stop()
 		time.Sleep(11 * time.Minute)
-		_, err := w.try(t, time.Second)
-		require.ErrorContains(t, err, "of MaxAge")
+		require.ErrorContains(t, must.Err(w.try(t, time.Second)), "of MaxAge")
 	})
 }
 
@@ -337,57 +319,33 @@ func TestStaysYoung(t *testing.T) {
 func TestWithdrawn(t *testing.T) {
 	t.Parallel()
 	files := func(w *fixture) (n int) {
-		entries, err := os.ReadDir(w.cfg.Dir)
-		require.NoError(t, err)
-		return len(entries)
+		return len(must.Get(os.ReadDir(w.cfg.Dir))(t))
 	}
-	t.Run("at the start", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			w := newFixture(t)
-			_, stop := w.start(t)
-			stop()
-			require.Equal(t, 2, files(w))
-			w.api.Drop()
-			l, _ := w.start(t)
-			serial(t, l)
-			w.api.Deny() // the agent is back, and does not know the workload any more
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			_, err := l.SVID()
-			require.ErrorIs(t, err, workloadapi.ErrDenied)
-			_, err = l.Bundle(td)
-			require.ErrorIs(t, err, workloadapi.ErrDenied)
-			assert.Zero(t, l.Bundles().Len())
-			assert.Zero(t, files(w))
-			assert.ErrorContains(t, l.Status().Refused, "was deleted")
-			w.api.Drop() // and is away again
-			time.Sleep(time.Hour)
-			_, err = l.SVID()
-			require.Error(t, err)
-			w.api.ExpireIn(time.Hour) // the first one has ended
-			w.api.Mend()
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			serial(t, l)
-			assert.Equal(t, 2, files(w), "it is stored again")
-		})
-	})
-	t.Run("later", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			w := newFixture(t)
-			l, stop := w.start(t)
-			w.api.Deny()
-			synctest.Wait()
-			_, err := l.SVID()
-			require.ErrorIs(t, err, workloadapi.ErrDenied)
-			assert.Zero(t, files(w))
-			stop()
-			w.api.Drop()
-			_, err = w.try(t, time.Second)
-			require.ErrorContains(t, err, "there is nothing")
-		})
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		_, stop := w.start(t)
+		stop()
+		require.Equal(t, 2, files(w))
+		w.api.Drop()
+		l, _ := w.start(t)
+		serial(t, l)
+		w.api.Deny() // the agent is back, and does not know the workload any more
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.ErrorIs(t, must.Err(l.SVID()), workloadapi.ErrDenied)
+		require.ErrorIs(t, must.Err(l.Bundle(td)), workloadapi.ErrDenied)
+		assert.Zero(t, l.Bundles().Len())
+		assert.Zero(t, files(w))
+		assert.ErrorContains(t, l.Status().Refused, "was deleted")
+		w.api.Drop() // and is away again
+		time.Sleep(time.Hour)
+		require.Error(t, must.Err(l.SVID()))
+		w.api.ExpireIn(time.Hour) // the first one has ended
+		w.api.Mend()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		serial(t, l)
+		assert.Equal(t, 2, files(w), "it is stored again")
 	})
 }
 
@@ -398,9 +356,7 @@ func TestDamaged(t *testing.T) {
 	bundles, identity := "bundles.json", "identity.pem"
 	edit := func(f func(b []byte) []byte) func(t *testing.T, path string) {
 		return func(t *testing.T, path string) {
-			b, err := os.ReadFile(path)
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile(path, f(b), 0o600))
+			require.NoError(t, os.WriteFile(path, f(must.Get(os.ReadFile(path))(t)), 0o600))
 		}
 	}
 	all := func(text string) func([]byte) []byte { return func([]byte) []byte { return []byte(text) } }
@@ -435,8 +391,7 @@ func TestDamaged(t *testing.T) {
 		"an identity of another": {identity, func(t *testing.T, path string) { require.NoError(t, os.Chown(path, 54321, -1)) }, "belongs to user 54321", true, true},
 		"an identity too large":  {identity, edit(func(b []byte) []byte { return append(b, make([]byte, 1<<20)...) }), "more than 1048576 bytes", false, false},
 		"an identity of other CA": {identity, edit(func([]byte) []byte {
-			certs, key, err := spiffetest.NewCA(t, "example.org").SVID("/web").MarshalPEM()
-			require.NoError(t, err)
+			certs, key := must.Get2(spiffetest.NewCA(t, "example.org").SVID("/web").MarshalPEM())(t)
 			return append(key, certs...)
 		}), "identity.pem", false, false},
 	} {
@@ -453,8 +408,7 @@ func TestDamaged(t *testing.T) {
 				test.damage(t, path)
 				w.api.Drop()
 				_, err := w.try(t, time.Second)
-				require.ErrorIs(t, err, spiffe.ErrNotReady)
-				require.ErrorContains(t, err, test.want)
+				must.Fail(t, err, spiffe.ErrNotReady, test.want)
 				assert.NotContains(t, err.Error(), "PRIVATE KEY---")
 				if strings.HasPrefix(test.want, "belongs") {
 					require.ErrorIs(t, err, private.ErrUnsafe)
@@ -488,16 +442,14 @@ func TestIdentityOnlyWhenAsked(t *testing.T) {
 		stop()
 		path := filepath.Join(w.cfg.Dir, "identity.pem")
 		for _, path := range []string{path, filepath.Join(w.cfg.Dir, "bundles.json")} {
-			info, err := os.Stat(path)
-			require.NoError(t, err)
+			info := must.Get(os.Stat(path))(t)
 			if runtime.GOOS != "windows" {
 				assert.Equal(t, fs.FileMode(0o600), info.Mode())
 			}
 		}
 		w.cfg.Identity = false
 		w.api.Drop()
-		_, err := w.try(t, time.Second)
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(w.try(t, time.Second)), spiffe.ErrNotReady)
 		assert.NoFileExists(t, path, "one from before is deleted")
 		w.api.Mend()
 		l, stop := w.start(t)
@@ -505,12 +457,9 @@ func TestIdentityOnlyWhenAsked(t *testing.T) {
 		w.api.Rotate()
 		synctest.Wait()
 		stop()
-		entries, err := os.ReadDir(w.cfg.Dir)
-		require.NoError(t, err)
+		entries := must.Get(os.ReadDir(w.cfg.Dir))(t)
 		require.Len(t, entries, 1)
-		b, err := os.ReadFile(filepath.Join(w.cfg.Dir, entries[0].Name()))
-		require.NoError(t, err)
-		assert.NotContains(t, string(b), "PRIVATE")
+		assert.NotContains(t, string(must.Get(os.ReadFile(filepath.Join(w.cfg.Dir, entries[0].Name())))(t)), "PRIVATE")
 	})
 }
 
@@ -525,18 +474,15 @@ func TestBundlesOnly(t *testing.T) {
 		w.api.Drop()
 		l, _ := w.start(t)
 		assert.True(t, l.Status().InUse)
-		b, err := l.Bundle(td)
-		require.NoError(t, err)
+		b := must.Get(l.Bundle(td))(t)
 		assert.True(t, sameRoots(b, w.ca.Bundle()))
-		_, err = l.SVID()
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(l.SVID()), spiffe.ErrNotReady)
 		w.ca.Rotate()
 		w.api.Mend()
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		assert.True(t, l.Status().Live)
-		b, err = l.Bundle(td)
-		require.NoError(t, err)
+		b = must.Get(l.Bundle(td))(t)
 		assert.True(t, sameRoots(b, w.ca.Bundle()))
 		assert.Equal(t, 1, l.Bundles().Len())
 	})
@@ -544,8 +490,7 @@ func TestBundlesOnly(t *testing.T) {
 
 func TestLastGoodConfig(t *testing.T) {
 	t.Parallel()
-	live, err := workloadapi.New(workloadapi.Config{Address: "unix:///none"})
-	require.NoError(t, err)
+	live := must.Get(workloadapi.New(workloadapi.Config{Address: "unix:///none"}))(t)
 	good := source.LastGoodConfig{Source: live, Dir: "dir", MaxAge: time.Hour}
 	for text, edit := range map[string]func(*source.LastGoodConfig){
 		"Source is required":               func(c *source.LastGoodConfig) { c.Source = nil },
@@ -556,16 +501,12 @@ func TestLastGoodConfig(t *testing.T) {
 	} {
 		cfg := good
 		edit(&cfg)
-		_, err := source.NewLastGood(cfg)
-		require.ErrorContains(t, err, text)
+		require.ErrorContains(t, must.Err(source.NewLastGood(cfg)), text)
 	}
-	l, err := source.NewLastGood(good)
-	require.NoError(t, err)
+	l := must.Get(source.NewLastGood(good))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	err = l.Ready(ctx)
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
-	require.ErrorContains(t, err, "neither called Start nor Run")
+	must.Fail(t, l.Ready(ctx), spiffe.ErrNotReady, "neither called Start nor Run")
 	assert.NoDirExists(t, "dir", "New does nothing")
 	require.NoError(t, l.Close())
 	require.ErrorContains(t, l.Ready(t.Context()), "closed")
@@ -573,11 +514,8 @@ func TestLastGoodConfig(t *testing.T) {
 	// A source that was started already is a mistake of the program, which is told.
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)
-		live, err := workloadapi.Start(t.Context(), w.api.Config())
-		require.NoError(t, err)
-		w.cfg.Source = live
-		l, err := source.NewLastGood(w.cfg)
-		require.NoError(t, err)
+		w.cfg.Source = must.Get(workloadapi.Start(t.Context(), w.api.Config()))(t)
+		l := must.Get(source.NewLastGood(w.cfg))(t)
 		require.ErrorContains(t, l.Run(t.Context()), "alternatives")
 		require.NoError(t, l.Close())
 	})
@@ -610,8 +548,7 @@ func TestTakeover(t *testing.T) {
 			live.Fail(away)
 		}
 		cfg.Source = live
-		l, err := source.StartLastGood(t.Context(), cfg)
-		require.NoError(t, err)
+		l := must.Get(source.StartLastGood(t.Context(), cfg))(t)
 		stop := make(chan struct{})
 		var readers sync.WaitGroup
 		for range 2 {
@@ -655,10 +592,8 @@ func TestTakeover(t *testing.T) {
 		close(stop)
 		readers.Wait()
 		live.Fail(away) // what was stored is not looked at again
-		_, err = l.Snapshot()
-		require.ErrorIs(t, err, away)
-		_, err = l.Bundle(td)
-		require.ErrorIs(t, err, away)
+		require.ErrorIs(t, must.Err(l.Snapshot()), away)
+		require.ErrorIs(t, must.Err(l.Bundle(td)), away)
 		require.NoError(t, l.Close())
 	}
 }
@@ -667,10 +602,8 @@ func TestTakeover(t *testing.T) {
 // what the live source has.
 func FuzzStored(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
-	certs, key, err := ca.SVID("/web").MarshalPEM()
-	require.NoError(f, err)
-	doc, err := ca.Bundles().Marshal()
-	require.NoError(f, err)
+	certs, key := must.Get2(ca.SVID("/web").MarshalPEM())(f)
+	doc := must.Get(ca.Bundles().Marshal())(f)
 	src := ca.Source("/web")
 	f.Add(append(fmt.Appendf(nil, `{"svidkit_saved":%d,`, time.Now().Unix()), doc[1:]...), append(key, certs...))
 	f.Add([]byte(`{"svidkit_saved":4102444800,"trust_domains":{}}`), certs)
@@ -686,12 +619,9 @@ func FuzzStored(f *testing.F) {
 		require.NoError(t, err)
 		source.Load(t.Context(), l)
 		if snap, err := l.Snapshot(); err == nil {
-			svid, err := snap.SVID()
-			require.NoError(t, err)
-			v, err := spiffe.NewVerifier(snap, spiffe.AllowIDs(svid.ID()), nil)
-			require.NoError(t, err)
-			_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-			require.NoError(t, err)
+			svid := must.Get(snap.SVID())(t)
+			v := must.Get(spiffe.NewVerifier(snap, spiffe.AllowIDs(svid.ID()), nil))(t)
+			must.Get(v.VerifyChain(svid.Chain(), spiffe.AnyRole))(t)
 		} else {
 			require.Error(t, l.Status().Refused)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -25,8 +26,7 @@ type abroad struct {
 
 func (a *abroad) put(t testing.TB, bundles ...*spiffe.Bundle) {
 	t.Helper()
-	set, err := spiffe.NewBundleSet(bundles...)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(bundles...))(t)
 	a.mu.Lock()
 	a.set = set
 	a.mu.Unlock()
@@ -53,31 +53,23 @@ func TestMerge(t *testing.T) {
 		var a, b abroad
 		a.put(t)
 		b.put(t, two.Bundle(), impostor.Bundle())
-		m, err := source.NewMerge(td, own, &a, &b)
-		require.NoError(t, err)
+		m := must.Get(source.NewMerge(td, own, &a, &b))(t)
 		defer m.Close()
 		from := func(want *spiffetest.CA) {
 			t.Helper()
-			got, err := m.Bundle(want.TrustDomain())
-			require.NoError(t, err)
+			got := must.Get(m.Bundle(want.TrustDomain()))(t)
 			assert.True(t, sameRoots(got, want.Bundle()))
-			snap, err := m.Snapshot()
-			require.NoError(t, err)
-			in, err := snap.Bundle(want.TrustDomain())
-			require.NoError(t, err)
+			in := must.Get(must.Get(m.Snapshot())(t).Bundle(want.TrustDomain()))(t)
 			assert.Same(t, got, in, "a snapshot has the same")
 		}
 		from(ca) // and not the impostor
 		from(two)
 		from(third)
-		_, err = m.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
+		_, err := m.Bundle(spiffe.MustParseTrustDomain("unknown.test"))
 		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-		snap, err := m.Snapshot()
-		require.NoError(t, err)
+		snap := must.Get(m.Snapshot())(t)
 		assert.Equal(t, 3, snap.Bundles().Len())
-		again, err := m.Snapshot()
-		require.NoError(t, err)
-		assert.Same(t, snap, again)
+		assert.Same(t, snap, must.Get(m.Snapshot())(t))
 
 		// Either side's changes are told, and what the first has counts.
 		changed := m.Changed()
@@ -94,25 +86,19 @@ func TestMerge(t *testing.T) {
 		changed = m.Changed()
 		own.Renew()
 		<-changed
-		svid, err := m.SVID()
-		require.NoError(t, err)
-		assert.Equal(t, serial(t, own), svid.Leaf().SerialNumber.String())
+		assert.Equal(t, serial(t, own), must.Get(m.SVID())(t).Leaf().SerialNumber.String())
 		assert.Equal(t, serial(t, own), serial(t, m))
 		a.put(t)
 		from(two)
 		b.put(t)
-		_, err = m.Bundle(partner)
-		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+		require.ErrorIs(t, must.Err(m.Bundle(partner)), spiffe.ErrUnknownTrustDomain)
 
 		// Without the own source no other speaks for the own trust domain.
 		own.Fail(errAway)
 		b.put(t, impostor.Bundle())
-		_, err = m.Bundle(td)
-		require.ErrorIs(t, err, errAway)
-		_, err = m.Snapshot()
-		require.ErrorIs(t, err, errAway)
-		_, err = m.SVID()
-		require.ErrorIs(t, err, errAway)
+		require.ErrorIs(t, must.Err(m.Bundle(td)), errAway)
+		require.ErrorIs(t, must.Err(m.Snapshot()), errAway)
+		require.ErrorIs(t, must.Err(m.SVID()), errAway)
 		own.Fail(nil)
 
 		var seen []string
@@ -153,17 +139,11 @@ func TestMergeOwnIsNotForOthers(t *testing.T) {
 		one := spiffetest.NewCA(t, "partner.test")
 		var a abroad
 		a.put(t, impostor.Bundle(), one.Bundle())
-		m, err := source.NewMerge(td, homeless{&flip{Source: ca.Source("/web")}}, &a)
-		require.NoError(t, err)
+		m := must.Get(source.NewMerge(td, homeless{&flip{Source: ca.Source("/web")}}, &a))(t)
 		defer m.Close()
-		snap, err := m.Snapshot()
-		require.NoError(t, err)
-		for name, bundles := range map[string]spiffe.BundleSource{"merge": m, "snapshot": snap} {
-			_, err := bundles.Bundle(td)
-			require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain, name)
-			b, err := bundles.Bundle(partner)
-			require.NoError(t, err, name)
-			assert.True(t, sameRoots(b, one.Bundle()), name)
+		for name, bundles := range map[string]spiffe.BundleSource{"merge": m, "snapshot": must.Get(m.Snapshot())(t)} {
+			require.ErrorIs(t, must.Err(bundles.Bundle(td)), spiffe.ErrUnknownTrustDomain, name)
+			assert.True(t, sameRoots(must.Get(bundles.Bundle(partner))(t, name), one.Bundle()), name)
 		}
 	})
 }
@@ -175,18 +155,12 @@ func TestMergeMistakes(t *testing.T) {
 	own := &flip{Source: ca.Source("/web")}
 	var a abroad
 	a.put(t)
-	_, err := source.NewMerge(spiffe.TrustDomain{}, own, &a)
-	require.ErrorIs(t, err, spiffe.ErrZero)
-	_, err = source.NewMerge(td, nil, &a)
-	require.ErrorContains(t, err, "nil")
-	_, err = source.NewMerge(td, own, &a, nil)
-	require.ErrorContains(t, err, "nil")
-	m, err := source.NewMerge(partner, own, &a)
-	require.NoError(t, err)
-	_, err = m.SVID()
-	require.ErrorContains(t, err, `has an identity of "example.org"`)
-	_, err = m.Snapshot()
-	require.ErrorContains(t, err, `has an identity of "example.org"`)
+	require.ErrorIs(t, must.Err(source.NewMerge(spiffe.TrustDomain{}, own, &a)), spiffe.ErrZero)
+	require.ErrorContains(t, must.Err(source.NewMerge(td, nil, &a)), "nil")
+	require.ErrorContains(t, must.Err(source.NewMerge(td, own, &a, nil)), "nil")
+	m := must.Get(source.NewMerge(partner, own, &a))(t)
+	require.ErrorContains(t, must.Err(m.SVID()), `has an identity of "example.org"`)
+	require.ErrorContains(t, must.Err(m.Snapshot()), `has an identity of "example.org"`)
 	require.NoError(t, m.Close())
 }
 
@@ -197,11 +171,9 @@ func TestMergeClose(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		var a abroad
 		a.put(t)
-		m, err := source.NewMerge(td, &flip{Source: ca.Source("/web")}, &a)
-		require.NoError(t, err)
+		m := must.Get(source.NewMerge(td, &flip{Source: ca.Source("/web")}, &a))(t)
 		require.NoError(t, m.Close())
-		m, err = source.NewMerge(td, &flip{Source: ca.Source("/web")}, &a)
-		require.NoError(t, err)
+		m = must.Get(source.NewMerge(td, &flip{Source: ca.Source("/web")}, &a))(t)
 		changed := m.Changed()
 		require.NoError(t, m.Close())
 		<-changed
@@ -250,8 +222,7 @@ func TestMergeSlowReader(t *testing.T) {
 		static: static{flip{Source: ca.Source("/web")}, spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles())},
 		next:   spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles()), read: make(chan struct{}), goOn: make(chan struct{}),
 	}
-	m, err := source.NewMerge(ca.TrustDomain(), own)
-	require.NoError(t, err)
+	m := must.Get(source.NewMerge(ca.TrustDomain(), own))(t)
 	defer m.Close()
 	late := make(chan *spiffe.Snapshot)
 	go func() {
@@ -259,11 +230,8 @@ func TestMergeSlowReader(t *testing.T) {
 		late <- snap
 	}()
 	<-own.read
-	now, err := m.Snapshot()
-	require.NoError(t, err)
+	now := must.Get(m.Snapshot())(t)
 	close(own.goOn)
 	assert.Same(t, now, <-late)
-	again, err := m.Snapshot()
-	require.NoError(t, err)
-	assert.Same(t, now, again, "it is the same until something changes")
+	assert.Same(t, now, must.Get(m.Snapshot())(t), "it is the same until something changes")
 }

@@ -31,7 +31,6 @@ func TestBusyServer(t *testing.T) {
 		require.NoError(t, err)
 		require.Less(t, i, 100, "the queue has no end")
 	}
-	err := (&unixsocket.Server{Path: path, Handler: says("")}).Listen()
-	require.ErrorIs(t, err, unixsocket.ErrInUse)
+	require.ErrorIs(t, (&unixsocket.Server{Path: path, Handler: says("")}).Listen(), unixsocket.ErrInUse)
 	require.NotZero(t, mode(t, path), "it is still there")
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // MaxPath is the longest path of a socket in bytes.
@@ -22,8 +24,7 @@ func UnitOf(groups string) string { return unitOf(groups) }
 
 // ListenUnix makes a socket without a look at what is at its path.
 func ListenUnix(t testing.TB, dir, name string) error {
-	root, err := os.OpenRoot(dir)
-	require.NoError(t, err)
+	root := must.Get(os.OpenRoot(dir))(t)
 	defer root.Close()
 	l, _, err := listenUnix(root, dir+"/", name, 0o600)
 	if err == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
@@ -126,8 +127,7 @@ func TestNothingLeft(t *testing.T) {
 	serve(t, &unixsocket.Server{Path: path, Handler: says("hello")})
 	assert.Equal(t, "hello", hears(t, path, true))
 	require.ErrorIs(t, (&unixsocket.Server{Path: path, Handler: says("")}).Listen(), unixsocket.ErrInUse)
-	entries, err := os.ReadDir(filepath.Join(dir, "a"))
-	require.NoError(t, err)
+	entries := must.Get(os.ReadDir(filepath.Join(dir, "a")))(t)
 	require.Len(t, entries, 2)
 	assert.Equal(t, "s", entries[1].Name())
 	assert.ErrorContains(t, (&unixsocket.Server{Path: dir + "/", Handler: says("")}).Listen(), "ends in a slash")
@@ -138,14 +138,9 @@ func TestNotReplaced(t *testing.T) {
 	t.Parallel()
 	dir := socketDir(t)
 	path := filepath.Join(dir, "s")
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
 	require.ErrorIs(t, unixsocket.ListenUnix(t, dir, "s"), fs.ErrExist)
-	c, err := net.Dial("unix", path)
-	require.NoError(t, err)
-	require.NoError(t, c.Close())
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	assert.Len(t, entries, 1)
+	require.NoError(t, must.Get(net.Dial("unix", path))(t).Close())
+	assert.Len(t, must.Get(os.ReadDir(dir))(t), 1)
 }

@@ -25,28 +25,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // lines collects what a logger writes.
-type lines struct {
-	mu  sync.Mutex
-	all []string
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all = append(l.all, string(p))
-	return len(p), nil
-}
+type lines struct{ logtest.Buffer }
 
 func (l *lines) with(text string) []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(l.all), func(s string) bool { return !strings.Contains(s, text) })
+	return slices.DeleteFunc(slices.Collect(strings.Lines(l.String())), func(s string) bool { return !strings.Contains(s, text) })
 }
 
 func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
@@ -101,16 +91,13 @@ func TestIdle(t *testing.T) {
 					case "/long":
 						<-release
 					case "/read":
-						_, err := conns.ReadBody(w, r, 1<<20)
-						assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+						assert.ErrorIs(t, must.Err(conns.ReadBody(w, r, 1<<20)), os.ErrDeadlineExceeded)
 					}
 				})})
-				c, err := l.DialContext(t.Context(), "", "")
-				require.NoError(t, err)
+				c := must.Get(l.DialContext(t.Context(), "", ""))(t)
 				defer c.Close()
 				begin := time.Now()
-				_, err = io.WriteString(c, test.first)
-				require.NoError(t, err)
+				must.Get(io.WriteString(c, test.first))(t)
 				if test.ends == 0 {
 					assert.False(t, cut(c, 24*time.Hour), "it has a request")
 				} else {
@@ -143,10 +130,8 @@ func TestIdleStream(t *testing.T) {
 		defer transport.CloseIdleConnections()
 		open := func() (end context.CancelFunc) {
 			ctx, cancel := context.WithCancel(t.Context())
-			r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/", nil)
-			require.NoError(t, err)
-			resp, err := transport.RoundTrip(r)
-			require.NoError(t, err)
+			r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/", nil))(t)
+			resp := must.Get(transport.RoundTrip(r))(t)
 			t.Cleanup(func() { resp.Body.Close() })
 			return cancel
 		}
@@ -168,9 +153,7 @@ func dialAll(t testing.TB, path string, n int) []net.Conn {
 	t.Helper()
 	conns := make([]net.Conn, n)
 	for i := range conns {
-		var err error
-		conns[i], err = net.Dial("unix", path)
-		require.NoError(t, err)
+		conns[i] = must.Get(net.Dial("unix", path))(t)
 		t.Cleanup(func() { _ = conns[i].Close() })
 	}
 	return conns
@@ -203,10 +186,8 @@ func TestMaxConns(t *testing.T) {
 				require.True(t, cut(dialAll(t, s.Path, 1)[0], 5*time.Second), "beyond the limit, long before a silent one ends")
 			}
 			for _, c := range conns {
-				_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-				require.NoError(t, err)
-				_, err = bufio.NewReader(c).ReadString('\n')
-				require.NoError(t, err, "within the limit")
+				must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
+				must.Get(bufio.NewReader(c).ReadString('\n'))(t, "within the limit")
 			}
 			refused := log.with("closed at once")
 			require.Len(t, refused, 1, "the others are counted")
@@ -285,9 +266,7 @@ func TestNoDescriptors(t *testing.T) {
 		begin := time.Now()
 		stop := serve(t, &unixsocket.Server{Listener: e, Handler: says("hello")})
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: l.DialContext}}
-		resp, err := client.Get("http://localhost/")
-		require.NoError(t, err)
-		require.NoError(t, resp.Body.Close())
+		require.NoError(t, must.Get(client.Get("http://localhost/"))(t).Body.Close())
 		assert.Greater(t, time.Since(begin), 50*time.Second, "60 tries that did not wait")
 		require.NoError(t, stop())
 	})
@@ -333,12 +312,7 @@ func (do task) serve() error {
 		return err
 	}
 	var one sync.Mutex
-	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/stream" {
-			_ = http.NewResponseController(w).Flush()
-			<-r.Context().Done()
-			return
-		}
+	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		one.Lock()
 		defer one.Unlock()
 		for range 60 {
@@ -397,10 +371,8 @@ func start(t *testing.T, do task, uid uint32) (first string) {
 	if os.Geteuid() == 0 {
 		asUser(cmd, uid)
 	}
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	rest := make(chan []string, 1)
 	reader := bufio.NewReader(out)
@@ -436,8 +408,7 @@ func TestIdleFlood(t *testing.T) {
 	}
 	assert.Equal(t, "hello", hears(t, path, true), "a well-behaved client, and 60 files")
 	var kept int
-	_, err := fmt.Sscanf(start(t, task{Flood: path, Conns: 300, First: preface}, 65533), "kept %d", &kept)
-	require.NoError(t, err)
+	must.Get(fmt.Sscanf(start(t, task{Flood: path, Conns: 300, First: preface}, 65533), "kept %d", &kept))(t)
 	assert.InDelta(t, 2*(384-256)/3, kept, 4, "two thirds of what is free, of 384")
 	assert.Equal(t, "hello", hears(t, path, true), "there is room for one more")
 	assert.Equal(t, "kept 20", start(t, task{Flood: path, Conns: 20, First: preface}, 65532))
@@ -476,25 +447,10 @@ func TestReserve(t *testing.T) {
 	assert.Greater(t, kept, 230, "two thirds, as there is one user")
 }
 
-// One process can have 240 connections with a stream each, as Envoys with a connection for each secret have.
-func TestConnectionsOfAnEnvoy(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	if runtime.GOOS != "linux" {
-		t.Skip("peers are not known")
-	}
-	dir := socketDir(t)
-	require.NoError(t, os.Chmod(dir, 0o755))
-	path := filepath.Join(dir, "s")
-	require.Equal(t, "ready", start(t, task{Serve: path, Files: 512}, 0))
-	assert.Equal(t, "kept 240", start(t, task{Flood: path, Conns: 240, First: "GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"}, 65534))
-}
-
 // Another listener of the program has the same limits. This test takes descriptors of the process's budget, and so is not
 // parallel.
 func TestLimit(t *testing.T) {
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer inner.Close()
 	var log lines
 	l := unixsocket.Limit(inner, conns.Max(1<<30)/6, log.logger()) // as if it were a sixth of all
@@ -510,8 +466,7 @@ func TestLimit(t *testing.T) {
 		}
 	}()
 	dial := func() net.Conn {
-		c, err := net.Dial("tcp", inner.Addr().String())
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", inner.Addr().String()))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
@@ -529,8 +484,7 @@ func TestLimit(t *testing.T) {
 	held[0] = <-accepted
 	require.NoError(t, held[0].(interface{ CloseWrite() error }).CloseWrite())
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
-	_, err = c.Read(make([]byte, 1))
-	require.ErrorIs(t, err, io.EOF)
+	require.ErrorIs(t, must.Err(c.Read(make([]byte, 1))), io.EOF)
 	require.True(t, cut(dial(), 5*time.Second))
 	for _, c := range held {
 		require.NoError(t, c.Close())

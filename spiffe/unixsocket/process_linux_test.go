@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
@@ -29,49 +30,35 @@ func TestPeerProcess(t *testing.T) {
 	if path == "" {
 		t.Skip("it is a part of TestProcess")
 	}
-	c, err := net.Dial("unix", path)
-	require.NoError(t, err)
+	c := must.Get(net.Dial("unix", path))(t)
 	fmt.Println("connected")
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 	// The connection outlives this process in the one that it becomes.
-	f, err := c.(*net.UnixConn).File()
-	require.NoError(t, err)
-	_, _, errno := syscall.Syscall(syscall.SYS_FCNTL, f.Fd(), syscall.F_SETFD, 0)
+	_, _, errno := syscall.Syscall(syscall.SYS_FCNTL, must.Get(c.(*net.UnixConn).File())(t).Fd(), syscall.F_SETFD, 0)
 	require.Zero(t, errno)
 	require.NoError(t, syscall.Exec("/bin/sleep", []string{"sleep", "60"}, os.Environ()))
 }
 
 // asked is a server that says of each connection what the kernel says of its process, when it is asked.
 func asked(t *testing.T) (path string, contexts <-chan context.Context) {
-	dir, err := os.MkdirTemp("", "process")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	found := make(chan context.Context, 10)
-	s := &unixsocket.Server{
-		Path: filepath.Join(dir, "s"), Handler: http.NotFoundHandler(),
+	path = filepath.Join(socketDir(t), "s")
+	serve(t, &unixsocket.Server{
+		Path: path, Handler: http.NotFoundHandler(),
 		ConnContext: func(ctx context.Context, _ net.Conn) context.Context { found <- ctx; return ctx },
-	}
-	require.NoError(t, s.Listen())
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
-	return s.Path, found
+	})
+	return path, found
 }
 
 // peer starts a copy of this test as another process that has connected; what it runs next, and its end, are up to the caller.
 func peer(t *testing.T, program, path string) (cmd *exec.Cmd, next io.Writer) {
 	cmd = exec.Command(program, "-test.run=^TestPeerProcess$")
 	cmd.Env = append(os.Environ(), peerSocket+"="+path)
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	line, err := bufio.NewReader(out).ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "connected\n", line)
+	require.Equal(t, "connected\n", must.Get(bufio.NewReader(out).ReadString('\n'))(t))
 	return cmd, in
 }
 
@@ -80,20 +67,16 @@ func peer(t *testing.T, program, path string) (cmd *exec.Cmd, next io.Writer) {
 func TestProcess(t *testing.T) {
 	t.Parallel()
 	path, contexts := asked(t)
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	copied := filepath.Join(filepath.Dir(path), "web") // so that it can be replaced
-	data, err := os.ReadFile(self)
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(self))(t)
 	require.NoError(t, os.WriteFile(copied, data, 0o700))
 
 	cmd, next := peer(t, copied, path)
 	ctx := <-contexts
-	p, err := unixsocket.ProcessFromContext(ctx)
-	require.NoError(t, err)
+	p := must.Get(unixsocket.ProcessFromContext(ctx))(t)
 	assert.Equal(t, copied, p.Executable)
-	groups, err := os.ReadFile("/proc/self/cgroup")
-	require.NoError(t, err)
+	groups := must.Get(os.ReadFile("/proc/self/cgroup"))(t)
 	assert.Equal(t, unixsocket.UnitOf(string(groups)), p.Unit)
 	assert.Equal(t, unixsocket.PodOf(string(groups)), p.Pod)
 
@@ -102,14 +85,11 @@ func TestProcess(t *testing.T) {
 	require.NoError(t, os.Remove(copied+" (deleted)"))
 	require.NoError(t, os.WriteFile(copied, data, 0o700))
 	require.NoError(t, os.WriteFile(copied+" (deleted)", data, 0o700))
-	p, err = unixsocket.ProcessFromContext(ctx)
-	require.NoError(t, err)
+	p = must.Get(unixsocket.ProcessFromContext(ctx))(t)
 	assert.Empty(t, p.Executable)
 
-	_, err = io.WriteString(next, "\n")
-	require.NoError(t, err)
-	sleep, err := filepath.EvalSymlinks("/bin/sleep")
-	require.NoError(t, err)
+	must.Get(io.WriteString(next, "\n"))(t)
+	sleep := must.Get(filepath.EvalSymlinks("/bin/sleep"))(t)
 	require.Eventually(t, func() bool {
 		p, err := unixsocket.ProcessFromContext(ctx)
 		return err == nil && p.Executable == sleep
@@ -121,36 +101,26 @@ func TestProcess(t *testing.T) {
 		return err != nil
 	}, time.Minute, 10*time.Millisecond)
 	_ = cmd.Wait()
-	_, err = unixsocket.ProcessFromContext(ctx)
-	require.ErrorContains(t, err, fmt.Sprintf("process %d", cmd.Process.Pid))
-	_, err = unixsocket.ProcessFromContext(t.Context())
-	require.Error(t, err, "no connection")
+	require.ErrorContains(t, must.Err(unixsocket.ProcessFromContext(ctx)), fmt.Sprintf("process %d", cmd.Process.Pid))
+	require.Error(t, must.Err(unixsocket.ProcessFromContext(t.Context())), "no connection")
 }
 
 // A process that has ended before its connection was accepted is told from another one that has taken its PID since.
 func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "process")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path := filepath.Join(dir, "s")
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	path := filepath.Join(socketDir(t), "s")
+	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd, _ := peer(t, self, path)
+	cmd, _ := peer(t, must.Get(os.Executable())(t), path)
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	taken := take(t, cmd.Process.Pid)
-	c, err := l.Accept()
-	require.NoError(t, err)
+	c := must.Get(l.Accept())(t)
 	defer c.Close()
 	ctx := unixsocket.ConnContext(t.Context(), c)
 	_, known := unixsocket.PeerFromContext(ctx)
 	require.True(t, known)
-	_, err = unixsocket.ProcessFromContext(ctx)
-	require.Error(t, err)
+	require.Error(t, must.Err(unixsocket.ProcessFromContext(ctx)))
 	if !taken {
 		t.Skip("no other process could be given that PID: it takes root, and a kernel that can checkpoint")
 	}

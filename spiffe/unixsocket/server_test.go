@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
@@ -38,8 +39,7 @@ var errStop = errors.New("stop")
 // socketDir returns a folder with a path that is short enough for sockets.
 func socketDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "us")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "us"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -59,12 +59,9 @@ func hears(t testing.TB, socket string, http2 bool) string {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport, Timeout: patient}).Get("http://localhost/")
-	require.NoError(t, err)
+	resp := must.Get((&http.Client{Transport: transport, Timeout: patient}).Get("http://localhost/"))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	return string(b)
+	return string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 // serve runs s until the test ends or stop is called, which returns what Run returned.
@@ -90,8 +87,7 @@ func serve(t testing.TB, s *unixsocket.Server) (stop func() error) {
 // deadSocket leaves a socket behind that no process listens on, as a killed server does.
 func deadSocket(t testing.TB, path string) {
 	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	require.NoError(t, err)
+	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	require.NoError(t, l.Close())
 	require.Eventually(t, func() bool { // a process that another test starts has the socket, too, until it begins its program
@@ -105,9 +101,7 @@ func deadSocket(t testing.TB, path string) {
 
 func mode(t testing.TB, path string) fs.FileMode {
 	t.Helper()
-	fi, err := os.Lstat(path)
-	require.NoError(t, err)
-	return fi.Mode()
+	return must.Get(os.Lstat(path))(t).Mode()
 }
 
 func TestServer(t *testing.T) {
@@ -121,13 +115,10 @@ func TestServer(t *testing.T) {
 	assert.Equal(t, fs.ModeDir|0o700, mode(t, filepath.Dir(path)))
 	assert.Equal(t, "one", hears(t, path, false))
 	assert.Equal(t, "one", hears(t, path, true))
-	err := (&unixsocket.Server{Path: path, Handler: says("two")}).Run(t.Context())
-	require.ErrorIs(t, err, unixsocket.ErrInUse)
-	assert.ErrorContains(t, err, path)
+	must.Fail(t, (&unixsocket.Server{Path: path, Handler: says("two")}).Run(t.Context()), unixsocket.ErrInUse, path)
 	assert.Equal(t, "one", hears(t, path, true))
 	require.NoError(t, stop())
-	_, err = os.Lstat(path)
-	assert.ErrorIs(t, err, fs.ErrNotExist)
+	assert.ErrorIs(t, must.Err(os.Lstat(path)), fs.ErrNotExist)
 
 	// A dead socket is replaced, an existing folder keeps its mode, and the socket can have another mode.
 	deadSocket(t, path)
@@ -158,8 +149,7 @@ func TestRelativePath(t *testing.T) {
 	t.Chdir("/")
 	assert.Equal(t, "here", hears(t, filepath.Join(dir, "s"), true))
 	require.NoError(t, stop())
-	_, err := os.Lstat(filepath.Join(dir, "s"))
-	assert.ErrorIs(t, err, fs.ErrNotExist)
+	assert.ErrorIs(t, must.Err(os.Lstat(filepath.Join(dir, "s"))), fs.ErrNotExist)
 }
 
 func TestListenRefuses(t *testing.T) {
@@ -190,13 +180,9 @@ func TestListenRefuses(t *testing.T) {
 		assert.ErrorContains(t, err, "unixsocket: listen on ", name)
 		assert.NotErrorIs(t, err, unixsocket.ErrInUse, name)
 	}
-	b, err := os.ReadFile(file)
-	require.NoError(t, err)
-	assert.Equal(t, "precious", string(b))
-	_, err = os.Lstat(link)
-	assert.NoError(t, err)
-	_, err = os.Lstat(filepath.Join(dir, "s"))
-	assert.ErrorIs(t, err, fs.ErrNotExist)
+	assert.Equal(t, "precious", string(must.Get(os.ReadFile(file))(t)))
+	assert.NoError(t, must.Err(os.Lstat(link)))
+	assert.ErrorIs(t, must.Err(os.Lstat(filepath.Join(dir, "s"))), fs.ErrNotExist)
 }
 
 // The longest path that the system takes works.
@@ -206,8 +192,7 @@ func TestLongestPath(t *testing.T) {
 	path := filepath.Join(dir, strings.Repeat("x", unixsocket.MaxPath-len(dir)-1))
 	serve(t, &unixsocket.Server{Path: path, Handler: says("hello")})
 	assert.Equal(t, "hello", hears(t, path, true))
-	err := (&unixsocket.Server{Path: path + "x", Handler: says("")}).Listen()
-	assert.ErrorContains(t, err, "use a shorter one")
+	assert.ErrorContains(t, (&unixsocket.Server{Path: path + "x", Handler: says("")}).Listen(), "use a shorter one")
 }
 
 // Of many servers that start at one dead socket one gets it, and the others fail with ErrInUse.
@@ -249,8 +234,7 @@ func TestLockedFolder(t *testing.T) {
 	dir := socketDir(t)
 	path := filepath.Join(dir, "s")
 	deadSocket(t, path)
-	f, err := os.Open(dir)
-	require.NoError(t, err)
+	f := must.Get(os.Open(dir))(t)
 	defer f.Close()
 	require.NoError(t, flock.Lock(f))
 	synctest.Test(t, func(t *testing.T) {
@@ -285,8 +269,7 @@ func TestBacklog(t *testing.T) {
 	require.NoError(t, s.Listen())
 	defer s.CloseListener()
 	for i := range n {
-		c, err := net.Dial("unix", path)
-		require.NoError(t, err, "connection %d", i)
+		c := must.Get(net.Dial("unix", path))(t, "connection %d", i)
 		defer c.Close()
 	}
 }
@@ -345,8 +328,7 @@ func TestRemoved(t *testing.T) {
 	var log lines
 	stop := serve(t, &unixsocket.Server{Path: path, SocketMode: 0o620, Handler: says("hello"), Logger: log.logger()})
 	require.Equal(t, "hello", hears(t, path, true))
-	c, err := net.Dial("unix", path)
-	require.NoError(t, err)
+	c := must.Get(net.Dial("unix", path))(t)
 	defer c.Close()
 	there := func() bool { _, err := os.Lstat(path); return err == nil }
 	for _, remove := range []func() error{
@@ -361,11 +343,8 @@ func TestRemoved(t *testing.T) {
 			require.Equal(t, fs.FileMode(0o620), mode(t, path).Perm())
 		}
 	}
-	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-	require.NoError(t, err)
-	line, err := bufio.NewReader(c).ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "HTTP/1.1 200 OK\r\n", line)
+	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"))(t)
+	require.Equal(t, "HTTP/1.1 200 OK\r\n", must.Get(bufio.NewReader(c).ReadString('\n'))(t))
 
 	// While that cannot be, it is said once.
 	require.NoError(t, os.RemoveAll(dir))
@@ -383,9 +362,7 @@ func TestRemoved(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte("mine"), 0o600))
 	time.Sleep(2500 * time.Millisecond)
 	require.NoError(t, stop())
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, "mine", string(text))
+	require.Equal(t, "mine", string(must.Get(os.ReadFile(path))(t)))
 	require.NoFileExists(t, filepath.Join(dir+".old", "s"))
 }
 
@@ -396,11 +373,8 @@ func TestRunFails(t *testing.T) {
 	s := &unixsocket.Server{Path: path, Handler: says("nothing")}
 	require.NoError(t, s.Listen())
 	require.NoError(t, s.CloseListener())
-	err := s.Run(t.Context())
-	require.ErrorIs(t, err, net.ErrClosed)
-	assert.ErrorContains(t, err, path)
-	_, err = os.Lstat(path)
-	assert.ErrorIs(t, err, fs.ErrNotExist)
+	must.Fail(t, s.Run(t.Context()), net.ErrClosed, path)
+	assert.ErrorIs(t, must.Err(os.Lstat(path)), fs.ErrNotExist)
 }
 
 // Clients that connect between Listen and Run are served.
@@ -409,16 +383,12 @@ func TestListenFirst(t *testing.T) {
 	path := filepath.Join(socketDir(t), "s")
 	s := &unixsocket.Server{Path: path, Handler: says("hello")}
 	require.NoError(t, s.Listen())
-	c, err := net.Dial("unix", path)
-	require.NoError(t, err)
+	c := must.Get(net.Dial("unix", path))(t)
 	defer c.Close()
-	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-	require.NoError(t, err)
+	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))(t)
 	serve(t, s)
 	require.NoError(t, c.SetDeadline(time.Now().Add(patient)))
-	b, err := io.ReadAll(c)
-	require.NoError(t, err)
-	assert.Contains(t, string(b), "hello")
+	assert.Contains(t, string(must.Get(io.ReadAll(c))(t)), "hello")
 }
 
 // A folder in which other users could replace the socket is worth a warning.

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -29,8 +30,7 @@ type addressVector struct {
 
 func addressVectors(t testing.TB) []addressVector {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "addresses.jsonl"))
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(filepath.Join("testdata", "addresses.jsonl")))(t)
 	var all []addressVector
 	for line := range bytes.Lines(data) {
 		var v addressVector
@@ -63,14 +63,11 @@ func TestAddressVectors(t *testing.T) {
 			assert.Equal(t, v.Network, a.Network())
 			target := a.Target()
 			if v.Network == "tcp" {
-				host, port, err := net.SplitHostPort(target)
-				require.NoError(t, err)
+				host, port := must.Get2(net.SplitHostPort(target))(t)
 				target = host + " " + port
 			}
 			assert.Equal(t, v.Target, target)
-			again, err := workloadapi.ParseAddress(a.String())
-			require.NoError(t, err)
-			assert.Equal(t, a, again)
+			assert.Equal(t, a, must.Get(workloadapi.ParseAddress(a.String()))(t))
 			assert.Regexp(t, `^(unix|tcp)://`, a.String())
 		})
 	}
@@ -119,8 +116,7 @@ func TestAddressCorrected(t *testing.T) {
 	}
 	_, err := workloadapi.ParseAddress("unix://run/a.sock")
 	assert.EqualError(t, err, `workloadapi: address "unix://run/a.sock": "run" is in the place of a host, because a path begins with a slash of its own; write unix:///run/a.sock`)
-	_, err = workloadapi.ParseAddress("npipe:spire-agent")
-	assert.ErrorContains(t, err, "named pipes")
+	assert.ErrorContains(t, must.Err(workloadapi.ParseAddress("npipe:spire-agent")), "named pipes")
 	_, err = workloadapi.ParseAddress("unix:@agent")
 	assert.EqualError(t, err, `workloadapi: address "unix:@agent": abstract sockets are not in the standard, and have no permissions; have the server listen on a path`)
 	_, err = workloadapi.ParseAddress(`"unix:///run/a.sock"`)
@@ -134,8 +130,7 @@ func TestAddressMissing(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-10")
 	assert.Equal(t, "SPIFFE_ENDPOINT_SOCKET", workloadapi.SocketEnv)
-	_, err := workloadapi.New(workloadapi.Config{})
-	assert.ErrorContains(t, err, "set SPIFFE_ENDPOINT_SOCKET")
+	assert.ErrorContains(t, must.Err(workloadapi.New(workloadapi.Config{})), "set SPIFFE_ENDPOINT_SOCKET")
 }
 
 func FuzzParseAddress(f *testing.F) {
@@ -151,18 +146,15 @@ func FuzzParseAddress(f *testing.F) {
 			require.True(t, ok)
 			require.LessOrEqual(t, len(err.Error()), 1024+len(corrected))
 			if corrected != "" {
-				_, err := workloadapi.ParseAddress(corrected)
-				require.NoError(t, err, "the corrected address of %q", in)
+				must.Get(workloadapi.ParseAddress(corrected))(t, "the corrected address of %q", in)
 			}
 			return
 		}
-		again, err := workloadapi.ParseAddress(a.String())
-		require.NoError(t, err)
+		again := must.Get(workloadapi.ParseAddress(a.String()))(t)
 		require.Equal(t, a, again)
 		require.Equal(t, a.String(), again.String())
 		if a.Network() == "tcp" {
-			_, _, err := net.SplitHostPort(a.Target())
-			require.NoError(t, err)
+			must.Get2(net.SplitHostPort(a.Target()))(t)
 		} else {
 			require.True(t, filepath.IsAbs(a.Target()))
 		}

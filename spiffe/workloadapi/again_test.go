@@ -9,9 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
@@ -25,9 +25,9 @@ func TestRunsAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
-		web, key := home.SVID("/web"), newKey(t).Public().(*ecdsa.PublicKey)
+		web, key := home.SVID("/web"), workloadtest.NewKey(t).Public().(*ecdsa.PublicKey)
 		var refuse, mute atomic.Bool
-		s, err := workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
+		s := must.Get(workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
 			switch {
 			case refuse.Load():
 				c.end(workloadtest.InvalidArgument, "no")
@@ -43,8 +43,7 @@ func TestRunsAgain(t *testing.T) {
 				c.send(response(t, home, web))
 			}
 			c.wait()
-		}))})
-		require.NoError(t, err)
+		}))}))(t)
 		ready := func(patience time.Duration) error {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
@@ -64,8 +63,7 @@ func TestRunsAgain(t *testing.T) {
 		for _, silent := range []time.Duration{10 * time.Second, 3 * time.Second} {
 			stop := workloadtest.Run(t, s)
 			synctest.Wait()
-			err := ready(silent)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, ready(silent), context.DeadlineExceeded)
 			require.NoError(t, stop())
 			time.Sleep(time.Minute)
 		}
@@ -90,8 +88,7 @@ func TestRunsAgain(t *testing.T) {
 func TestSilenceOfARun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))}))(t)
 		for _, c := range []struct {
 			silent time.Duration
 			says   string
@@ -102,8 +99,7 @@ func TestSilenceOfARun(t *testing.T) {
 			cancel()
 			require.NoError(t, stop())
 			time.Sleep(time.Hour)
-			_, err := s.SVID()
-			require.ErrorContains(t, err, c.says, "and no longer, when it has ended")
+			require.ErrorContains(t, must.Err(s.SVID()), c.says, "and no longer, when it has ended")
 		}
 	})
 }
@@ -149,7 +145,7 @@ func TestSkippedIsForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
-		web, key := home.SVID("/web"), newKey(t).Public().(*ecdsa.PublicKey)
+		web, key := home.SVID("/web"), workloadtest.NewKey(t).Public().(*ecdsa.PublicKey)
 		many := slices.Repeat([]*ecdsa.PublicKey{key}, jws.MaxSetKeys)
 		x509s, jwts := make(feed), make(feed)
 		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
@@ -170,6 +166,10 @@ func TestSkippedIsForgotten(t *testing.T) {
 			st := s.Status()
 			require.Len(t, st.X509.Skipped, 1)
 			require.Len(t, st.JWT.Skipped, 1, "together they are too many")
+			require.ErrorIs(t, st.JWT.Skipped[0], spiffe.ErrTooLarge)
+			b := must.Get(s.Bundle(home.TrustDomain()))(t)
+			workloadtest.SameRoots(t, home, b)
+			require.Empty(t, b.Contents().JWTAuthorities)
 			keys(key)
 			require.Empty(t, s.Status().JWT.Skipped)
 			require.Len(t, s.Status().X509.Skipped, 1)
@@ -188,49 +188,18 @@ func TestSkippedIsForgotten(t *testing.T) {
 	})
 }
 
-// Each token of an answer has to be one of the identity that was asked for, and not only the first.
-func TestTokensOfAnother(t *testing.T) {
-	t.Parallel()
-	web, db := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/db")
-	token := func(id spiffe.ID, hint string) *wire.JWTSVID {
-		return &wire.JWTSVID{SpiffeId: id.String(), Svid: "token", Hint: hint}
-	}
-	for name, c := range map[string]struct {
-		answer []*wire.JWTSVID
-		good   bool
-	}{
-		"one": {[]*wire.JWTSVID{token(web, "")}, true}, "two": {[]*wire.JWTSVID{token(web, "a"), token(web, "b")}, true},
-		"first": {[]*wire.JWTSVID{token(db, "a"), token(web, "b")}, false}, "last": {[]*wire.JWTSVID{token(web, "a"), token(db, "b")}, false},
-		"one of three": {[]*wire.JWTSVID{token(web, "a"), token(db, "b"), token(web, "c")}, false},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			client := inMemory(t, fake(t, func(call *call) { call.send(&wire.JWTSVIDResponse{Svids: c.answer}) }))
-			all, err := client.FetchJWTSVIDs(t.Context(), web, "db")
-			if c.good {
-				require.NoError(t, err, name)
-				assert.Len(t, all, len(c.answer))
-			} else {
-				require.ErrorIs(t, err, workloadapi.ErrBadResponse, name)
-				require.ErrorContains(t, err, db.String())
-				assert.Empty(t, all)
-			}
-		})
-	}
-}
-
 // After a refusal for good there is no next attempt, though there was one before.
 func TestNoNextAttempt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var refuse atomic.Bool
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) {
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) {
 			if refuse.Load() {
 				c.end(workloadtest.InvalidArgument, "no")
 			} else {
 				c.end(workloadtest.Unavailable, "later")
 			}
-		}))})
-		require.NoError(t, err)
+		}))}))(t)
 		ended := make(chan error, 1)
 		go func() { ended <- s.Run(t.Context()) }()
 		synctest.Wait()

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -34,30 +34,18 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
-// socketDir returns a folder with a path that is short enough for sockets.
-func socketDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "wl")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // onSocket serves h on a Unix socket and returns its address.
 func onSocket(t testing.TB, h http.Handler) string {
 	t.Helper()
-	path := filepath.Join(socketDir(t), "s")
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	t.Cleanup(workloadtest.ServeOn(l, h, nil))
+	path := filepath.Join(workloadtest.SocketDir(t), "s")
+	t.Cleanup(workloadtest.ServeOn(must.Get(net.Listen("unix", path))(t), h, nil))
 	return "unix://" + path
 }
 
 // dial returns a client of the server at address.
 func dial(t testing.TB, address string) *workloadapi.Client {
 	t.Helper()
-	c, err := workloadapi.NewClient(address, nil)
-	require.NoError(t, err)
+	c := must.Get(workloadapi.NewClient(address, nil))(t)
 	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
@@ -122,8 +110,7 @@ func TestFetchJWTSVID(t *testing.T) {
 			c.send(answer)
 		}))
 		answer = &wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{token(web, "a"), token(db, "a"), token(db, ""), token(web, "")}}
-		all, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "x", "y")
-		require.NoError(t, err)
+		all := must.Get(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "x", "y"))(t)
 		require.Len(t, all, 3)
 		assert.Equal(t, web, all[0].ID)
 		assert.Equal(t, "token of /web", all[0].Token())
@@ -145,11 +132,14 @@ func TestFetchJWTSVID(t *testing.T) {
 			assert.ErrorContains(t, err, want)
 			assert.NotContains(t, err.Error(), "token of")
 		}
-		answer = &wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{token(db, "")}}
-		_, err = c.FetchJWTSVIDs(t.Context(), web, "x")
+		answer = &wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{token(db, "a"), token(web, "b")}} // each, and not only the first
+		for _, id := range []spiffe.ID{web, db} {
+			must.Fail(t, must.Err(c.FetchJWTSVIDs(t.Context(), id, "x")), workloadapi.ErrBadResponse, "it is that of")
+		}
+		answer = &wire.JWTSVIDResponse{Svids: []*wire.JWTSVID{token(db, "a"), token(db, "b")}}
+		_, err := c.FetchJWTSVIDs(t.Context(), web, "x")
 		assert.ErrorContains(t, err, `it is that of "spiffe://example.org/db"`)
-		_, err = c.FetchJWTSVIDs(t.Context(), db, "x")
-		require.NoError(t, err)
+		must.Get(c.FetchJWTSVIDs(t.Context(), db, "x"))(t)
 
 		// The request as it is sent, and the codes.
 		for c2, want := range map[int]error{
@@ -158,8 +148,7 @@ func TestFetchJWTSVID(t *testing.T) {
 			code = c2
 			calls = 0
 			_, err = c.FetchJWTSVIDs(t.Context(), db, "x", "y")
-			require.ErrorIs(t, err, want)
-			assert.ErrorContains(t, err, `"[x y]spiffe://example.org/db"`)
+			must.Fail(t, err, want, `"[x y]spiffe://example.org/db"`)
 			_, again := err.(*workloadapi.Error).Retryable()
 			assert.Equal(t, c2 == workloadtest.PermissionDenied, again)
 			assert.Equal(t, 1, calls)
@@ -197,11 +186,10 @@ func TestValidateJWTSVID(t *testing.T) {
 			c.send(answer)
 		}))
 		answer = &wire.ValidateJWTSVIDResponse{SpiffeId: "spiffe://example.org/web", Claims: claims}
-		id, got, err := c.ValidateJWTSVID(t.Context(), "a", "t")
-		require.NoError(t, err)
+		id, got := must.Get2(c.ValidateJWTSVID(t.Context(), "a", "t"))(t)
 		assert.Equal(t, "spiffe://example.org/web", id.String())
 		assert.Equal(t, map[string]any{"sub": "spiffe://example.org/web", "aud": []any{"a"}, "exp": 1767225600.0, "x": map[string]any{"y": nil}}, got)
-		_, _, err = c.ValidateJWTSVID(t.Context(), "a", "bad")
+		_, _, err := c.ValidateJWTSVID(t.Context(), "a", "bad")
 		require.ErrorIs(t, err, workloadapi.ErrRefused)
 		for _, args := range [][2]string{{"", "t"}, {"a", ""}, {"\xff", "t"}} {
 			_, _, err = c.ValidateJWTSVID(t.Context(), args[0], args[1])
@@ -212,8 +200,7 @@ func TestValidateJWTSVID(t *testing.T) {
 		} {
 			answer = m
 			id, got, err = c.ValidateJWTSVID(t.Context(), "a", "t")
-			require.ErrorIs(t, err, workloadapi.ErrBadResponse)
-			assert.ErrorContains(t, err, want)
+			must.Fail(t, err, workloadapi.ErrBadResponse, want)
 			assert.True(t, id.IsZero())
 			assert.Nil(t, got)
 		}
@@ -226,8 +213,7 @@ func TestCallTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := inMemory(t, fake(t, func(c *call) { c.wait() }))
 		start := time.Now()
-		_, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, must.Err(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")), context.DeadlineExceeded)
 		assert.Equal(t, 30*time.Second, time.Since(start))
 	})
 }
@@ -337,23 +323,17 @@ func TestLateServer(t *testing.T) {
 	home := workloadtest.NewDomain(t, "example.org")
 	m := response(t, home, home.SVID("/web"))
 	h := fake(t, func(c *call) { c.send(m); c.wait() })
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	free := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	tcp := free.Addr().String()
 	require.NoError(t, free.Close())
-	for network, target := range map[string]string{"unix": filepath.Join(socketDir(t), "s"), "tcp": tcp} {
+	for network, target := range map[string]string{"unix": filepath.Join(workloadtest.SocketDir(t), "s"), "tcp": tcp} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
-			s, err := workloadapi.New(workloadapi.Config{Address: network + "://" + target})
-			require.NoError(t, err)
+			s := must.Get(workloadapi.New(workloadapi.Config{Address: network + "://" + target}))(t)
 			workloadtest.Run(t, s)
 			require.Eventually(t, func() bool { return s.Status().X509.Failures > 0 }, patient, time.Millisecond)
-			_, err = s.SVID()
-			require.ErrorIs(t, err, spiffe.ErrNotReady)
-			assert.ErrorContains(t, err, target)
-			l, err := net.Listen(network, target)
-			require.NoError(t, err)
-			t.Cleanup(workloadtest.ServeOn(l, h, nil))
+			must.Fail(t, must.Err(s.SVID()), spiffe.ErrNotReady, target)
+			t.Cleanup(workloadtest.ServeOn(must.Get(net.Listen(network, target))(t), h, nil))
 			ctx, cancel := context.WithTimeout(t.Context(), patient)
 			defer cancel()
 			require.NoError(t, s.Ready(ctx))
@@ -365,8 +345,7 @@ func TestNewClient(t *testing.T) {
 	t.Parallel()
 	_, err := workloadapi.NewClient("/run/a.sock", http.DefaultClient)
 	assert.ErrorContains(t, err, "write unix:///run/a.sock")
-	s, err := workloadapi.New(workloadapi.Config{Address: "UNIX:/run/a.sock"})
-	require.NoError(t, err)
+	s := must.Get(workloadapi.New(workloadapi.Config{Address: "UNIX:/run/a.sock"}))(t)
 	assert.Equal(t, "unix:///run/a.sock", s.Server())
 }
 
@@ -480,8 +459,7 @@ func TestHostileServer(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patient)
 			defer cancel()
 			require.NoError(t, s.Ready(ctx))
-			snap, err := s.Snapshot()
-			require.NoError(t, err)
+			snap := must.Get(s.Snapshot())(t)
 			close(ready)
 			start := time.Now()
 			grown := heapGrowth(func() {
@@ -529,21 +507,17 @@ func TestAnswerLimits(t *testing.T) {
 		c.send(&wire.ValidateJWTSVIDResponse{SpiffeId: id, Claims: s})
 	}))
 	size = 1<<20 - 100
-	_, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-	require.NoError(t, err)
+	must.Get(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a"))(t)
 	size = 1 << 20
-	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-	require.ErrorContains(t, err, "larger than the limit")
+	require.ErrorContains(t, must.Err(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")), "larger than the limit")
 	size = 128<<10 - 100
-	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
-	require.NoError(t, err)
+	must.Get2(c.ValidateJWTSVID(t.Context(), "a", "token"))(t)
 	size = 128 << 10
-	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
+	_, _, err := c.ValidateJWTSVID(t.Context(), "a", "token")
 	require.ErrorContains(t, err, "larger than the limit")
 	size = 0
 	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
-	require.ErrorIs(t, err, workloadapi.ErrBadResponse)
-	require.ErrorContains(t, err, "claims are empty")
+	must.Fail(t, err, workloadapi.ErrBadResponse, "claims are empty")
 }
 
 // A server that talks and does not listen fills the connection with control frames: the client can
@@ -572,10 +546,8 @@ func TestDeafServer(t *testing.T) {
 		assert.NoError(t, write(4, 0, 0, nil)) // settings
 		for kind := byte(0); kind != 1; {      // the header of the request
 			var head [9]byte
-			_, err := io.ReadFull(c, head[:])
-			assert.NoError(t, err)
-			_, err = io.CopyN(io.Discard, c, int64(head[1])<<8|int64(head[2]))
-			assert.NoError(t, err)
+			assert.NoError(t, must.Err(io.ReadFull(c, head[:])))
+			assert.NoError(t, must.Err(io.CopyN(io.Discard, c, int64(head[1])<<8|int64(head[2]))))
 			kind = head[3]
 		}
 		assert.NoError(t, write(1, 4, 1, []byte("\x88\x00\x0ccontent-type\x10application/grpc")))
@@ -593,8 +565,7 @@ func TestDeafServer(t *testing.T) {
 	assert.Equal(t, 30*time.Second, limits.WriteByteTimeout)
 	assert.Equal(t, 6*time.Minute, limits.SendPingTimeout, "servers made with grpc-go end connections with more than a ping in five minutes")
 	limits.WriteByteTimeout = 200 * time.Millisecond // as nothing but real time does it
-	c, err := workloadapi.NewClient("", hc)
-	require.NoError(t, err)
+	c := must.Get(workloadapi.NewClient("", hc))(t)
 	go func() {
 		defer close(left)
 		for _, err := range c.WatchX509SVIDs(t.Context()) {
@@ -649,7 +620,7 @@ func responses(t testing.TB) (x509s, x509Bundles, jwtBundles, tokens, claims []b
 	m.Crl = [][]byte{{1}}
 	s, err := structpb.NewStruct(map[string]any{"sub": "spiffe://example.org/web", "aud": []any{"a"}, "exp": 1.5, "x": map[string]any{"y": true}})
 	require.NoError(t, err)
-	set := jwks(t, nil, &newKey(t).PublicKey)
+	set := jwks(t, nil, &workloadtest.NewKey(t).PublicKey)
 	return marshal(t, m),
 		marshal(t, &wire.X509BundlesResponse{Crl: [][]byte{{1}}, Bundles: map[string][]byte{home.Key(): home.Roots(), other.Key(): nil}}),
 		marshal(t, &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): set, other.Key(): []byte(`{"keys":[]}`)}}),
@@ -674,11 +645,9 @@ func FuzzX509SVIDs(f *testing.F) {
 			require.NotEmpty(t, id.SVID.ID().Path())
 			require.False(t, id.Hint != "" && hints[id.Hint])
 			hints[id.Hint] = true
-			_, err := u.Bundles.Bundle(id.SVID.ID().TrustDomain())
-			require.NoError(t, err)
+			must.Get(u.Bundles.Bundle(id.SVID.ID().TrustDomain()))(t)
 		}
-		again, err := r.X509SVIDs(data)
-		require.NoError(t, err)
+		again := must.Get(r.X509SVIDs(data))(t)
 		require.Equal(t, u.Identities, again.Identities)
 		require.Same(t, u.Bundles, again.Bundles)
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
@@ -21,8 +22,7 @@ func TestCloseLeavesTheClient(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	api := workloadapitest.NewServer(t, ca, "/web", "/admin")
-	c, err := workloadapi.NewClient(api.Config().Address, nil)
-	require.NoError(t, err)
+	c := must.Get(workloadapi.NewClient(api.Config().Address, nil))(t)
 	t.Cleanup(c.CloseIdleConnections)
 	cfg := workloadapi.Config{Client: c, JWTBundles: true}
 
@@ -58,14 +58,12 @@ func TestCloseLeavesTheClient(t *testing.T) {
 		}
 	}
 	last := next()
-	stays, err := workloadapi.Start(t.Context(), cfg)
-	require.NoError(t, err)
+	stays := must.Get(workloadapi.Start(t.Context(), cfg))(t)
 	t.Cleanup(func() { require.NoError(t, stays.Close()) })
 
 	unharmed := func(after string) {
 		t.Helper()
-		_, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db")
-		require.NoError(t, err, after)
+		must.Get(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db"))(t, after)
 		api.Rotate()
 		now := next()
 		require.NotEqual(t, last, now, after)
@@ -76,29 +74,22 @@ func TestCloseLeavesTheClient(t *testing.T) {
 		}, patient, time.Millisecond, after)
 		require.Empty(t, updates, after)
 	}
-	goes, err := workloadapi.Start(t.Context(), cfg)
-	require.NoError(t, err)
+	goes := must.Get(workloadapi.Start(t.Context(), cfg))(t)
 	require.NoError(t, goes.Close())
 	require.NoError(t, goes.Close())
 	unharmed("a Source was closed")
-	_, err = goes.Fetch(t.Context(), "db")
-	require.NoError(t, err, "its calls are those of the Client")
+	must.Get(goes.Fetch(t.Context(), "db"))(t, "its calls are those of the Client")
 
 	short, end := context.WithCancel(t.Context())
 	end()
-	_, err = workloadapi.Start(short, cfg)
-	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, must.Err(workloadapi.Start(short, cfg)), context.Canceled)
 	unharmed("a Source did not start")
 
-	never, err := workloadapi.New(cfg)
-	require.NoError(t, err)
-	require.NoError(t, never.Close())
+	require.NoError(t, must.Get(workloadapi.New(cfg))(t).Close())
 	unharmed("a Source that was never started was closed")
 
-	own, err := workloadapi.Start(t.Context(), api.Config())
-	require.NoError(t, err)
+	own := must.Get(workloadapi.Start(t.Context(), api.Config()))(t)
 	require.NoError(t, own.Close())
-	_, err = own.Fetch(t.Context(), "db")
-	assert.ErrorIs(t, err, lifecycle.ErrClosed, "it has no connection any more")
+	assert.ErrorIs(t, must.Err(own.Fetch(t.Context(), "db")), lifecycle.ErrClosed, "it has no connection any more")
 	unharmed("a Source with an address was closed")
 }

@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"net"
 	"net/http"
 	"os"
-	"path/filepath"
-	"testing"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -83,7 +80,7 @@ func ExampleNew() {
 
 // What a program sees that is not registered.
 func ExampleSource_Ready() {
-	ca := spiffetest.NewCA(exampleTB{}, "example.org")
+	ca := spiffetest.NewCA(workloadtest.ExampleTB{}, "example.org")
 	handler, err := workloadserver.NewHandler(fixed{spiffe.NewSnapshot(ca.SVID("/agent"), ca.Bundles())}, &workloadserver.Options{
 		Identities: func(context.Context) ([]workloadserver.Identity, error) { return nil, nil },
 	})
@@ -91,7 +88,7 @@ func ExampleSource_Ready() {
 		log.Fatal(err)
 	}
 	defer handler.Close()
-	address, stop := serveForExample(handler)
+	address, stop := workloadtest.ServeOnSocket(handler, nil)
 	defer stop()
 
 	src, err := workloadapi.New(workloadapi.Config{Address: address})
@@ -119,35 +116,13 @@ func ExampleSource_Ready() {
 
 // agentForExample serves one identity at an address.
 func agentForExample() (address string, stop func()) {
-	ca, other := spiffetest.NewCA(exampleTB{}, "example.org"), spiffetest.NewCA(exampleTB{}, "other.test")
+	ca, other := spiffetest.NewCA(workloadtest.ExampleTB{}, "example.org"), spiffetest.NewCA(workloadtest.ExampleTB{}, "other.test")
 	handler, err := workloadserver.NewHandler(fixed{spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(other.Bundle()))}, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
-	return serveForExample(handler)
+	return workloadtest.ServeOnSocket(handler, nil)
 }
-
-func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
-	dir, err := os.MkdirTemp("", "wl")
-	if err != nil {
-		log.Fatal(err)
-	}
-	path := filepath.Join(dir, "api.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		log.Fatal(err)
-	}
-	end := workloadtest.ServeOn(l, h, nil) // a unixsocket.Server would wait for a second for its clients
-	return "unix://" + path, func() {
-		end()
-		_ = os.RemoveAll(dir)
-	}
-}
-
-// exampleTB is what a test function is given; an example has none, and these do not fail.
-type exampleTB struct{ testing.TB }
-
-func (exampleTB) Helper() {}
 
 // fixed is a Provider that always has the same snapshot.
 type fixed struct{ snap *spiffe.Snapshot }

@@ -15,10 +15,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
@@ -132,9 +132,7 @@ func client(t testing.TB, dial func(context.Context, string, string) (net.Conn, 
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	transport := &http.Transport{Protocols: &protocols, DialContext: dial}
-	c, err := workloadapi.NewClient("", &http.Client{Transport: transport})
-	require.NoError(t, err)
-	return c, transport
+	return must.Get(workloadapi.NewClient("", &http.Client{Transport: transport}))(t), transport
 }
 
 // inBubbles returns a trust domain with an identity for /web that are valid when a bubble begins.
@@ -155,8 +153,7 @@ func shift(by time.Duration) func(*x509.Certificate) {
 // message is svid in a message.
 func message(t testing.TB, d domain, svid *spiffe.SVID, hint string) *wire.X509SVID {
 	t.Helper()
-	certs, key, err := svid.MarshalDER()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalDER())(t)
 	return &wire.X509SVID{SpiffeId: svid.ID().String(), X509Svid: certs, X509SvidKey: key, Bundle: d.Roots(), Hint: hint}
 }
 
@@ -172,9 +169,7 @@ func response(t testing.TB, d domain, svid *spiffe.SVID, federated ...domain) *w
 
 func marshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
-	b, err := proto.Marshal(m)
-	require.NoError(t, err)
-	return b
+	return must.Get(proto.Marshal(m))(t)
 }
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }

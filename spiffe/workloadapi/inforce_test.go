@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -49,9 +50,7 @@ func TestValidStays(t *testing.T) {
 				s := source(t, workloadapi.Config{Logger: workloadtest.Logger(&log)}, streams.serve)
 				leaf := func() []byte {
 					t.Helper()
-					svid, err := s.SVID()
-					require.NoError(t, err)
-					return svid.Leaf().Raw
+					return must.Get(s.SVID())(t).Leaf().Raw
 				}
 				streams.send(response(t, home, web))
 				require.Equal(t, web.Leaf().Raw, leaf())
@@ -66,8 +65,7 @@ func TestValidStays(t *testing.T) {
 					require.ErrorContains(t, problems[0], test.want)
 				}
 				require.Regexp(t, `level=WARN msg="workloadapi: part of a response skipped".*`+regexp.QuoteMeta(test.want), log.String())
-				_, err := s.Bundle(other.TrustDomain())
-				require.NoError(t, err, "the bundles are in force")
+				must.Get(s.Bundle(other.TrustDomain()))(t, "the bundles are in force")
 				require.NoError(t, s.Ready(t.Context()))
 
 				if test.after > 0 {
@@ -108,14 +106,11 @@ func TestInvalidAlone(t *testing.T) {
 			require.ErrorIs(t, err, spiffe.ErrNotReady)
 			require.ErrorContains(t, err, `the server has no identity: workloadapi: "spiffe://example.org/web" is not in force: the certificate `)
 
-			s, err := workloadapi.New(workloadapi.Config{Client: c})
-			require.NoError(t, err)
+			s := must.Get(workloadapi.New(workloadapi.Config{Client: c}))(t)
 			workloadtest.Run(t, s)
 			synctest.Wait()
-			_, err = s.X509()
-			require.ErrorIs(t, err, spiffe.ErrNotReady)
-			_, err = s.Bundle(home.TrustDomain())
-			require.NoError(t, err)
+			require.ErrorIs(t, must.Err(s.X509()), spiffe.ErrNotReady)
+			must.Get(s.Bundle(home.TrustDomain()))(t)
 
 			// Nor does one of another name take the place of one that is valid; but one beside it is withdrawn.
 			web, db := home.SVID("/web"), home.SVID("/db")
@@ -123,22 +118,19 @@ func TestInvalidAlone(t *testing.T) {
 			m.Svids = append(m.Svids, message(t, home, db, "db"))
 			streams.send(m)
 			streams.send(response(t, home, home.SVID("/other", shift(by))))
-			u, err := s.X509()
-			require.NoError(t, err)
+			u := must.Get(s.X509())(t)
 			require.Len(t, u.Identities, 2)
 			m = response(t, home, home.SVID("/web", shift(by)))
 			m.Svids = append(m.Svids, message(t, home, home.SVID("/new"), "new"))
 			streams.send(m)
-			u, err = s.X509()
-			require.NoError(t, err)
+			u = must.Get(s.X509())(t)
 			require.Len(t, u.Identities, 2)
 			assert.Equal(t, web.Leaf().Raw, u.Identities[0].SVID.Leaf().Raw)
 			assert.Equal(t, "/new", u.Identities[1].SVID.ID().Path())
 
 			// What was withdrawn does not come back when its time comes.
 			streams.do(func(c *call) { c.end(workloadtest.PermissionDenied, "gone") })
-			_, err = s.SVID()
-			require.ErrorIs(t, err, spiffe.ErrNotReady)
+			require.ErrorIs(t, must.Err(s.SVID()), spiffe.ErrNotReady)
 		})
 	}
 }
@@ -169,9 +161,7 @@ func TestRolesOfWhatIsInForce(t *testing.T) {
 				first, between := home.SVID("/web", test.first), home.SVID("/web", shift(test.by))
 				for _, svid := range []*spiffe.SVID{first, between, between} {
 					streams.send(response(t, home, svid))
-					got, err := s.SVID()
-					require.NoError(t, err)
-					require.Equal(t, first.Leaf().Raw, got.Leaf().Raw)
+					require.Equal(t, first.Leaf().Raw, must.Get(s.SVID())(t).Leaf().Raw)
 				}
 				want := first
 				if test.by == time.Minute { // which is in force then
@@ -184,9 +174,7 @@ func TestRolesOfWhatIsInForce(t *testing.T) {
 					want = limited
 				}
 				streams.send(response(t, home, limited))
-				got, err := s.SVID()
-				require.NoError(t, err)
-				assert.Equal(t, want.Leaf().Raw, got.Leaf().Raw)
+				assert.Equal(t, want.Leaf().Raw, must.Get(s.SVID())(t).Leaf().Raw)
 			})
 		})
 	}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
@@ -33,7 +34,7 @@ type tokenService struct {
 // A client that sends tokens keeps each for most of its life: a Source is the source of a jwtsvid.Cache. A
 // server that receives them takes the keys from a Source with JWTBundles.
 func ExampleSource_Fetch() {
-	ca := spiffetest.NewCA(exampleTB{}, "example.org")
+	ca := spiffetest.NewCA(workloadtest.ExampleTB{}, "example.org")
 	address, stop := tokensForExample(ca)
 	defer stop()
 
@@ -89,7 +90,7 @@ func tokensForExample(ca *spiffetest.CA) (address string, stop func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	return serveForExample(handler)
+	return workloadtest.ServeOnSocket(handler, nil)
 }
 
 // newTokenService returns a service for the domain of ca, and the bundle with its key.
@@ -114,44 +115,32 @@ func TestTokensEndToEnd(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-16", "WAPI-40", "WAPI-50", "WAPI-51", "WAPI-53", "WAPI-54", "WAPI-55")
 	home, other := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test")
-	service, bundle, err := newTokenService(home.CA, &jwtsvid.IssuerOptions{WideAudience: true})
-	require.NoError(t, err)
-	foreign, _, err := newTokenService(other.CA, nil)
-	require.NoError(t, err)
+	service, bundle := must.Get2(newTokenService(home.CA, &jwtsvid.IssuerOptions{WideAudience: true}))(t)
+	foreign, _ := must.Get2(newTokenService(other.CA, nil))(t)
 	late := time.Now().Add(-time.Hour)
-	expired, _, err := newTokenService(home.CA, &jwtsvid.IssuerOptions{Now: func() time.Time { return late }})
-	require.NoError(t, err)
-	service.Validator, err = jwtsvid.NewAgentValidator(home.Bundles().With(bundle).With(other.Bundle()), nil)
-	require.NoError(t, err)
+	expired, _ := must.Get2(newTokenService(home.CA, &jwtsvid.IssuerOptions{Now: func() time.Time { return late }}))(t)
+	service.Validator = must.Get(jwtsvid.NewAgentValidator(home.Bundles().With(bundle).With(other.Bundle()), nil))(t)
 	h, err := workloadserver.NewHandler(fixed{spiffe.NewSnapshot(home.SVID("/web"), home.Bundles().With(bundle))}, &workloadserver.Options{IssueJWTSVID: service.IssueJWTSVID, ValidateJWTSVID: service.ValidateJWTSVID})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = h.Close() })
 	c := inMemory(t, h)
-	s, err := workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true})
-	require.NoError(t, err)
+	s := must.Get(workloadapi.New(workloadapi.Config{Client: c, JWTBundles: true}))(t)
 	workloadtest.Run(t, s)
 	require.NoError(t, s.Ready(t.Context()))
 
-	both, err := s.Fetch(t.Context(), "a", "b")
-	require.NoError(t, err)
+	both := must.Get(s.Fetch(t.Context(), "a", "b"))(t)
 	for _, audience := range []string{"a", "b"} {
-		id, claims, err := c.ValidateJWTSVID(t.Context(), audience, both)
-		require.NoError(t, err)
+		id, claims := must.Get2(c.ValidateJWTSVID(t.Context(), audience, both))(t)
 		assert.Equal(t, "spiffe://example.org/web", id.String())
 		assert.Equal(t, []any{"a", "b"}, claims["aud"])
 		assert.Equal(t, id.String(), claims["sub"])
 		assert.InDelta(t, time.Now().Add(5*time.Minute).Unix(), claims["exp"], 60)
-		v, err := jwtsvid.NewValidator(s, []string{audience}, nil)
-		require.NoError(t, err)
-		proof, err := v.Validate(both)
-		require.NoError(t, err, "with the keys of FetchJWTBundles")
-		assert.Equal(t, id, proof.ID())
+		v := must.Get(jwtsvid.NewValidator(s, []string{audience}, nil))(t)
+		assert.Equal(t, id, must.Get(v.Validate(both))(t, "with the keys of FetchJWTBundles").ID())
 	}
 	token := func(s tokenService, id string) string {
 		t.Helper()
-		text, err := s.IssueJWTSVID(t.Context(), spiffe.MustParseID(id), []string{"a"})
-		require.NoError(t, err)
-		return text
+		return must.Get(s.IssueJWTSVID(t.Context(), spiffe.MustParseID(id), []string{"a"}))(t)
 	}
 	for name, bad := range map[string]string{
 		"no bundle with keys": token(foreign, "spiffe://other.test/web"),
@@ -194,25 +183,18 @@ func TestFetch(t *testing.T) {
 		}))
 		for hint, want := range map[string]string{"": "web", "data": "db"} {
 			asked = nil
-			s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: hint})
-			require.NoError(t, err)
-			token, err := s.Fetch(t.Context(), "a")
-			require.NoError(t, err, "without Run")
+			s := must.Get(workloadapi.New(workloadapi.Config{Client: c, Hint: hint}))(t)
+			token := must.Get(s.Fetch(t.Context(), "a"))(t, "without Run")
 			assert.Equal(t, want, token)
 			stop := workloadtest.Run(t, s)
 			require.NoError(t, s.Ready(t.Context()))
-			token, err = s.Fetch(t.Context(), "a")
-			require.NoError(t, err)
+			token = must.Get(s.Fetch(t.Context(), "a"))(t)
 			assert.Equal(t, want, token)
 			assert.Equal(t, []string{"", "spiffe://example.org/" + want}, asked)
 			require.NoError(t, stop())
 		}
-		s, err := workloadapi.New(workloadapi.Config{Client: c, Hint: "none"})
-		require.NoError(t, err)
-		_, err = s.Fetch(t.Context(), "a")
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
-		assert.ErrorContains(t, err, `no identity with the hint "none"`)
-		_, err = s.Fetch(t.Context())
-		require.ErrorIs(t, err, workloadapi.ErrRefused, "no audience")
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: c, Hint: "none"}))(t)
+		must.Fail(t, must.Err(s.Fetch(t.Context(), "a")), spiffe.ErrNotReady, `no identity with the hint "none"`)
+		require.ErrorIs(t, must.Err(s.Fetch(t.Context())), workloadapi.ErrRefused, "no audience")
 	})
 }

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
@@ -22,12 +22,9 @@ func TestWriteMetrics(t *testing.T) {
 		api := workloadapitest.NewInMemory(t, spiffetest.NewCA(t, "example.org"), "/web")
 		cfg := api.Config()
 		cfg.JWTBundles = true
-		src, err := workloadapi.New(cfg)
-		require.NoError(t, err)
+		src := must.Get(workloadapi.New(cfg))(t)
 		read := func() map[string]float64 {
-			text, err := metricstest.Of(src.Report().Metrics)
-			require.NoError(t, err)
-			return text.Samples
+			return must.Get(metricstest.Of(src.Report().Metrics))(t).Samples
 		}
 		const end = `svidkit_workloadapi_identity_end_timestamp_seconds{identity="spiffe://example.org/web"}`
 		s := read()
@@ -39,8 +36,7 @@ func TestWriteMetrics(t *testing.T) {
 		synctest.Wait()
 		began := time.Now()
 		s = read()
-		svid, err := src.SVID()
-		require.NoError(t, err)
+		svid := must.Get(src.SVID())(t)
 		assert.Equal(t, 1., s[`svidkit_workloadapi_ready`])
 		assert.EqualValues(t, svid.NotAfter().Unix(), s[end])
 		for _, stream := range []string{"x509", "jwt"} {

@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -155,14 +153,12 @@ func TestOutage(t *testing.T) {
 							c.wait()
 						})
 						require.NoError(t, s.Ready(t.Context()))
-						first, err := s.SVID()
-						require.NoError(t, err)
+						first := must.Get(s.SVID())(t)
 						left := first.NotAfter().Sub(start.Add(begin + outage))
 						for svid := first; svid == first; {
 							time.Sleep(life / 1000)
 							synctest.Wait()
-							svid, err = s.SVID()
-							require.NoError(t, err)
+							svid = must.Get(s.SVID())(t)
 							require.True(t, time.Now().Before(svid.NotAfter()), "expired")
 							require.LessOrEqual(t, time.Since(start), begin+outage+left/20+life/1000, "not renewed, with %v left", left)
 						}
@@ -262,52 +258,4 @@ func TestStreamsWakeEachOther(t *testing.T) {
 		require.Len(t, asked, 2)
 		assert.GreaterOrEqual(t, asked[1], 40*time.Second)
 	})
-}
-
-// TestOutageOnSocket is an outage in real time: a server on a Unix socket is killed and comes back.
-func TestOutageOnSocket(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	const life = 2400 * time.Millisecond
-	home := workloadtest.NewDomain(t, "example.org")
-	path := filepath.Join(t.TempDir(), "api.sock")
-	serve := func() (kill func()) {
-		l, err := net.Listen("unix", path)
-		require.NoError(t, err)
-		return workloadtest.ServeOn(l, fake(t, func(c *call) {
-			c.send(lasting(t, home, life+time.Second)) // certificates have whole seconds
-			c.sleep(life / 2)
-			c.send(lasting(t, home, life+time.Second))
-			c.wait()
-		}), nil)
-	}
-	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
-	require.NoError(t, err)
-	workloadtest.Run(t, s)
-	time.Sleep(300 * time.Millisecond) // there is no server yet
-	kill := serve()
-	defer func() { kill() }()
-	begin := time.Now()
-	require.NoError(t, s.Ready(t.Context()))
-	assert.Less(t, time.Since(begin), 3*time.Second)
-	first, err := s.SVID()
-	require.NoError(t, err)
-
-	var once sync.Once
-	outage, back := time.Now().Add(life/3), time.Time{}
-	for svid := first; svid == first; {
-		time.Sleep(5 * time.Millisecond)
-		svid, err = s.SVID()
-		require.NoError(t, err)
-		require.True(t, time.Now().Before(svid.NotAfter()), "expired")
-		if time.Now().After(outage) {
-			once.Do(kill)
-		}
-		if back.IsZero() && time.Now().After(outage.Add(life*45/100)) {
-			kill, back = serve(), time.Now()
-		}
-		require.True(t, back.IsZero() || time.Since(back) < time.Second, "not back")
-	}
-	require.False(t, back.IsZero())
-	t.Logf("back after %v, with %v left", time.Since(back).Round(time.Millisecond), time.Until(first.NotAfter()).Round(time.Millisecond))
 }

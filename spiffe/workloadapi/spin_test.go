@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -37,9 +38,9 @@ func TestSpinningReaders(t *testing.T) {
 		td = home.TrustDomain()
 		states[i] = response(t, home, home.SVID("/web"), workloadtest.NewDomain(t, "other.test"))
 		states[i].Crl = [][]byte{{byte(i)}}
-		jwts[i] = &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, &newKey(t).PublicKey)}}
+		jwts[i] = &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): jwks(t, nil, &workloadtest.NewKey(t).PublicKey)}}
 	}
-	s, err := workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
+	s := must.Get(workloadapi.New(workloadapi.Config{JWTBundles: true, Client: inMemory(t, fake(t, func(c *call) {
 		for i := 0; c.ctx.Err() == nil; i++ {
 			switch {
 			case c.rpc == "FetchJWTBundles":
@@ -51,8 +52,7 @@ func TestSpinningReaders(t *testing.T) {
 				c.send(states[i%len(states)])
 			}
 		}
-	}))})
-	require.NoError(t, err)
+	}))}))(t)
 	workloadtest.Run(t, s)
 	require.NoError(t, s.Ready(t.Context()))
 

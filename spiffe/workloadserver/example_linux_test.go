@@ -6,6 +6,7 @@ import (
 	"log"
 	"os"
 
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -17,7 +18,7 @@ import (
 // An agent gives each caller what it may have. Managers renew the identities, and the handler pushes each
 // new one to the workload that it is for.
 func ExampleNewHandler() {
-	ca := spiffetest.NewCA(exampleTB{}, "example.org")
+	ca := spiffetest.NewCA(workloadtest.ExampleTB{}, "example.org")
 	agent, web, admin := managerForExample(ca, "/agent"), managerForExample(ca, "/web"), managerForExample(ca, "/admin")
 	handler, err := workloadserver.NewHandler(agent, &workloadserver.Options{
 		Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
@@ -32,7 +33,7 @@ func ExampleNewHandler() {
 		log.Fatal(err)
 	}
 	defer handler.Close()
-	address, stop := serveForExample(handler)
+	address, stop := workloadtest.ServeOnSocket(handler, unixsocket.ConnContext)
 	defer stop()
 
 	client, err := workloadapi.NewClient(address, nil)

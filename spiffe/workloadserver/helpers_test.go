@@ -9,10 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
-	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -20,18 +17,14 @@ import (
 	"testing"
 	"time"
 
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
-	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 type (
@@ -47,36 +40,17 @@ const (
 // inMemory serves h in memory, so that a synctest bubble stops while all wait, and returns a client.
 func inMemory(t testing.TB, h http.Handler) *workloadapi.Client {
 	t.Helper()
-	c, err := workloadapi.NewClient("", http2(t, h))
-	require.NoError(t, err)
-	return c
+	return must.Get(workloadapi.NewClient("", http2(t, h)))(t)
 }
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// socketDir returns a folder with a path that is short enough for sockets.
-func socketDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "wl")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
-}
-
 // dial returns a client of the server at address.
 func dial(t testing.TB, address string) *workloadapi.Client {
 	t.Helper()
-	c, err := workloadapi.NewClient(address, nil)
-	require.NoError(t, err)
+	c := must.Get(workloadapi.NewClient(address, nil))(t)
 	t.Cleanup(c.CloseIdleConnections)
 	return c
-}
-
-func newKey(t testing.TB) *ecdsa.PrivateKey {
-	t.Helper()
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	return k
 }
 
 // listen runs a server until the test ends, on a socket of its own unless it has a Path or a Listener, and
@@ -84,7 +58,7 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 func listen(t testing.TB, s *unixsocket.Server) (address string) {
 	t.Helper()
 	if s.Path == "" && s.Listener == nil {
-		s.Path = filepath.Join(socketDir(t), "s")
+		s.Path = filepath.Join(workloadtest.SocketDir(t), "s")
 	}
 	start(t, s)
 	if s.Listener != nil {
@@ -112,29 +86,6 @@ func start(t testing.TB, s *unixsocket.Server) (stop func() error) {
 	return stop
 }
 
-// serveForExample serves h on a Unix socket.
-func serveForExample(h *workloadserver.Handler) (address string, stop func()) {
-	dir, err := os.MkdirTemp("", "wl")
-	if err != nil {
-		log.Fatal(err)
-	}
-	path := filepath.Join(dir, "api.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		log.Fatal(err)
-	}
-	end := workloadtest.ServeOn(l, h, unixsocket.ConnContext) // a unixsocket.Server would wait for a second for its clients
-	return "unix://" + path, func() {
-		end()
-		_ = os.RemoveAll(dir)
-	}
-}
-
-// exampleTB is what a test function is given; an example has none, and these do not fail.
-type exampleTB struct{ testing.TB }
-
-func (exampleTB) Helper() {}
-
 // rpc is a gRPC call written by hand, made with no code of the package.
 type rpc struct {
 	t    testing.TB
@@ -155,8 +106,7 @@ func postContext(ctx context.Context, t testing.TB, c *http.Client, path string,
 	for i := 0; i < len(headers); i += 2 {
 		req.Header[headers[i]] = append(req.Header[headers[i]], headers[i+1])
 	}
-	resp, err := c.Do(req)
-	require.NoError(t, err)
+	resp := must.Get(c.Do(req))(t)
 	t.Cleanup(func() { _ = resp.Body.Close() })
 	return &rpc{t, resp}
 }
@@ -179,8 +129,7 @@ func (r *rpc) recv() []byte {
 		return nil
 	}
 	b := make([]byte, binary.BigEndian.Uint32(prefix[1:]))
-	_, err := io.ReadFull(r.resp.Body, b)
-	require.NoError(r.t, err)
+	must.Get(io.ReadFull(r.resp.Body, b))(r.t)
 	return b
 }
 
@@ -191,8 +140,7 @@ func (r *rpc) status() (code int, message string) {
 	if r.resp.Header.Get("Grpc-Status") != "" {
 		h = r.resp.Header
 	}
-	code, err := strconv.Atoi(h.Get("Grpc-Status"))
-	require.NoError(r.t, err, "%v %v", r.resp.Header, r.resp.Trailer)
+	code = must.Get(strconv.Atoi(h.Get("Grpc-Status")))(r.t, "%v %v", r.resp.Header, r.resp.Trailer)
 	return code, h.Get("Grpc-Message")
 }
 
@@ -233,4 +181,20 @@ func sample(s *workloadapi.Source, name, stream string) (n int) {
 		panic(err)
 	}
 	return n
+}
+
+// source returns a source that runs.
+func source(t testing.TB, cfg workloadapi.Config) *workloadapi.Source {
+	t.Helper()
+	s := must.Get(workloadapi.New(cfg))(t)
+	workloadtest.Run(t, s)
+	return s
+}
+
+// readySource returns a source that runs and has what it is to have.
+func readySource(t testing.TB, cfg workloadapi.Config) *workloadapi.Source {
+	t.Helper()
+	s := source(t, cfg)
+	require.NoError(t, s.Ready(t.Context()))
+	return s
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -38,8 +39,7 @@ func TestIssuerErrors(t *testing.T) {
 	fails := func(err error) issuer {
 		return func(context.Context, spiffe.ID, []string) (string, error) { return "", err }
 	}
-	narrow, err := jwtsvid.NewIssuer(home.TrustDomain(), "k", newKey(t), nil)
-	require.NoError(t, err)
+	narrow := must.Get(jwtsvid.NewIssuer(home.TrustDomain(), "k", workloadtest.NewKey(t), nil))(t)
 	authority, err := ca.New(ca.Config{TrustDomain: home.TrustDomain()}) // without JWT
 	require.NoError(t, err)
 	upstream := func(i issuer) issuer { // an agent's agent
@@ -111,20 +111,18 @@ func TestAudienceOfSome(t *testing.T) {
 		IssueJWTSVID: issue, Logger: workloadtest.Logger(&log),
 	})
 	c := inMemory(t, h)
-	all, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-	require.NoError(t, err)
+	all := must.Get(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a"))(t)
 	require.Len(t, all, 2)
 	assert.Equal(t, "/dba", all[0].Token())
 	assert.Equal(t, "data", all[0].Hint)
 	assert.Equal(t, "/admina", all[1].Token())
 	assert.Empty(t, log.String())
 
-	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "later")
+	_, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "later")
 	require.ErrorContains(t, err, "cannot issue tokens now", "what fails is not left out")
 	for _, id := range []spiffe.ID{web.ID(), {}} {
 		_, err = c.FetchJWTSVIDs(t.Context(), id, "none", "other")
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
-		assert.ErrorContains(t, err, `for the audience ["none" "other"]: no token for this caller`)
+		must.Fail(t, err, workloadapi.ErrDenied, `for the audience ["none" "other"]: no token for this caller`)
 		assert.ErrorContains(t, err, `have the audience permitted`)
 		assert.NotContains(t, err.Error(), "register the workload")
 		assert.NotContains(t, err.Error(), "no identity for this caller")
@@ -150,10 +148,8 @@ func TestAuthorityIssues(t *testing.T) {
 		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID})
 		c := inMemory(t, h)
 		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a", "b")
-		require.ErrorIs(t, err, workloadapi.ErrRefused)
-		assert.ErrorContains(t, err, "ask for one token for each")
-		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
-		require.NoError(t, err)
+		must.Fail(t, err, workloadapi.ErrRefused, "ask for one token for each")
+		must.Get(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a"))(t)
 		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")
 		require.ErrorContains(t, err, "status unavailable")
 		e, ok := errors.AsType[*workloadapi.Error](err)
@@ -172,8 +168,7 @@ func TestWITRefused(t *testing.T) {
 	w.err[""] = fmt.Errorf("no such hint: %w", fs.ErrInvalid)
 	c := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: w.IssueWITSVID}))
 	for _, err := range c.WatchWITSVIDs(t.Context(), spiffe.ID{}) {
-		require.ErrorIs(t, err, workloadapi.ErrRefused)
-		assert.ErrorContains(t, err, "no such hint")
+		must.Fail(t, err, workloadapi.ErrRefused, "no such hint")
 		e, _ := errors.AsType[*workloadapi.Error](err)
 		assert.True(t, e.Final)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
@@ -30,9 +31,7 @@ func TestWriteMetrics(t *testing.T) {
 		require.NoError(t, err)
 		read := func() map[string]float64 {
 			synctest.Wait()
-			text, err := metricstest.Of(h.Report().Metrics)
-			require.NoError(t, err)
-			return text.Samples
+			return must.Get(metricstest.Of(h.Report().Metrics))(t).Samples
 		}
 		s := read()
 		for _, reason := range []string{"no_header", "another_machine", "bad_request", "no_identity", "too_many_streams", "too_many_streams_of_peer", "other"} {
@@ -59,8 +58,7 @@ func TestWriteMetrics(t *testing.T) {
 		assert.Equal(t, 1., s[`svidkit_workloadserver_responses_total`])
 		src.Renew()
 		assert.Equal(t, 2., read()[`svidkit_workloadserver_responses_total`])
-		_, err = fetch()
-		require.Error(t, err)
+		require.Error(t, must.Err(fetch()))
 		assert.Equal(t, 1., read()[`svidkit_workloadserver_refused_requests_total{reason="too_many_streams_of_peer"}`])
 		cancel()
 		<-received
@@ -75,11 +73,9 @@ func TestWriteMetrics(t *testing.T) {
 		r.RemoteAddr = "192.0.2.1:1"
 		h.ServeHTTP(httptest.NewRecorder(), r)
 		fault = workloadserver.ErrDenied
-		_, err = fetch()
-		require.Error(t, err)
+		require.Error(t, must.Err(fetch()))
 		fault = errors.New("no registry")
-		_, err = fetch()
-		require.Error(t, err)
+		require.Error(t, must.Err(fetch()))
 		s = read()
 		for _, reason := range []string{"no_header", "another_machine", "no_identity", "too_many_streams_of_peer"} {
 			assert.Equal(t, 1., s[`svidkit_workloadserver_refused_requests_total{reason="`+reason+`"}`], reason)

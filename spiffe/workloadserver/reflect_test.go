@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -56,9 +57,7 @@ func TestReflection(t *testing.T) {
 			msg = protowire.AppendString(protowire.AppendTag(msg, n, protowire.BytesType), arg)
 			go func() { _, _ = out.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(msg))), msg...)) }()
 			if r == nil {
-				resp, err := c.Do(req)
-				require.NoError(t, err)
-				r = &rpc{t, resp}
+				r = &rpc{t, must.Get(c.Do(req))(t)}
 			}
 			answer := fields(t, r.recv())
 			assert.Equal(t, "host", string(answer[1][0]))
@@ -93,8 +92,7 @@ func TestReflection(t *testing.T) {
 		want := workloadtest.OK
 		if version == "v1" {
 			want = workloadtest.InvalidArgument
-			_, err = out.Write([]byte{0, 0, 0, 0, 1, 0xff})
-			require.NoError(t, err)
+			must.Get(out.Write([]byte{0, 0, 0, 0, 1, 0xff}))(t)
 		} else {
 			require.NoError(t, out.Close())
 		}

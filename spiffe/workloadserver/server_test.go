@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -29,26 +30,20 @@ func TestServer(t *testing.T) {
 	conformance.Covers(t, "WEP-2", "WEP-3", "WAPI-6", "WAPI-17")
 	home := workloadtest.NewDomain(t, "example.org")
 	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
-	path := filepath.Join(socketDir(t), "new", "s")
+	path := filepath.Join(workloadtest.SocketDir(t), "new", "s")
 	stop := start(t, &unixsocket.Server{Path: path, Handler: h})
-	fi, err := os.Lstat(path)
-	require.NoError(t, err)
-	assert.Equal(t, fs.ModeSocket|0o600, fi.Mode())
+	assert.Equal(t, fs.ModeSocket|0o600, must.Get(os.Lstat(path))(t).Mode())
 
-	s, err := workloadapi.New(workloadapi.Config{Address: "unix://" + path})
-	require.NoError(t, err)
-	workloadtest.Run(t, s)
+	s := source(t, workloadapi.Config{Address: "unix://" + path})
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	require.NoError(t, s.Ready(ctx))
 
 	// The server goes: the identity stays. It comes back: the stream is there again, soon.
 	require.NoError(t, stop())
-	_, err = os.Lstat(path)
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(os.Lstat(path)), fs.ErrNotExist)
 	require.Eventually(t, func() bool { return !isOpen(s) }, patient, time.Millisecond)
-	_, err = s.SVID()
-	require.NoError(t, err)
+	must.Get(s.SVID())(t)
 	start(t, &unixsocket.Server{Path: path, Handler: h})
 	require.Eventually(t, func() bool { return updatesOf(s, "x509") == 2 }, patient, time.Millisecond)
 }

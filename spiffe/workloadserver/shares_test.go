@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
@@ -53,8 +54,7 @@ func TestPeerStreams(t *testing.T) {
 	begun := func(path, body string) { // a request of which no more comes
 		in, out := net.Pipe()
 		t.Cleanup(func() { _ = out.Close() })
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+path, in)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+path, in))(t)
 		req.Header.Set("Content-Type", "application/grpc")
 		req.Header.Set("workload.spiffe.io", "true")
 		go func() {
@@ -85,8 +85,7 @@ func TestPeerStreams(t *testing.T) {
 		refused := post(t, greedy, path, frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true")
 		code, _ := refused.status()
 		assert.Equal(t, workloadtest.ResourceExhausted, code, path)
-		ms, err := strconv.Atoi(refused.pushback())
-		require.NoError(t, err)
+		ms := must.Get(strconv.Atoi(refused.pushback()))(t)
 		assert.GreaterOrEqual(t, ms, int(workloadserver.RetryFull.Milliseconds()), "when to come back")
 	}
 	require.NotEmpty(t, svids(good).recv(), "of another connection")
@@ -248,8 +247,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 		}
 
 		// A withdrawal is a refusal. What callers do to themselves is none.
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
-		require.NoError(t, err)
+		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, h)}))(t)
 		stop := workloadtest.Run(t, s)
 		require.NoError(t, s.Ready(t.Context()))
 		denied.Store(true)

@@ -15,13 +15,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -29,10 +29,8 @@ import (
 // manager runs a SecretManager until the test ends.
 func manager(t testing.TB, ca *spiffetest.CA, path string) *secretcache.Manager {
 	t.Helper()
-	id, err := spiffe.ParseID(ca.TrustDomain().ID().String() + path)
-	require.NoError(t, err)
-	m, err := secretcache.New(secretcache.Config{ID: id, CA: ca})
-	require.NoError(t, err)
+	id := must.Get(spiffe.ParseID(ca.TrustDomain().ID().String() + path))(t)
+	m := must.Get(secretcache.New(secretcache.Config{ID: id, CA: ca}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -43,16 +41,14 @@ func manager(t testing.TB, ca *spiffetest.CA, path string) *secretcache.Manager 
 		cancel()
 		<-done
 	})
-	_, err = m.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
+	must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 	return m
 }
 
 // current returns the SVID that a source has, and fails the test if it has expired.
 func current(t testing.TB, s spiffe.SVIDSource) *spiffe.SVID {
 	t.Helper()
-	svid, err := s.SVID()
-	require.NoError(t, err)
+	svid := must.Get(s.SVID())(t)
 	require.False(t, time.Now().After(svid.NotAfter()), "it ended at %v, and it is %v", svid.NotAfter(), time.Now())
 	return svid
 }
@@ -84,10 +80,7 @@ func TestLiveManagers(t *testing.T) {
 					asked.Add(1)
 					return []workloadserver.Identity{identity(t, web)}, nil
 				}})
-				s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
-				require.NoError(t, err)
-				workloadtest.Run(t, s)
-				require.NoError(t, s.Ready(t.Context()))
+				s := readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 				least := time.Hour
 				for range 24 * 60 {
 					time.Sleep(time.Minute)
@@ -120,21 +113,14 @@ func TestForgetfulProvider(t *testing.T) {
 		web := home.SVID("/web")
 		src.set(snapshot(t, web, home), nil)
 		h := handler(t, still{src}, nil)
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
-		require.NoError(t, err)
-		workloadtest.Run(t, s)
-		require.NoError(t, s.Ready(t.Context()))
+		s := readySource(t, workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
 		updates := updatesOf(s, "jwt")
 		c := home.Bundle().Contents()
-		c.JWTAuthorities = map[string]crypto.PublicKey{"k": newKey(t).Public()}
-		own, err := spiffe.NewBundle(home.TrustDomain(), c)
-		require.NoError(t, err)
-		set, err := spiffe.NewBundleSet(own, other.Bundle())
-		require.NoError(t, err)
+		c.JWTAuthorities = map[string]crypto.PublicKey{"k": workloadtest.NewKey(t).Public()}
+		set := must.Get(spiffe.NewBundleSet(must.Get(spiffe.NewBundle(home.TrustDomain(), c))(t), other.Bundle()))(t)
 		src.set(spiffe.NewSnapshot(web, set), nil)
 		time.Sleep(6 * time.Minute)
-		_, err = s.Bundle(other.TrustDomain())
-		require.NoError(t, err)
+		must.Get(s.Bundle(other.TrustDomain()))(t)
 		assert.Equal(t, updates+1, updatesOf(s, "jwt"))
 
 		for range 20 {
@@ -144,8 +130,7 @@ func TestForgetfulProvider(t *testing.T) {
 		}
 		src.set(nil, workloadserver.ErrDenied)
 		time.Sleep(6 * time.Minute)
-		_, err = s.SVID()
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		require.ErrorIs(t, must.Err(s.SVID()), workloadapi.ErrDenied)
 	})
 }
 
@@ -181,10 +166,7 @@ func TestNeverRenewed(t *testing.T) {
 					},
 					Logger: workloadtest.Logger(&log),
 				})
-				s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
-				require.NoError(t, err)
-				workloadtest.Run(t, s)
-				require.NoError(t, s.Ready(t.Context()))
+				s := readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 				time.Sleep(life - time.Second)
 				asked := looks()
 				early, late := 0, 0
@@ -206,9 +188,7 @@ func TestNeverRenewed(t *testing.T) {
 				more := len(looks()) - len(asked)
 				assert.Less(t, more, 3700, "no tight loop")
 				assert.Greater(t, more, 100)
-				got, err := s.SVID()
-				require.NoError(t, err)
-				assert.Equal(t, svid.Chain(), got.Chain())
+				assert.Equal(t, svid.Chain(), must.Get(s.SVID())(t).Chain())
 				assert.Equal(t, 1, updatesOf(s, "x509"))
 				assert.Contains(t, log.String(), `msg="workloadserver: an identity that is served has expired"`)
 				assert.Contains(t, log.String(), "id=spiffe://example.org/web")
@@ -238,10 +218,7 @@ func TestFailureWithoutChange(t *testing.T) {
 			},
 			Logger: workloadtest.Logger(&log),
 		})
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
-		require.NoError(t, err)
-		workloadtest.Run(t, s)
-		require.NoError(t, s.Ready(t.Context()))
+		s := readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 
 		kaputt := errors.New("kaputt")
 		failure.Store(&kaputt)
@@ -272,8 +249,7 @@ func TestFailureWithoutChange(t *testing.T) {
 		denied := workloadserver.ErrDenied
 		failure.Store(&denied)
 		time.Sleep(6 * time.Minute)
-		_, err = s.SVID()
-		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		require.ErrorIs(t, must.Err(s.SVID()), workloadapi.ErrDenied)
 	})
 }
 
@@ -343,10 +319,7 @@ func TestIdentityProviders(t *testing.T) {
 			},
 			Logger: workloadtest.Logger(&log),
 		})
-		s, err := workloadapi.New(workloadapi.Config{Client: inMemory(t, h)})
-		require.NoError(t, err)
-		workloadtest.Run(t, s)
-		require.NoError(t, s.Ready(t.Context()))
+		s := readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 		paths := func() (got []string) {
 			synctest.Wait()
 			u, err := s.X509()
@@ -364,9 +337,7 @@ func TestIdentityProviders(t *testing.T) {
 				next := home.SVID([]string{"/web", "/db"}[i])
 				p.set(snapshot(t, next, home), nil)
 				synctest.Wait()
-				u, err := s.X509()
-				require.NoError(t, err)
-				assert.Equal(t, next.Chain(), u.Identities[i].SVID.Chain())
+				assert.Equal(t, next.Chain(), must.Get(s.X509())(t).Identities[i].SVID.Chain())
 			}
 		}
 
@@ -396,40 +367,6 @@ func TestIdentityProviders(t *testing.T) {
 		assert.ErrorContains(t, s.Report().Upstreams[0].Err, "status unavailable")
 		assert.Equal(t, []string{"/web front"}, paths())
 	})
-}
-
-// Over real sockets and in real time: identities of a few seconds, behind a hook that returns what there is
-// at the moment, reach a workload before they end.
-func TestShortLives(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	home := workloadtest.NewDomain(t, "example.org")
-	const life = 3 * time.Second
-	var svid atomic.Pointer[spiffe.SVID]
-	mint := func() {
-		svid.Store(home.SVID("/web", func(c *x509.Certificate) {
-			c.NotBefore, c.NotAfter = time.Now().Add(-time.Second), time.Now().Add(life)
-		}))
-	}
-	mint()
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{
-		Identities: func(context.Context) ([]workloadserver.Identity, error) {
-			return []workloadserver.Identity{{SVID: svid.Load()}}, nil
-		},
-	})
-	s, err := workloadapi.New(workloadapi.Config{Address: listen(t, &unixsocket.Server{Handler: h})})
-	require.NoError(t, err)
-	workloadtest.Run(t, s)
-	ready, cancel := context.WithTimeout(t.Context(), patient)
-	defer cancel()
-	require.NoError(t, s.Ready(ready))
-	for end := time.Now().Add(2 * life); time.Now().Before(end) && updatesOf(s, "x509") < 3; time.Sleep(20 * time.Millisecond) {
-		if time.Until(svid.Load().NotAfter()) < life/2 {
-			mint()
-		}
-		current(t, s)
-	}
-	assert.GreaterOrEqual(t, updatesOf(s, "x509"), 3)
 }
 
 // WIT authorities that a Provider does not tell of reach callers within minutes: in the bundles, and by WIT-SVIDs

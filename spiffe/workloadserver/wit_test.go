@@ -29,20 +29,20 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
 // A witsvid.Issuer makes the WIT-SVIDs of a handler.
 func ExampleOptions_witSVIDs() {
-	ca := spiffetest.NewCA(exampleTB{}, "example.org")
+	ca := spiffetest.NewCA(workloadtest.ExampleTB{}, "example.org")
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		log.Fatal(err)
@@ -64,7 +64,7 @@ func ExampleOptions_witSVIDs() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	address, stop := serveForExample(handler)
+	address, stop := workloadtest.ServeOnSocket(handler, nil)
 	defer stop()
 
 	client, err := workloadapi.NewClient(address, nil)
@@ -98,7 +98,7 @@ type wits struct {
 }
 
 func newWITs(t testing.TB, d domain) *wits {
-	issuer, err := witsvid.NewIssuer(d.TrustDomain(), newKey(t), nil)
+	issuer, err := witsvid.NewIssuer(d.TrustDomain(), workloadtest.NewKey(t), nil)
 	require.NoError(t, err)
 	return &wits{t: t, issuer: issuer, err: map[string]error{}}
 }
@@ -142,16 +142,12 @@ func withWIT(t testing.TB, d domain, issuers ...*witsvid.Issuer) *spiffe.Bundle 
 		kid, key := i.Authority()
 		c.WITAuthorities[kid] = key
 	}
-	b, err := spiffe.NewBundle(d.TrustDomain(), c)
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(d.TrustDomain(), c))(t)
 }
 
 func bundleSet(t testing.TB, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	set, err := spiffe.NewBundleSet(bundles...)
-	require.NoError(t, err)
-	return set
+	return must.Get(spiffe.NewBundleSet(bundles...))(t)
 }
 
 // witWatch is a watch that runs in the background of a bubble, and what it has brought since it was
@@ -234,11 +230,7 @@ func signer(t testing.TB, s workloadapi.TokenSVID) crypto.Signer {
 	var k struct{ Kty, Crv, X, Y, D, Alg string }
 	require.NoError(t, json.Unmarshal(s.KeyJWK(), &k))
 	assert.Equal(t, []string{"EC", "P-256", "ES256"}, []string{k.Kty, k.Crv, k.Alg})
-	d, err := base64.RawURLEncoding.DecodeString(k.D)
-	require.NoError(t, err)
-	key, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), d)
-	require.NoError(t, err)
-	return key
+	return must.Get(ecdsa.ParseRawPrivateKey(elliptic.P256(), must.Get(base64.RawURLEncoding.DecodeString(k.D))(t)))(t)
 }
 
 // WIT-SVIDs from the issuer to a workload that proves itself with one, for a day.
@@ -275,19 +267,14 @@ func TestServeWIT(t *testing.T) {
 		}
 		bundle, err := spiffe.ParseBundleWIT(home.TrustDomain(), bytesReplace(keys[home.TrustDomain()], `"kid"`, `"use":"wit-svid","kid"`))
 		require.NoError(t, err)
-		validator, err := witsvid.NewValidator(bundle, spiffe.AllowIDs(web.ID(), db.ID()), nil)
-		require.NoError(t, err)
+		validator := must.Get(witsvid.NewValidator(bundle, spiffe.AllowIDs(web.ID(), db.ID()), nil))(t)
 		seen := map[string]bool{}
 		for _, s := range first {
-			svid, err := witsvid.NewSVID(s.Token(), signer(t, s))
-			require.NoError(t, err, "token and key fit")
+			svid := must.Get(witsvid.NewSVID(s.Token(), signer(t, s)))(t, "token and key fit")
 			prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
 			call := witsvid.Call{Target: "https://db.example.org/"}
-			token, proof, err := prover.Prove(call)
-			require.NoError(t, err)
-			verified, err := validator.Validate(token, proof, call)
-			require.NoError(t, err)
-			assert.Equal(t, s.ID, verified.ID())
+			token, proof := must.Get2(prover.Prove(call))(t)
+			assert.Equal(t, s.ID, must.Get(validator.Validate(token, proof, call))(t).ID())
 			seen[string(s.KeyJWK())] = true
 		}
 		assert.Len(t, seen, 3, "no key is there twice")
@@ -327,9 +314,7 @@ func TestServeWIT(t *testing.T) {
 		fourth := all.one(t)
 		kid, _ := issuer.issuer.Authority()
 		for _, s := range fourth {
-			u, err := witsvid.ParseUnverified(s.Token())
-			require.NoError(t, err)
-			assert.Equal(t, kid, u.KeyID)
+			assert.Equal(t, kid, must.Get(witsvid.ParseUnverified(s.Token()))(t).KeyID)
 		}
 		one.one(t)
 		issuer.calls()
@@ -590,12 +575,11 @@ func TestServeWITBundles(t *testing.T) {
 	conformance.Covers(t, "WAPI-62", "WAPI-61", "WAPI-20", "WIT-60", "WIT-61", "WIT-63")
 	home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
 	i1, i2, i3 := newWITs(t, home).issuer, newWITs(t, home).issuer, newWITs(t, other).issuer
-	tricky, err := witsvid.NewIssuer(home.TrustDomain(), newKey(t), &witsvid.IssuerOptions{KeyID: `"use":"wit-svid",`})
+	tricky, err := witsvid.NewIssuer(home.TrustDomain(), workloadtest.NewKey(t), &witsvid.IssuerOptions{KeyID: `"use":"wit-svid",`})
 	require.NoError(t, err)
 	both := withWIT(t, home, i1, i2, tricky).Contents()
-	both.JWTAuthorities = map[string]crypto.PublicKey{"jwt": newKey(t).Public()}
-	own, err := spiffe.NewBundle(home.TrustDomain(), both)
-	require.NoError(t, err)
+	both.JWTAuthorities = map[string]crypto.PublicKey{"jwt": workloadtest.NewKey(t).Public()}
+	own := must.Get(spiffe.NewBundle(home.TrustDomain(), both))(t)
 	src := &provider{}
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
 	h := handler(t, src, &workloadserver.Options{
@@ -668,9 +652,7 @@ type hardware struct{ crypto.Signer }
 // compact makes a token by hand.
 func compact(t testing.TB, head string, claims map[string]any) string {
 	t.Helper()
-	payload, err := json.Marshal(claims)
-	require.NoError(t, err)
-	return compactRaw(t, head, string(payload))
+	return compactRaw(t, head, string(must.Get(json.Marshal(claims))(t)))
 }
 
 func compactRaw(t testing.TB, head, payload string) string {
@@ -686,10 +668,9 @@ func TestHostileWITIssuer(t *testing.T) {
 	const head = `{"alg":"ES256","kid":"k","typ":"wit+jwt"}`
 	home := workloadtest.NewDomain(t, "example.org")
 	id := spiffe.MustParseID("spiffe://example.org/web")
-	key, other := newKey(t), newKey(t)
+	key, other := workloadtest.NewKey(t), workloadtest.NewKey(t)
 	jwkOf := func(k *ecdsa.PublicKey) map[string]any {
-		point, err := k.Bytes()
-		require.NoError(t, err)
+		point := must.Get(k.Bytes())(t)
 		return map[string]any{"kty": "EC", "crv": "P-256", "x": b64(point[1:33]), "y": b64(point[33:]), "alg": "ES256"}
 	}
 	claims := func(edit func(c, jwk map[string]any)) map[string]any {
@@ -700,10 +681,8 @@ func TestHostileWITIssuer(t *testing.T) {
 	}
 	with := func(edit func(c, jwk map[string]any)) odd { return odd{compact(t, head, claims(edit)), key} }
 	good := with(func(c, jwk map[string]any) {})
-	small, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
-	_, edwards, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	small := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
+	_, edwards := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	rsaJWK := func(k *rsa.PublicKey, alg string) map[string]any {
 		return map[string]any{"kty": "RSA", "n": b64(k.N.Bytes()), "e": b64(big.NewInt(int64(k.E)).Bytes()), "alg": alg}
 	}
@@ -814,57 +793,23 @@ func TestWITThatStays(t *testing.T) {
 	})
 }
 
-// The other streams go on when the server has no WIT-SVIDs, and the deadline of a stream is kept.
-func TestWITOverSocket(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	conformance.Covers(t, "WAPI-2", "WAPI-3")
-	home := workloadtest.NewDomain(t, "example.org")
-	issuer := newWITs(t, home)
-	snap := spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer.issuer)))
-	for _, opts := range []*workloadserver.Options{nil, {IssueWITSVID: issuer.IssueWITSVID}} {
-		c := dial(t, listen(t, &unixsocket.Server{Handler: handler(t, workloadserver.Fixed(snap), opts)}))
-		for _, err := range c.WatchWITSVIDs(t.Context(), spiffe.ID{}) {
-			assert.Equal(t, opts == nil, errors.Is(err, workloadapi.ErrUnimplemented), "%v", err)
-			break
-		}
-		for _, err := range c.WatchWITBundles(t.Context()) {
-			assert.Equal(t, opts == nil, errors.Is(err, workloadapi.ErrUnimplemented), "%v", err)
-			break
-		}
-		for _, err := range c.WatchX509SVIDs(t.Context()) {
-			require.NoError(t, err)
-			break
-		}
-	}
-	r := post(t, http2(t, handler(t, workloadserver.Fixed(snap), &workloadserver.Options{IssueWITSVID: issuer.IssueWITSVID})), service+"FetchWITSVID",
-		frame(&wire.WITSVIDRequest{}), header, "true", "Grpc-Timeout", "300m")
-	require.NotEmpty(t, r.recv())
-	code, _ := r.status()
-	assert.Equal(t, workloadtest.DeadlineExceeded, code)
-}
-
 // A token is good until its "exp" and not at it.
 func TestCheckWITAtTheEnd(t *testing.T) {
 	t.Parallel()
 	issuer := newWITs(t, workloadtest.NewDomain(t, "example.org"))
 	id := spiffe.MustParseID("spiffe://example.org/web")
-	token, key, err := issuer.issuer.IssueWITSVID(t.Context(), id, "")
-	require.NoError(t, err)
-	exp, _, err := workloadserver.CheckWIT(token, id, key, time.Now())
-	require.NoError(t, err)
-	_, _, err = workloadserver.CheckWIT(token, id, key, exp.Add(-1))
-	require.NoError(t, err)
-	_, _, err = workloadserver.CheckWIT(token, id, key, exp)
+	token, key := must.Get2(issuer.issuer.IssueWITSVID(t.Context(), id, ""))(t)
+	exp, _ := must.Get2(workloadserver.CheckWIT(token, id, key, time.Now()))(t)
+	must.Get2(workloadserver.CheckWIT(token, id, key, exp.Add(-1)))(t)
+	_, _, err := workloadserver.CheckWIT(token, id, key, exp)
 	require.ErrorContains(t, err, "it has expired")
 }
 
 // Nothing that an issuer returns makes the check do harm, and what passes is what it says.
 func FuzzCheckWIT(f *testing.F) {
-	key := newKey(f)
+	key := workloadtest.NewKey(f)
 	id := spiffe.MustParseID("spiffe://example.org/web")
-	point, err := key.PublicKey.Bytes()
-	require.NoError(f, err)
+	point := must.Get(key.PublicKey.Bytes())(f)
 	now := time.Unix(1_000_000, 0)
 	jwk := `{"kty":"EC","crv":"P-256","x":"` + b64(point[1:33]) + `","y":"` + b64(point[33:]) + `","alg":"ES256"}`
 	for _, c := range []string{
@@ -887,12 +832,9 @@ func FuzzCheckWIT(f *testing.F) {
 		assert.True(t, exp.After(now))
 		var k struct{ D, Alg string }
 		require.NoError(t, json.Unmarshal([]byte(sent), &k))
-		d, err := key.Bytes()
-		require.NoError(t, err)
-		assert.Equal(t, b64(d), k.D)
+		assert.Equal(t, b64(must.Get(key.Bytes())(t)), k.D)
 		assert.Equal(t, "ES256", k.Alg)
-		u, err := witsvid.ParseUnverified(token)
-		require.NoError(t, err, "what we let pass, validators take for a WIT-SVID")
+		u := must.Get(witsvid.ParseUnverified(token))(t, "what we let pass, validators take for a WIT-SVID")
 		assert.Equal(t, id, u.ID)
 	})
 }

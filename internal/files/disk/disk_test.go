@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/disk"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // The kernel is asked: it refuses to make a folder durable that is on no disk.
@@ -17,8 +18,7 @@ func TestSyncDirReachesTheKernel(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs /proc")
 	}
-	root, err := os.OpenRoot("/proc")
-	require.NoError(t, err)
+	root := must.Get(os.OpenRoot("/proc"))(t)
 	defer root.Close()
 	require.ErrorIs(t, disk.OS{}.SyncDir(root, "."), syscall.EINVAL)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/diskcrash"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -20,8 +21,7 @@ import (
 // repeated, and returns what was done.
 func history(t *testing.T, plain bool) []diskcrash.Write {
 	dir, j := t.TempDir(), &diskcrash.Journal{}
-	f, err := openOn(j, dir, options(plain))
-	require.NoError(t, err)
+	f := must.Get(openOn(j, dir, options(plain)))(t)
 	defer f.Close()
 	for version := 1; version <= 3; version++ {
 		if version == 2 {
@@ -30,12 +30,10 @@ func history(t *testing.T, plain bool) []diskcrash.Write {
 				renamed = renamed || w.Op == "rename"
 				return renamed && w.Op == "syncdir"
 			}
-			_, err := f.Write(set(version))
-			require.ErrorIs(t, err, diskcrash.ErrFault)
+			require.ErrorIs(t, must.Err(f.Write(set(version))), diskcrash.ErrFault)
 			j.Fail = nil
 		}
-		_, err := f.Write(set(version))
-		require.NoError(t, err)
+		must.Get(f.Write(set(version)))(t)
 		require.Equal(t, slices.Repeat([]string{fmt.Sprint(version)}, 3), versions(t, dir))
 		j.Saved(version)
 	}
@@ -76,8 +74,7 @@ func survivor(t *testing.T, plain bool) func(dir string, saved int) error {
 		if err := look(); err != nil {
 			return fmt.Errorf("after it was opened: %w", err)
 		}
-		_, err = f.Write(set(100))
-		require.NoError(t, err)
+		must.Get(f.Write(set(100)))(t)
 		require.Equal(t, []string{"100", "100", "100"}, versions(t, dir))
 		return nil
 	}
@@ -108,8 +105,7 @@ func TestReplaceSurvivesCrashes(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("nothing is made durable there but contents")
 	}
-	root, err := os.OpenRoot(t.TempDir())
-	require.NoError(t, err)
+	root := must.Get(os.OpenRoot(t.TempDir()))(t)
 	defer root.Close()
 	j := &diskcrash.Journal{}
 	for version := 1; version <= 2; version++ {
@@ -149,12 +145,10 @@ func TestEachSyncIsHeard(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		for nth := 0; ; nth++ {
 			dir, j := t.TempDir(), &diskcrash.Journal{}
-			f, err := openOn(j, dir, options(plain))
-			require.NoError(t, err)
-			_, err = f.Write(set(1))
-			require.NoError(t, err)
+			f := must.Get(openOn(j, dir, options(plain)))(t)
+			must.Get(f.Write(set(1)))(t)
 			failed := failing(j, nth)
-			_, err = f.Write(set(2))
+			_, err := f.Write(set(2))
 			require.NoError(t, f.Close())
 			if !failed() {
 				require.Greater(t, nth, 4)
@@ -164,11 +158,10 @@ func TestEachSyncIsHeard(t *testing.T) {
 		}
 	}
 	for nth := 0; ; nth++ {
-		root, err := os.OpenRoot(t.TempDir())
-		require.NoError(t, err)
+		root := must.Get(os.OpenRoot(t.TempDir()))(t)
 		j := &diskcrash.Journal{}
 		failed := failing(j, nth)
-		err = replace(j, root, "file", File{Data: []byte("x"), Mode: 0o600})
+		err := replace(j, root, "file", File{Data: []byte("x"), Mode: 0o600})
 		require.NoError(t, root.Close())
 		if !failed() {
 			require.Equal(t, 2, nth)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -24,14 +25,11 @@ func TestFolderSetgid(t *testing.T) {
 	if err := errors.Join(os.Chown(dir, -1, 1), os.Chmod(dir, 0o750|fs.ModeSetgid)); err != nil {
 		t.Skip("not in the group")
 	}
-	f, err := Open(dir, Options{Program: "test"})
-	require.NoError(t, err)
+	f := must.Get(Open(dir, Options{Program: "test"}))(t)
 	defer f.Close()
-	_, err = f.Write(map[string]File{"key": {[]byte("one"), 0o640}})
-	require.NoError(t, err)
+	must.Get(f.Write(map[string]File{"key": {[]byte("one"), 0o640}}))(t)
 	for name, mode := range map[string]fs.FileMode{"key": 0o640, currentLink: 0o755 | fs.ModeDir | fs.ModeSetgid} {
-		info, err := os.Stat(filepath.Join(dir, name))
-		require.NoError(t, err)
+		info := must.Get(os.Stat(filepath.Join(dir, name)))(t)
 		assert.Equal(t, mode, info.Mode(), name)
 		assert.Equal(t, 1, int(info.Sys().(*syscall.Stat_t).Gid), name)
 	}
@@ -115,8 +113,7 @@ func TestDisk(t *testing.T) {
 		require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		f, err = Open(dir, options(plain))
 		if err == nil { // it has nothing to write there
-			changed, err = f.Write(set(3))
-			require.NoError(t, err)
+			changed = must.Get(f.Write(set(3)))(t)
 			require.False(t, changed)
 			_, err = f.Write(set(4))
 			require.ErrorContains(t, err, dir)
@@ -151,14 +148,12 @@ func TestForeignOwner(t *testing.T) {
 	require.NoError(t, os.Mkdir(next, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(next, "roots"), []byte("planted"), 0o644))
 	require.NoError(t, os.Chown(next, 54321, -1))
-	_, err := Open(dir, options(true))
-	require.ErrorContains(t, err, "belongs to user 54321")
+	require.ErrorContains(t, must.Err(Open(dir, options(true))), "belongs to user 54321")
 	require.Equal(t, all(1), versions(t, dir))
 	require.NoError(t, os.RemoveAll(next))
 
 	require.NoError(t, os.Chown(dir, 54321, -1))
 	for _, plain := range []bool{false, true} {
-		_, err := Open(dir, options(plain))
-		require.ErrorContains(t, err, "run: chown 0")
+		require.ErrorContains(t, must.Err(Open(dir, options(plain))), "run: chown 0")
 	}
 }

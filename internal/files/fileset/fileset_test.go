@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -22,15 +23,12 @@ func TestFolderReaders(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	dir := t.TempDir()
-	f, err := Open(dir, Options{Program: "test"})
-	require.NoError(t, err)
+	f := must.Get(Open(dir, Options{Program: "test"}))(t)
 	defer f.Close()
 	var version atomic.Int64
 	write := func() {
 		n := []byte(strconv.FormatInt(version.Load()+1, 10))
-		changed, err := f.Write(map[string]File{"cert": {n, 0o644}, "key": {n, 0o600}})
-		require.NoError(t, err)
-		require.True(t, changed)
+		require.True(t, must.Get(f.Write(map[string]File{"cert": {n, 0o644}, "key": {n, 0o600}}))(t))
 		version.Add(1)
 	}
 	write()
@@ -65,24 +63,19 @@ func TestFolderReaders(t *testing.T) {
 	readers.Wait()
 	t.Log(read.Load(), "pairs of", version.Load(), "versions")
 	assert.Greater(t, read.Load(), int64(10))
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	assert.Len(t, entries, 6, "two files, the link, two versions, and the lock")
+	assert.Len(t, must.Get(os.ReadDir(dir))(t), 6, "two files, the link, two versions, and the lock")
 }
 
 // What is there already is not written again, and what a crash has left is removed.
 func TestFolderAgain(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	f, err := Open(dir, Options{Program: "test"})
-	require.NoError(t, err)
+	f := must.Get(Open(dir, Options{Program: "test"}))(t)
 	defer f.Close()
 	files := map[string]File{"key": {[]byte("one"), 0o600}}
 	write := func(want bool) {
 		t.Helper()
-		changed, err := f.Write(files)
-		require.NoError(t, err)
-		assert.Equal(t, want, changed)
+		assert.Equal(t, want, must.Get(f.Write(files))(t))
 	}
 	write(true)
 	write(false)
@@ -93,16 +86,14 @@ func TestFolderAgain(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "key")))
 	write(true) // the name was gone
 	require.NoDirExists(t, filepath.Join(dir, versionMark+"unfinished"))
-	_, err = os.Lstat(filepath.Join(dir, draftMark+"unfinished"))
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(os.Lstat(filepath.Join(dir, draftMark+"unfinished"))), fs.ErrNotExist)
 	require.NoError(t, os.Remove(filepath.Join(dir, currentLink)))
 	write(true) // the link was gone
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "other"), []byte("mine"), 0o600))
 	files = map[string]File{"cert": {[]byte("two"), 0o644}}
 	write(true)
-	_, err = os.Lstat(filepath.Join(dir, "key"))
+	_, err := os.Lstat(filepath.Join(dir, "key"))
 	require.ErrorIs(t, err, fs.ErrNotExist, "a file that is not asked for any more")
-	data, err := os.ReadFile(filepath.Join(dir, "other"))
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(filepath.Join(dir, "other")))(t)
 	assert.Equal(t, "mine", string(data), "a file of another program stays")
 }

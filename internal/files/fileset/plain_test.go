@@ -22,6 +22,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -38,25 +39,19 @@ func set(version int) map[string]File {
 
 func open(t testing.TB, dir string, plain bool) *Folder {
 	t.Helper()
-	f, err := Open(dir, options(plain))
-	require.NoError(t, err)
-	return f
+	return must.Get(Open(dir, options(plain)))(t)
 }
 
 func write(t testing.TB, f *Folder, version int) {
 	t.Helper()
-	changed, err := f.Write(set(version))
-	require.NoError(t, err)
-	require.True(t, changed)
+	require.True(t, must.Get(f.Write(set(version)))(t))
 }
 
 // versions returns what the files have, in the order of names.
 func versions(t testing.TB, dir string) (have []string) {
 	t.Helper()
 	for _, name := range names {
-		data, err := os.ReadFile(filepath.Join(dir, name))
-		require.NoError(t, err)
-		have = append(have, string(data))
+		have = append(have, string(must.Get(os.ReadFile(filepath.Join(dir, name)))(t)))
 	}
 	return have
 }
@@ -66,9 +61,7 @@ func all(version int) []string { return slices.Repeat([]string{strconv.Itoa(vers
 // list returns the names in a folder.
 func list(t testing.TB, dir string) (have []string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	for _, e := range entries {
+	for _, e := range must.Get(os.ReadDir(dir))(t) {
 		have = append(have, e.Name())
 	}
 	return have
@@ -88,22 +81,19 @@ func TestPlain(t *testing.T) {
 		require.EqualValues(t, 0o600, info.Mode())
 	}
 	for name, file := range set(2) {
-		info, err := os.Lstat(filepath.Join(dir, name))
-		require.NoError(t, err)
+		info := must.Get(os.Lstat(filepath.Join(dir, name)))(t)
 		require.True(t, info.Mode().IsRegular())
 		if runtime.GOOS != "windows" {
 			require.Equal(t, file.Mode, info.Mode().Perm(), name)
 		}
 	}
 	before := stat(t, dir)
-	changed, err := f.Write(set(2))
-	require.NoError(t, err)
+	changed := must.Get(f.Write(set(2)))(t)
 	require.False(t, changed)
 	require.NoError(t, f.Close())
 	f = open(t, dir, true)
 	defer f.Close()
-	changed, err = f.Write(set(2))
-	require.NoError(t, err)
+	changed = must.Get(f.Write(set(2)))(t)
 	require.False(t, changed, "after a restart")
 	require.Equal(t, before, stat(t, dir))
 }
@@ -112,9 +102,7 @@ func TestPlain(t *testing.T) {
 func stat(t testing.TB, dir string) (at []time.Time) {
 	t.Helper()
 	for _, name := range names {
-		info, err := os.Stat(filepath.Join(dir, name))
-		require.NoError(t, err)
-		at = append(at, info.ModTime())
+		at = append(at, must.Get(os.Stat(filepath.Join(dir, name)))(t).ModTime())
 	}
 	return at
 }
@@ -135,8 +123,7 @@ func TestLayoutChange(t *testing.T) {
 	require.Equal(t, append([]string{lockName}, names...), list(t, dir))
 	f = open(t, dir, false)
 	defer f.Close()
-	_, err := f.Write(set(4))
-	require.ErrorContains(t, err, "was not made by test: remove it")
+	require.ErrorContains(t, must.Err(f.Write(set(4))), "was not made by test: remove it")
 	require.Equal(t, all(3), versions(t, dir))
 	for _, name := range names {
 		require.NoError(t, os.Remove(filepath.Join(dir, name)))
@@ -192,8 +179,7 @@ func TestFailure(t *testing.T) {
 				require.Len(t, left, map[bool]int{false: 1, true: 0}[plain], "%s: the version in use, if there is one", fault)
 			}
 			f.step = nil
-			_, err = f.Write(set(3))
-			require.NoError(t, err)
+			must.Get(f.Write(set(3)))(t)
 			require.Equal(t, all(3), versions(t, dir), fault)
 			require.NoError(t, f.Close())
 		}
@@ -208,9 +194,7 @@ func TestUnsure(t *testing.T) {
 	write(t, f, 1)
 	f.unsure = true
 	write(t, f, 1)
-	changed, err := f.Write(set(1))
-	require.NoError(t, err)
-	require.False(t, changed)
+	require.False(t, must.Get(f.Write(set(1)))(t))
 }
 
 // Readers that spin while plain files are written see no part of a file, and never certificates without their key or
@@ -319,8 +303,7 @@ func TestLinkAttacks(t *testing.T) {
 		require.NoError(t, os.Remove(filepath.Join(dir, "key")))
 		require.NoError(t, os.Mkdir(filepath.Join(dir, "key"), 0o700))
 		f = open(t, dir, plain)
-		_, err := f.Write(set(2))
-		require.ErrorContains(t, err, "key is there and was not made by test")
+		require.ErrorContains(t, must.Err(f.Write(set(2))), "key is there and was not made by test")
 		require.NoError(t, f.Close())
 	}
 
@@ -328,42 +311,33 @@ func TestLinkAttacks(t *testing.T) {
 	outside := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(outside, "key"), []byte("planted"), 0o600))
 	require.NoError(t, os.Symlink(outside, filepath.Join(dir, nextFolder)))
-	_, err := Open(dir, options(true))
-	require.ErrorContains(t, err, "..next is not a folder")
+	require.ErrorContains(t, must.Err(Open(dir, options(true))), "..next is not a folder")
 	require.NoError(t, os.Remove(filepath.Join(dir, nextFolder)))
 	require.NoError(t, os.Mkdir(filepath.Join(dir, nextFolder), 0o755))
 	require.NoError(t, os.Chmod(filepath.Join(dir, nextFolder), 0o755))
-	_, err = Open(dir, options(true))
+	_, err := Open(dir, options(true))
 	require.ErrorContains(t, err, "not safe from other users", "a folder that is not like ours")
 	require.NoError(t, os.Remove(filepath.Join(dir, nextFolder)))
 
 	_ = os.Remove(filepath.Join(dir, lockName))
 	require.NoError(t, os.Symlink(victim, filepath.Join(dir, lockName)))
-	_, err = Open(dir, options(false))
-	require.Error(t, err)
-	data, err := os.ReadFile(victim)
-	require.NoError(t, err)
-	require.Equal(t, "mine", string(data))
+	require.Error(t, must.Err(Open(dir, options(false))))
+	require.Equal(t, "mine", string(must.Get(os.ReadFile(victim))(t)))
 }
 
 // Replace leaves one file, and keeps to the folder.
 func TestReplace(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	root, err := os.OpenRoot(dir)
-	require.NoError(t, err)
+	root := must.Get(os.OpenRoot(dir))(t)
 	defer root.Close()
 	for _, mode := range []fs.FileMode{0o600, 0o644} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "a.new"), []byte("of a crash"), 0o600))
 		require.NoError(t, Replace(root, "a", File{[]byte(mode.String()), mode}))
-		data, err := os.ReadFile(filepath.Join(dir, "a"))
-		require.NoError(t, err)
-		require.Equal(t, mode.String(), string(data))
+		require.Equal(t, mode.String(), string(must.Get(os.ReadFile(filepath.Join(dir, "a")))(t)))
 		require.Equal(t, []string{"a"}, list(t, dir))
 		if runtime.GOOS != "windows" {
-			info, err := os.Stat(filepath.Join(dir, "a"))
-			require.NoError(t, err)
-			require.Equal(t, mode, info.Mode())
+			require.Equal(t, mode, must.Get(os.Stat(filepath.Join(dir, "a")))(t).Mode())
 		}
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "b"), 0o700))
@@ -388,8 +362,7 @@ func TestFolderOfAll(t *testing.T) {
 		var told []error
 		o := options(true)
 		o.Warn = func(err error) { told = append(told, err) }
-		f, err := Open(dir, o)
-		require.NoError(t, err)
+		f := must.Get(Open(dir, o))(t)
 		require.Len(t, told, 1)
 		write(t, f, 1)
 		require.NoError(t, f.Check())
@@ -417,8 +390,7 @@ func TestOneWriter(t *testing.T) {
 		dir := t.TempDir()
 		f := open(t, dir, plain)
 		if runtime.GOOS != "windows" {
-			_, err := Open(dir, options(plain))
-			require.ErrorContains(t, err, "another program writes to "+dir)
+			require.ErrorContains(t, must.Err(Open(dir, options(plain))), "another program writes to "+dir)
 		}
 		require.NoError(t, f.Close())
 		f = open(t, dir, plain)
@@ -434,15 +406,12 @@ func TestLockOfAnother(t *testing.T) {
 	}
 	for _, plain := range []bool{true, false} {
 		dir := t.TempDir()
-		other, err := os.Open(dir)
-		require.NoError(t, err)
+		other := must.Get(os.Open(dir))(t)
 		defer other.Close()
-		got, err := flock.TryLock(other)
-		require.NoError(t, err)
-		require.True(t, got)
+		require.True(t, must.Get(flock.TryLock(other))(t))
 		f := open(t, dir, plain)
 		write(t, f, 1)
-		_, err = Open(dir, options(plain))
+		_, err := Open(dir, options(plain))
 		require.ErrorContains(t, err, "another program writes to", "one of ours still counts")
 		require.NoError(t, f.Close())
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/flock"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // A lock belongs to the open file, so that two that are open stand in for two processes.
@@ -19,15 +20,12 @@ func TestLock(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "lock")
 	open := func() *os.File {
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-		require.NoError(t, err)
+		f := must.Get(os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600))(t)
 		t.Cleanup(func() { f.Close() })
 		return f
 	}
 	try := func(f *os.File) bool {
-		ok, err := flock.TryLock(f)
-		require.NoError(t, err)
-		return ok
+		return must.Get(flock.TryLock(f))(t)
 	}
 	a, b := open(), open()
 	require.NoError(t, flock.Lock(a))
@@ -41,7 +39,6 @@ func TestLock(t *testing.T) {
 	require.NoError(t, <-done)
 
 	require.NoError(t, a.Close())
-	_, err := flock.TryLock(a)
-	require.Error(t, err)
+	require.Error(t, must.Err(flock.TryLock(a)))
 	require.Error(t, flock.Lock(a))
 }

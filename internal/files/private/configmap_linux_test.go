@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const mountedFile = "SVIDKIT_PRIVATE_MOUNTED" // a file in the process that TestConfigMap starts
@@ -17,11 +18,9 @@ const mountedFile = "SVIDKIT_PRIVATE_MOUNTED" // a file in the process that Test
 // folder that is no volume is not.
 func TestConfigMap(t *testing.T) {
 	if file := os.Getenv(mountedFile); file != "" {
-		f, err := private.OpenFile(file, os.O_RDONLY, private.Options{})
-		require.NoError(t, err)
-		require.NoError(t, f.Close())
+		require.NoError(t, must.Get(private.OpenFile(file, os.O_RDONLY, private.Options{}))(t).Close())
 		t.Setenv("KUBERNETES_SERVICE_HOST", "")
-		_, err = private.OpenFile(file, os.O_RDONLY, private.Options{})
+		_, err := private.OpenFile(file, os.O_RDONLY, private.Options{})
 		require.ErrorIs(t, err, private.ErrUnsafe, "in no pod")
 		t.Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
 		_, err = private.OpenFile(filepath.Join(filepath.Dir(file), "..data", "workloads.json"), os.O_RDONLY, private.Options{Keys: true})
@@ -32,8 +31,7 @@ func TestConfigMap(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can mount")
 	}
-	dir, err := os.MkdirTemp("/tmp", "pod")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("/tmp", "pod"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	volume, at := filepath.Join(dir, "kubernetes.io~configmap", "workloads"), filepath.Join(dir, "etc")
 	require.NoError(t, os.MkdirAll(filepath.Join(volume, "..2026"), 0o755))
@@ -42,7 +40,7 @@ func TestConfigMap(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(volume, "..2026", "workloads.json"), []byte("{}"), 0o644))
 	require.NoError(t, os.Symlink("..2026", filepath.Join(volume, "..data")))
 	require.NoError(t, os.Symlink("..data/workloads.json", filepath.Join(volume, "workloads.json")))
-	_, err = private.OpenFile(filepath.Join(volume, "workloads.json"), os.O_RDONLY, private.Options{})
+	_, err := private.OpenFile(filepath.Join(volume, "workloads.json"), os.O_RDONLY, private.Options{})
 	require.ErrorIs(t, err, private.ErrUnsafe, "a folder of that name")
 
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", `mount --bind "$1" "$2" || exit 77; exec "$0" -test.run='^TestConfigMap$'`, os.Args[0], volume, at)

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -38,9 +39,7 @@ func needRoot(t *testing.T) {
 // tempDir returns a folder that no link leads to.
 func tempDir(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	require.NoError(t, err)
-	return dir
+	return must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 }
 
 func mkdir(t *testing.T, mode fs.FileMode, names ...string) string {
@@ -92,8 +91,7 @@ func openIn(dir, name string, o private.Options) error {
 // refused requires a refusal, and that the command of its text mends it.
 func refused(t *testing.T, err error, command string) {
 	t.Helper()
-	require.ErrorIs(t, err, private.ErrUnsafe)
-	assert.ErrorContains(t, err, "; run: "+command)
+	must.Fail(t, err, private.ErrUnsafe, "; run: "+command)
 }
 
 func TestModes(t *testing.T) {
@@ -207,9 +205,7 @@ func TestCheckJudgesTheDescriptor(t *testing.T) {
 				require.Empty(t, warned)
 				return
 			}
-			require.ErrorIs(t, err, private.ErrUnsafe)
-			require.ErrorContains(t, err, tc.want)
-			require.ErrorContains(t, err, `/some/path`)
+			must.Fail(t, err, private.ErrUnsafe, tc.want, `/some/path`)
 			if !tc.acceptable {
 				require.ErrorIs(t, lenient, private.ErrUnsafe)
 				require.Empty(t, warned)
@@ -219,10 +215,8 @@ func TestCheckJudgesTheDescriptor(t *testing.T) {
 			require.Equal(t, []error{err}, warned)
 		})
 	}
-	unknown, err := fs.Stat(fstest.MapFS{"f": {}}, "f")
-	require.NoError(t, err)
-	err = private.Check("/x", unknown, private.Options{})
-	require.ErrorIs(t, err, private.ErrUnsafe, "an unknown owner")
+	unknown := must.Get(fs.Stat(fstest.MapFS{"f": {}}, "f"))(t)
+	require.ErrorIs(t, private.Check("/x", unknown, private.Options{}), private.ErrUnsafe, "an unknown owner")
 }
 
 func TestOwners(t *testing.T) {
@@ -265,9 +259,7 @@ func TestOwners(t *testing.T) {
 	named.Owners = []int{otherUser + 1, otherUser}
 	for _, path := range []string{filepath.Join(folder, "file"), file, link} {
 		require.NoError(t, openFile(path, named))
-		f, err := private.OpenGiven(path, true, nil, named)
-		require.NoError(t, err)
-		require.NoError(t, f.Close())
+		require.NoError(t, must.Get(private.OpenGiven(path, true, nil, named))(t).Close())
 	}
 	require.NoError(t, openDir(below, named))
 	require.NoError(t, openDir(dirLink, named))
@@ -387,38 +379,30 @@ func TestMakeDir(t *testing.T) {
 	for _, tc := range []struct{ mode, want fs.FileMode }{{0, 0o700}, {0o755, 0o755}, {0o770, 0o770}} {
 		dir := filepath.Join(base, tc.want.String(), "a", "b")
 		var synced []string
-		root, err := private.MakeDirSync(dir, private.Options{Mode: tc.mode}, func(dir string) error {
+		root := must.Get(private.MakeDirSync(dir, private.Options{Mode: tc.mode}, func(dir string) error {
 			synced = append(synced, dir)
 			return nil
-		})
-		require.NoError(t, err)
-		info, err := root.Stat(".")
-		require.NoError(t, err)
+		}))(t)
+		info := must.Get(root.Stat("."))(t)
 		assert.Equal(t, tc.want, info.Mode().Perm())
 		require.NoError(t, root.Close())
 		assert.Equal(t, []string{base, filepath.Join(base, tc.want.String()), filepath.Dir(dir)}, synced, "each folder with a new name is made durable")
 		require.NoError(t, os.Chmod(dir, 0o711))
-		root, err = private.MakeDir(dir, private.Options{Mode: tc.mode})
-		require.NoError(t, err)
-		info, err = root.Stat(".")
-		require.NoError(t, err)
+		root = must.Get(private.MakeDir(dir, private.Options{Mode: tc.mode}))(t)
+		info = must.Get(root.Stat("."))(t)
 		assert.Equal(t, fs.FileMode(0o711), info.Mode().Perm(), "one that is there is left as it is")
 		require.NoError(t, root.Close())
 	}
 	fault := errors.New("the disk is broken")
 	_, err := private.MakeDirSync(filepath.Join(base, "c"), private.Options{}, func(string) error { return fault })
 	require.ErrorIs(t, err, fault)
-	root, err := private.MakeDir(filepath.Join(base, "d"), private.Options{Keys: true})
-	require.NoError(t, err)
-	require.NoError(t, root.Close())
+	require.NoError(t, must.Get(private.MakeDir(filepath.Join(base, "d"), private.Options{Keys: true}))(t).Close())
 }
 
 func TestRelativePaths(t *testing.T) {
 	dir := tempDir(t)
 	t.Chdir(dir)
-	root, err := private.MakeDir("x/y", private.Options{})
-	require.NoError(t, err)
-	require.NoError(t, root.Close())
+	require.NoError(t, must.Get(private.MakeDir("x/y", private.Options{}))(t).Close())
 	assert.DirExists(t, filepath.Join(dir, "x", "y"))
 	require.NoError(t, os.Chmod("x", 0o777))
 	refused(t, openDir("./x/y", private.Options{}), fmt.Sprintf("chmod o-w %q", filepath.Join(dir, "x")))
@@ -447,19 +431,13 @@ func TestOpenFileCreates(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(tempDir(t), "log")
 	for range 2 {
-		f, err := private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, private.Options{Keys: true})
-		require.NoError(t, err)
-		_, err = f.WriteString("x")
-		require.NoError(t, err)
+		f := must.Get(private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, private.Options{Keys: true}))(t)
+		must.Get(f.WriteString("x"))(t)
 		require.NoError(t, f.Close())
 	}
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
-	assert.Equal(t, "xx", string(b))
-	info, err := os.Stat(path)
-	require.NoError(t, err)
-	assert.Equal(t, fs.FileMode(0o600), info.Mode())
-	_, err = private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, private.Options{})
+	assert.Equal(t, "xx", string(must.Get(os.ReadFile(path))(t)))
+	assert.Equal(t, fs.FileMode(0o600), must.Get(os.Stat(path))(t).Mode())
+	_, err := private.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, private.Options{})
 	require.ErrorIs(t, err, fs.ErrExist)
 }
 
@@ -478,8 +456,7 @@ func TestCheckKeyFile(t *testing.T) {
 	t.Parallel()
 	base := tempDir(t)
 	check := func(path string) error {
-		f, err := private.OpenFile(path, os.O_RDONLY, private.Options{})
-		require.NoError(t, err)
+		f := must.Get(private.OpenFile(path, os.O_RDONLY, private.Options{}))(t)
 		defer f.Close()
 		return private.CheckKeyFile(path, f)
 	}
@@ -538,10 +515,6 @@ func TestOpenGiven(t *testing.T) {
 
 func TestHasOwner(t *testing.T) {
 	t.Parallel()
-	onDisk, err := os.Stat(t.TempDir())
-	require.NoError(t, err)
-	assert.True(t, private.HasOwner(onDisk))
-	inMemory, err := fstest.MapFS{"f": {}}.Stat("f")
-	require.NoError(t, err)
-	assert.False(t, private.HasOwner(inMemory))
+	assert.True(t, private.HasOwner(must.Get(os.Stat(t.TempDir()))(t)))
+	assert.False(t, private.HasOwner(must.Get(fstest.MapFS{"f": {}}.Stat("f"))(t)))
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const sandbox = "SVIDKIT_PRIVATE_SANDBOX" // a folder in the process that TestSandbox starts
@@ -32,9 +33,7 @@ func TestSandbox(t *testing.T) {
 			require.NoError(t, os.Chown(dir, uid, gid))
 			require.NoError(t, os.Chown(file, 54321, -1))
 			exe := filepath.Join(dir, "test")
-			b, err := os.ReadFile(os.Args[0])
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile(exe, b, 0o755))
+			require.NoError(t, os.WriteFile(exe, must.Get(os.ReadFile(os.Args[0]))(t), 0o755))
 		}
 		exe := os.Args[0]
 		if os.Geteuid() == 0 {
@@ -59,12 +58,8 @@ func TestSandbox(t *testing.T) {
 		require.NoError(t, err, "%s", out)
 		return
 	}
-	info, err := os.Lstat("/")
-	require.NoError(t, err)
-	require.NotZero(t, info.Sys().(*syscall.Stat_t).Uid, "root is not mapped")
-	root, err := private.MakeDir(filepath.Join(dir, "a", "b"), private.Options{Keys: true})
-	require.NoError(t, err)
-	require.NoError(t, root.Close())
+	require.NotZero(t, must.Get(os.Lstat("/"))(t).Sys().(*syscall.Stat_t).Uid, "root is not mapped")
+	require.NoError(t, must.Get(private.MakeDir(filepath.Join(dir, "a", "b"), private.Options{Keys: true}))(t).Close())
 	if info, err := os.Lstat(filepath.Join(dir, "of-another")); err == nil && info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
 		require.ErrorIs(t, openFile(filepath.Join(dir, "of-another"), private.Options{}), private.ErrUnsafe)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/files/store"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func newStore(t *testing.T, path string) *store.Store {
@@ -40,18 +41,14 @@ func TestStore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b")
 	s := newStore(t, path)
 	assert.NoDirExists(t, path, "New does nothing")
-	_, err := read(s, "file", 100, false)
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(read(s, "file", 100, false)), fs.ErrNotExist)
 	require.NoError(t, os.WriteFile(filepath.Join(path, "file.new"), []byte("of a crash"), 0o600))
 	for _, text := range []string{"one", "", "three"} {
 		write(t, s, "file", text)
-		got, err := read(s, "file", 5, true)
-		require.NoError(t, err)
-		assert.Equal(t, text, got)
+		assert.Equal(t, text, must.Get(read(s, "file", 5, true))(t))
 	}
 	assert.NoFileExists(t, filepath.Join(path, "file.new"))
-	_, err = read(s, "file", 4, false)
-	require.ErrorContains(t, err, "has more than 4 bytes")
+	require.ErrorContains(t, must.Err(read(s, "file", 4, false)), "has more than 4 bytes")
 	remove := func() error { return s.Use(func(f *store.Folder) error { return f.Remove("file") }) }
 	require.NoError(t, remove())
 	require.NoError(t, remove(), "there is none")
@@ -61,13 +58,10 @@ func TestStore(t *testing.T) {
 		return
 	}
 	write(t, s, "file", "text")
-	info, err := os.Stat(filepath.Join(path, "file"))
-	require.NoError(t, err)
-	assert.Equal(t, fs.FileMode(0o600), info.Mode())
+	assert.Equal(t, fs.FileMode(0o600), must.Get(os.Stat(filepath.Join(path, "file")))(t).Mode())
 	for mode, keys := range map[fs.FileMode]bool{0o640: true, 0o604: true, 0o620: false, 0o602: false} {
 		require.NoError(t, os.Chmod(filepath.Join(path, "file"), mode))
-		_, err = read(s, "file", 100, keys)
-		require.Error(t, err, "%v", mode)
+		require.Error(t, must.Err(read(s, "file", 100, keys)), "%v", mode)
 	}
 }
 
@@ -82,15 +76,13 @@ func TestWritableByOthers(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(open, "file"), []byte("of another"), 0o600))
 	var warned []error
 	s := store.New(open, "own", func(err error) { warned = append(warned, err) })
-	_, err := read(s, "file", 100, false)
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(read(s, "file", 100, false)), fs.ErrNotExist)
 	write(t, s, "file", "ours")
 	assert.FileExists(t, filepath.Join(open, "own", "file"))
 	require.Len(t, warned, 1, "once")
 	require.ErrorIs(t, warned[0], private.ErrUnsafe)
 	require.NoError(t, os.Chmod(filepath.Join(open, "own"), 0o777))
-	_, err = read(s, "file", 100, false)
-	require.ErrorIs(t, err, private.ErrUnsafe)
+	require.ErrorIs(t, must.Err(read(s, "file", 100, false)), private.ErrUnsafe)
 }
 
 // Several stores of one folder, as several processes have them, do not get into each other's way.

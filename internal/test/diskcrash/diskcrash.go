@@ -47,12 +47,16 @@ func (j *Journal) note(w Write) error {
 	return nil
 }
 
-// Mkdir is Mkdir of a Disk.
-func (j *Journal) Mkdir(root *os.Root, name string) error {
-	if err := j.note(Write{Op: "mkdir", Name: name}); err != nil {
+func (j *Journal) do(w Write, f func() error) error {
+	if err := j.note(w); err != nil {
 		return err
 	}
-	return j.OS.Mkdir(root, name)
+	return f()
+}
+
+// Mkdir is Mkdir of a Disk.
+func (j *Journal) Mkdir(root *os.Root, name string) error {
+	return j.do(Write{Op: "mkdir", Name: name}, func() error { return j.OS.Mkdir(root, name) })
 }
 
 // Create is Create of a Disk.
@@ -69,10 +73,7 @@ func (j *Journal) Create(root *os.Root, name string) (disk.File, error) {
 
 // Symlink is Symlink of a Disk.
 func (j *Journal) Symlink(root *os.Root, target, name string) error {
-	if err := j.note(Write{Op: "symlink", Name: name, To: target}); err != nil {
-		return err
-	}
-	return j.OS.Symlink(root, target, name)
+	return j.do(Write{Op: "symlink", Name: name, To: target}, func() error { return j.OS.Symlink(root, target, name) })
 }
 
 // SyncDir is SyncDir of a Disk.
@@ -82,10 +83,7 @@ func (j *Journal) SyncDir(_ *os.Root, name string) error {
 
 // Rename is Rename of a Disk.
 func (j *Journal) Rename(root *os.Root, from, to string) error {
-	if err := j.note(Write{Op: "rename", Name: from, To: to}); err != nil {
-		return err
-	}
-	return j.OS.Rename(root, from, to)
+	return j.do(Write{Op: "rename", Name: from, To: to}, func() error { return j.OS.Rename(root, from, to) })
 }
 
 // Remove is Remove of a Disk.
@@ -93,18 +91,12 @@ func (j *Journal) Remove(root *os.Root, name string) error {
 	if _, err := root.Lstat(name); err != nil {
 		return err
 	}
-	if err := j.note(Write{Op: "remove", Name: name}); err != nil {
-		return err
-	}
-	return j.OS.Remove(root, name)
+	return j.do(Write{Op: "remove", Name: name}, func() error { return j.OS.Remove(root, name) })
 }
 
 // RemoveAll is RemoveAll of a Disk.
 func (j *Journal) RemoveAll(root *os.Root, name string) error {
-	if err := j.note(Write{Op: "remove", Name: name}); err != nil {
-		return err
-	}
-	return j.OS.RemoveAll(root, name)
+	return j.do(Write{Op: "remove", Name: name}, func() error { return j.OS.RemoveAll(root, name) })
 }
 
 type journalFile struct {

@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -67,44 +68,36 @@ type dashboard struct {
 func Written(t *testing.T) *metricstest.Text {
 	t.Helper()
 	ca := spiffetest.NewCA(t, "example.org")
-	src, err := workloadapi.Start(t.Context(), workloadapitest.NewServer(t, ca, "/web").Config())
-	no(t, err)
+	src := must.Get(workloadapi.Start(t.Context(), workloadapitest.NewServer(t, ca, "/web").Config()))(t)
 	t.Cleanup(func() { _ = src.Close() })
 	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
-	fed, err := federation.Start(t.Context(),
+	fed := must.Get(federation.Start(t.Context(),
 		federation.Config{Relationships: []federation.Relationship{partner.Relationship()},
-			Fetch: federationtest.Options(partner)})
-	no(t, err)
+			Fetch: federationtest.Options(partner)}))(t)
 	t.Cleanup(func() { _ = fed.Close() })
-	manager, err := secretcache.Start(t.Context(),
-		secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/agent"), CA: ca})
-	no(t, err)
+	manager := must.Get(secretcache.Start(t.Context(),
+		secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/agent"), CA: ca}))(t)
 	t.Cleanup(func() { _ = manager.Close() })
-	envoy, err := sds.NewHandler(manager, nil)
-	no(t, err)
+	envoy := must.Get(sds.NewHandler(manager, nil))(t)
 	t.Cleanup(func() { _ = envoy.Close() })
-	workloads, err := workloadserver.NewHandler(manager, nil)
-	no(t, err)
+	workloads := must.Get(workloadserver.NewHandler(manager, nil))(t)
 	governor := &spiffetls.Governor{}
 	contents, n := ca.Bundle().Contents(), uint64(1)
 	contents.Sequence, contents.RefreshHint = &n, time.Minute
-	own, err := spiffe.NewBundle(ca.TrustDomain(), contents)
-	no(t, err)
-	h, err := health.New(
+	own := must.Get(spiffe.NewBundle(ca.TrustDomain(), contents))(t)
+	h := must.Get(health.New(
 		health.Part{Name: "identity", Source: src}, health.Part{Name: "federation", Source: fed},
 		health.Part{Name: "fixed", Source: health.FromSources(nil, own)}, health.Part{Name: "agent", Source: manager},
 		health.Part{Name: "tls", Source: new(spiffetls.Metrics)}, health.Part{Name: "connections", Source: governor},
 		health.Part{Name: "sds", Source: envoy}, health.Part{Name: "workloads", Source: workloads},
-	)
-	no(t, err)
+	))(t)
 	no(t, h.Ready())
 	page, text := new(bytes.Buffer), new(metricstest.Text)
 	for _, write := range []func(io.Writer) error{h.WriteMetrics, istioAgent(t).WriteMetrics, failing(t).WriteMetrics,
 		authority(t)} {
 		page.Reset()
 		no(t, write(page))
-		one, err := metricstest.Parse(page.String())
-		no(t, err)
+		one := must.Get(metricstest.Parse(page.String()))(t)
 		if text.Samples == nil {
 			text = one
 			continue
@@ -119,16 +112,13 @@ func istioAgent(t *testing.T) *health.Handler {
 	proxy, err := xdsproxy.NewHandler(xdsproxy.Config{URL: "https://127.0.0.1:1", HTTPClient: http.DefaultClient})
 	no(t, err)
 	t.Cleanup(func() { _ = proxy.Close() })
-	h, err := health.New(health.Part{Name: "ADS", Source: proxy})
-	no(t, err)
-	return h
+	return must.Get(health.New(health.Part{Name: "ADS", Source: proxy}))(t)
 }
 
 // failing is an agent whose CA is away.
 func failing(t *testing.T) *health.Handler {
-	manager, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/away"),
-		CA: unable{spiffetest.NewCA(t, "example.org")}})
-	no(t, err)
+	manager := must.Get(secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/away"),
+		CA: unable{spiffetest.NewCA(t, "example.org")}}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- manager.Run(ctx) }()
@@ -139,9 +129,7 @@ func failing(t *testing.T) *health.Handler {
 			t.Fatal("the CA fails, and no attempt has")
 		}
 	}
-	h, err := health.New(health.Part{Name: "failing", Source: manager})
-	no(t, err)
-	return h
+	return must.Get(health.New(health.Part{Name: "failing", Source: manager}))(t)
 }
 
 // unable is a CA that signs nothing.
@@ -156,20 +144,15 @@ func WrittenByCA(t *testing.T) *metricstest.Text {
 	t.Helper()
 	page := new(bytes.Buffer)
 	no(t, authority(t)(page))
-	text, err := metricstest.Parse(page.String())
-	no(t, err)
-	return text
+	return must.Get(metricstest.Parse(page.String()))(t)
 }
 
 // authority returns what writes the page of a CA with both APIs.
 func authority(t *testing.T) func(io.Writer) error {
 	td := spiffe.MustParseTrustDomain("example.org")
-	store, err := ca.NewDirStore(filepath.Join(t.TempDir(), "ca"))
-	no(t, err)
-	a, err := ca.Open(t.Context(), ca.Config{TrustDomain: td, Create: true}, store)
-	no(t, err)
-	tokens, err := caserver.NewInsecureTokens(td, filepath.Join(t.TempDir(), "secret"))
-	no(t, err)
+	store := must.Get(ca.NewDirStore(filepath.Join(t.TempDir(), "ca")))(t)
+	a := must.Get(ca.Open(t.Context(), ca.Config{TrustDomain: td, Create: true}, store))(t)
+	tokens := must.Get(caserver.NewInsecureTokens(td, filepath.Join(t.TempDir(), "secret")))(t)
 	ready := make(chan struct{})
 	api := kubetest.Start(t)
 	api.Put("/apis/certificates.k8s.io/v1/namespaces/shop/podcertificaterequests/waits", map[string]any{
@@ -185,7 +168,7 @@ func authority(t *testing.T) func(io.Writer) error {
 		return podcert.New(podcert.Options{SignerName: "example.org/spiffe", TrustDomain: td, CA: signer,
 			APIServer: api.URL(), HTTPClient: api.Client()})
 	}
-	server, err := caserver.New(caserver.Options{
+	server := must.Get(caserver.New(caserver.Options{
 		CA: a, TrustDomain: td, Identity: caservertest.Identity(t, a,
 			spiffe.MustParseID("spiffe://example.org/ca")), Istio: &istioca.Options{Authenticator: tokens},
 		Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"},
@@ -193,10 +176,8 @@ func authority(t *testing.T) func(io.Writer) error {
 				return nil, errors.New("none")
 			}},
 		Ready: func() { close(ready) }, Pods: pods,
-	})
-	no(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	no(t, err)
+	}))(t)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx, caserver.Listeners{Admin: l}) }()
@@ -239,13 +220,12 @@ func Labels(text *metricstest.Text) map[string]map[string][]string {
 // as Labels returns them, and so is each of its labels and values.
 func Dashboard(t *testing.T, file string, written map[string]map[string][]string) (shown map[string]bool) {
 	t.Helper()
-	f, err := os.Open(file)
-	no(t, err)
+	f := must.Get(os.Open(file))(t)
 	defer f.Close()
 	var d dashboard
 	decoder := json.NewDecoder(f)
 	no(t, decoder.Decode(&d))
-	_, err = decoder.Token()
+	_, err := decoder.Token()
 	want(t, err == io.EOF, "%s: something follows: %v", file, err)
 	ids := map[int]bool{}
 	shown = map[string]bool{}
@@ -318,16 +298,16 @@ func Expression(t *testing.T, where, expr string, written map[string]map[string]
 	return names
 }
 
-func no(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func want(t testing.TB, ok bool, format string, args ...any) {
 	t.Helper()
 	if !ok {
 		t.Errorf(format, args...)
+	}
+}
+
+func no(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

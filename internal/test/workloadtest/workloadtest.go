@@ -4,14 +4,22 @@ package workloadtest
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"errors"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -73,6 +81,45 @@ func Run(t testing.TB, s interface{ Run(context.Context) error }) (stop func() e
 // ErrStop is the cause of the context of [Run] when it ends.
 var ErrStop = errors.New("stop")
 
+// SocketDir returns a directory with a path that is short enough for sockets.
+func SocketDir(t testing.TB) string {
+	t.Helper()
+	dir := must.Get(os.MkdirTemp("", "wl"))(t)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// NewKey returns a new key.
+func NewKey(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	return must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+}
+
+// ExampleTB is what a test function is given; an example has none, and these do not fail.
+type ExampleTB struct{ testing.TB }
+
+// Helper does nothing.
+func (ExampleTB) Helper() {}
+
+// ServeOnSocket serves h for an example. It does not wait for its clients when it stops, as a unixsocket.Server does.
+func ServeOnSocket(h http.Handler, conn func(context.Context, net.Conn) context.Context) (
+	address string, stop func()) {
+	dir, err := os.MkdirTemp("", "wl")
+	if err != nil {
+		log.Fatal(err)
+	}
+	path := filepath.Join(dir, "api.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	end := ServeOn(l, h, conn)
+	return "unix://" + path, func() {
+		end()
+		_ = os.RemoveAll(dir)
+	}
+}
+
 // Domain is a trust domain for tests.
 type Domain struct{ *spiffetest.CA }
 
@@ -102,30 +149,14 @@ func concatenated(b *spiffe.Bundle) (der []byte) {
 
 // Log is a buffer for logs.
 type Log struct {
-	mu sync.Mutex
-	b  bytes.Buffer
+	logtest.Buffer
+	taken int
 }
 
-// Write implements [io.Writer].
-func (b *Log) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-// String returns what was written.
-func (b *Log) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
-// Take returns what was written since the last call.
+// Take returns what was written since the last call, which is not at the same time.
 func (b *Log) Take() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	text := b.b.String()
-	b.b.Reset()
+	text := b.String()[b.taken:]
+	b.taken += len(text)
 	return text
 }
 
