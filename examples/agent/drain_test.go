@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
@@ -26,8 +27,7 @@ func TestDrainByRole(t *testing.T) {
 		t.Cleanup(server.Close)
 		var cfg istioagent.Config
 		cfg.Envoy.AdminPort = server.Listener.Addr().(*net.TCPAddr).Port
-		p, err := app(t, cfg, role)
-		require.NoError(t, err)
+		p := must.Get(app(t, cfg, role))(t)
 		p.drain(t.Context())
 		require.Len(t, asked, 1, role)
 		r := <-asked

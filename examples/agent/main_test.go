@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
@@ -45,8 +46,7 @@ func TestMain(m *testing.M) {
 // that is wrong with 1.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	dir := t.TempDir()
 	for _, c := range []struct {
 		args, environ, out, errOut string
@@ -95,11 +95,9 @@ type output = logtest.Buffer
 // get returns what is at a URL.
 func get(t *testing.T, url string) (int, string) {
 	t.Helper()
-	resp, err := http.Get(url)
-	require.NoError(t, err)
+	resp := must.Get(http.Get(url))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	body := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(body)
 }
 
@@ -140,12 +138,10 @@ func TestDemo(t *testing.T) {
 	}
 	_, metrics := get(t, at+"/metrics")
 	assert.Contains(t, metrics, "istio_agent_cert_expiry_seconds")
-	_, err := metricstest.Page(metrics)
-	require.NoError(t, err)
+	must.Get(metricstest.Page(metrics))(t)
 	bootstrap := regexp.MustCompile(`envoy -c (\S+)`).FindStringSubmatch(out.String())
 	require.NotNil(t, bootstrap)
-	data, err := os.ReadFile(bootstrap[1])
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(bootstrap[1]))(t)
 	assert.True(t, json.Valid(data))
 
 	require.Eventually(t, func() bool {
@@ -158,7 +154,7 @@ func TestDemo(t *testing.T) {
 	for i, what := range []string{"certificates", "pushes", "requests"} {
 		assert.NotEqual(t, "0", result[i+1], what)
 	}
-	_, err = os.Stat(filepath.Dir(bootstrap[1]))
+	_, err := os.Stat(filepath.Dir(bootstrap[1]))
 	require.ErrorIs(t, err, os.ErrNotExist, "nothing is left")
 	require.NoError(t, run(t.Context(), strings.Fields("-demo -admin 127.0.0.1:0 -for 1s"), nil, &out, io.Discard))
 	assert.Contains(t, out.String(), "ends: in 1s, or with Ctrl-C; -for sets another time\n")
@@ -173,8 +169,7 @@ func TestQuitDemo(t *testing.T) {
 	go func() { done <- demo(t.Context(), options{admin: "127.0.0.1:0"}, 5*time.Second, &out) }()
 	at := address(t, &out)
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, time.Minute, 5*time.Millisecond)
-	resp, err := http.Post(at+"/quitquitquit", "", nil)
-	require.NoError(t, err)
+	resp := must.Get(http.Post(at+"/quitquitquit", "", nil))(t)
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusOK, resp.StatusCode)
 	select {
@@ -220,8 +215,7 @@ func TestQuit(t *testing.T) {
 		return code == http.StatusOK
 	}, time.Minute, 5*time.Millisecond)
 	post := func(path, name, value string) int {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, nil)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, nil))(t)
 		switch name {
 		case "":
 		case "Host":
@@ -229,11 +223,9 @@ func TestQuit(t *testing.T) {
 		default:
 			r.Header.Set(name, value)
 		}
-		resp, err := http.DefaultClient.Do(r)
-		require.NoError(t, err)
+		resp := must.Get(http.DefaultClient.Do(r))(t)
 		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		assert.NotEmpty(t, body)
 		return resp.StatusCode
 	}
@@ -281,11 +273,9 @@ func TestRun(t *testing.T) {
 	_, page := get(t, at+"/")
 	assert.Contains(t, page, "a server answers")
 	for _, path := range []string{"/", "/metrics", "/healthz/ready"} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at+path, nil)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, at+path, nil))(t)
 		r.Host = "rebound.example"
-		resp, err := http.DefaultClient.Do(r)
-		require.NoError(t, err)
+		resp := must.Get(http.DefaultClient.Do(r))(t)
 		require.NoError(t, resp.Body.Close())
 		assert.Equal(t, http.StatusMisdirectedRequest, resp.StatusCode, path)
 	}
@@ -309,12 +299,10 @@ func TestRun(t *testing.T) {
 func TestAllowFiles(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
-	root, err := os.MkdirTemp("", "agent")
-	require.NoError(t, err)
+	root := must.Get(os.MkdirTemp("", "agent"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	ca := spiffetest.NewCA(t, "example.org")
-	certs, key, err := ca.SVID("/ns/shop/sa/web").MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(ca.SVID("/ns/shop/sa/web").MarshalPEM())(t)
 	for _, dir := range []string{"etc/certs", "elsewhere"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o700))
 		for name, data := range map[string][]byte{"cert-chain.pem": certs, "key.pem": key, "root-cert.pem": ca.Bundle().MarshalPEM()} {

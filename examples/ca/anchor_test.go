@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -20,18 +21,16 @@ func TestAnchorInPart(t *testing.T) {
 	for _, stuck := range []string{anchorKey, anchorCert} {
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, stuck), []byte("of another process"), 0o600))
-		root, err := os.OpenRoot(dir)
-		require.NoError(t, err)
+		root := must.Get(os.OpenRoot(dir))(t)
 		defer root.Close()
-		_, err = makeAnchor(root, spiffe.MustParseTrustDomain("example.org"), time.Now())
+		_, err := makeAnchor(root, spiffe.MustParseTrustDomain("example.org"), time.Now())
 		require.ErrorIs(t, err, os.ErrExist, stuck)
 		data, err := os.ReadFile(filepath.Join(dir, anchorCert))
 		if err == nil {
 			_, err = pki.ParseCertificatesPEM(data)
 		}
 		assert.Error(t, err, "with %s in the way there is a certificate", stuck)
-		data, err = os.ReadFile(filepath.Join(dir, stuck))
-		require.NoError(t, err)
+		data = must.Get(os.ReadFile(filepath.Join(dir, stuck)))(t)
 		assert.Equal(t, "of another process", string(data))
 	}
 }
@@ -43,10 +42,8 @@ func TestIssuerOfTheMesh(t *testing.T) {
 		dir := t.TempDir()
 		anchors, err := pki.ParseCertificatesPEM(installed(t, scheme, filepath.Join(dir, "anchors"), filepath.Join(dir, "issuer")))
 		require.NoError(t, err)
-		data, err := os.ReadFile(filepath.Join(dir, "issuer", file))
-		require.NoError(t, err)
-		issuers, err := pki.ParseCertificatesPEM(data)
-		require.NoError(t, err)
+		data := must.Get(os.ReadFile(filepath.Join(dir, "issuer", file)))(t)
+		issuers := must.Get(pki.ParseCertificatesPEM(data))(t)
 		require.Len(t, issuers, 1)
 		issuer := issuers[0]
 		require.NoError(t, issuer.CheckSignatureFrom(anchors[0]))

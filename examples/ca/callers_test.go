@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	jwts "github.com/svidkit/svidkit/internal/tokens/token"
@@ -40,8 +41,7 @@ type oidc struct {
 
 func newOIDC(t testing.TB) *oidc {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	i := &oidc{key: key}
 	i.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/.well-known/openid-configuration" {
@@ -58,8 +58,7 @@ func newOIDC(t testing.TB) *oidc {
 // sign returns a token.
 func (i *oidc) sign(t testing.TB, aud, sub string, exp time.Time) string {
 	t.Helper()
-	s, err := jwts.NewSigner(i.key, "", "1", "JWT")
-	require.NoError(t, err)
+	s := must.Get(jwts.NewSigner(i.key, "", "1", "JWT"))(t)
 	text, err := s.Token(fmt.Appendf(nil, `{"iss":%q,"aud":[%q],"sub":%q,"exp":%d}`, i.URL, aud, sub, exp.Unix()))
 	require.NoError(t, err)
 	return text
@@ -78,15 +77,12 @@ func forwardedHeader(value string) http.Header {
 // asCaller asks Istio's API with whatever the caller has.
 func asCaller(t testing.TB, s *server, c *http.Client, token string, header http.Header, ttl time.Duration) ([]*x509.Certificate, error) {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	client, err := caclientistio.New(caclientistio.Options{Header: header, Endpoint: caclient.Endpoint{
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+	client := must.Get(caclientistio.New(caclientistio.Options{Header: header, Endpoint: caclient.Endpoint{
 		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: c, TrustDomain: s.c.CA.TrustDomain,
 		Token: func(context.Context) (string, error) { return token, nil },
-	}})
-	require.NoError(t, err)
+	}}))(t)
 	return client.Sign(t.Context(), csr, ttl)
 }
 
@@ -116,8 +112,7 @@ func TestCallers(t *testing.T) {
 	plain := newClient(s.ca.Bundle(), nil)
 	t.Cleanup(plain.CloseIdleConnections)
 	certified := func(name string) *http.Client {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		chain, _, err := istioRequest(t.Context(), plain, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, east.pod(t, "istio-ca", name), key)
 		require.NoError(t, err)
 		c := newClient(s.ca.Bundle(), mustSVID(t, chain, key))
@@ -151,8 +146,7 @@ func TestCallers(t *testing.T) {
 		"a bad certificate":                     {strange, "token-db", nil, "db", "kubernetes-token"},
 		"gateway with a certificate of its own": {gateway, "", forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/admin," + uri), "behind", "forwarded-certificate"},
 	} {
-		chain, err := asCaller(t, s, c.client, c.token, c.header, 0)
-		require.NoError(t, err, name)
+		chain := must.Get(asCaller(t, s, c.client, c.token, c.header, 0))(t, name)
 		require.Len(t, chain[0].URIs, 1)
 		assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/"+c.want, chain[0].URIs[0].String(), name)
 		assert.Empty(t, chain[0].DNSNames)
@@ -167,8 +161,7 @@ func TestCallers(t *testing.T) {
 	}{
 		"certificate": {vm, "", nil, 2 * time.Hour}, "gateway": {plain, "", forwardedHeader(uri), 2 * time.Hour}, "token": {plain, "token-web", nil, 24 * time.Hour},
 	} {
-		chain, err := asCaller(t, s, c.client, c.token, c.header, 24*time.Hour)
-		require.NoError(t, err, name)
+		chain := must.Get(asCaller(t, s, c.client, c.token, c.header, 24*time.Hour))(t, name)
 		assert.WithinDuration(t, time.Now().Add(c.want), chain[0].NotAfter, time.Minute, name)
 	}
 
@@ -232,13 +225,11 @@ func TestGatewayAfterTaint(t *testing.T) {
 	plain := newClient(s.ca.Bundle(), nil)
 	t.Cleanup(plain.CloseIdleConnections)
 	header := forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/behind")
-	_, err := asCaller(t, s, plain, "", header, 0)
-	require.NoError(t, err)
+	must.Get(asCaller(t, s, plain, "", header, 0))(t)
 	require.NoError(t, s.ca.Own.Taint(t.Context(), s.ca.Own.Status().Roots[0].ID))
-	_, err = asCaller(t, s, plain, "", header, 0)
+	_, err := asCaller(t, s, plain, "", header, 0)
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
-	_, err = asCaller(t, s, plain, token(t, s, "demo/web"), header, 0)
-	require.NoError(t, err, "a clean proof")
+	must.Get(asCaller(t, s, plain, token(t, s, "demo/web"), header, 0))(t, "a clean proof")
 }
 
 // TestClientRoots: certificates of another CA prove callers, whose IDs are of the trust domain, and nothing else.
@@ -261,10 +252,9 @@ func TestClientRoots(t *testing.T) {
 		id, err := spiffe.IDFromCertificate(chain[0])
 		return id.String(), err
 	}
-	id, err := ask(other, nil)
-	require.NoError(t, err)
+	id := must.Get(ask(other, nil))(t)
 	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", id)
-	_, err = ask(third, nil)
+	_, err := ask(third, nil)
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
 	_, err = ask(other, forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/web"))
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated, "a client of a proxy must not get the certificate of the proxy")
@@ -287,8 +277,7 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 	require.NoError(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}), 0o600))
 	environment := env{"JWT_RULE": `{"issuer":"` + i.URL + `","jwksUri":"` + i.URL + `/jwks","audiences":["ca"]}`, "TRUST_DOMAIN": "example.org"}
 	args := []string{"-state-dir", filepath.Join(dir, "state"), "-create", "-jwt-roots", roots, "-istio-addr", "127.0.0.1:0", "-bundle-addr", "", "-admin-addr", ""}
-	o, err := parse(args, environment.get, io.Discard)
-	require.NoError(t, err)
+	o := must.Get(parse(args, environment.get, io.Discard))(t)
 	s, _ := start(t, o.Config)
 	assert.Nil(t, s.at.Linkerd)
 	assert.NoFileExists(t, o.SecretFile)
@@ -297,20 +286,16 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 	assert.NotContains(t, out.String(), "DEVELOPMENT")
 	c := newClient(s.ca.Bundle(), nil)
 	t.Cleanup(c.CloseIdleConnections)
-	chain, err := asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 48*time.Hour)
-	require.NoError(t, err)
-	id, err := spiffe.IDFromCertificate(chain[0])
-	require.NoError(t, err)
+	chain := must.Get(asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 48*time.Hour))(t)
+	id := must.Get(spiffe.IDFromCertificate(chain[0]))(t)
 	assert.Equal(t, "spiffe://example.org/ns/demo/sa/web", id.String())
 	assert.WithinDuration(t, time.Now().Add(48*time.Hour), chain[0].NotAfter, time.Minute)
-	_, err = asCaller(t, s, c, "x:demo/web", nil, 0)
+	_, err := asCaller(t, s, c, "x:demo/web", nil, 0)
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
 
 	i.Close() // the keys that are known count on
-	_, err = asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 0)
-	require.NoError(t, err)
-	o, err = parse(append(args, "-state-dir", filepath.Join(dir, "other")), environment.get, io.Discard)
-	require.NoError(t, err)
+	must.Get(asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 0))(t)
+	o = must.Get(parse(append(args, "-state-dir", filepath.Join(dir, "other")), environment.get, io.Discard))(t)
 	later, _ := start(t, o.Config)
 	c = newClient(later.ca.Bundle(), nil)
 	t.Cleanup(c.CloseIdleConnections)

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -27,15 +28,13 @@ import (
 // installed runs -install and writes the data of the Secret to files, as a volume has them. It returns the trust anchors.
 func installed(t testing.TB, scheme, anchors, dir string) []byte {
 	t.Helper()
-	out, err := shell(t, "", "-install", scheme, "-anchor-dir", anchors, "-issuer-ttl", "720h")
-	require.NoError(t, err)
+	out := must.Get(shell(t, "", "-install", scheme, "-anchor-dir", anchors, "-issuer-ttl", "720h"))(t)
 	configMap, secret, ok := strings.Cut(out, "\n---\n")
 	require.True(t, ok)
 	require.NotContains(t, configMap, "PRIVATE KEY")
 	require.NoError(t, os.MkdirAll(dir, 0o700))
 	for _, m := range regexp.MustCompile(`(?m)^  ([a-z.]+): ([A-Za-z0-9+/=]{20,})$`).FindAllStringSubmatch(secret, -1) {
-		data, err := base64.StdEncoding.DecodeString(m[2])
-		require.NoError(t, err)
+		data := must.Get(base64.StdEncoding.DecodeString(m[2]))(t)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, m[1]), data, 0o600))
 	}
 	_, block, ok := strings.Cut(configMap, ": |\n")
@@ -95,8 +94,7 @@ func TestInstallObjects(t *testing.T) {
 		for _, m := range args {
 			flags = append(flags, m[1])
 		}
-		o, err := parse(flags, env{}.get, io.Discard)
-		require.NoError(t, err, "the program takes what is printed")
+		o := must.Get(parse(flags, env{}.get, io.Discard))(t, "the program takes what is printed")
 		assert.Equal(t, "mesh", o.mesh.ControlNamespace)
 		assert.Contains(t, objects[4], "kind: Role, name: linkerd-identity}\nsubjects: [{kind: ServiceAccount, name: linkerd-identity, namespace: mesh}]")
 	}
@@ -115,21 +113,17 @@ func TestInstall(t *testing.T) {
 			dir := t.TempDir()
 			anchors, folder := filepath.Join(dir, "anchors"), filepath.Join(dir, "plugged-in")
 			pem := installed(t, scheme, anchors, folder)
-			roots, err := pki.ParseCertificatesPEM(pem)
-			require.NoError(t, err)
+			roots := must.Get(pki.ParseCertificatesPEM(pem))(t)
 			require.Len(t, roots, 1)
-			files, err := os.ReadDir(folder)
-			require.NoError(t, err)
+			files := must.Get(os.ReadDir(folder))(t)
 			var found []string
 			for _, f := range files {
 				found = append(found, f.Name())
 			}
 			assert.ElementsMatch(t, append(names, "ca.crt"), found)
-			key, err := os.ReadFile(filepath.Join(folder, names[1]))
-			require.NoError(t, err)
+			key := must.Get(os.ReadFile(filepath.Join(folder, names[1])))(t)
 			assert.Equal(t, scheme != "design", bytes.HasPrefix(key, []byte("-----BEGIN")))
-			info, err := os.Stat(filepath.Join(anchors, anchorKey))
-			require.NoError(t, err)
+			info := must.Get(os.Stat(filepath.Join(anchors, anchorKey)))(t)
 			assert.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 
 			_, args := cluster(t)
@@ -185,14 +179,13 @@ func TestLinkerdAlone(t *testing.T) {
 	ask := func() ([]*x509.Certificate, error) {
 		return certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name))
 	}
-	chain, err := ask()
-	require.NoError(t, err)
+	chain := must.Get(ask())(t)
 	assert.WithinDuration(t, time.Now().Add(24*time.Hour), chain[0].NotAfter, time.Minute)
 	assert.Empty(t, chain[0].OCSPServer)
 	assert.Empty(t, chain[0].CRLDistributionPoints)
 	require.Eventually(t, func() bool { return k.Count("POST", "/api/v1/namespaces/demo/events") > 0 }, time.Minute, 10*time.Millisecond)
 	k.TokenReviews(reviews(nil)) // the account is deleted
-	_, err = ask()
+	_, err := ask()
 	require.ErrorContains(t, err, "token")
 	for _, r := range k.Requests() {
 		assert.NotContains(t, r.Path, "linkerd-identity-issuer")
@@ -207,10 +200,8 @@ func TestInstallRefuses(t *testing.T) {
 	for _, dir := range []string{half, broken} {
 		require.NoError(t, os.Chmod(dir, 0o700))
 	}
-	_, err := shell(t, "", "-install", "design", "-anchor-dir", foreign, "-trust-domain", "example.org")
-	require.NoError(t, err)
-	_, err = shell(t, "", "-install", "design", "-anchor-dir", readable)
-	require.NoError(t, err)
+	must.Get(shell(t, "", "-install", "design", "-anchor-dir", foreign, "-trust-domain", "example.org"))(t)
+	must.Get(shell(t, "", "-install", "design", "-anchor-dir", readable))(t)
 	require.NoError(t, os.Chmod(filepath.Join(readable, anchorKey), 0o640))
 	for _, name := range []string{anchorKey, anchorCert} {
 		require.NoError(t, os.WriteFile(filepath.Join(broken, name), []byte("x"), 0o600))
@@ -252,10 +243,9 @@ func TestInstallForeign(t *testing.T) {
 	}
 	for _, foreign := range []string{".", anchorKey} {
 		dir := filepath.Join(t.TempDir(), "anchors")
-		_, err := shell(t, "", "-install", "design", "-anchor-dir", dir)
-		require.NoError(t, err)
+		must.Get(shell(t, "", "-install", "design", "-anchor-dir", dir))(t)
 		require.NoError(t, os.Chown(filepath.Join(dir, foreign), 54321, -1))
-		_, err = shell(t, "", "-install", "design", "-anchor-dir", dir)
+		_, err := shell(t, "", "-install", "design", "-anchor-dir", dir)
 		require.ErrorContains(t, err, "belongs to user 54321; run: chown 0")
 	}
 }
@@ -331,8 +321,7 @@ type kubeEvent struct {
 
 // events returns the first event with the reason.
 func events(t testing.TB, k *kubetest.Server, reason string) *kubeEvent {
-	api, err := kube.New(kube.Options{URL: k.URL(), Client: k.Client()})
-	require.NoError(t, err)
+	api := must.Get(kube.New(kube.Options{URL: k.URL(), Client: k.Client()}))(t)
 	var list struct{ Items []*kubeEvent }
 	require.NoError(t, api.Get(t.Context(), kube.Path("api", "v1", "events"), nil, &list))
 	for _, e := range list.Items {

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -39,8 +40,7 @@ func TestMain(m *testing.M) {
 // program returns the program as a process.
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + t.TempDir()} // a program with coverage warns without it
 	return cmd
@@ -56,8 +56,7 @@ func TestShell(t *testing.T) {
 	half := filepath.Join(dir, "half")
 	require.NoError(t, os.Mkdir(half, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(half, "ca-cert.pem"), nil, 0o600))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	csrPEM := func(der []byte) string {
 		return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
@@ -123,8 +122,7 @@ func TestShell(t *testing.T) {
 	require.Equal(t, 2, cmd.ProcessState.ExitCode())
 	cmd = command(t, "-version")
 	cmd.Env = append(cmd.Env, "TRUST_DOMAIN=Example.org")
-	out, err = cmd.Output()
-	require.NoError(t, err)
+	out = must.Get(cmd.Output())(t)
 	require.Regexp(t, `^ca .*, go1\.\d+`, string(out))
 }
 
@@ -138,8 +136,7 @@ func TestSignal(t *testing.T) {
 	cmd := command(t, arguments(dir)...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	var text strings.Builder
 	for lines := bufio.NewScanner(out); lines.Scan(); {

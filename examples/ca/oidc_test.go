@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -30,8 +31,7 @@ import (
 func webSite(t *testing.T, ca *spiffetest.CA, name string) (cert, key []byte) {
 	t.Helper()
 	chain, signer := ca.Certificate("/web", func(c *x509.Certificate) { c.DNSNames = []string{name} })
-	key, err := pki.MarshalPrivateKeyPEM(signer)
-	require.NoError(t, err)
+	key = must.Get(pki.MarshalPrivateKeyPEM(signer))(t)
 	for _, c := range chain {
 		cert = append(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
 	}
@@ -76,8 +76,7 @@ func TestOIDC(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer "+strings.TrimSpace(token))
 		return verifier.Authenticate(r)
 	}
-	caller, err := present("bank")
-	require.NoError(t, err)
+	caller := must.Get(present("bank"))(t)
 	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", caller.ID.String())
 	_, err = present("other")
 	require.ErrorIs(t, err, authn.ErrRefused)
@@ -85,10 +84,8 @@ func TestOIDC(t *testing.T) {
 	for path, want := range map[string]int{
 		"/prod/.well-known/openid-configuration": 200, "/prod/keys": 200, "/": 404, "/metrics": 404, "/root-cert.pem": 404, "/prod/status": 404,
 	} {
-		resp, err := client.Get("https://oidc.example.org" + path)
-		require.NoError(t, err)
-		_, err = io.Copy(io.Discard, resp.Body)
-		require.NoError(t, err)
+		resp := must.Get(client.Get("https://oidc.example.org" + path))(t)
+		must.Get(io.Copy(io.Discard, resp.Body))(t)
 		require.NoError(t, resp.Body.Close())
 		assert.Equal(t, want, resp.StatusCode, path)
 	}
@@ -107,8 +104,7 @@ func TestOIDCBehindProxy(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s, _ := start(t, newConfig(t, dir, "-oidc-issuer", "https://oidc.example.org", "-oidc-addr", "127.0.0.1:0"))
-	verifier, err := spiffe.NewVerifier(s.ca.Bundle(), spiffe.AllowIDs(s.c.ServerID), nil)
-	require.NoError(t, err)
+	verifier := must.Get(spiffe.NewVerifier(s.ca.Bundle(), spiffe.AllowIDs(s.c.ServerID), nil))(t)
 	conn, err := tls.Dial("tcp", s.at.OIDC.Addr().String(), &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(state tls.ConnectionState) error { // as the ID is checked
 		_, err := verifier.VerifyChain(state.PeerCertificates, spiffe.ServerRole)
 		return err
@@ -126,7 +122,6 @@ func TestOIDCBehindProxy(t *testing.T) {
 // claimsOf returns the claims of a token.
 func claimsOf(t *testing.T, token string) string {
 	t.Helper()
-	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
-	require.NoError(t, err)
+	payload := must.Get(base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1]))(t)
 	return string(payload)
 }

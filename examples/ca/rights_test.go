@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	istiowire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -74,12 +75,10 @@ func TestRightsOfTheManifest(t *testing.T) {
 	t.Parallel()
 	manifest, err := shell(t, "", "-install", "kubernetes", "-with", "node-accounts=svidkit-node/workload-agent", "-with", "create=true")
 	require.NoError(t, err)
-	nodes, err := os.ReadFile("../workload-agent/install.yaml")
-	require.NoError(t, err)
+	nodes := must.Get(os.ReadFile("../workload-agent/install.yaml"))(t)
 	var agent strings.Builder
 	require.NoError(t, (&program.Manifest{Text: string(nodes)}).Print(&agent))
-	rights, err := kubetest.Rights(manifest + "\n---\n" + agent.String())
-	require.NoError(t, err)
+	rights := must.Get(kubetest.Rights(manifest + "\n---\n" + agent.String()))(t)
 	k, api := kubetest.StartGuard(t, rights["svidkit/ca"])
 
 	// What kubectl has applied, and three pods.
@@ -102,18 +101,15 @@ func TestRightsOfTheManifest(t *testing.T) {
 		}}
 	})
 	args, vars := deployment(t, manifest, api, t.TempDir())
-	o, err := parse(args, vars.get, io.Discard)
-	require.NoError(t, err)
+	o := must.Get(parse(args, vars.get, io.Discard))(t)
 	s, _ := start(t, o.Config)
 
 	client := newClient(s.ca.Bundle(), nil)
 	defer client.CloseIdleConnections()
 	for _, id := range []string{"spiffe://cluster.local/ns/demo/sa/web", "spiffe://cluster.local/ns/later/sa/db"} {
-		metadata, err := structpb.NewStruct(map[string]any{"ImpersonatedIdentity": id})
-		require.NoError(t, err)
-		request, err := proto.Marshal(&istiowire.IstioCertificateRequest{Csr: newCSR(t), Metadata: metadata})
-		require.NoError(t, err)
-		_, err = grpchttp.NewClient(client, "https://"+s.at.Istio.Addr().String(), 1<<20).Unary(t.Context(), istioca.CreateCertificate, http.Header{"Authorization": {"Bearer token-agent"}}, request)
+		metadata := must.Get(structpb.NewStruct(map[string]any{"ImpersonatedIdentity": id}))(t)
+		request := must.Get(proto.Marshal(&istiowire.IstioCertificateRequest{Csr: newCSR(t), Metadata: metadata}))(t)
+		_, err := grpchttp.NewClient(client, "https://"+s.at.Istio.Addr().String(), 1<<20).Unary(t.Context(), istioca.CreateCertificate, http.Header{"Authorization": {"Bearer token-agent"}}, request)
 		require.NoError(t, err)
 	}
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // TestRotateAuditLog does to the audit log what logrotate does: it moves the file and sends SIGHUP. No record is lost, and
@@ -28,21 +30,18 @@ func TestRotateAuditLog(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { ended <- run(ctx, arguments(dir, "-istio-addr", "127.0.0.1:0"), env{}.get, nil, &out, &log) }()
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "audit log:") }, time.Minute, 5*time.Millisecond)
-	before, err := os.ReadFile(path)
-	require.NoError(t, err)
+	before := must.Get(os.ReadFile(path))(t)
 	require.NotEmpty(t, before)
 
 	require.NoError(t, os.Rename(path, path+".1"))
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "the audit log was reopened") }, time.Minute, 5*time.Millisecond)
 	require.FileExists(t, path)
-	_, err = shell(t, "", arguments(dir, "-rotate")...) // by a command, which follows the last line of the server
+	_, err := shell(t, "", arguments(dir, "-rotate")...) // by a command, which follows the last line of the server
 	require.NoError(t, err)
-	after, err := os.ReadFile(path)
-	require.NoError(t, err)
+	after := must.Get(os.ReadFile(path))(t)
 	require.Contains(t, string(after), `"event":"prepared"`)
-	text, err := os.ReadFile(path + ".1")
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(path + ".1"))(t)
 	require.Equal(t, string(before), string(text))
 	cancel()
 	require.NoError(t, <-ended)
@@ -53,6 +52,5 @@ func TestRotateAuditLog(t *testing.T) {
 	require.NoError(t, os.Remove(path+".1"))
 	_, err = shell(t, "", arguments(dir, "-verify-audit", path)...)
 	require.ErrorContains(t, err, "places: 1")
-	_, err = shell(t, "", arguments(dir, "-verify-audit", path, "-audit-after", "any")...)
-	require.NoError(t, err)
+	must.Get(shell(t, "", arguments(dir, "-verify-audit", path, "-audit-after", "any")...))(t)
 }

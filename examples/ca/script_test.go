@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/scripttest"
 )
 
@@ -24,8 +25,7 @@ func TestScripts(t *testing.T) {
 // Each section of ROTATE.md is run as a script, after the commands of the section Look, with times of seconds in the place of hours.
 func TestRotatePage(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../ROTATE.md")
-	require.NoError(t, err)
+	page := must.Get(os.ReadFile("../ROTATE.md"))(t)
 	dir := t.TempDir()
 	const begin = "flags ca -propagation 2s -default-ttl 4s -max-ttl 6s -backdate 1s -refresh-hint 1s -linkerd-addr=\n" +
 		"serve ca\nca -once csr.pem -id spiffe://cluster.local/web -ttl 6s\ncp stdout leaf.pem\n"

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -29,8 +30,7 @@ type image struct {
 // build does what the Dockerfile says: the last RUN of its first stage, and the COPY, USER and ENTRYPOINT of its second.
 func build(t *testing.T, program string) *image {
 	t.Helper()
-	text, err := os.ReadFile("Dockerfile")
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile("Dockerfile"))(t)
 	first, second, ok := strings.Cut(string(text), "\nFROM scratch\n")
 	require.True(t, ok, "the image begins with nothing")
 	only := func(text, pattern string) []string {
@@ -39,8 +39,7 @@ func build(t *testing.T, program string) *image {
 		require.Len(t, all, 1, pattern)
 		return all[0]
 	}
-	module, err := os.ReadFile("../../go.mod")
-	require.NoError(t, err)
+	module := must.Get(os.ReadFile("../../go.mod"))(t)
 	assert.Equal(t, only(string(module), `go (\d+\.\d+).*`)[1], only(first, `FROM \S+/golang:(\S+) AS build`)[1], "the version of Go")
 	out, root := t.TempDir(), t.TempDir()
 	require.NoError(t, os.Chmod(root, 0o755))
@@ -52,8 +51,7 @@ func build(t *testing.T, program string) *image {
 	i := &image{root: root, entrypoint: only(second, `ENTRYPOINT \["(\S+)"\]`)[1]}
 	number := only(second, `USER (\d+):(\d+)`)
 	require.Equal(t, number[1], number[2])
-	user, err := strconv.ParseUint(number[1], 10, 32)
-	require.NoError(t, err)
+	user := must.Get(strconv.ParseUint(number[1], 10, 32))(t)
 	require.NotZero(t, user)
 	i.user = uint32(user)
 	copies := regexp.MustCompile(`(?m)^COPY --from=build (\S+) (\S+)$`).FindAllStringSubmatch(second, -1)
@@ -69,8 +67,7 @@ func build(t *testing.T, program string) *image {
 			to = filepath.Join(to, filepath.Base(from))
 		}
 		require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o755))
-		data, err := os.ReadFile(from)
-		require.NoError(t, err)
+		data := must.Get(os.ReadFile(from))(t)
 		require.NoError(t, os.WriteFile(to, data, 0o755))
 	}
 	return i
@@ -98,8 +95,7 @@ func TestImage(t *testing.T) {
 		t.Skip("only root can make a folder the root of a program")
 	}
 	i := build(t, "ca")
-	binary, err := elf.Open(filepath.Join(i.root, i.entrypoint))
-	require.NoError(t, err)
+	binary := must.Get(elf.Open(filepath.Join(i.root, i.entrypoint)))(t)
 	for _, p := range binary.Progs {
 		assert.NotEqual(t, elf.PT_INTERP, p.Type, "it is static")
 	}
@@ -124,8 +120,7 @@ func TestImage(t *testing.T) {
 	}
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "%s", log)
-	info, err := os.Stat(filepath.Join(i.root, "state/ca/audit.jsonl"))
-	require.NoError(t, err)
+	info := must.Get(os.Stat(filepath.Join(i.root, "state/ca/audit.jsonl")))(t)
 	assert.Equal(t, i.user, info.Sys().(*syscall.Stat_t).Uid)
 
 	// Elsewhere than in a volume it can write nothing.

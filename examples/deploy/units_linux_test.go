@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -29,8 +30,7 @@ type unit map[string][]string
 
 func readUnit(t *testing.T, name string) unit {
 	t.Helper()
-	text, err := os.ReadFile(name)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(name))(t)
 	u := unit{}
 	_, service, _ := strings.Cut(string(text), "\n[Service]\n")
 	service, _, _ = strings.Cut(service, "\n[Install]\n")
@@ -51,8 +51,7 @@ func (u unit) words(key string) []string { return strings.Fields(strings.Join(u[
 // environment returns what the comment at the head of a unit says is in its file of variables.
 func environment(t *testing.T, name string) (all []string) {
 	t.Helper()
-	text, err := os.ReadFile(name)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(name))(t)
 	for _, m := range regexp.MustCompile(`(?m)^#     ([A-Z_]+)=(.*)$`).FindAllStringSubmatch(string(text), -1) {
 		all = append(all, m[1]+"="+strings.Trim(m[2], "'"))
 	}
@@ -72,14 +71,12 @@ func needs(t *testing.T, programs ...string) {
 func TestUnits(t *testing.T) {
 	t.Parallel()
 	needs(t, "systemd-analyze")
-	units, err := filepath.Glob("*.service")
-	require.NoError(t, err)
+	units := must.Get(filepath.Glob("*.service"))(t)
 	require.Len(t, units, 3)
 	for _, name := range units {
 		u := readUnit(t, name)
 		dir := t.TempDir()
-		text, err := os.ReadFile(name)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(name))(t)
 		program := filepath.Base(u.words("ExecStart")[0])
 		assert.Equal(t, program+".service", name)
 		assert.FileExists(t, filepath.Join("..", program, "main.go"))
@@ -94,8 +91,7 @@ func TestUnits(t *testing.T) {
 		require.NoError(t, err, "%s", out)
 		m := regexp.MustCompile(`Overall exposure level for \S+: ([0-9.]+) `).FindSubmatch(out)
 		require.NotNil(t, m, "%s", out)
-		exposure, err := strconv.ParseFloat(string(m[1]), 64)
-		require.NoError(t, err)
+		exposure := must.Get(strconv.ParseFloat(string(m[1]), 64))(t)
 		t.Logf("%s: %v", name, exposure)
 		assert.LessOrEqual(t, exposure, 2.5, "%s", out)
 	}
@@ -220,8 +216,7 @@ umask ` + u["UMask"][0] + "\n"
 	start := func(more ...string) (end func()) {
 		args := append(u.words("ExecStart"), more...)
 		// The trace is a descriptor of this process, so that it is written where the unit may not.
-		trace, err := os.OpenFile(calls, os.O_WRONLY|os.O_APPEND, 0)
-		require.NoError(t, err)
+		trace := must.Get(os.OpenFile(calls, os.O_WRONLY|os.O_APPEND, 0))(t)
 		cmd := exec.Command("unshare", append([]string{"-m", "sh", "-euc", script + ` strace -f -qq -e signal=none -o /proc/self/fd/3 "$@"`, "sh"}, args...)...)
 		cmd.Env, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = environ, log, log, []*os.File{trace}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -317,8 +312,7 @@ func answers(url, want string) error {
 // judgeCalls requires that all system calls in a trace are allowed by the filter of a unit, as are the families of sockets.
 func judgeCalls(t *testing.T, u unit, trace string) {
 	t.Helper()
-	text, err := exec.Command("systemd-analyze", "syscall-filter").Output()
-	require.NoError(t, err)
+	text := must.Get(exec.Command("systemd-analyze", "syscall-filter").Output())(t)
 	groups, group := map[string][]string{}, ""
 	for line := range strings.Lines(string(text)) {
 		switch word := strings.TrimSpace(line); {
@@ -352,8 +346,7 @@ func judgeCalls(t *testing.T, u unit, trace string) {
 		}
 	}
 	require.Greater(t, len(allowed), 200)
-	calls, err := os.ReadFile(trace)
-	require.NoError(t, err)
+	calls := must.Get(os.ReadFile(trace))(t)
 	seen := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^\d+ +([a-z_0-9]+)\((?:(AF_[A-Z0-9]+))?`).FindAllSubmatch(calls, -1) {
 		name, family := string(m[1]), string(m[2])

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -25,8 +25,7 @@ func TestAlert(t *testing.T) {
 	server, client := certified(t, s, web), certified(t, s, voting)
 	config := server.ServerConfig().Clone()
 	config.VerifyConnection = func(tls.ConnectionState) error { return errors.New("not of this mesh") }
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {

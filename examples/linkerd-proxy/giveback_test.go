@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -65,13 +66,10 @@ func small(t *testing.T, program string, mesh *meshtest.Controller, app string, 
 func comesAgain(t *testing.T, at string, times int, status string) {
 	t.Helper()
 	for i := range times {
-		c, err := net.Dial("tcp", at)
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", at))(t)
 		_ = c.SetDeadline(time.Now().Add(time.Minute))
-		_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
-		require.NoError(t, err)
-		answer, err := io.ReadAll(c)
-		require.NoError(t, err, "%d", i)
+		must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n"))(t)
+		answer := must.Get(io.ReadAll(c))(t, "%d", i)
 		require.Regexp(t, `^HTTP/1.1 `+status+` (?s:.*)(well|the application does not answer)`, string(answer), "%d", i)
 		require.NoError(t, c.Close())
 	}

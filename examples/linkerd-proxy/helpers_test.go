@@ -16,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const (
@@ -39,8 +40,7 @@ func certified(t testing.TB, c *meshtest.Controller, name string, edit ...func(*
 // uncertified returns a member that asks for its first certificate until the test ends.
 func uncertified(t testing.TB, c *meshtest.Controller, name string) *member {
 	t.Helper()
-	id, err := linkerdproxy.New(c.Config(t, name))
-	require.NoError(t, err)
+	id := must.Get(linkerdproxy.New(c.Config(t, name)))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- id.Run(ctx) }()

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -31,8 +32,7 @@ func TestApplicationOfHTTP1(t *testing.T) {
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.application = app.Listener.Addr().String() })
 	ask := func(http2 bool) int {
-		resp, err := browser(t, at, http2, nil).Get("http://app.test/")
-		require.NoError(t, err)
+		resp := must.Get(browser(t, at, http2, nil).Get("http://app.test/"))(t)
 		require.NoError(t, resp.Body.Close())
 		return resp.StatusCode
 	}

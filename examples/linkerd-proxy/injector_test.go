@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -36,8 +37,7 @@ func TestInject(t *testing.T) {
 	put := func(file string, data []byte) { require.NoError(t, os.WriteFile(file, data, 0o600)) }
 	certify := func(ca *spiffetest.CA, edit ...func(*x509.Certificate)) *x509.CertPool {
 		chain, signer := ca.Certificate("/injector", append(edit, func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{"linkerd-proxy-injector.linkerd.svc"} })...)
-		keyPEM, err := pki.MarshalPrivateKeyPEM(signer)
-		require.NoError(t, err)
+		keyPEM := must.Get(pki.MarshalPrivateKeyPEM(signer))(t)
 		put(cert, pki.MarshalCertificatesPEM(chain...))
 		put(key, keyPEM)
 		pool := x509.NewCertPool()
@@ -58,8 +58,7 @@ func TestInject(t *testing.T) {
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
 	line := make([]byte, 100)
-	n, err := out.Read(line)
-	require.NoError(t, err)
+	n := must.Get(out.Read(line))(t)
 	url := strings.TrimSpace(strings.TrimPrefix(string(line[:n]), "webhook: "))
 
 	review := func(roots *x509.CertPool) (patch string) {
@@ -82,8 +81,7 @@ func TestInject(t *testing.T) {
 	}
 	patched := func(ca *spiffetest.CA, patch string) bool {
 		pem := pki.MarshalCertificatesPEM(ca.Root())
-		text, err := json.Marshal(string(pem))
-		require.NoError(t, err)
+		text := must.Get(json.Marshal(string(pem)))(t)
 		return strings.Contains(patch, strings.Trim(string(text), `"`)) || strings.Contains(patch, base64.StdEncoding.EncodeToString(pem))
 	}
 	patch := review(trusted)
@@ -105,22 +103,18 @@ func TestInject(t *testing.T) {
 	for says, spoil := range map[string]func(){
 		"damaged PEM block": func() {
 			certify(third)
-			data, err := os.ReadFile(cert)
-			require.NoError(t, err)
+			data := must.Get(os.ReadFile(cert))(t)
 			put(cert, append(data, data[:len(data)/2]...)) // torn behind the leaf
 		},
 		"private key does not match": func() {
 			certify(third)
-			pem, err := pki.MarshalPrivateKeyPEM(third.SVID("/other").Signer())
-			require.NoError(t, err)
+			pem := must.Get(pki.MarshalPrivateKeyPEM(third.SVID("/other").Signer()))(t)
 			put(key, pem)
 		},
 		"weak": func() {
-			small, err := rsa.GenerateKey(rand.Reader, 1024)
-			require.NoError(t, err)
+			small := must.Get(rsa.GenerateKey(rand.Reader, 1024))(t)
 			self := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-			der, err := x509.CreateCertificate(rand.Reader, self, self, small.Public(), small)
-			require.NoError(t, err)
+			der := must.Get(x509.CreateCertificate(rand.Reader, self, self, small.Public(), small))(t)
 			put(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 			put(key, pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(small)}))
 		},

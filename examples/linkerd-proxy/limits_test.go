@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -38,10 +39,8 @@ func TestIdleTunnel(t *testing.T) {
 		begin := time.Now()
 		for range 5 {
 			time.Sleep(50 * time.Minute)
-			_, err := app.Write([]byte("x"))
-			require.NoError(t, err)
-			_, err = client.Read(make([]byte, 1))
-			require.NoError(t, err)
+			must.Get(app.Write([]byte("x")))(t)
+			must.Get(client.Read(make([]byte, 1)))(t)
 		}
 		<-ended
 		assert.Equal(t, 5*50*time.Minute+time.Hour, time.Since(begin))
@@ -69,13 +68,10 @@ func TestIdleUpgrade(t *testing.T) {
 		begin := time.Now()
 		for range 3 { // traffic of either direction
 			time.Sleep(50 * time.Minute)
-			_, err := c.Write([]byte("x"))
-			require.NoError(t, err)
+			must.Get(c.Write([]byte("x")))(t)
 			time.Sleep(50 * time.Minute)
-			_, err = app.Write([]byte("x"))
-			require.NoError(t, err)
-			_, err = c.Read(make([]byte, 1))
-			require.NoError(t, err)
+			must.Get(app.Write([]byte("x")))(t)
+			must.Get(c.Read(make([]byte, 1)))(t)
 		}
 		_, err := c.Read(make([]byte, 1))
 		require.Error(t, err)
@@ -106,16 +102,12 @@ func TestStalledAnswer(t *testing.T) {
 		c := dial()
 		r := bufio.NewReader(c)
 		for range 2 {
-			_, err := io.WriteString(c, "GET /slow HTTP/1.1\r\nHost: app.test\r\n\r\n")
-			require.NoError(t, err)
-			resp, err := http.ReadResponse(r, nil)
-			require.NoError(t, err)
-			body, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
+			must.Get(io.WriteString(c, "GET /slow HTTP/1.1\r\nHost: app.test\r\n\r\n"))(t)
+			resp := must.Get(http.ReadResponse(r, nil))(t)
+			body := must.Get(io.ReadAll(resp.Body))(t)
 			require.Equal(t, "begun", string(body))
 		}
-		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n")
-		require.NoError(t, err)
+		must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n"))(t)
 		select {
 		case took := <-failed:
 			assert.Equal(t, idleTimeout, took)
@@ -141,8 +133,7 @@ func TestStalledBody(t *testing.T) {
 			c.Timeout = 0
 			body, w := io.Pipe()
 			ctx, cancel := context.WithCancel(t.Context())
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://app.test/", body)
-			require.NoError(t, err)
+			req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, "http://app.test/", body))(t)
 			if orig != "" {
 				req.Header.Set("l5d-orig-proto", orig)
 			}
@@ -169,11 +160,9 @@ func TestStalledBody(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := served(t, func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })()
 			begin := time.Now()
-			_, err := io.WriteString(c, line+"\r\nHost: app.test\r\nContent-Length: 10\r\n\r\n123")
-			require.NoError(t, err)
+			must.Get(io.WriteString(c, line+"\r\nHost: app.test\r\nContent-Length: 10\r\n\r\n123"))(t)
 			time.Sleep(20 * time.Second)
-			_, err = io.WriteString(c, "4")
-			require.NoError(t, err)
+			must.Get(io.WriteString(c, "4"))(t)
 			defer time.AfterFunc(time.Hour, func() { _ = c.Close() }).Stop() // or it would never end
 			_, _ = io.Copy(io.Discard, c)
 			assert.InDelta(t, 50, time.Since(begin).Seconds(), 11, line)
@@ -200,8 +189,7 @@ func served(t *testing.T, h http.HandlerFunc) (dial func() net.Conn) {
 		require.NoError(t, <-done)
 	})
 	return func() net.Conn {
-		c, err := l.DialContext(t.Context(), "tcp", "")
-		require.NoError(t, err)
+		c := must.Get(l.DialContext(t.Context(), "tcp", ""))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -41,8 +42,7 @@ func TestTable(t *testing.T) {
 // What is wrong with the flags or the environment is told before anything listens or is written.
 func TestRefuses(t *testing.T) {
 	t.Parallel()
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	busy := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer busy.Close()
 	for _, c := range []struct {
 		args []string
@@ -119,8 +119,7 @@ func TestEnds(t *testing.T) {
 
 func (p *place) listener(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	return l.Addr().String()
 }
@@ -148,13 +147,11 @@ func TestRunPorts(t *testing.T) {
 		require.True(t, ok)
 		addrs[name] = addr
 	}
-	c, err := net.Dial("tcp", addrs["inbound"])
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", addrs["inbound"]))(t)
 	defer c.Close()
-	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n")
-	require.NoError(t, err)
+	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n"))(t)
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
-	_, err = c.Read(make([]byte, 1))
+	_, err := c.Read(make([]byte, 1))
 	require.Error(t, err, "it is without TLS")
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	status, body := ask(t, browser(t, addrs["outbound"], false, nil), "http://127.0.0.1:1/")

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // A client's proxy makes HTTP/2 of a request by HTTP/1, and says so in l5d-orig-proto: an application that speaks HTTP/1 alone
@@ -24,8 +25,7 @@ import (
 func TestOrigProto(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	app := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set("L5d-Orig-Proto", "HTTP/0.9")
@@ -61,10 +61,8 @@ func TestOrigProto(t *testing.T) {
 		if strings.HasSuffix(c.target, "%20HTTP/1.0") {
 			req.URL.RawQuery = "c HTTP/1.0"
 		}
-		resp, err := browser(t, at, c.http2, mtls).Do(req)
-		require.NoError(t, err)
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		resp := must.Get(browser(t, at, c.http2, mtls).Do(req))(t)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		_ = resp.Body.Close()
 		require.Equal(t, c.status, resp.StatusCode, "%+v %s", c, body)
 		if c.status == 200 {
@@ -76,13 +74,10 @@ func TestOrigProto(t *testing.T) {
 	// A thousand requests on one connection.
 	b := browser(t, at, true, mtls)
 	for range 1000 {
-		req, err := http.NewRequest(http.MethodGet, "http://app.test/", nil)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequest(http.MethodGet, "http://app.test/", nil))(t)
 		req.Header.Set("l5d-orig-proto", "HTTP/1.1")
-		resp, err := b.Do(req)
-		require.NoError(t, err)
-		_, err = io.Copy(io.Discard, resp.Body)
-		require.NoError(t, err)
+		resp := must.Get(b.Do(req))(t)
+		must.Get(io.Copy(io.Discard, resp.Body))(t)
 		_ = resp.Body.Close()
 		require.Equal(t, 200, resp.StatusCode)
 	}
@@ -95,8 +90,7 @@ func TestNothingUnread(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	var got atomic.Int64
 	go func() {
@@ -132,10 +126,8 @@ func TestNothingUnread(t *testing.T) {
 		"a failed handshake, opaque":   {true, false, append(hello(web), forged...)},
 	} {
 		at, _ := inbound(t, id, func(cfg *config) { cfg.opaque, cfg.clientID, cfg.application = c.opaque, c.clientID, l.Addr().String() })
-		conn, err := net.Dial("tcp", at)
-		require.NoError(t, err)
-		_, err = conn.Write(c.sent)
-		require.NoError(t, err)
+		conn := must.Get(net.Dial("tcp", at))(t)
+		must.Get(conn.Write(c.sent))(t)
 		if strings.HasPrefix(name, "a failed handshake") {
 			for err := error(nil); err == nil; { // the server's part
 				require.NoError(t, conn.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
@@ -181,8 +173,7 @@ func TestLoop(t *testing.T) {
 		return serve(t, p.serveOutbound)
 	}
 	at := newOutbound(func(authority string) string { return authority })
-	_, port, err := net.SplitHostPort(at)
-	require.NoError(t, err)
+	_, port := must.Get2(net.SplitHostPort(at))(t)
 	for _, host := range []string{"127.0.0.1", "localhost", "0.0.0.0", "127.0.0.2", "[::ffff:127.0.0.1]", "LOCALHOST."} {
 		for _, http2 := range []bool{false, true} {
 			status, body := ask(t, browser(t, at, http2, nil), "http://"+host+":"+port+"/")
@@ -225,8 +216,7 @@ func TestAuthority(t *testing.T) {
 	}
 	p := newPlace(t)
 	plain, closed := application(t), application(t)
-	_, plainPort, err := net.SplitHostPort(plain)
-	require.NoError(t, err)
+	_, plainPort := must.Get2(net.SplitHostPort(plain))(t)
 	for _, c := range []struct {
 		args   []string
 		host   string

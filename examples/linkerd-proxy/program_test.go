@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -55,11 +56,9 @@ func started(t *testing.T, args, environ []string, log io.Writer) (at map[string
 // read returns the status and the body of an answer.
 func read(t *testing.T, url string) (int, string) {
 	t.Helper()
-	resp, err := http.Get(url)
-	require.NoError(t, err)
+	resp := must.Get(http.Get(url))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	body := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(body)
 }
 
@@ -78,8 +77,7 @@ func TestWithoutIdentity(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-9-1")
 	app := application(t)
-	there, err := netip.ParseAddrPort(app)
-	require.NoError(t, err)
+	there := must.Get(netip.ParseAddrPort(app))(t)
 	d := meshtest.NewDestination(t, nil)
 	d.Begin("app.mesh:80", meshtest.Added(linkerdproxy.Endpoint{Addr: there, Identity: voting}))
 	var log quietLog

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -40,19 +41,16 @@ func TestRestOfBody(t *testing.T) {
 		fmt.Sprint("Content-Length: ", len(begin)+len(rest)): {begin, rest},
 		"Transfer-Encoding: chunked":                         {fmt.Sprintf("%x\r\n%s\r\n", len(begin), begin), fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(rest), rest)},
 	} {
-		c, err := net.Dial("tcp", at)
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", at))(t)
 		require.NoError(t, c.SetDeadline(time.Now().Add(20*time.Second)))
-		_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\n"+header+"\r\n\r\n"+sent[0])
-		require.NoError(t, err)
+		must.Get(io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\n"+header+"\r\n\r\n"+sent[0]))(t)
 		go func() { _, _ = io.WriteString(c, sent[1]) }() // net/http may wait for more of it before it answers
 		r := bufio.NewReader(c)
-		answer, err := http.ReadResponse(r, nil)
-		require.NoError(t, err)
+		answer := must.Get(http.ReadResponse(r, nil))(t)
 		require.NoError(t, answer.Body.Close())
 		assert.Equal(t, http.StatusRequestEntityTooLarge, answer.StatusCode, header)
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Second))) // it stays open if all of the body was read in time
-		_, err = r.ReadByte()
+		_, err := r.ReadByte()
 		require.Error(t, err, header)
 		_ = c.Close()
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -23,8 +24,7 @@ import (
 // outsider serves a CA behind Istio's certificate API, which believes every token.
 func outsider(t *testing.T) (*ca.Authority, *httptest.Server) {
 	t.Helper()
-	authority, err := ca.New(ca.Config{TrustDomain: trustDomain})
-	require.NoError(t, err)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: trustDomain}))(t)
 	handler, err := istioca.New(istioca.Options{Signer: authority, Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		token, err := authn.Bearer(r)
 		if err != nil {
@@ -65,18 +65,13 @@ func TestRootsOfTheMoment(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
 	old := pki.MarshalCertificatesPEM(authority.Status().Roots[0].Certificate) // not the one that the server's certificate is from
 	require.NoError(t, os.WriteFile(file, old, 0o600))
-	from, err := outside(options{ca: server.URL, caRoots: file})
-	require.NoError(t, err)
+	from := must.Get(outside(options{ca: server.URL, caRoots: file}))(t)
 	id := spiffe.MustParseID("spiffe://example.org/ns/demo/sa/web")
-	client, err := from(id)
-	require.NoError(t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}})
-	require.NoError(t, err)
-	_, err = client.Sign(t.Context(), csr, 0)
+	client := must.Get(from(id))(t)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}}))(t)
+	_, err := client.Sign(t.Context(), csr, 0)
 	require.ErrorContains(t, err, "unknown authority")
 	require.NoError(t, os.WriteFile(file, append(old, pki.MarshalCertificatesPEM(server.Certificate())...), 0o600))
-	_, err = client.Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	must.Get(client.Sign(t.Context(), csr, 0))(t)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -32,8 +33,7 @@ func TestMain(m *testing.M) {
 // A usage error ends the program with 2, and everything else that is wrong with 1.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	for _, c := range []struct {
 		args, out, errOut string
 		code              int
@@ -117,12 +117,9 @@ func TestFailureShows(t *testing.T) {
 	var out bytes.Buffer
 	n := &narrator{start: time.Now(), out: &out}
 	g := newGroup(t.Context())
-	authority, err := ca.New(ca.Config{TrustDomain: trustDomain})
-	require.NoError(t, err)
-	frontend, err := startWorkload(g, n, inside(authority), "frontend", 0)
-	require.NoError(t, err)
-	backend, err := startWorkload(g, n, inside(authority), "backend", 0)
-	require.NoError(t, err)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: trustDomain}))(t)
+	frontend := must.Get(startWorkload(g, n, inside(authority), "frontend", 0))(t)
+	backend := must.Get(startWorkload(g, n, inside(authority), "backend", 0))(t)
 	// The server of the backend allows only its own ID.
 	tr, err := startTraffic(g, n, &workload{name: "unauthorized", id: backend.id, manager: frontend.manager}, backend)
 	require.NoError(t, err)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
@@ -73,10 +74,8 @@ func TestSocket(t *testing.T) {
 func TestFolder(t *testing.T) { // not parallel, as it sets a variable
 	ca := spiffetest.NewCA(t, "example.org")
 	dir := filepath.Join(t.TempDir(), "identity")
-	sink, err := filesink.New(filesink.Config{Source: ca.Source("/web"), Dir: dir, Delivery: true})
-	require.NoError(t, err)
-	_, err = sink.Write()
-	require.NoError(t, err)
+	sink := must.Get(filesink.New(filesink.Config{Source: ca.Source("/web"), Dir: dir, Delivery: true}))(t)
+	must.Get(sink.Write())(t)
 	t.Setenv("SPIFFE_CREDENTIAL_FOLDER", dir)
 	other := httptest.NewUnstartedServer(http.HandlerFunc(hello))
 	db := ca.Source("/db")
@@ -121,15 +120,13 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, start(ctx, options{healthAddr: "127.0.0.1:0", requests: 0, interval: 100 * time.Millisecond, wait: 30 * time.Second}, out))
 	assert.Equal(t, "ok\n", asked["ready"])
 	assert.Equal(t, "ok\n", asked["live"])
-	_, err := metricstest.Page(asked["metrics"])
-	require.NoError(t, err)
+	must.Get(metricstest.Page(asked["metrics"]))(t)
 	assert.Contains(t, asked["metrics"], `svidkit_ready{part="identity"} 1`)
 	assert.Regexp(t, regexp.MustCompile(`handshakes_total\{part="tls",.*side="server".*\} [1-9]`), asked["metrics"])
 
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	taken := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
-	err = start(t.Context(), options{healthAddr: taken.Addr().String(), interval: time.Second, wait: 30 * time.Second}, io.Discard)
+	err := start(t.Context(), options{healthAddr: taken.Addr().String(), interval: time.Second, wait: 30 * time.Second}, io.Discard)
 	require.ErrorContains(t, err, "-health-addr")
 }
 
@@ -170,8 +167,7 @@ func TestMain(m *testing.M) {
 // A usage error ends the program with 2, and everything else that is wrong with 1.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	for _, c := range []struct {
 		args, out, errOut string
 		code              int

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // Of the folders above the socket doctor names the one that this user may not pass: a remedy for another one changes nothing.
@@ -16,8 +18,7 @@ func TestDoctorNamesTheClosedFolder(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("there are no modes")
 	}
-	base, err := os.MkdirTemp("", "doc")
-	require.NoError(t, err)
+	base := must.Get(os.MkdirTemp("", "doc"))(t)
 	folders := []string{base, filepath.Join(base, "run"), filepath.Join(base, "run", "spire"), filepath.Join(base, "run", "spire", "agent")}
 	require.NoError(t, os.MkdirAll(folders[3], 0o755))
 	open := func() {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -31,8 +32,7 @@ func TestColumns(t *testing.T) {
 	web := write("web.pem", pki.MarshalCertificatesPEM(ca.SVID(path).Chain()...))
 	longest := write("longest.pem", pki.MarshalCertificatesPEM(ca.SVID("/"+strings.Repeat("x", 1900)).Chain()...))
 	roots := write("roots.pem", ca.Bundle().MarshalPEM())
-	document, err := ca.Bundle().Marshal()
-	require.NoError(t, err)
+	document := must.Get(ca.Bundle().Marshal())(t)
 	bundle := write("bundle.json", document)
 	chain, _ := ca.Broken("MissingIntermediate")
 	missing := write("missing.pem", pki.MarshalCertificatesPEM(chain...))

@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -35,19 +36,16 @@ func secrets(t *testing.T) map[string]struct{ input, secret []byte } {
 	t.Helper()
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
-	certs, key, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalPEM())(t)
 	block, _ := pem.Decode(key)
 	inBase64 := base64.StdEncoding.EncodeToString(block.Bytes)
-	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
+	rsaKey := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	pkcs1 := x509.MarshalPKCS1PrivateKey(rsaKey)
 	encoded := func(label string, der []byte) []byte {
 		return pem.EncodeToMemory(&pem.Block{Type: label, Bytes: der})
 	}
 	jwk := func(key crypto.PrivateKey, use string) []byte {
-		one, err := json.Marshal(jose.JSONWebKey{Key: key, KeyID: "a", Use: use})
-		require.NoError(t, err)
+		one := must.Get(json.Marshal(jose.JSONWebKey{Key: key, KeyID: "a", Use: use}))(t)
 		return one
 	}
 	private := jwk(svid.Signer(), "jwt-svid")
@@ -86,8 +84,7 @@ func secrets(t *testing.T) map[string]struct{ input, secret []byte } {
 
 func readTestdata(t testing.TB, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name))
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
 	return data
 }
 
@@ -432,10 +429,8 @@ func FuzzInspect(f *testing.F) {
 		if err != nil {
 			return
 		}
-		b, err := recognise(bundle)
-		require.NoError(t, err)
-		set, err := b.bundles(unnamed)
-		require.NoError(t, err)
+		b := must.Get(recognise(bundle))(t)
+		set := must.Get(b.bundles(unnamed))(t)
 		for _, j := range []*judgement{{}, {bundles: set, audience: "db"}} {
 			shown, checks, err := in.show(j, unnamed)
 			if err != nil {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func TestBundleOIDC(t *testing.T) {
@@ -22,23 +24,19 @@ func TestBundleOIDC(t *testing.T) {
 		"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256"]}`, read(t, dir, ".well-known", "openid-configuration"))
 	assert.Contains(t, read(t, dir, "keys"), `{"use":"sig","alg":"ES256","kid":"jwt-1","kty":"EC"`)
 	if runtime.GOOS != "windows" {
-		info, err := os.Stat(filepath.Join(dir, "keys"))
-		require.NoError(t, err)
+		info := must.Get(os.Stat(filepath.Join(dir, "keys")))(t)
 		assert.Equal(t, fs.FileMode(0o644), info.Mode(), "public")
 	}
-	before, err := os.Stat(filepath.Join(dir, "keys"))
-	require.NoError(t, err)
+	before := must.Get(os.Stat(filepath.Join(dir, "keys")))(t)
 	got = svid(t, args...)
 	require.Equal(t, 0, got.code, got.errOut)
-	after, err := os.Stat(filepath.Join(dir, "keys"))
-	require.NoError(t, err)
+	after := must.Get(os.Stat(filepath.Join(dir, "keys")))(t)
 	assert.True(t, os.SameFile(before, after), "unchanged")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "keys"), []byte("{"), 0o644))
 	got = svid(t, args...)
 	require.Equal(t, 0, got.code, got.errOut)
 	assert.Contains(t, read(t, dir, "keys"), "jwt-1")
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
+	entries := must.Get(os.ReadDir(dir))(t)
 	assert.Len(t, entries, 2, "nothing else is left")
 
 	for says, c := range map[string]struct {

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -104,26 +105,20 @@ func materials(t *testing.T) map[string][]byte {
 		stranger := spiffetest.NewCA(t, "example.org")
 		files["stranger.pem"] = pki.MarshalCertificatesPEM(stranger.SVID("/ns/prod/sa/web").Chain()...)
 
-		jwtKey, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		jwt, err := jwtsvid.NewIssuer(ca.TrustDomain(), "jwt-1", jwtKey, nil)
-		require.NoError(t, err)
+		jwtKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		jwt := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), "jwt-1", jwtKey, nil))(t)
 		token, err := jwt.Issue(jwtsvid.Request{ID: web.ID(), Audience: []string{"db"}, Lifetime: time.Hour, Claims: map[string]any{"tenant": "blue"}})
 		require.NoError(t, err)
 		files["token.jwt"] = []byte(token + "\n")
-		wit, err := witsvid.NewIssuer(ca.TrustDomain(), jwtKey, nil)
-		require.NoError(t, err)
-		witToken, _, err := wit.IssueWITSVID(t.Context(), web.ID(), "")
-		require.NoError(t, err)
+		wit := must.Get(witsvid.NewIssuer(ca.TrustDomain(), jwtKey, nil))(t)
+		witToken, _ := must.Get2(wit.IssueWITSVID(t.Context(), web.ID(), ""))(t)
 		files["token.wit"] = []byte(witToken)
 
 		write := func(name string, root *spiffetest.CA, edit func(*spiffe.BundleContents)) *spiffe.Bundle {
 			c := root.Bundle().Contents()
 			edit(&c)
-			b, err := spiffe.NewBundle(root.TrustDomain(), c)
-			require.NoError(t, err)
-			files[name], err = b.Marshal()
-			require.NoError(t, err)
+			b := must.Get(spiffe.NewBundle(root.TrustDomain(), c))(t)
+			files[name] = must.Get(b.Marshal())(t)
 			return b
 		}
 		witID, witKey := wit.Authority()
@@ -135,10 +130,8 @@ func materials(t *testing.T) map[string][]byte {
 		old := write("bundle.json", ca, keys)
 		files["roots.pem"] = old.MarshalPEM()
 		partner := spiffetest.NewCA(t, "partner.test")
-		set, err := spiffe.NewBundleSet(ca.Bundle(), partner.Bundle())
-		require.NoError(t, err)
-		files["map.json"], err = set.Marshal()
-		require.NoError(t, err)
+		set := must.Get(spiffe.NewBundleSet(ca.Bundle(), partner.Bundle()))(t)
+		files["map.json"] = must.Get(set.Marshal())(t)
 		ca.Rotate()
 		write("rotated.json", ca, keys)
 	})
@@ -222,8 +215,7 @@ func compareGolden(t *testing.T, dir, name string, args []string, got outcome) {
 		require.NoError(t, os.MkdirAll(dir, 0o755))
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
+	want := must.Get(os.ReadFile(file))(t)
 	assert.Equal(t, string(want), text)
 }
 
@@ -278,10 +270,8 @@ func TestReadme(t *testing.T) {
 	if *update {
 		t.Skip("it is written at the end")
 	}
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	want, err := readmeOf("README.md")
-	require.NoError(t, err)
+	readme := must.Get(os.ReadFile("README.md"))(t)
+	want := must.Get(readmeOf("README.md"))(t)
 	assert.Equal(t, string(want), string(readme), "write it again with -update")
 	for _, c := range commands {
 		assert.Contains(t, string(readme), "\n$ svid "+c.words, "each command is shown")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func text(s string) func(io.Writer) error {
@@ -100,8 +101,7 @@ func TestStrict(t *testing.T) {
 	t.Parallel()
 	const head = "# HELP a A\n# TYPE a gauge\n"
 	for _, good := range []string{"", head + "a 1\n", head + "a{x=\"1\"} 1\na{x=\"2\"} 1\n", "# HELP a \\\\ \\n\n# TYPE a counter\na 0\n"} {
-		_, err := metricstest.Parse(good)
-		require.NoError(t, err, good)
+		must.Get(metricstest.Parse(good))(t, good)
 	}
 	for _, bad := range []string{
 		"a 1\n", head, head + "a 1", head + "b 1\n", head + "a NaN\n", head + "a +Inf\n", head + "a one\n", head + "a  1\n", head + "a 1 1700000000\n", head + "a 1\r\n",
@@ -114,8 +114,7 @@ func TestStrict(t *testing.T) {
 		require.Error(t, err, bad)
 	}
 	lint := func(s string) []string {
-		text, err := metricstest.Parse(s)
-		require.NoError(t, err)
+		text := must.Get(metricstest.Parse(s))(t)
 		return text.Lint()
 	}
 	assert.Empty(t, lint("# HELP svidkit_a_timestamp_seconds A\n# TYPE svidkit_a_timestamp_seconds gauge\nsvidkit_a_timestamp_seconds 1\n"))

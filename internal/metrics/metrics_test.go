@@ -12,6 +12,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func write(t testing.TB, s *metrics.Set) string {
@@ -66,8 +67,7 @@ func TestFormat(t *testing.T) {
 	s.Counters("b", "B", "x", "1", "2", "ü", "")
 	s.Gauge("c", "C", func() (float64, bool) { return math.Pi, true })
 	s.Gauges("none", "N", func(metrics.Add) {})
-	text, err := metricstest.Parse(write(t, &s))
-	require.NoError(t, err)
+	text := must.Get(metricstest.Parse(write(t, &s)))(t)
 	assert.Len(t, text.Samples, 6)
 	assert.Len(t, text.Types, 3)
 	assert.Equal(t, 1., text.Samples["a_total"])

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/athenzdemo"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // testAthenz takes pods of the cluster through their lives with the programs of Athenz. The kubelet is made up: it has
@@ -45,7 +46,6 @@ func testAthenz(t *testing.T, c *cluster) {
 		Phase:  phase,
 		Delete: func(pod string) { c.DeletePod(t, namespace, pod) },
 	})
-	readme, err := os.ReadFile("../../examples/athenz-sia/README.md")
-	require.NoError(t, err)
+	readme := must.Get(os.ReadFile("../../examples/athenz-sia/README.md"))(t)
 	require.Contains(t, string(readme), trace.Diagram())
 }

@@ -35,6 +35,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -141,8 +142,7 @@ func install(t testing.TB, dir, program string, with ...string) string {
 	}
 	cmd := exec.Command(filepath.Join(dir, program), args...)
 	cmd.Stderr = t.Output()
-	out, err := cmd.Output()
-	require.NoError(t, err)
+	out := must.Get(cmd.Output())(t)
 	return string(out)
 }
 
@@ -172,8 +172,7 @@ func containerOf(t testing.TB, o *manifestObject, list, name string) (c struct {
 	VolumeMounts []struct{ Name, MountPath string }
 }) {
 	t.Helper()
-	data, err := json.Marshal(o.Spec.Template.Spec[list])
-	require.NoError(t, err)
+	data := must.Get(json.Marshal(o.Spec.Template.Spec[list]))(t)
 	var all []json.RawMessage
 	require.NoError(t, json.Unmarshal(data, &all))
 	for _, one := range all {
@@ -198,8 +197,7 @@ type account struct {
 func newAccount(t testing.TB, c *peers.Cluster, namespace, name string) *account {
 	t.Helper()
 	a := new(account)
-	target, err := url.Parse(c.URL)
-	require.NoError(t, err)
+	target := must.Get(url.Parse(c.URL))(t)
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.Transport = c.ClientOf(t, namespace, name).Transport
 	proxy.FlushInterval = -1
@@ -274,16 +272,14 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 	namespace := o.Metadata.Namespace
 	may, state := newAccount(t, c, namespace, "ca"), t.TempDir()
 	cmd, rootMap := caCommand(t, dir, o, may, state)
-	out, err := os.Create(filepath.Join(state, "out"))
-	require.NoError(t, err)
+	out := must.Get(os.Create(filepath.Join(state, "out")))(t)
 	cmd.Stdout, cmd.Stderr = out, out
 	require.NoError(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	log := func() string {
-		text, err := os.ReadFile(out.Name())
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(out.Name()))(t)
 		return string(text)
 	}
 	eventually := func(what string, done func() bool) error {
@@ -303,7 +299,7 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 		return may.err()
 	}
 	ca, admin := new(runningCA), ""
-	err = eventually("ready", func() bool {
+	err := eventually("ready", func() bool {
 		istio, ready := regexp.MustCompile(`Istio's API: +https://([^/]+)/`).FindStringSubmatch(log()), regexp.MustCompile(`metrics, health: +(\S+)/metrics`).FindStringSubmatch(log())
 		if istio == nil || ready == nil {
 			return false
@@ -319,8 +315,7 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 	if err != nil {
 		return nil, err
 	}
-	ca.roots, err = os.ReadFile(filepath.Join(state, "root-cert.pem"))
-	require.NoError(t, err)
+	ca.roots = must.Get(os.ReadFile(filepath.Join(state, "root-cert.pem")))(t)
 	prod := namespace + "-prod"
 	c.Account(t, prod, "web")
 	mounted := func() bool {
@@ -342,8 +337,7 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 		URL: "https://" + ca.istio, TrustDomain: td, RootsFile: filepath.Join(state, "root-cert.pem"), Token: func(context.Context) (string, error) { return token, nil },
 	}})
 	require.NoError(t, err)
-	id, err := td.KubernetesID(prod, "web")
-	require.NoError(t, err)
+	id := must.Get(td.KubernetesID(prod, "web"))(t)
 	if _, err = checked(t, client, id); err != nil {
 		return nil, errors.Join(err, may.err())
 	}
@@ -426,8 +420,7 @@ func TestInstall(t *testing.T) {
 	// What the page has applied at last makes no CA, so the one that runs here is told to.
 	objects := applyAll(t, c, install(t, dir, "ca", "create=true"))
 	holdsAll(t, c, objects, rule{})
-	ca, err := useCA(t, c, dir, objects)
-	require.NoError(t, err, "the rights are sufficient")
+	ca := must.Get(useCA(t, c, dir, objects))(t, "the rights are sufficient")
 	useAgent(t, c, dir, web, ca)
 
 	for i := 0; ; i++ {
@@ -555,16 +548,14 @@ spec:
 // useProvider asks for a pod, and notes that a document was used.
 func useProvider(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	client := c.ClientOf(t, namespace, "athenz-callback")
-	pods, err := athenz.NewAPIServer(c.URL, client)
-	require.NoError(t, err)
-	first, err := athenz.FirstUseInConfigMap(c.URL, client, namespace+"/used-documents")
-	require.NoError(t, err)
+	pods := must.Get(athenz.NewAPIServer(c.URL, client))(t)
+	first := must.Get(athenz.FirstUseInConfigMap(c.URL, client, namespace+"/used-documents"))(t)
 	c.Account(t, namespace, "web")
 	pod := "web-1"
 	c.Create(t, fmt.Sprintf("POST /api/v1/namespaces/%s/pods\n{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {serviceAccountName: web, nodeName: node-a, "+
 		"securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}, "+
 		"containers: [{name: main, image: none, securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]}}", namespace, pod))
-	_, err = pods.Pod(t.Context(), namespace, pod)
+	_, err := pods.Pod(t.Context(), namespace, pod)
 	was, used := first(t.Context(), [32]byte{1}, time.Now().Add(time.Minute))
 	if err == nil && used == nil && !was {
 		err = errors.New("the document was used before")
@@ -601,8 +592,7 @@ func useKubelet(t *testing.T, c *cluster, namespace string, _ []*manifestObject)
 func usePods(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	client := c.ClientOf(t, namespace, "workload-agent")
 	for _, watch := range []string{"", "&watch=true&timeoutSeconds=1"} {
-		answer, err := client.Get(c.URL + "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a" + watch)
-		require.NoError(t, err)
+		answer := must.Get(client.Get(c.URL + "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a" + watch))(t)
 		said, err := io.ReadAll(answer.Body)
 		require.NoError(t, errors.Join(err, answer.Body.Close()))
 		if answer.StatusCode != http.StatusOK {
@@ -625,10 +615,8 @@ func useNodes(t *testing.T, c *cluster, namespace string, _ []*manifestObject) e
 	require.NoError(t, err)
 	a, err := reviewer.Review(t.Context(), c.Token(t, node, "workload-agent", "agent-1", "istio-ca"), []string{"istio-ca"})
 	require.NoError(t, err)
-	agent, err := domain.KubernetesID(a.Namespace, a.ServiceAccount)
-	require.NoError(t, err)
-	web, err := domain.KubernetesID(namespace, "web")
-	require.NoError(t, err)
+	agent := must.Get(domain.KubernetesID(a.Namespace, a.ServiceAccount))(t)
+	web := must.Get(domain.KubernetesID(namespace, "web"))(t)
 	return nodes.Authorize(t.Context(), &authn.Caller{ID: agent, Pod: &spiffe.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.Name, UID: a.UID}}, web)
 }
 
@@ -687,14 +675,10 @@ func useAgent(t *testing.T, c *peers.Cluster, dir string, web *manifestObject, c
 		}
 		return nil
 	})
-	chain, err := os.ReadFile(filepath.Join(root, app.VolumeMounts[0].MountPath, "cert-chain.pem"))
-	require.NoError(t, err)
-	certs, err := pki.ParseCertificatesPEM(chain)
-	require.NoError(t, err)
-	id, err := spiffe.IDFromCertificate(certs[0])
-	require.NoError(t, err)
-	page, err := os.ReadFile("../../examples/KUBERNETES.md")
-	require.NoError(t, err)
+	chain := must.Get(os.ReadFile(filepath.Join(root, app.VolumeMounts[0].MountPath, "cert-chain.pem")))(t)
+	certs := must.Get(pki.ParseCertificatesPEM(chain))(t)
+	id := must.Get(spiffe.IDFromCertificate(certs[0]))(t)
+	page := must.Get(os.ReadFile("../../examples/KUBERNETES.md"))(t)
 	assert.Contains(t, string(page), "`"+id.String()+"`")
 }
 
@@ -703,14 +687,12 @@ var pageBlock = regexp.MustCompile(`<!-- run -->\n\n((?:    .*\n|\n)+)`)
 // runPage runs the commands of a page that need a cluster. Without kubectl, this test is it: see [kubectl].
 func runPage(t *testing.T, c *peers.Cluster, dir, page string) {
 	t.Helper()
-	text, err := os.ReadFile(page)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(page))(t)
 	kubeconfig(t, c, filepath.Join(dir, "kubeconfig"))
 	if path, err := exec.LookPath("kubectl"); err == nil {
 		t.Log("by " + path)
 	} else {
-		self, err := os.Executable()
-		require.NoError(t, err)
+		self := must.Get(os.Executable())(t)
 		require.NoError(t, os.Symlink(self, filepath.Join(dir, "kubectl")))
 	}
 	blocks := pageBlock.FindAllStringSubmatch(string(text), -1)
@@ -729,8 +711,7 @@ func runPage(t *testing.T, c *peers.Cluster, dir, page string) {
 // kubeconfig writes a file with all rights in a cluster.
 func kubeconfig(t *testing.T, c *peers.Cluster, path string) {
 	t.Helper()
-	roots, err := filepath.Abs(c.RootsFile())
-	require.NoError(t, err)
+	roots := must.Get(filepath.Abs(c.RootsFile()))(t)
 	c.Account(t, "istio-system", "operator")
 	c.Create(t, "POST /apis/rbac.authorization.k8s.io/v1/clusterrolebindings\n{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: operator}, "+
 		"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}, subjects: [{kind: ServiceAccount, name: operator, namespace: istio-system}]}")

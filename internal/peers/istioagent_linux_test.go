@@ -39,6 +39,7 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
@@ -71,8 +72,7 @@ type meshCA struct {
 
 func newMeshCA(t *testing.T) *meshCA {
 	t.Helper()
-	authority, err := ca.New(ca.Config{TrustDomain: domain})
-	require.NoError(t, err)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 	return &meshCA{authority, "a-token-of-the-workload", authority.Bundle().MarshalPEM()}
 }
 
@@ -88,8 +88,7 @@ func (m *meshCA) serve(t *testing.T, l net.Listener, ads http.Handler) func() fa
 		}
 		return nil, errors.New("test: another token")
 	})
-	api, err := istioca.New(istioca.Options{Signer: m.Authority, Authenticator: proven})
-	require.NoError(t, err)
+	api := must.Get(istioca.New(istioca.Options{Signer: m.Authority, Authenticator: proven}))(t)
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/envoy.service.discovery.v3.") {
 			if _, err := proven(r); err != nil || ads == nil {
@@ -124,18 +123,14 @@ func (m *meshCA) serve(t *testing.T, l net.Listener, ads http.Handler) func() fa
 // svid returns an identity for an hour. With addresses it is that of istiod, and has its name.
 func (m *meshCA) svid(t *testing.T, id spiffe.ID, ips ...net.IP) *spiffe.SVID {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	var names []string
 	if len(ips) > 0 {
 		names = []string{"istiod.istio-system.svc"}
 	}
-	chain, err := m.Sign(t.Context(), ca.Request{CSR: csr, ID: id, IPs: ips, DNSNames: names, TTL: time.Hour})
-	require.NoError(t, err)
-	svid, err := spiffe.NewSVID(chain, key)
-	require.NoError(t, err)
+	chain := must.Get(m.Sign(t.Context(), ca.Request{CSR: csr, ID: id, IPs: ips, DNSNames: names, TTL: time.Hour}))(t)
+	svid := must.Get(spiffe.NewSVID(chain, key))(t)
 	return svid
 }
 
@@ -290,8 +285,7 @@ func (m *meshCA) observe(t *testing.T, a *agent, before map[string]fs.FileMode) 
 		}
 		f["file "+name+" mode"] = mode.String()
 		if mode.IsRegular() && strings.HasPrefix(name, "certs/") {
-			data, err := os.ReadFile(filepath.Join(a.dir, name))
-			require.NoError(t, err)
+			data := must.Get(os.ReadFile(filepath.Join(a.dir, name)))(t)
 			m.see(f, "file "+name, data)
 		}
 	}
@@ -355,12 +349,11 @@ func (m *meshCA) ask(t *testing.T, client *grpchttp.Client, what string, node *e
 		}
 		request.VersionInfo, request.ResponseNonce, request.Node = response.GetVersionInfo(), response.GetNonce(), nil
 	}
-	msg, err := proto.Marshal(request)
-	require.NoError(t, err)
+	msg := must.Get(proto.Marshal(request))(t)
 	_ = stream.Send(msg) // Receive says what is wrong
 	quiet := time.AfterFunc(500*time.Millisecond, cancel)
 	defer quiet.Stop()
-	_, err = stream.Receive()
+	_, err := stream.Receive()
 	f[what+" after ACK"] = outcome(ctx, err)
 	return f
 }
@@ -422,13 +415,10 @@ var moves = map[string]struct {
 	"live socket": {
 		env: []string{"SECRET_TTL=1h"},
 		files: func(t *testing.T, m *meshCA, dir string) {
-			issuer, err := local.New(m.Authority, webID)
-			require.NoError(t, err)
-			manager, err := secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: issuer})
-			require.NoError(t, err)
+			issuer := must.Get(local.New(m.Authority, webID))(t)
+			manager := must.Get(secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: issuer}))(t)
 			t.Cleanup(func() { _ = manager.Close() })
-			h, err := sds.NewHandler(manager, nil)
-			require.NoError(t, err)
+			h := must.Get(sds.NewHandler(manager, nil))(t)
 			server := &unixsocket.Server{Path: filepath.Join(dir, workloadSocket), Handler: h}
 			require.NoError(t, server.Listen())
 			background(t, func(ctx context.Context) { _ = server.Run(ctx) })
@@ -583,8 +573,7 @@ func (m *meshCA) mount(t *testing.T, dir string, other *spiffetest.CA) {
 	for _, at := range []string{"etc/istio/ingressgateway-certs/tls.crt etc/istio/ingressgateway-certs/tls.key etc/istio/ingressgateway-ca-certs/ca.crt",
 		"elsewhere/tls.crt elsewhere/tls.key elsewhere/ca.crt", "mounted/cert-chain.pem mounted/key.pem mounted/root-cert.pem"} {
 		names := strings.Fields(at)
-		certs, key, err := other.SVID("/ns/prod/sa/files").MarshalPEM()
-		require.NoError(t, err)
+		certs, key := must.Get2(other.SVID("/ns/prod/sa/files").MarshalPEM())(t)
 		write(t, filepath.Join(dir, names[0]), string(certs))
 		write(t, filepath.Join(dir, names[1]), string(key))
 		require.NoError(t, os.Chmod(filepath.Join(dir, names[1]), 0o600))
@@ -596,8 +585,7 @@ func (m *meshCA) mount(t *testing.T, dir string, other *spiffetest.CA) {
 // credentials puts an identity of the mesh into a folder.
 func (m *meshCA) credentials(t *testing.T, dir string) {
 	t.Helper()
-	certs, key, err := m.svid(t, webID).MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(m.svid(t, webID).MarshalPEM())(t)
 	write(t, filepath.Join(dir, "cert-chain.pem"), string(certs))
 	write(t, filepath.Join(dir, "key.pem"), string(key))
 	write(t, filepath.Join(dir, "root-cert.pem"), string(m.roots))
@@ -752,8 +740,7 @@ func TestIstioBootstrap(t *testing.T) {
 		for _, bin := range bins {
 			t.Run(envoytest.Version(t, bin), func(t *testing.T) {
 				t.Parallel()
-				bin, err := filepath.Abs(bin)
-				require.NoError(t, err)
+				bin := must.Get(filepath.Abs(bin))(t)
 				cmd := exec.Command(bin, arguments...)
 				cmd.Dir = dir
 				envoy, _ := peers.StartIsolated(t, filepath.Join(t.TempDir(), "log"), cmd, 9) // with a port that it does not need
@@ -864,8 +851,7 @@ func TestOurAgentOfIstioCA(t *testing.T) {
 	a.Stop()
 	a = start() // without a token, too
 	renewed(2)
-	got, err := os.ReadFile(filepath.Join(dir, "certs/root-cert.pem"))
-	require.NoError(t, err)
+	got := must.Get(os.ReadFile(filepath.Join(dir, "certs/root-cert.pem")))(t)
 	require.True(t, mustBundle(t, got).Equal(bundle))
 }
 

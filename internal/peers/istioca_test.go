@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
@@ -50,8 +51,7 @@ func startIstioCA(t *testing.T, c *peers.Cluster, namespace string, environment 
 	cmd := exec.Command(program, "-api", c.URL, "-api-roots", c.RootsFile(), "-api-token", token, "-namespace", namespace, "-trust-domain", domain.String())
 	cmd.Env = append(os.Environ(), environment...)
 	// Istio's own log goes to standard output, too.
-	out, err := os.Create(filepath.Join(dir, "out"))
-	require.NoError(t, err)
+	out := must.Get(os.Create(filepath.Join(dir, "out")))(t)
 	defer out.Close() // the program has it, too
 	cmd.Stdout = out
 	s := &istioCA{Process: peers.Start(t, filepath.Join(dir, "log"), cmd), roots: filepath.Join(dir, "root-cert.pem")}
@@ -104,16 +104,14 @@ func (s *istioCA) client(t testing.TB, token string, edit func(*istioca.Options)
 	if edit != nil {
 		edit(&o)
 	}
-	a, err := istioca.New(o)
-	require.NoError(t, err)
+	a := must.Get(istioca.New(o))(t)
 	return a
 }
 
 // checked asks for a certificate that has to pass every check of package caclient.
 func checked(t testing.TB, a caclient.CA, id spiffe.ID) ([]*x509.Certificate, error) {
 	t.Helper()
-	strict, err := caclient.New(a, nil)
-	require.NoError(t, err)
+	strict := must.Get(caclient.New(a, nil))(t)
 	return strict.Sign(t.Context(), csrFor(t, id), time.Hour)
 }
 
@@ -138,24 +136,18 @@ func TestIstioCA(t *testing.T) {
 
 	t.Run("issue", func(t *testing.T) {
 		t.Parallel()
-		chain, err := checked(t, s.client(t, good, nil), webID)
-		require.NoError(t, err)
+		chain := must.Get(checked(t, s.client(t, good, nil), webID))(t)
 		require.Equal(t, webID.String(), chain[0].URIs[0].String())
 	})
 	t.Run("roots from the answer", func(t *testing.T) {
 		t.Parallel()
-		transport, err := x509Client(s.roots, nil)
-		require.NoError(t, err)
+		transport := must.Get(x509Client(s.roots, nil))(t)
 		a := s.client(t, good, func(o *istioca.Options) { o.RootsFile, o.HTTPClient = "", transport })
-		set, err := a.FetchBundles(t.Context())
-		require.NoError(t, err)
-		b, err := set.Bundle(domain)
-		require.NoError(t, err)
-		want, err := spiffe.ParseBundlePEM(domain, secretOf(t, c, "istio-system")["ca-cert.pem"])
-		require.NoError(t, err)
+		set := must.Get(a.FetchBundles(t.Context()))(t)
+		b := must.Get(set.Bundle(domain))(t)
+		want := must.Get(spiffe.ParseBundlePEM(domain, secretOf(t, c, "istio-system")["ca-cert.pem"]))(t)
 		require.True(t, b.Equal(want))
-		_, err = checked(t, a, webID)
-		require.NoError(t, err)
+		must.Get(checked(t, a, webID))(t)
 	})
 	t.Run("renew", func(t *testing.T) {
 		t.Parallel()
@@ -177,19 +169,15 @@ func TestIstioCA(t *testing.T) {
 	})
 	t.Run("renew with a certificate in place of a token", func(t *testing.T) {
 		t.Parallel()
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-		require.NoError(t, err)
-		chain, err := s.client(t, good, nil).Sign(t.Context(), csr, time.Hour)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
+		chain := must.Get(s.client(t, good, nil).Sign(t.Context(), csr, time.Hour))(t)
 		own := &tls.Certificate{PrivateKey: key}
 		for _, c := range chain {
 			own.Certificate = append(own.Certificate, c.Raw)
 		}
-		transport, err := x509Client(s.roots, own)
-		require.NoError(t, err)
-		_, err = checked(t, s.client(t, "", func(o *istioca.Options) { o.Token, o.HTTPClient = nil, transport }), webID)
+		transport := must.Get(x509Client(s.roots, own))(t)
+		_, err := checked(t, s.client(t, "", func(o *istioca.Options) { o.Token, o.HTTPClient = nil, transport }), webID)
 		require.NoError(t, err)
 	})
 	for name, token := range map[string]string{
@@ -229,30 +217,25 @@ func TestIstioCA(t *testing.T) {
 	open := func(t *testing.T, namespace string) *ca.Authority {
 		cfg := quick()
 		cfg.Create = namespace != "adopted"
-		a, err := ca.Open(t.Context(), cfg, secretStore(t, c, namespace, c.ClientOf(t, namespace, "ca")))
-		require.NoError(t, err)
+		a := must.Get(ca.Open(t.Context(), cfg, secretStore(t, c, namespace, c.ClientOf(t, namespace, "ca"))))(t)
 		return a
 	}
 	t.Run("our CA adopts Istio's, and gives it back", func(t *testing.T) {
 		t.Parallel()
 		prepare(t, "adopted")
 		first := startIstioCA(t, c, "adopted")
-		before, err := checked(t, first.client(t, good, nil), webID)
-		require.NoError(t, err)
+		before := must.Get(checked(t, first.client(t, good, nil), webID))(t)
 		first.Stop()
-		istios, err := spiffe.ParseBundlePEM(domain, secretOf(t, c, "adopted")["ca-cert.pem"])
-		require.NoError(t, err)
+		istios := must.Get(spiffe.ParseBundlePEM(domain, secretOf(t, c, "adopted")["ca-cert.pem"]))(t)
 
 		a := open(t, "adopted") // without Create
 		stop := run(t, a)
 		require.Len(t, a.Status().Roots, 1)
 		verifies(t, a.Bundle(), before)
-		ours, err := a.Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID})
-		require.NoError(t, err)
+		ours := must.Get(a.Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID}))(t)
 		verifies(t, istios, ours)
 
-		root, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		root := must.Get(a.Rotate(t.Context()))(t)
 		require.Eventually(t, func() bool {
 			chain, err := a.Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID})
 			return err == nil && chain[0].CheckSignatureFrom(root.Certificate) == nil
@@ -263,8 +246,7 @@ func TestIstioCA(t *testing.T) {
 		stop()
 
 		second := startIstioCA(t, c, "adopted")
-		after, err := checked(t, second.client(t, good, nil), webID)
-		require.NoError(t, err)
+		after := must.Get(checked(t, second.client(t, good, nil), webID))(t)
 		require.NoError(t, after[0].CheckSignatureFrom(root.Certificate), "Istio's CA signs with our root")
 		verifies(t, a.Bundle(), after)
 		verifies(t, a.Bundle(), before)
@@ -274,8 +256,7 @@ func TestIstioCA(t *testing.T) {
 		prepare(t, "ours")
 		a := open(t, "ours")
 		s := startIstioCA(t, c, "ours")
-		chain, err := checked(t, s.client(t, good, nil), webID)
-		require.NoError(t, err)
+		chain := must.Get(checked(t, s.client(t, good, nil), webID))(t)
 		verifies(t, a.Bundle(), chain)
 		require.True(t, open(t, "ours").Bundle().Equal(a.Bundle()), "it has left the record alone")
 	})
@@ -284,10 +265,8 @@ func TestIstioCA(t *testing.T) {
 // verifies checks a chain as a peer does.
 func verifies(t *testing.T, b *spiffe.Bundle, chain []*x509.Certificate) {
 	t.Helper()
-	v, err := spiffe.NewVerifier(b, spiffe.AllowIDs(webID), nil)
-	require.NoError(t, err)
-	_, err = v.VerifyChain(chain, spiffe.AnyRole)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(b, spiffe.AllowIDs(webID), nil))(t)
+	must.Get(v.VerifyChain(chain, spiffe.AnyRole))(t)
 }
 
 // x509Client returns a client that trusts the roots in a file, and presents a certificate unless that is nil.

@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -131,8 +132,7 @@ func (i *injector) run(t *testing.T, args ...string) string {
 	cmd.Env = append(os.Environ(), "HOME="+i.dir)
 	var said strings.Builder
 	cmd.Stderr = &said
-	out, err := cmd.Output()
-	require.NoError(t, err, "%s", said.String())
+	out := must.Get(cmd.Output())(t, "%s", said.String())
 	return string(out)
 }
 
@@ -166,8 +166,7 @@ func (i *injector) inject(t *testing.T, name, text string) *podSpec {
 // of containers.
 func (i *injector) patched(t *testing.T, text, list string) string {
 	t.Helper()
-	patch, err := os.ReadFile("../../examples/deploy/istio-pod.yaml")
-	require.NoError(t, err)
+	patch := must.Get(os.ReadFile("../../examples/deploy/istio-pod.yaml"))(t)
 	c := i.cluster
 	c.Create(t, "POST /apis/apps/v1/namespaces/prod/deployments\n"+text)
 	o := objectsOf(t, strings.ReplaceAll(string(patch), "\n      containers:", "\n      "+list+":"))[0]
@@ -176,8 +175,7 @@ func (i *injector) patched(t *testing.T, text, list string) string {
 	c.Do(t, "GET", o.path(), nil, &whole)
 	delete(whole, "status")
 	c.Do(t, "DELETE", o.path(), nil, nil)
-	out, err := yaml.Marshal(whole)
-	require.NoError(t, err)
+	out := must.Get(yaml.Marshal(whole))(t)
 	return string(out)
 }
 
@@ -226,8 +224,7 @@ func (s *podSpec) start(t *testing.T, c *container, m *meshCA, program string) *
 	t.Helper()
 	dir := shortDir(t)
 	require.NoError(t, os.Chmod(dir, 0o755))
-	envoy, err := filepath.Abs(envoytest.Binary(t))
-	require.NoError(t, err)
+	envoy := must.Get(filepath.Abs(envoytest.Binary(t)))(t)
 	bin := filepath.Join(dir, "usr/local/bin")
 	write(t, filepath.Join(bin, "envoy"), "the real one is bound here")
 	write(t, filepath.Join(bin, "pilot-agent"), "ours is bound here")
@@ -428,10 +425,9 @@ func TestIstioPod(t *testing.T) {
 				}
 				return resp, err
 			}
-			resp, err := hello(*probe.TLSCertificate())
-			require.NoError(t, err)
+			resp := must.Get(hello(*probe.TLSCertificate()))(t)
 			assert.False(t, resp.Close)
-			_, err = hello()
+			_, err := hello()
 			require.Error(t, err, "a client without a certificate")
 
 			// Its metrics are those of the Envoy, the agent and the application.
@@ -446,8 +442,7 @@ func TestIstioPod(t *testing.T) {
 			if name == "sidecar" { // whose application is probed and asked for its metrics
 				require.Error(t, p.probe(app.ReadinessProbe))
 				require.Error(t, p.probe(app.LivenessProbe))
-				l, err := p.Listen("tcp", ":8080")
-				require.NoError(t, err)
+				l := must.Get(p.Listen("tcp", ":8080"))(t)
 				var ready sync.Map
 				server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if _, ok := ready.Load(r.URL.Path); !ok {
@@ -468,8 +463,7 @@ func TestIstioPod(t *testing.T) {
 				require.NoError(t, err)
 				assert.Contains(t, body, "\napp_requests 7\n")
 			}
-			log, err := os.ReadFile(filepath.Join(p.dir, "log"))
-			require.NoError(t, err)
+			log := must.Get(os.ReadFile(filepath.Join(p.dir, "log")))(t)
 			for scan := bufio.NewScanner(strings.NewReader(string(log))); scan.Scan(); {
 				assert.NotRegexp(t, `level=(WARN|ERROR)`, scan.Text(), "the start is healthy")
 			}
@@ -489,8 +483,7 @@ func TestIstioPod(t *testing.T) {
 			}
 
 			// It drains.
-			connection, err := p.Dial("tcp", podIP+":15090")
-			require.NoError(t, err)
+			connection := must.Get(p.Dial("tcp", podIP+":15090"))(t)
 			defer connection.Close()
 			begun := time.Now()
 			if command := proxy.Lifecycle.PreStop.Exec.Command; command != nil {
@@ -507,8 +500,7 @@ func TestIstioPod(t *testing.T) {
 			require.Error(t, p.probe(proxy.ReadinessProbe), "it is not ready")
 			if proxy.Lifecycle.PreStop.Exec.Command != nil {
 				time.Sleep(time.Until(begun.Add(6 * time.Second)))
-				_, err = hello(*probe.TLSCertificate())
-				require.NoError(t, err, "it serves until it is told to end")
+				must.Get(hello(*probe.TLSCertificate()))(t, "it serves until it is told to end")
 				begun = time.Now()
 				require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 			}

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -47,23 +48,19 @@ func TestKeycloak(t *testing.T) {
 	t.Cleanup(web.Close)
 	// Keycloak fetches keys that it does not know at most once in ten seconds. It looks for an issuer if a token names one.
 	authority := func(issuer string) *ca.Authority {
-		a, err := ca.New(ca.Config{
+		a := must.Get(ca.New(ca.Config{
 			TrustDomain: domain, RefreshHint: time.Second, Rotation: ca.Rotation{Propagation: time.Second},
 			JWT: &ca.JWTConfig{Issuer: issuer, KeyTTL: 26 * time.Second, Propagation: 12 * time.Second},
-		})
-		require.NoError(t, err)
+		}))(t)
 		run(t, a)
 		return a
 	}
 	a, b := authority(""), authority(web.URL)
 	// Keycloak reads the roots of client certificates once, so theirs are of an authority that keeps its root.
-	clients, err := ca.New(ca.Config{TrustDomain: domain})
-	require.NoError(t, err)
+	clients := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 	k := peers.NewKeycloak(t, clients.Bundle().MarshalPEM())
-	bundle, err := federation.NewHandler(ownBundle{a}, domain)
-	require.NoError(t, err)
-	documents, err := jwtsvid.NewOIDCHandler(ownBundle{b}, domain, web.URL)
-	require.NoError(t, err)
+	bundle := must.Get(federation.NewHandler(ownBundle{a}, domain))(t)
+	documents := must.Get(jwtsvid.NewOIDCHandler(ownBundle{b}, domain, web.URL))(t)
 	mux.Handle("/bundle", bundle)
 	mux.Handle("/", documents)
 
@@ -155,8 +152,7 @@ func TestKeycloak(t *testing.T) {
 		require.NoError(t, err)
 		callers, requests, distinct := map[string]int{}, 0, map[string]bool{}
 		old := a.Status()
-		_, err = a.Rotate(t.Context())
-		require.NoError(t, err)
+		must.Get(a.Rotate(t.Context()))(t)
 		for begin := time.Now(); time.Since(begin) < 40*time.Second; time.Sleep(50 * time.Millisecond) {
 			for _, s := range []*tokensource.Source{tokens, exchanged} {
 				token, err := s.Token(t.Context())
@@ -166,8 +162,7 @@ func TestKeycloak(t *testing.T) {
 				require.NoError(t, err, "after %d requests and %v", requests, time.Since(begin))
 				r := httptest.NewRequest("GET", "/", nil)
 				r.Header.Set("Authorization", "Bearer "+token)
-				c, err := service.Authenticate(r)
-				require.NoError(t, err)
+				c := must.Get(service.Authenticate(r))(t)
 				callers[c.Name]++
 				distinct[token] = true
 				requests++
@@ -183,15 +178,13 @@ func TestKeycloak(t *testing.T) {
 	// By mutual TLS the X.509-SVID is the proof (RFC 8705), and access tokens are bound to nothing that its renewal would end.
 	t.Run("mutual TLS", func(t *testing.T) {
 		t.Parallel()
-		signer, err := local.New(clients, webID)
-		require.NoError(t, err)
+		signer := must.Get(local.New(clients, webID))(t)
 		me, err := secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: signer, Lifetime: 8 * time.Second})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = me.Close() })
 		endpoint, err := spiffetls.New(spiffetls.Config{Self: me, WebRoots: func() (*x509.CertPool, error) { return k.Roots, nil }})
 		require.NoError(t, err)
-		transport, err := endpoint.Transport()
-		require.NoError(t, err)
+		transport := must.Get(endpoint.Transport())(t)
 		transport.DisableKeepAlives = true // each request shows the certificate of then
 		ask := func(id string) *tokensource.Source {
 			s, err := tokensource.ClientCredentials(tokensource.ClientOptions{
@@ -202,10 +195,8 @@ func TestKeycloak(t *testing.T) {
 		}
 		tokens, distinct, serials := ask("by-certificate"), map[string]bool{}, map[string]bool{}
 		for begin := time.Now(); time.Since(begin) < 20*time.Second; time.Sleep(50 * time.Millisecond) {
-			token, err := tokens.Token(t.Context())
-			require.NoError(t, err)
-			svid, err := me.SVID()
-			require.NoError(t, err)
+			token := must.Get(tokens.Token(t.Context()))(t)
+			svid := must.Get(me.SVID())(t)
 			distinct[token], serials[svid.Leaf().SerialNumber.String()] = true, true
 		}
 		t.Logf("%d access tokens by %d certificates", len(distinct), len(serials))

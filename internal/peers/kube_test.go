@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/kubesecret"
@@ -69,8 +70,7 @@ func TestKubernetes(t *testing.T) {
 
 func secretStore(t testing.TB, c *peers.Cluster, namespace string, client *http.Client) *kubesecret.Store {
 	t.Helper()
-	s, err := kubesecret.New(kubesecret.Options{Namespace: namespace, APIServer: c.URL, HTTPClient: client})
-	require.NoError(t, err)
+	s := must.Get(kubesecret.New(kubesecret.Options{Namespace: namespace, APIServer: c.URL, HTTPClient: client}))(t)
 	return s
 }
 
@@ -129,8 +129,7 @@ func watchSecret(t *testing.T, c *peers.Cluster, namespace string) func() []vers
 	require.NoError(t, err)
 	client := *c.Admin()
 	client.Timeout = 0
-	response, err := client.Do(r)
-	require.NoError(t, err)
+	response := must.Get(client.Do(r))(t)
 	require.Equal(t, http.StatusOK, response.StatusCode)
 
 	var mu sync.Mutex
@@ -232,8 +231,7 @@ func testReplicas(t *testing.T, c *cluster) {
 		converged(round + 2)
 		for _, a := range replicas {
 			require.EventuallyWithT(t, func(t *assert.CollectT) {
-				chain, err := a.Sign(context.Background(), ca.Request{CSR: request(t), ID: web})
-				require.NoError(t, err)
+				chain := must.Get(a.Sign(context.Background(), ca.Request{CSR: request(t), ID: web}))(t)
 				require.NoError(t, chain[0].CheckSignatureFrom(rootOf(t, a, winners[0])), "the new root signs")
 			}, passing, often)
 		}
@@ -263,10 +261,8 @@ func testReplicas(t *testing.T, c *cluster) {
 }
 
 func request(t require.TestingT) *pki.CSR {
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	return csr
 }
 
@@ -291,8 +287,7 @@ func testTokenReview(t *testing.T, c *cluster) {
 
 	reviewer := func(o kube.ReviewerOptions) *kube.Reviewer {
 		o.APIServer, o.HTTPClient = c.URL, c.ClientOf(t, namespace, "server")
-		r, err := kube.NewReviewer(&o)
-		require.NoError(t, err)
+		r := must.Get(kube.NewReviewer(&o))(t)
 		return r
 	}
 	r := reviewer(kube.ReviewerOptions{})
@@ -300,8 +295,7 @@ func testTokenReview(t *testing.T, c *cluster) {
 
 	good := c.Token(t, namespace, "web", "web-1", "istio-ca", "other")
 	t.Run("bound to a pod", func(t *testing.T) {
-		a, err := r.Review(t.Context(), good, []string{"istio-ca"})
-		require.NoError(t, err)
+		a := must.Get(r.Review(t.Context(), good, []string{"istio-ca"}))(t)
 		assert.NotEmpty(t, a.ServiceAccountUID)
 		a.ServiceAccountUID = ""
 		assert.Equal(t, &spiffe.Pod{
@@ -317,11 +311,9 @@ func testTokenReview(t *testing.T, c *cluster) {
 	t.Run("as an authenticator", func(t *testing.T) {
 		a, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: r, TrustDomain: domain, AllowPlaintext: true})
 		require.NoError(t, err)
-		hr, err := http.NewRequestWithContext(t.Context(), "POST", "http://ca.test/", nil)
-		require.NoError(t, err)
+		hr := must.Get(http.NewRequestWithContext(t.Context(), "POST", "http://ca.test/", nil))(t)
 		hr.Header.Set("Authorization", "Bearer "+good)
-		caller, err := a.Authenticate(hr)
-		require.NoError(t, err)
+		caller := must.Get(a.Authenticate(hr))(t)
 		assert.Equal(t, "spiffe://example.org/ns/review/sa/web", caller.ID.String())
 		assert.Equal(t, "web-1", caller.Pod.Name)
 	})
@@ -362,8 +354,7 @@ func testTokenReview(t *testing.T, c *cluster) {
 		c.Account(t, namespace, "db")
 		token := c.Token(t, namespace, "db", "", "istio-ca")
 		for _, token := range []string{good, token} {
-			_, err := r.Review(t.Context(), token, []string{"istio-ca"})
-			require.NoError(t, err)
+			must.Get(r.Review(t.Context(), token, []string{"istio-ca"}))(t)
 		}
 		c.DeletePod(t, namespace, "web-1")
 		c.Do(t, "DELETE", "/api/v1/namespaces/"+namespace+"/serviceaccounts/db", nil, nil)
@@ -414,8 +405,7 @@ func testNodeAuthorizer(t *testing.T, c *cluster) {
 	c.Do(t, "PATCH", "/api/v1/namespaces/"+apps+"/pods/failed/status", map[string]any{"status": map[string]any{"phase": "Failed"}}, nil)
 
 	client := c.ClientOf(t, mesh, "ca")
-	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: client})
-	require.NoError(t, err)
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: client}))(t)
 	n, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: client, Accounts: []string{mesh + "/ztunnel"}})
 	require.NoError(t, err)
 	require.NoError(t, n.Check(t.Context()))
@@ -423,13 +413,11 @@ func testNodeAuthorizer(t *testing.T, c *cluster) {
 	caller := func(account, pod string) *authn.Caller {
 		a, err := reviewer.Review(t.Context(), c.Token(t, mesh, account, pod, "istio-ca"), []string{"istio-ca"})
 		require.NoError(t, err)
-		id, err := domain.KubernetesID(a.Namespace, a.ServiceAccount)
-		require.NoError(t, err)
+		id := must.Get(domain.KubernetesID(a.Namespace, a.ServiceAccount))(t)
 		return &authn.Caller{ID: id, Pod: &spiffe.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.Name, UID: a.UID}}
 	}
 	id := func(account string) spiffe.ID {
-		id, err := domain.KubernetesID(apps, account)
-		require.NoError(t, err)
+		id := must.Get(domain.KubernetesID(apps, account))(t)
 		return id
 	}
 	proxy := caller("ztunnel", "ztunnel")
@@ -460,8 +448,7 @@ func TestOutage(t *testing.T) {
 	grant(t, c, namespace, "ca", "Role", documented(t, "pki/ca/kubesecret"))
 	cfg := quick()
 	open := func() *ca.Authority {
-		a, err := ca.Open(t.Context(), cfg, secretStore(t, c, namespace, c.ClientOf(t, namespace, "ca")))
-		require.NoError(t, err)
+		a := must.Get(ca.Open(t.Context(), cfg, secretStore(t, c, namespace, c.ClientOf(t, namespace, "ca"))))(t)
 		return a
 	}
 	token := c.Token(t, namespace, "ca", "", "istio-ca")
@@ -519,8 +506,7 @@ func TestOutage(t *testing.T) {
 	require.Eventually(t, func() bool { return b.Health().Store == nil }, passing, often, "it has recovered")
 	require.NoError(t, <-opened)
 	require.True(t, b.Bundle().Equal(before))
-	root, err := b.Rotate(t.Context())
-	require.NoError(t, err)
+	root := must.Get(b.Rotate(t.Context()))(t)
 	require.Eventually(t, func() bool {
 		chain, err := b.Sign(t.Context(), ca.Request{CSR: request(t), ID: web})
 		return err == nil && chain[0].CheckSignatureFrom(root.Certificate) == nil
@@ -531,8 +517,7 @@ func TestOutage(t *testing.T) {
 // shortDir returns a folder whose name leaves room for that of a Unix socket.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pa")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "pa"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // the agent has ended
 	return dir
 }

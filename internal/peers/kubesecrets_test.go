@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -23,8 +24,7 @@ import (
 // pairOf returns the content of a Secret with a new certificate.
 func pairOf(t testing.TB, ca *spiffetest.CA) map[string][]byte {
 	t.Helper()
-	certs, key, err := ca.SVID("/gateway").MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(ca.SVID("/gateway").MarshalPEM())(t)
 	return map[string][]byte{"tls.crt": certs, "tls.key": key}
 }
 
@@ -46,8 +46,7 @@ func putSecret(t testing.TB, c *peers.Cluster, namespace, name, kind string, dat
 // callerOf returns the context of a request of a service account.
 func callerOf(t testing.TB, namespace, account string) (ctx context.Context) {
 	t.Helper()
-	id, err := domain.KubernetesID(namespace, account)
-	require.NoError(t, err)
+	id := must.Get(domain.KubernetesID(namespace, account))(t)
 	method := authn.Func(func(*http.Request) (*authn.Caller, error) { return &authn.Caller{ID: id, Method: "test"}, nil })
 	next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { ctx = r.Context() })
 	authn.Require(method, next, nil).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
@@ -79,8 +78,7 @@ func testGatewaySecrets(t *testing.T, c *cluster) {
 		{Namespace: namespace},
 	} {
 		cfg.APIServer, cfg.HTTPClient = c.URL, c.ClientOf(t, namespace, "agent")
-		src, err := kubesecrets.Start(t.Context(), cfg)
-		require.NoError(t, err)
+		src := must.Get(kubesecrets.Start(t.Context(), cfg))(t)
 		defer src.Close()
 		await := func(name string, want map[string][]byte) {
 			t.Helper()
@@ -101,8 +99,7 @@ func testGatewaySecrets(t *testing.T, c *cluster) {
 		await("kubernetes://"+namespace+"/helm", nil)
 		if cfg.Type == "" {
 			await("kubernetes://"+namespace+"/generic", first)
-			_, err := src.GenerateSecret(t.Context(), "kubernetes://"+namespace+"/generic-cacert")
-			require.NoError(t, err)
+			must.Get(src.GenerateSecret(t.Context(), "kubernetes://"+namespace+"/generic-cacert"))(t)
 		}
 		if cfg.AllNamespaces {
 			await("kubernetes://"+other+"/web", first)
@@ -131,7 +128,7 @@ func testGatewaySecrets(t *testing.T, c *cluster) {
 		require.Eventually(t, allowed(namespace, "gateway"), passing, often)
 		assert.Never(t, allowed(namespace, "unbound"), 3*time.Second, often)
 		assert.Never(t, allowed(other, "gateway"), time.Second, often, "an account of the same name")
-		_, err = src.Resolve(callerOf(t, namespace, "gateway"), "kubernetes://"+other+"/web")
+		_, err := src.Resolve(callerOf(t, namespace, "gateway"), "kubernetes://"+other+"/web")
 		require.Error(t, err)
 		c.Do(t, "DELETE", role, nil, nil)
 		still := allowed(namespace, "gateway")

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	server "github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -60,8 +61,7 @@ func TestNodeAgent(t *testing.T) {
 	judge := func(t *testing.T, o istioca.Options, connections *atomic.Int32) {
 		o.TrustDomain, o.ClusterID, o.Impersonate = domain, "Kubernetes", true
 		o.Token = func(context.Context) (string, error) { return token, nil }
-		client, err := istioca.New(o)
-		require.NoError(t, err)
+		client := must.Get(istioca.New(o))(t)
 		for _, other := range []string{"elsewhere", "nobody"} {
 			_, err := checked(t, client, spiffe.MustParseID("spiffe://example.org/ns/fleet/sa/"+other))
 			require.ErrorIs(t, err, caclient.ErrUnauthenticated)
@@ -80,8 +80,7 @@ func TestNodeAgent(t *testing.T) {
 			require.NoError(t, m.Add(fleet(i)))
 		}
 		for i := range pods {
-			_, err := m.GenerateSecret(ctx, fleet(i).String())
-			require.NoError(t, err)
+			must.Get(m.GenerateSecret(ctx, fleet(i).String()))(t)
 		}
 		took := time.Since(start)
 		t.Logf("%d identities in %v: %d requests over %d new connections, %d FetchBundles, %.1f KiB each", pods, took.Round(time.Millisecond),
@@ -101,14 +100,12 @@ func TestNodeAgent(t *testing.T) {
 		c.Account(t, "ca", "ca")
 		grant(t, c, "ca", "ca", "ClusterRole", documented(t, "authn/kube"))
 		api := c.ClientOf(t, "ca", "ca")
-		reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: api})
-		require.NoError(t, err)
+		reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: api}))(t)
 		tokens, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: domain, Cluster: "Kubernetes"})
 		require.NoError(t, err)
 		nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: api, Accounts: []string{"node/agent"}})
 		require.NoError(t, err)
-		authority, err := ca.New(ca.Config{TrustDomain: domain})
-		require.NoError(t, err)
+		authority := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 		h, err := server.New(server.Options{Signer: authority, Authenticator: tokens, NodeAuthorizer: nodes.Authorize})
 		require.NoError(t, err)
 		srv := httptest.NewUnstartedServer(h)
@@ -130,8 +127,7 @@ func fleet(i int) spiffe.ID {
 // dialing returns a client that trusts the roots in a file, and counts its connections.
 func dialing(t *testing.T, roots string) (*http.Client, *atomic.Int32) {
 	t.Helper()
-	client, err := x509Client(roots, nil)
-	require.NoError(t, err)
+	client := must.Get(x509Client(roots, nil))(t)
 	n := new(atomic.Int32)
 	dial := new(net.Dialer).DialContext
 	tr := client.Transport.(*http.Transport)

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -40,8 +41,7 @@ func newOIDCIssuer(t *testing.T, algorithm string) *oidcIssuer {
 		url: web.URL + "/prod", client: web.Client(), Authority: authorityOf(t, web.URL+"/prod", algorithm),
 		roots: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw})),
 	}
-	h, err := jwtsvid.NewOIDCHandler(ownBundle{i.Authority}, domain, i.url)
-	require.NoError(t, err)
+	h := must.Get(jwtsvid.NewOIDCHandler(ownBundle{i.Authority}, domain, i.url))(t)
 	documents.Store(&h)
 	run(t, i.Authority)
 	return i
@@ -89,8 +89,7 @@ func (i *oidcIssuer) judged(t *testing.T, id spiffe.ID, audience string, says fu
 		require.Less(t, time.Since(begin), time.Minute)
 		token := i.token(t, id, audience)
 		require.NoError(t, says(token), "after %d tokens of %d keys", tokens, len(keys))
-		claims, err := jwtsvid.ParseUnverified(token)
-		require.NoError(t, err)
+		claims := must.Get(jwtsvid.ParseUnverified(token))(t)
 		keys[claims.KeyID] = true
 		tokens++
 	}
@@ -120,8 +119,7 @@ func TestGoOIDC(t *testing.T) {
 			t.Parallel()
 			i := newOIDCIssuer(t, algorithm)
 			ctx := oidc.ClientContext(t.Context(), i.client)
-			provider, err := oidc.NewProvider(ctx, i.url)
-			require.NoError(t, err)
+			provider := must.Get(oidc.NewProvider(ctx, i.url))(t)
 			verifier := provider.Verifier(&oidc.Config{ClientID: "app"})
 			i.judged(t, webID, "app", func(token string) error {
 				id, err := verifier.Verify(ctx, token)
@@ -212,8 +210,7 @@ func indent(text, prefix string) string {
 // page returns the block of code with a text that a page of examples has.
 func page(t *testing.T, name, with string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "..", "examples", name))
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(filepath.Join("..", "..", "examples", name)))(t)
 	for n, block := range strings.Split(string(data), "```") {
 		if _, text, ok := strings.Cut(block, "\n"); n%2 == 1 && ok && strings.Contains(text, with) {
 			return text

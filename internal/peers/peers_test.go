@@ -11,14 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // TestReadme compares the versions in README.md with the module files and scripts that name them.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {
-		data, err := os.ReadFile(filepath.FromSlash(name))
-		require.NoError(t, err)
+		data := must.Get(os.ReadFile(filepath.FromSlash(name)))(t)
 		return string(data)
 	}
 	readme := read("README.md")

@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -70,8 +71,7 @@ func podEnvironment(t *testing.T, dir string, more ...string) []string {
 	module := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "istio.io/istio")
 	module.Dir = filepath.Join("programs", "istio")
 	module.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
-	source, err := module.Output()
-	require.NoError(t, err)
+	source := must.Get(module.Output())(t)
 	metadata := map[string]string{} // which the injector makes variables of, too
 	for _, e := range more {
 		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, "ISTIO_META_") {
@@ -113,8 +113,7 @@ func TestPilotAgent(t *testing.T) {
 	c.Pod(t, "prod", "web", "web-1", "node-a")
 	token := c.Token(t, "prod", "web", "web-1", "istio-ca")
 
-	authority, err := ca.New(ca.Config{TrustDomain: domain})
-	require.NoError(t, err)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 	var roots []byte
 	for root := range authority.Bundle().X509Authorities() {
 		roots = append(roots, pki.MarshalCertificatesPEM(root)...)
@@ -162,8 +161,7 @@ func TestPilotAgent(t *testing.T) {
 			}
 			return err
 		})
-		got, err := os.ReadFile(filepath.Join(a.dir, "certs/root-cert.pem"))
-		require.NoError(t, err)
+		got := must.Get(os.ReadFile(filepath.Join(a.dir, "certs/root-cert.pem")))(t)
 		require.True(t, mustBundle(t, got).Equal(mustBundle(t, roots)))
 	})
 	t.Run("our SDS socket", func(t *testing.T) {
@@ -171,12 +169,9 @@ func TestPilotAgent(t *testing.T) {
 		dir := shortDir(t)
 		socket := filepath.Join(dir, "var/run/secrets/workload-spiffe-uds/socket")
 		require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
-		issuer, err := local.New(authority, webID)
-		require.NoError(t, err)
-		m, err := secretcache.New(secretcache.Config{ID: webID, CA: issuer})
-		require.NoError(t, err)
-		h, err := sds.NewHandler(m, nil)
-		require.NoError(t, err)
+		issuer := must.Get(local.New(authority, webID))(t)
+		m := must.Get(secretcache.New(secretcache.Config{ID: webID, CA: issuer}))(t)
+		h := must.Get(sds.NewHandler(m, nil))(t)
 		background(t, func(ctx context.Context) { _ = m.Run(ctx) })
 		server := &unixsocket.Server{Path: socket, Handler: h}
 		background(t, func(ctx context.Context) { _ = server.Run(ctx) })
@@ -202,8 +197,7 @@ func TestPilotAgent(t *testing.T) {
 			}
 			return nil
 		})
-		bootstrap, err := os.ReadFile(filepath.Join(dir, "etc/istio/proxy/envoy-rev.json"))
-		require.NoError(t, err)
+		bootstrap := must.Get(os.ReadFile(filepath.Join(dir, "etc/istio/proxy/envoy-rev.json")))(t)
 		require.Contains(t, string(bootstrap), "workload-spiffe-uds/socket", "Envoy is to ask our socket")
 		for svid := range subscribe(t, socket) {
 			require.Equal(t, webID, svid.ID())
@@ -234,12 +228,10 @@ func subscribe(t *testing.T, socket string) iter.Seq[*spiffe.SVID] {
 			TypeUrl: "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret",
 		}
 		for {
-			msg, err := proto.Marshal(request)
-			require.NoError(t, err)
+			msg := must.Get(proto.Marshal(request))(t)
 			require.NoError(t, stream.Send(msg))
 			var response envoysds.DiscoveryResponse
-			msg, err = stream.Receive()
-			require.NoError(t, err)
+			msg = must.Get(stream.Receive())(t)
 			require.NoError(t, proto.Unmarshal(msg, &response))
 			for _, r := range response.Resources {
 				var secret envoysds.Secret
@@ -271,7 +263,6 @@ func (a *agent) output() (*spiffe.SVID, error) {
 
 func mustBundle(t *testing.T, pem []byte) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.ParseBundlePEM(domain, pem)
-	require.NoError(t, err)
+	b := must.Get(spiffe.ParseBundlePEM(domain, pem))(t)
 	return b
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -40,8 +41,7 @@ func TestPod(t *testing.T) {
 	write := func(name string, data []byte) {
 		require.NoError(t, os.WriteFile(filepath.Join(account, name), data, 0o600))
 	}
-	api, err := os.ReadFile(c.RootsFile())
-	require.NoError(t, err)
+	api := must.Get(os.ReadFile(c.RootsFile()))(t)
 	write("ca.crt", api)
 	write("namespace", []byte("istio-system"))
 	write("token", []byte(c.Token(t, "istio-system", "ca", "", peers.Issuer)))
@@ -53,20 +53,16 @@ func TestPod(t *testing.T) {
 	p := peers.StartInPod(t, filepath.Join(dir, "log"), cmd, c, account)
 	roots := filepath.Join(state, "root-cert.pem")
 	token := c.Token(t, "prod", "web", "web-1", "istio-ca")
-	client, err := istioca.New(istioca.Options{ClusterID: "Kubernetes", Endpoint: caclient.Endpoint{
+	client := must.Get(istioca.New(istioca.Options{ClusterID: "Kubernetes", Endpoint: caclient.Endpoint{
 		URL: fmt.Sprint("https://localhost:", port), TrustDomain: domain, RootsFile: roots,
 		Token: func(context.Context) (string, error) { return token, nil },
-	}})
-	require.NoError(t, err)
+	}}))(t)
 	p.Ready(t, func() error { _, err := checked(t, client, webID); return err })
 
-	chain, err := checked(t, client, webID)
-	require.NoError(t, err)
-	secret, err := spiffe.ParseBundlePEM(domain, secretOf(t, c, "istio-system")["root-cert.pem"])
-	require.NoError(t, err)
+	chain := must.Get(checked(t, client, webID))(t)
+	secret := must.Get(spiffe.ParseBundlePEM(domain, secretOf(t, c, "istio-system")["root-cert.pem"]))(t)
 	verifies(t, secret, chain)
-	pem, err := os.ReadFile(roots)
-	require.NoError(t, err)
+	pem := must.Get(os.ReadFile(roots))(t)
 	require.Equal(t, serials(pem), serials(pki.MarshalCertificatesPEM(bundleCerts(secret)...)))
 
 	mounted := func(namespace string) {
@@ -87,8 +83,7 @@ func TestPod(t *testing.T) {
 	other["data"] = map[string]string{"root-cert.pem": "of another", "other": "stays"}
 	c.Do(t, "PUT", "/api/v1/namespaces/later/configmaps/istio-ca-root-cert", other, nil)
 	mounted("later")
-	_, changed, err := c.Send("GET", "/api/v1/namespaces/later/configmaps/istio-ca-root-cert", nil)
-	require.NoError(t, err)
+	_, changed := must.Get2(c.Send("GET", "/api/v1/namespaces/later/configmaps/istio-ca-root-cert", nil))(t)
 	require.Contains(t, string(changed), `"other":"stays"`)
 	require.Equal(t, http.StatusNotFound, c.Status(t, "GET", "/api/v1/namespaces/kube-system/configmaps/istio-ca-root-cert"))
 

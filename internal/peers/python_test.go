@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/secretcache"
@@ -54,27 +55,22 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 	socket := filepath.Join(shortDir(t), "api.sock")
 	cfg := quick()
 	cfg.JWT = &ca.JWTConfig{}
-	authority, err := ca.New(cfg)
-	require.NoError(t, err)
+	authority := must.Get(ca.New(cfg))(t)
 	other, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("other.test"), JWT: &ca.JWTConfig{}})
 	require.NoError(t, err)
 	stranger, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("stranger.test"), JWT: &ca.JWTConfig{}})
 	require.NoError(t, err)
 	foreign, err := stranger.IssueJWTSVID(t.Context(), spiffe.MustParseID("spiffe://stranger.test/web"), []string{"db"})
 	require.NoError(t, err)
-	set, err := spiffe.NewBundleSet(other.Bundle())
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(other.Bundle()))(t)
 
-	issuer, err := local.New(authority, webID)
-	require.NoError(t, err)
+	issuer := must.Get(local.New(authority, webID))(t)
 	mine := secretcache.Config{ID: webID, CA: issuer, Lifetime: 5 * time.Second, Federated: federated{set}}
 	if machine {
 		mine.ID, mine.TrustDomain = spiffe.ID{}, webID.TrustDomain()
 	}
-	m, err := secretcache.New(mine)
-	require.NoError(t, err)
-	validator, err := jwtsvid.NewAgentValidator(m, nil)
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(mine))(t)
+	validator := must.Get(jwtsvid.NewAgentValidator(m, nil))(t)
 	var h http.Handler
 	if machine {
 		file := filepath.Join(filepath.Dir(socket), "workloads.json")
@@ -98,8 +94,7 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 	cmd := peers.Python(t, "testdata/workload.py", socket, foreign, strconv.Itoa(svids))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	type line struct {
 		Call, ID, Bad, Text, Error string
@@ -115,8 +110,7 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 		calls = append(calls, l.Call)
 		got[l.Call+l.Bad] = l
 		if l.Call == "streams" {
-			_, err := authority.RotateJWT(t.Context())
-			require.NoError(t, err)
+			must.Get(authority.RotateJWT(t.Context()))(t)
 		}
 	}
 	require.NoError(t, cmd.Wait(), "%s", stderr.String())

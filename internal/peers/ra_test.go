@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
@@ -42,10 +43,8 @@ var webID = spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")
 
 func csrFor(t testing.TB, id spiffe.ID, more ...pki.SAN) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: append([]pki.SAN{pki.IDSAN(id)}, more...)})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: append([]pki.SAN{pki.IDSAN(id)}, more...)}))(t)
 	return csr
 }
 
@@ -61,8 +60,7 @@ func startSigner(t *testing.T, c *peers.Cluster) *signer {
 	t.Helper()
 	c.Account(t, "signer", "signer")
 	grant(t, c, "signer", "signer", "ClusterRole", signerRules)
-	authority, err := ca.New(ca.Config{TrustDomain: domain})
-	require.NoError(t, err)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 	s := &signer{authority: authority, cluster: c, client: c.ClientOf(t, "signer", "signer")}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -171,8 +169,7 @@ func (s *signer) registration(t *testing.T, client *http.Client, edit func(*ra.C
 	if edit != nil {
 		edit(&cfg)
 	}
-	a, err := ra.New(cfg)
-	require.NoError(t, err)
+	a := must.Get(ra.New(cfg))(t)
 	return a
 }
 
@@ -243,8 +240,7 @@ func testRegistrationAuthority(t *testing.T, c *cluster) {
 	t.Run("while another client edits the request", func(t *testing.T) {
 		edited := *client
 		edited.Transport = &meddler{t: t, cluster: c.Cluster, next: client.Transport, done: map[string]bool{}}
-		_, err := s.registration(t, &edited, nil).Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID})
-		require.NoError(t, err)
+		must.Get(s.registration(t, &edited, nil).Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID}))(t)
 	})
 	t.Run("learned roots", func(t *testing.T) {
 		a := s.registration(t, client, func(c *ra.Config) { c.Roots, c.LearnRoots = nil, true })
@@ -288,8 +284,7 @@ func testRegistrationAuthority(t *testing.T, c *cluster) {
 // bundleOf returns a bundle of roots.
 func bundleOf(t testing.TB, roots ...*x509.Certificate) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: roots})
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: roots}))(t)
 	return b
 }
 
@@ -297,7 +292,6 @@ func bundleCerts(b *spiffe.Bundle) []*x509.Certificate { return slices.Collect(b
 
 func newBundle(t testing.TB) *spiffe.Bundle {
 	t.Helper()
-	a, err := ca.New(ca.Config{TrustDomain: domain})
-	require.NoError(t, err)
+	a := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 	return a.Bundle()
 }

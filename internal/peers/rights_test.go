@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/spiffe"
@@ -26,8 +27,7 @@ import (
 // documented returns the YAML of the rules that the comment of a package says it needs.
 func documented(t testing.TB, pkg string) string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join("..", "..", pkg, "*.go"))
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob(filepath.Join("..", "..", pkg, "*.go")))(t)
 	var rules strings.Builder
 	for _, name := range files {
 		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.PackageClauseOnly|parser.ParseComments)
@@ -197,8 +197,7 @@ func useStore(t *testing.T, c *cluster, namespace string, client *http.Client) e
 func useTokens(t *testing.T, c *cluster, namespace string, client *http.Client) error {
 	c.Account(t, namespace, "proxy")
 	c.Pod(t, namespace, "proxy", "proxy", "node-a")
-	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: client})
-	require.NoError(t, err)
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: client}))(t)
 	nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: client, Accounts: []string{namespace + "/proxy"}})
 	require.NoError(t, err)
 
@@ -207,8 +206,7 @@ func useTokens(t *testing.T, c *cluster, namespace string, client *http.Client) 
 	if errReview != nil {
 		return errReview
 	}
-	id, err := domain.KubernetesID(account.Namespace, account.ServiceAccount)
-	require.NoError(t, err)
+	id := must.Get(domain.KubernetesID(account.Namespace, account.ServiceAccount))(t)
 	errNodes := nodes.Authorize(t.Context(), &authn.Caller{ID: id, Pod: &spiffe.Pod{
 		Namespace: account.Namespace, ServiceAccount: account.ServiceAccount, Name: account.Name, UID: account.UID,
 	}}, id)

@@ -15,6 +15,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -40,31 +41,25 @@ func TestStepCAClient(t *testing.T) {
 		for _, e := range edit {
 			e(&o)
 		}
-		inner, err := stepca.New(o)
-		require.NoError(t, err)
-		ca, err := caclient.New(inner, nil)
-		require.NoError(t, err)
+		inner := must.Get(stepca.New(o))(t)
+		ca := must.Get(caclient.New(inner, nil))(t)
 		return ca
 	}
 	ca := newCA()
 	sign := func(ca caclient.CA, lifetime time.Duration) (*pki.Credential, error) {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 		chain, err := ca.Sign(t.Context(), csr, lifetime)
 		if err != nil {
 			return nil, err
 		}
 		return pki.NewCredential(chain, key)
 	}
-	first, err := sign(ca, 10*time.Minute)
-	require.NoError(t, err)
+	first := must.Get(sign(ca, 10*time.Minute))(t)
 	assert.WithinDuration(t, time.Now().Add(10*time.Minute), first.NotAfter(), 30*time.Second)
 	assert.Equal(t, 1, tokens)
 	current = first.TLSCertificate()
-	second, err := sign(ca, 0)
-	require.NoError(t, err)
+	second := must.Get(sign(ca, 0))(t)
 	assert.Equal(t, 1, tokens, "the certificate proves who asks")
 	assert.False(t, pki.PublicKeysEqual(first.Leaf().PublicKey, second.Leaf().PublicKey))
 	assert.Equal(t, first.Leaf().URIs, second.Leaf().URIs)
@@ -73,9 +68,8 @@ func TestStepCAClient(t *testing.T) {
 	current = nil
 	used := s.Token(t, webID.String(), webID.String())
 	static := newCA(func(o *stepca.Options) { o.Token = func(context.Context) (string, error) { return used, nil } })
-	_, err = sign(static, 0)
-	require.NoError(t, err)
-	_, err = sign(static, 0)
+	must.Get(sign(static, 0))(t)
+	_, err := sign(static, 0)
 	assert.ErrorIs(t, err, caclient.ErrUnauthenticated, "a token is good once")
 	assert.NotContains(t, err.Error(), used)
 	_, err = sign(newCA(func(o *stepca.Options) {
@@ -93,7 +87,7 @@ func TestStepCAClient(t *testing.T) {
 	// The root changes under a Manager.
 	var m *secretcache.Manager
 	tokens = 0
-	inner, err := stepca.New(stepca.Options{
+	inner := must.Get(stepca.New(stepca.Options{
 		Endpoint: caclient.Endpoint{URL: s.URL, TrustDomain: domain, Token: func(context.Context) (string, error) {
 			tokens++
 			return s.Token(t, webID.String(), webID.String()), nil
@@ -106,8 +100,7 @@ func TestStepCAClient(t *testing.T) {
 			}
 			return svid.TLSCertificate()
 		},
-	})
-	require.NoError(t, err)
+	}))(t)
 	m, err = secretcache.New(secretcache.Config{ID: webID, CA: inner, Lifetime: time.Minute, GraceRatio: 0.95, Jitter: 0.02})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -122,10 +115,8 @@ func TestStepCAClient(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return svid() != nil }, time.Minute, 50*time.Millisecond)
 	s.Prepare(t)
-	set, err := inner.FetchBundles(ctx)
-	require.NoError(t, err)
-	b, err := set.Bundle(domain)
-	require.NoError(t, err)
+	set := must.Get(inner.FetchBundles(ctx))(t)
+	b := must.Get(set.Bundle(domain))(t)
 	n := 0
 	for range b.X509Authorities() {
 		n++

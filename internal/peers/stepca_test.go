@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -30,21 +31,17 @@ func TestStepCA(t *testing.T) {
 			data, err = json.Marshal(body)
 			require.NoError(t, err)
 		}
-		r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, bytes.NewReader(data))
-		require.NoError(t, err)
-		response, err := client.Do(r)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), method, s.URL+path, bytes.NewReader(data)))(t)
+		response := must.Get(client.Do(r))(t)
 		defer response.Body.Close() // all of it is read
-		data, err = io.ReadAll(response.Body)
-		require.NoError(t, err)
+		data = must.Get(io.ReadAll(response.Body))(t)
 		var answer struct {
 			Chain []string `json:"certChain"`
 			Roots []string `json:"crts"`
 		}
 		require.NoError(t, json.Unmarshal(data, &answer), "%s", data)
 		for _, text := range append(answer.Chain, answer.Roots...) {
-			certs, err := pki.ParseCertificatesPEM([]byte(text))
-			require.NoError(t, err)
+			certs := must.Get(pki.ParseCertificatesPEM([]byte(text)))(t)
 			chain = append(chain, certs...)
 		}
 		return response.StatusCode, chain
@@ -54,10 +51,8 @@ func TestStepCA(t *testing.T) {
 	require.Equal(t, http.StatusCreated, status)
 	require.Equal(t, s.Roots(), roots)
 
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 	request := map[string]any{"csr": string(csr.PEM()), "ott": s.Token(t, "web", webID.String()), "notAfter": "10m"}
 	status, chain := call(s.Client(nil), "/1.0/sign", request)
 	require.Equal(t, http.StatusCreated, status)

@@ -12,6 +12,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // testTokenRequest requests tokens from the API server, with the one right that takes.
@@ -35,20 +36,16 @@ func testTokenRequest(t *testing.T, c *cluster) {
 		if edit != nil {
 			edit(&o)
 		}
-		s, err := tokensource.Kubernetes(o)
-		require.NoError(t, err)
+		s := must.Get(tokensource.Kubernetes(o))(t)
 		return s.Token(t.Context())
 	}
 	issuer := c.ClientOf(t, namespace, "issuer")
-	token, err := request(issuer, nil)
-	require.NoError(t, err)
-	a, err := reviewer.Review(t.Context(), token, []string{"istio-ca"})
-	require.NoError(t, err)
+	token := must.Get(request(issuer, nil))(t)
+	a := must.Get(reviewer.Review(t.Context(), token, []string{"istio-ca"}))(t)
 	assert.Equal(t, "web", a.ServiceAccount)
 	assert.Empty(t, a.Name)
 
-	token, err = request(issuer, func(o *tokensource.KubernetesOptions) { o.Audiences = nil })
-	require.NoError(t, err)
+	token = must.Get(request(issuer, func(o *tokensource.KubernetesOptions) { o.Audiences = nil }))(t)
 	a, err = reviewer.Review(t.Context(), token, []string{peers.Issuer})
 	require.NoError(t, err, "without audiences the token is for the API server")
 

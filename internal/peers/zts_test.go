@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -48,12 +49,9 @@ func TestZTSSvcCert(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, data, 0o600))
 		return path
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	der, err := x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey))
-	require.NoError(t, err)
-	token, err := z.Endpoint().Token(t.Context())
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	der := must.Get(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))(t)
+	token := must.Get(z.Endpoint().Token(t.Context()))(t)
 	roots := put("roots.pem", ca.Bundle().MarshalPEM())
 	keyFile := put("key.pem", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
 	register := func(attestation, id string, more ...string) (leaf *x509.Certificate, says string) {
@@ -67,14 +65,10 @@ func TestZTSSvcCert(t *testing.T) {
 		if err != nil {
 			return nil, string(out)
 		}
-		text, err := os.ReadFile(cert)
-		require.NoError(t, err)
-		chain, err := pki.ParseCertificatesPEM(text)
-		require.NoError(t, err)
-		text, err = os.ReadFile(signer)
-		require.NoError(t, err)
-		signers, err := pki.ParseCertificatesPEM(text)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(cert))(t)
+		chain := must.Get(pki.ParseCertificatesPEM(text))(t)
+		text = must.Get(os.ReadFile(signer))(t)
+		signers := must.Get(pki.ParseCertificatesPEM(text))(t)
 		pool := x509.NewCertPool()
 		for _, c := range signers {
 			pool.AddCert(c)
@@ -115,8 +109,7 @@ func TestZTSServiceKey(t *testing.T) {
 	ca := spiffetest.NewCA(t, "athenz.io")
 	z := cafake.NewZTS(t, ca, "/ns/media-sports/sa/frontend")
 	service := athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	type request struct {
 		path, form string
 		body       map[string]any
@@ -167,28 +160,21 @@ func TestZTSServiceKey(t *testing.T) {
 		text, err := os.ReadFile(cert)
 		return string(text), err
 	}
-	text, err := theirs("v1")
-	require.NoError(t, err)
-	chain, err := pki.ParseCertificatesPEM([]byte(text))
-	require.NoError(t, err)
-	_, err = theirs("v2")
+	text := must.Get(theirs("v1"))(t)
+	chain := must.Get(pki.ParseCertificatesPEM([]byte(text)))(t)
+	_, err := theirs("v2")
 	require.ErrorContains(t, err, "401")
 
-	id, err := service.ID()
-	require.NoError(t, err)
+	id := must.Get(service.ID())(t)
 	instance := athenzname.Instance{Service: service, Suffix: "svc.cluster.local", SPIFFE: id}
-	want, err := athenz.Expectation(instance, ca.TrustDomain())
-	require.NoError(t, err)
+	want := must.Get(athenz.Expectation(instance, ca.TrustDomain()))(t)
 	e := z.Endpoint()
 	e.Token = func(context.Context) (string, error) {
 		return authnathenz.SignServiceToken(authnathenz.ServiceToken{Service: service, KeyID: "v1"}, key)
 	}
-	c, err := athenz.New(athenz.Options{Endpoint: e, Instance: instance, KeyID: "v1"})
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: service.String(), SANs: want.Names()})
-	require.NoError(t, err)
-	ours, err := c.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
+	c := must.Get(athenz.New(athenz.Options{Endpoint: e, Instance: instance, KeyID: "v1"}))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: service.String(), SANs: want.Names()}))(t)
+	ours := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
 
 	require.Len(t, requests, 3)
 	their, our := requests[0], requests[2]
@@ -198,8 +184,7 @@ func TestZTSServiceKey(t *testing.T) {
 		assert.Equal(t, their.body[name], our.body[name])
 	}
 	assert.Equal(t, slices.Sorted(maps.Keys(their.body)), slices.Sorted(maps.Keys(our.body)))
-	asked, err := pki.ParseCSRPEM([]byte(their.body["csr"].(string)))
-	require.NoError(t, err)
+	asked := must.Get(pki.ParseCSRPEM([]byte(their.body["csr"].(string))))(t)
 	assert.Equal(t, asked.CommonName(), csr.CommonName())
 	assert.ElementsMatch(t, asked.SANs(), csr.SANs())
 	assert.Equal(t, chain[0].PublicKey, ours[0].PublicKey)

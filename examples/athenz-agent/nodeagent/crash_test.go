@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/athenz-agent/nodeagent"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // Wherever the end of a volume is interrupted, there is no volume that the agent knows and whose pod has not had its identity yet: that would be
@@ -17,8 +18,7 @@ func TestVolumesRemovedInPart(t *testing.T) {
 	t.Parallel()
 	for _, stuck := range []string{"data.json", "data.json.new", "context.json", "context.json.new", "mount/id", "mount/connect"} {
 		v := nodeagent.Volumes(t.TempDir())
-		handle, err := v.Add("/crash", namespace, "web-0")
-		require.NoError(t, err)
+		handle := must.Get(v.Add("/crash", namespace, "web-0"))(t)
 		dir := filepath.Join(string(v), handle)
 		there := func(name string) bool {
 			_, err := os.Lstat(filepath.Join(dir, name))

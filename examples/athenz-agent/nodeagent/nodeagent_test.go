@@ -43,6 +43,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -132,15 +133,13 @@ func newAgent(t testing.TB, c *cluster, edit func(*nodeagent.Config), ca func(zt
 	if ca == nil {
 		ca = nodeagent.NewCA
 	}
-	a, err := nodeagent.NewWith(cfg, ca)
-	require.NoError(t, err)
+	a := must.Get(nodeagent.NewWith(cfg, ca))(t)
 	return a
 }
 
 func ecKey(t testing.TB, curve elliptic.Curve) *ecdsa.PrivateKey {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(curve, rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(curve, rand.Reader))(t)
 	return key
 }
 
@@ -154,8 +153,7 @@ func TestSystem(t *testing.T) {
 	c := newCluster(t)
 	pod := c.pod("web-0")
 
-	first, err := pod.Init(t.Context())
-	require.NoError(t, err)
+	first := must.Get(pod.Init(t.Context()))(t)
 	leaf := first.Credential.Leaf()
 	assert.Equal(t, "media.sports.frontend", leaf.Subject.CommonName)
 	assert.Equal(t, []string{"frontend.media-sports.svc.cluster.local", "web-0.instanceid.athenz.svc.cluster.local"}, leaf.DNSNames)
@@ -179,15 +177,12 @@ func TestSystem(t *testing.T) {
 	_, err = pod.Init(t.Context())
 	require.ErrorContains(t, err, "answers 403", "a second init")
 
-	second, err := pod.Refresh(t.Context(), first.Credential)
-	require.NoError(t, err)
+	second := must.Get(pod.Refresh(t.Context(), first.Credential))(t)
 	assert.NotEqual(t, leaf.PublicKey, second.Credential.Leaf().PublicKey)
 
 	// The answer was lost: the certificate before is good once more, and again.
-	again, err := pod.Refresh(t.Context(), first.Credential)
-	require.NoError(t, err)
-	again, err = pod.Refresh(t.Context(), again.Credential)
-	require.NoError(t, err)
+	again := must.Get(pod.Refresh(t.Context(), first.Credential))(t)
+	again = must.Get(pod.Refresh(t.Context(), again.Credential))(t)
 
 	// One that was superseded twice would revoke the instance for good: the agent does not show it to ZTS.
 	before := c.ZTS.Requests()
@@ -202,20 +197,17 @@ func TestSystem(t *testing.T) {
 	next := ecKey(t, elliptic.P256())
 	c.Keys.AddPublic(t, "v2", next)
 	c.Put("web-1", nil)
-	_, err = c.pod("web-1").Init(t.Context())
-	require.NoError(t, err)
+	must.Get(c.pod("web-1").Init(t.Context()))(t)
 	c.Keys.Add(t, "v2", next)
 	require.NoError(t, os.Remove(filepath.Join(c.Keys.Public, secret+".v1")))
 	c.Put("web-2", nil)
-	_, err = c.pod("web-2").Init(t.Context())
-	require.NoError(t, err)
+	must.Get(c.pod("web-2").Init(t.Context()))(t)
 
 	// The agent is restarted, and knows all that it has to.
 	c.start()
 	_, err = pod.Refresh(t.Context(), first.Credential)
 	require.ErrorContains(t, err, "superseded")
-	last, err := pod.Refresh(t.Context(), again.Credential)
-	require.NoError(t, err)
+	last := must.Get(pod.Refresh(t.Context(), again.Credential))(t)
 
 	// The pod ends, and is gone.
 	c.Put("web-0", func(o object) { o["status"].(object)["phase"] = "Succeeded" })
@@ -257,8 +249,7 @@ func TestLongPrincipal(t *testing.T) {
 	assert.Contains(t, c.Log.String(), "a common name 64 at most")
 	c.Put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long[:51] })
 	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long[:51]) })
-	i, err := c.pod("web-0").Init(t.Context())
-	require.NoError(t, err)
+	i := must.Get(c.pod("web-0").Init(t.Context()))(t)
 	assert.Len(t, i.Credential.Leaf().Subject.CommonName, 64)
 	_, err = c.pod("gone-0").Init(t.Context())
 	var told interface {
@@ -274,8 +265,7 @@ func call(t testing.TB, agent http.Handler, method, path string, body any) (int,
 	t.Helper()
 	data, ok := body.(string)
 	if !ok && body != nil {
-		text, err := json.Marshal(body)
-		require.NoError(t, err)
+		text := must.Get(json.Marshal(body))(t)
 		data = string(text)
 	}
 	w := httptest.NewRecorder()
@@ -293,8 +283,7 @@ type given struct {
 
 func decode(t testing.TB, text string) []byte {
 	t.Helper()
-	data, err := base64.StdEncoding.DecodeString(text)
-	require.NoError(t, err)
+	data := must.Get(base64.StdEncoding.DecodeString(text))(t)
 	return data
 }
 
@@ -316,13 +305,10 @@ func TestHandles(t *testing.T) {
 		})
 	}, nil)
 	mount := mountOf(uid)
-	handle, err := c.volumes.Add(mount, namespace, "web-0")
-	require.NoError(t, err)
-	again, err := c.volumes.Add(mount, namespace, "web-0")
-	require.NoError(t, err)
+	handle := must.Get(c.volumes.Add(mount, namespace, "web-0"))(t)
+	again := must.Get(c.volumes.Add(mount, namespace, "web-0"))(t)
 	assert.Equal(t, handle, again, "after a restart of the driver, too")
-	info, err := os.Stat(filepath.Join(string(c.volumes), "secret"))
-	require.NoError(t, err)
+	info := must.Get(os.Stat(filepath.Join(string(c.volumes), "secret")))(t)
 	if runtime.GOOS != "windows" {
 		assert.EqualValues(t, 0o600, info.Mode().Perm())
 	}
@@ -331,8 +317,7 @@ func TestHandles(t *testing.T) {
 	sum := sha256.Sum256([]byte(mount))
 	code, text := call(t, agent, http.MethodPost, "/v1/init/"+base64.RawURLEncoding.EncodeToString(sum[:]), nil)
 	assert.Equal(t, http.StatusBadRequest, code, text)
-	elsewhere, err := nodeagent.Volumes(filepath.Join(t.TempDir(), "volumes")).Add(mount, namespace, "web-0")
-	require.NoError(t, err)
+	elsewhere := must.Get(nodeagent.Volumes(filepath.Join(t.TempDir(), "volumes")).Add(mount, namespace, "web-0"))(t)
 	assert.NotEqual(t, handle, elsewhere, "another node has another secret")
 
 	uid = "00000000-2a49-4a8e-8f6c-2d7b6f0a1c22" // the pod was deleted, and there is another one of its name
@@ -347,7 +332,7 @@ func TestHandles(t *testing.T) {
 	code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusBadRequest, code)
 	require.NoError(t, os.WriteFile(filepath.Join(string(c.volumes), "secret"), []byte("short"), 0o600))
-	_, err = c.volumes.Add(mount, namespace, "web-0")
+	_, err := c.volumes.Add(mount, namespace, "web-0")
 	require.ErrorContains(t, err, "the secret of the node has 5 bytes, not 32")
 }
 
@@ -361,15 +346,12 @@ func TestAgentWire(t *testing.T) {
 	const mount = "/var/lib/kubelet/pods/0001/volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity"
 	require.NoError(t, os.MkdirAll(string(c.volumes), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(string(c.volumes), "secret"), bytes.Repeat([]byte("s"), 32), 0o600))
-	handle, err := c.volumes.Add(mount, namespace, "web-0")
-	require.NoError(t, err)
+	handle := must.Get(c.volumes.Add(mount, namespace, "web-0"))(t)
 	require.Equal(t, "aoSDTiI74P5DMy1IC9WGaWpMruZ0e_feah971sgD8fI", handle, "HMAC-SHA256 of the path with the secret")
 	folder := filepath.Join(filepath.Dir(c.socket), "volumes", handle)
-	data, err := os.ReadFile(filepath.Join(folder, "data.json"))
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(filepath.Join(folder, "data.json")))(t)
 	assert.JSONEq(t, `{"namespace":"media-sports","name":"web-0"}`, string(data))
-	data, err = os.ReadFile(filepath.Join(folder, "mount", "id"))
-	require.NoError(t, err)
+	data = must.Get(os.ReadFile(filepath.Join(folder, "mount", "id")))(t)
 	assert.Equal(t, handle, string(data))
 
 	code, text := call(t, agent, http.MethodPost, "/v1/refresh/"+handle, object{})
@@ -387,16 +369,13 @@ func TestAgentWire(t *testing.T) {
 	require.NotNil(t, block)
 	assert.Empty(t, rest)
 	assert.Equal(t, "RSA PRIVATE KEY", block.Type)
-	private, err := x509.ParsePKCS1PrivateKey(block.Bytes)
-	require.NoError(t, err)
+	private := must.Get(x509.ParsePKCS1PrivateKey(block.Bytes))(t)
 	assert.Equal(t, 2048, private.N.BitLen())
-	certs, err := pki.ParseCertificatesPEM(cert)
-	require.NoError(t, err)
+	certs := must.Get(pki.ParseCertificatesPEM(cert))(t)
 	assert.True(t, private.PublicKey.Equal(certs[0].PublicKey))
 	assert.Equal(t, string(pki.MarshalCertificatesPEM(c.CA.Root())), string(decode(t, first.CA)))
 
-	data, err = os.ReadFile(filepath.Join(folder, "context.json"))
-	require.NoError(t, err)
+	data = must.Get(os.ReadFile(filepath.Join(folder, "context.json")))(t)
 	var known struct {
 		Domain, Service, ProviderService, InstanceID string
 		SANNames                                     []string
@@ -427,8 +406,7 @@ func TestAgentWire(t *testing.T) {
 	before := c.ZTS.Requests()
 	own := object{"keyPEM": third.Key, "certPEM": third.Cert}
 	other := c.ZTS.Credential("media.sports.backend")
-	otherCert, otherKey, err := other.MarshalPEM()
-	require.NoError(t, err)
+	otherCert, otherKey := must.Get2(other.MarshalPEM())(t)
 	for name, body := range map[string]any{
 		"nothing": "", "noise": "x", "a list": "[]", "no fields": "{}", "numbers": `{"keyPEM":1,"certPEM":2}`, "not base64": `{"keyPEM":"?","certPEM":"?"}`,
 		"two values": `{} {}`, "no key": object{"certPEM": third.Cert}, "no certificate": object{"keyPEM": third.Key},
@@ -467,14 +445,12 @@ func TestAgentWire(t *testing.T) {
 	assert.Equal(t, "200 ok", fmt.Sprint(code, " ", text))
 
 	// An identity that has expired, as after a long outage, is none that a second init would take from the pod.
-	data, err = os.ReadFile(filepath.Join(folder, "context.json"))
-	require.NoError(t, err)
+	data = must.Get(os.ReadFile(filepath.Join(folder, "context.json")))(t)
 	var stored object
 	require.NoError(t, json.Unmarshal(data, &stored))
-	assert.Equal(t, certs[0].NotAfter.Year(), must2(time.Parse(time.RFC3339, stored["Expires"].(string))).Year())
+	assert.Equal(t, certs[0].NotAfter.Year(), must.Get(time.Parse(time.RFC3339, stored["Expires"].(string)))(t).Year())
 	stored["Expires"] = time.Now().Add(-time.Second)
-	data, err = json.Marshal(stored)
-	require.NoError(t, err)
+	data = must.Get(json.Marshal(stored))(t)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "context.json"), data, 0o600))
 	c.Keys.Add(t, "v4", athenztest.RSAKey()) // or the document of this second was used
 	code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
@@ -494,8 +470,7 @@ func TestAgentWire(t *testing.T) {
 	assert.NotContains(t, c.Log.String(), handle)
 
 	// A volume that is mounted again begins anew; one that is gone is gone.
-	_, err = c.volumes.Add(mount, namespace, "web-0")
-	require.NoError(t, err)
+	must.Get(c.volumes.Add(mount, namespace, "web-0"))(t)
 	c.Keys.Add(t, "v5", athenztest.RSAKey()) // or the document of this second was used
 	code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusOK, code, text)
@@ -509,7 +484,7 @@ func TestAgentWire(t *testing.T) {
 	require.NoError(t, c.volumes.Remove(mount))
 	code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusBadRequest, code)
-	_, err = os.Stat(folder)
+	_, err := os.Stat(folder)
 	require.ErrorIs(t, err, os.ErrNotExist, "and is not made by asking")
 }
 
@@ -595,8 +570,7 @@ func TestAgentFailures(t *testing.T) {
 		"another account": {pods(func(p *athenz.Pod) { p.ServiceAccount = "backend" }), nil, 500},
 		"another pod":     {pods(func(p *athenz.Pod) { p.Name = "web-9" }), nil, 500},
 	} {
-		handle, err := c.volumes.Add("/"+name, namespace, "web-0")
-		require.NoError(t, err)
+		handle := must.Get(c.volumes.Add("/"+name, namespace, "web-0"))(t)
 		agent := newAgent(t, c, v.edit, v.ca)
 		wg.Go(func() { // all at once, as a refusal takes a second
 			code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
@@ -612,8 +586,7 @@ func TestAgentFailures(t *testing.T) {
 		"deleted":    func(o object) { o["metadata"].(object)["deletionTimestamp"] = "2026-01-01T00:00:00Z" },
 	} {
 		c.Put("bad-0", pod)
-		handle, err := c.volumes.Add("/bad", namespace, "bad-0")
-		require.NoError(t, err)
+		handle := must.Get(c.volumes.Add("/bad", namespace, "bad-0"))(t)
 		code, text := call(t, newAgent(t, c, nil, nil), http.MethodPost, "/v1/init/"+handle, nil)
 		assert.GreaterOrEqual(t, code, 400, name)
 		assert.Contains(t, text, "the pod", name)
@@ -648,8 +621,7 @@ func TestAgentLateAnswer(t *testing.T) {
 	}
 	agent := newAgent(t, c, nil, slow)
 	late := newAgent(t, c, func(cfg *nodeagent.Config) { cfg.Timeout = time.Second }, slow)
-	handle, err := c.volumes.Add("/late", namespace, "web-0")
-	require.NoError(t, err)
+	handle := must.Get(c.volumes.Add("/late", namespace, "web-0"))(t)
 	var held []object
 	ask := func(agent http.Handler, op string, body any, want int) string {
 		t.Helper()
@@ -765,8 +737,7 @@ func TestAgentFailuresHoldNothing(t *testing.T) {
 		var wg sync.WaitGroup
 		for n := range 10 {
 			pod := fmt.Sprintf("web-%d", n)
-			handle, err := cfg.Volumes.Add("/"+pod, namespace, pod)
-			require.NoError(t, err)
+			handle := must.Get(cfg.Volumes.Add("/"+pod, namespace, pod))(t)
 			wg.Go(func() {
 				code, _ := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 				assert.Equal(t, http.StatusInternalServerError, code)
@@ -803,14 +774,12 @@ func TestAgentLostRefresh(t *testing.T) {
 		agent, err := nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return certifier{ca}, nil })
 		require.NoError(t, err)
 		for _, arrives := range []bool{false, true} {
-			handle, err := cfg.Volumes.Add(fmt.Sprintf("/%v", arrives), namespace, "web-0")
-			require.NoError(t, err)
+			handle := must.Get(cfg.Volumes.Add(fmt.Sprintf("/%v", arrives), namespace, "web-0"))(t)
 			code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 			require.Equal(t, http.StatusOK, code, text)
 			var g given
 			require.NoError(t, json.Unmarshal([]byte(text), &g))
-			body, err := json.Marshal(object{"keyPEM": g.Key, "certPEM": g.Cert})
-			require.NoError(t, err)
+			body := must.Get(json.Marshal(object{"keyPEM": g.Key, "certPEM": g.Cert}))(t)
 			time.Sleep(50 * time.Minute)
 			code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 			require.Equal(t, http.StatusForbidden, code)
@@ -843,8 +812,7 @@ func TestAgentNewAddress(t *testing.T) {
 	first, err := pod.Init(t.Context())
 	require.NoError(t, err)
 	c.Put("web-0", func(o object) { o["status"] = object{"phase": "Running", "podIP": "10.1.2.99"} })
-	second, err := pod.Refresh(t.Context(), first.Credential)
-	require.NoError(t, err)
+	second := must.Get(pod.Refresh(t.Context(), first.Credential))(t)
 	require.Len(t, second.Credential.Leaf().IPAddresses, 1)
 	assert.Equal(t, "10.1.2.99", second.Credential.Leaf().IPAddresses[0].String())
 
@@ -885,8 +853,7 @@ func TestSidecarAfterReboot(t *testing.T) {
 	}
 	present := func(s *sidecar.Sidecar) *x509.Certificate {
 		t.Helper()
-		i, err := s.Identity()
-		require.NoError(t, err)
+		i := must.Get(s.Identity())(t)
 		return i.Credential.Leaf()
 	}
 	s := start(filepath.Join(dir, "tls"))
@@ -910,10 +877,9 @@ func TestSidecarAfterReboot(t *testing.T) {
 	require.NoError(t, s.Close())
 
 	// An agent that knows of a newer certificate than the pod has gives no first one, and the present one stays.
-	secret, err := os.ReadFile(filepath.Join(string(c.volumes), "secret"))
-	require.NoError(t, err)
+	secret := must.Get(os.ReadFile(filepath.Join(string(c.volumes), "secret")))(t)
 	handle := agentapi.Handle(secret, mountOf("web-0"))
-	s, err = sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: filepath.Join(string(c.volumes), handle, "mount", "id"), Files: sidecar.Files{
+	s, err := sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: filepath.Join(string(c.volumes), handle, "mount", "id"), Files: sidecar.Files{
 		KeyFile: filepath.Join(dir, "before", "key"), CertificateFile: filepath.Join(dir, "before", "cert"), RootsFile: filepath.Join(dir, "before", "roots"),
 	}})
 	require.NoError(t, err)
@@ -935,8 +901,7 @@ func TestVolumesAfterCrash(t *testing.T) {
 	dir := t.TempDir()
 	v := nodeagent.Volumes(dir)
 	for _, draft := range []string{"context.json.new", "data.json.new"} {
-		handle, err := v.Add("/crash", namespace, "web-0")
-		require.NoError(t, err)
+		handle := must.Get(v.Add("/crash", namespace, "web-0"))(t)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, handle, draft), []byte("{"), 0o600))
 		require.NoError(t, v.Remove("/crash"), draft)
 		require.NoDirExists(t, filepath.Join(dir, handle))
@@ -971,18 +936,11 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-func must2[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
 
 func FuzzAgentRefresh(f *testing.F) {
 	c := newCluster(f)
 	agent := newAgent(f, c, nil, nil)
-	handle, err := c.volumes.Add("/fuzz", namespace, "web-0")
-	require.NoError(f, err)
+	handle := must.Get(c.volumes.Add("/fuzz", namespace, "web-0"))(f)
 	code, text := call(f, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	require.Equal(f, http.StatusOK, code, text)
 	f.Add(`{"keyPEM":"","certPEM":""}`)

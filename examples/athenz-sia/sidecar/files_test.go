@@ -16,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/examples/athenz-sia/sidecar"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -25,8 +26,7 @@ var discard = slog.New(slog.DiscardHandler)
 
 func newKey(t *testing.T) crypto.Signer {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	return key
 }
 
@@ -43,10 +43,8 @@ func identityOf(t *testing.T, ca *spiffetest.CA, key crypto.Signer) *sidecar.Ide
 	ca.EditTemplates(func(c *x509.Certificate) { c.Subject.CommonName = "media.sports.frontend" })
 	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(ca.TrustDomain().ID().String() + "/web"))}})
 	require.NoError(t, err)
-	chain, err := ca.Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
-	credential, err := pki.NewCredential(chain, key)
-	require.NoError(t, err)
+	chain := must.Get(ca.Sign(t.Context(), csr, 0))(t)
+	credential := must.Get(pki.NewCredential(chain, key))(t)
 	i := sidecar.IdentityOf(credential)
 	for root := range ca.Bundle().X509Authorities() {
 		i.Roots = append(i.Roots, root)
@@ -61,27 +59,23 @@ func TestFiles(t *testing.T) {
 	_, err := f.Read(discard)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 
-	ec, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	ec := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	for _, c := range []struct {
 		key   crypto.Signer
 		label string
 	}{{athenztest.RSAKey(), "RSA PRIVATE KEY"}, {ec, "PRIVATE KEY"}} {
 		given := identityOf(t, ca, c.key)
 		require.NoError(t, f.Write(t.Context(), given, discard))
-		text, err := os.ReadFile(f.KeyFile)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(f.KeyFile))(t)
 		assert.Contains(t, string(text), "-----BEGIN "+c.label+"-----")
-		got, err := f.Read(discard)
-		require.NoError(t, err)
+		got := must.Get(f.Read(discard))(t)
 		assert.True(t, got.Credential.Leaf().Equal(given.Credential.Leaf()))
 		require.Len(t, got.Roots, 1)
 		assert.True(t, got.Roots[0].Equal(ca.Root()))
 		assert.Empty(t, got.ServiceToken())
 	}
 	for name, mode := range map[string]fs.FileMode{f.KeyFile: 0o440, f.CertificateFile: 0o444, f.RootsFile: 0o444} {
-		info, err := os.Stat(name)
-		require.NoError(t, err)
+		info := must.Get(os.Stat(name))(t)
 		assert.Equal(t, mode, info.Mode(), name)
 	}
 
@@ -89,8 +83,7 @@ func TestFiles(t *testing.T) {
 	next := identityOf(t, ca, ec)
 	next.Roots = nil
 	require.NoError(t, f.Write(t.Context(), next, discard))
-	got, err := f.Read(discard)
-	require.NoError(t, err)
+	got := must.Get(f.Read(discard))(t)
 	assert.Len(t, got.Roots, 1)
 
 }
@@ -110,8 +103,7 @@ func TestFilesAfterACrash(t *testing.T) {
 	require.NoError(t, os.Rename(other.CertificateFile, filepath.Join(next, "service.cert")))
 	require.NoError(t, os.Rename(other.KeyFile, f.KeyFile)) // which was in its place already
 
-	got, err := f.Read(discard)
-	require.NoError(t, err)
+	got := must.Get(f.Read(discard))(t)
 	assert.True(t, got.Credential.Leaf().Equal(after.Credential.Leaf()))
 	assert.NoDirExists(t, next)
 
@@ -121,8 +113,7 @@ func TestFilesAfterACrash(t *testing.T) {
 	require.NoError(t, os.Mkdir(next, 0o700))
 	require.NoError(t, os.Rename(other.CertificateFile, filepath.Join(next, "service.cert")))
 	require.NoError(t, os.Rename(other.KeyFile, f.KeyFile))
-	got, err = f.Read(discard)
-	require.NoError(t, err)
+	got = must.Get(f.Read(discard))(t)
 	assert.True(t, got.Credential.Leaf().Equal(before.Credential.Leaf()))
 }
 
@@ -134,15 +125,12 @@ func TestFilesThatAreBroken(t *testing.T) {
 		require.NoError(t, os.Remove(name))
 		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 	}
-	key, err := os.ReadFile(f.KeyFile)
-	require.NoError(t, err)
-	other, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	otherKey, err := pki.MarshalPrivateKeyPEM(other)
-	require.NoError(t, err)
+	key := must.Get(os.ReadFile(f.KeyFile))(t)
+	other := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	otherKey := must.Get(pki.MarshalPrivateKeyPEM(other))(t)
 
 	replace(f.KeyFile, string(otherKey))
-	_, err = f.Read(discard)
+	_, err := f.Read(discard)
 	require.ErrorIs(t, err, pki.ErrKeyMismatch)
 	replace(f.KeyFile, "secret")
 	_, err = f.Read(discard)
@@ -159,8 +147,7 @@ func TestFilesThatAreBroken(t *testing.T) {
 	assert.Contains(t, log.String(), f.RootsFile)
 	assert.Contains(t, log.String(), f.TokenFile)
 	require.NoError(t, os.Remove(f.RootsFile))
-	i, err = f.Read(discard)
-	require.NoError(t, err)
+	i = must.Get(f.Read(discard))(t)
 	assert.Empty(t, i.Roots)
 	require.NoError(t, os.Remove(f.CertificateFile))
 	_, err = f.Read(discard)
@@ -213,10 +200,8 @@ func TestNewReadsFiles(t *testing.T) {
 	require.NoError(t, os.WriteFile(f.TokenFile, []byte("v=S1;d=media.sports;n=Frontend;s=secret"), 0o600))
 	log := new(athenztest.Log)
 	cfg := sidecar.Config{Socket: "/agent.sock", HandleFile: "/id", Files: f, Logger: slog.New(slog.NewTextHandler(log, nil))}
-	s, err := sidecar.New(cfg)
-	require.NoError(t, err)
-	i, err := s.Identity()
-	require.NoError(t, err)
+	s := must.Get(sidecar.New(cfg))(t)
+	i := must.Get(s.Identity())(t)
 	assert.True(t, i.Credential.Leaf().Equal(given.Credential.Leaf()))
 	assert.Equal(t, "v=S1;d=media.sports;n=Frontend;s=secret", i.ServiceToken())
 	assert.Empty(t, log.String())
@@ -227,18 +212,15 @@ func TestNewReadsFiles(t *testing.T) {
 		assert.Contains(t, text, " until ")
 	}
 	require.NoError(t, os.WriteFile(f.TokenFile, []byte("v=S1;d=media.sports;n=backend;s=secret"), 0o600))
-	s, err = sidecar.New(cfg)
-	require.NoError(t, err)
-	i, err = s.Identity()
-	require.NoError(t, err, "the certificate is good without it")
+	s = must.Get(sidecar.New(cfg))(t)
+	i = must.Get(s.Identity())(t, "the certificate is good without it")
 	assert.Empty(t, i.ServiceToken())
 	assert.Contains(t, log.String(), `it is the token of \"media.sports.backend\", and the certificate is that of \"media.sports.frontend\"`)
 	assert.NotContains(t, log.String(), "secret")
 	require.NoError(t, os.Remove(f.KeyFile))
 	require.NoError(t, os.WriteFile(f.KeyFile, []byte("none"), 0o600))
-	s, err = sidecar.New(cfg)
-	require.NoError(t, err, "the agent says whether another one is to be had")
-	_, err = s.Identity()
+	s = must.Get(sidecar.New(cfg))(t, "the agent says whether another one is to be had")
+	_, err := s.Identity()
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	assert.Contains(t, log.String(), "the files have no identity that can be used")
 }

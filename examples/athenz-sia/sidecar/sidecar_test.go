@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/agentapi"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -116,8 +117,7 @@ func TestSidecar(t *testing.T) {
 		}, nil)
 		require.NoError(t, err)
 		changed := s.Changed()
-		i, err := s.Identity()
-		require.NoError(t, err)
+		i := must.Get(s.Identity())(t)
 		assert.Same(t, f.last(), i.Credential)
 		sleep(50 * time.Minute)
 		assert.Zero(t, f.refreshs.Load())
@@ -131,8 +131,7 @@ func TestSidecar(t *testing.T) {
 		for k, shown := range all {
 			assert.Same(t, given[k].Credential, shown, "each refresh shows the one before")
 		}
-		i, err = s.Identity()
-		require.NoError(t, err)
+		i = must.Get(s.Identity())(t)
 		require.Len(t, i.Roots, 1, "those that are known stay")
 		mu.Lock()
 		assert.Len(t, kept, len(given))
@@ -141,8 +140,7 @@ func TestSidecar(t *testing.T) {
 		// An agent that is away: the identity stays, and Close still works.
 		f.fail(errors.New("away"))
 		sleep(5 * 24 * time.Hour)
-		got, err := s.Identity()
-		require.NoError(t, err)
+		got := must.Get(s.Identity())(t)
 		assert.Same(t, i, got)
 		state := s.Report()
 		require.NoError(t, state.NotReady)
@@ -152,8 +150,7 @@ func TestSidecar(t *testing.T) {
 		assert.Equal(t, i.Credential.NotAfter(), state.Identities[0].NotAfter)
 		var text bytes.Buffer
 		require.NoError(t, s.Report().Metrics(&text))
-		parsed, err := metricstest.Of(s.Report().Metrics)
-		require.NoError(t, err)
+		parsed := must.Get(metricstest.Of(s.Report().Metrics))(t)
 		assert.Empty(t, parsed.Lint())
 		assert.Contains(t, text.String(), "svidkit_athenz_sidecar_ready 1\n")
 		f.fail(nil)
@@ -162,8 +159,7 @@ func TestSidecar(t *testing.T) {
 		require.NoError(t, s.Close())
 		require.NoError(t, s.Close())
 		require.Error(t, s.Run(t.Context()))
-		_, err = s.Identity()
-		require.NoError(t, err)
+		must.Get(s.Identity())(t)
 	})
 }
 
@@ -171,22 +167,20 @@ func TestSidecarShortLife(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 20 * time.Minute}
-		s, err := sidecar.StartWith(t.Context(), sidecar.Config{}, f, nil, nil)
-		require.NoError(t, err)
+		s := must.Get(sidecar.StartWith(t.Context(), sidecar.Config{}, f, nil, nil))(t)
 		sleep(11 * time.Minute)
 		assert.Equal(t, int32(1), f.refreshs.Load(), "half of the life is over before the interval")
 		// An outage of 45 % of a life, from any moment.
 		f.fail(errors.New("away"))
 		sleep(9 * time.Minute)
-		_, err = s.Identity()
-		require.NoError(t, err)
+		must.Get(s.Identity())(t)
 		f.fail(nil)
 		sleep(time.Minute)
-		assert.Same(t, f.last(), must(t, s).Credential, "soon after it is back")
+		assert.Same(t, f.last(), present(t, s).Credential, "soon after it is back")
 		// One that lasts: the identity ends, and the next is asked for by init.
 		f.fail(errors.New("away"))
 		sleep(21 * time.Minute)
-		_, err = s.Identity()
+		_, err := s.Identity()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorContains(t, err, "expired")
 		require.ErrorIs(t, s.Report().NotReady, spiffe.ErrNotReady)
@@ -196,16 +190,14 @@ func TestSidecarShortLife(t *testing.T) {
 		f.fail(nil)
 		sleep(time.Minute)
 		assert.Equal(t, int32(2), f.begun.Load())
-		must(t, s)
+		present(t, s)
 		require.NoError(t, s.Close())
 	})
 }
 
-func must(t testing.TB, s *sidecar.Sidecar) *sidecar.Identity {
+func present(t testing.TB, s *sidecar.Sidecar) *sidecar.Identity {
 	t.Helper()
-	i, err := s.Identity()
-	require.NoError(t, err)
-	return i
+	return must.Get(s.Identity())(t)
 }
 
 // TestSidecarKeepsFirst has the first identity, which the agent gives once, not be lost because it could not be kept at once.
@@ -218,24 +210,23 @@ func TestSidecarKeepsFirst(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		soon, stop := context.WithTimeout(t.Context(), time.Hour)
 		defer stop()
-		s, err := sidecar.StartWith(soon, sidecar.Config{}, f, func(_ context.Context, i *sidecar.Identity) error {
+		s := must.Get(sidecar.StartWith(soon, sidecar.Config{}, f, func(_ context.Context, i *sidecar.Identity) error {
 			f.fail(errors.New("given already"))
 			if kept = append(kept, i); len(kept) < 4 {
 				return full
 			}
 			return nil
-		}, nil)
-		require.NoError(t, err)
+		}, nil))(t)
 		assert.Equal(t, int32(1), f.inits.Load())
-		assert.Same(t, kept[0], must(t, s))
+		assert.Same(t, kept[0], present(t, s))
 		require.NoError(t, s.Close())
 
 		// One that was kept while the Sidecar is told to stop is the present one.
 		f.fail(nil)
-		s, err = sidecar.NewWith(sidecar.Config{}, f, func(context.Context, *sidecar.Identity) error { cancel(); return nil }, nil)
+		s, err := sidecar.NewWith(sidecar.Config{}, f, func(context.Context, *sidecar.Identity) error { cancel(); return nil }, nil)
 		require.NoError(t, err)
 		require.NoError(t, s.Run(ctx))
-		assert.Same(t, f.last(), must(t, s).Credential)
+		assert.Same(t, f.last(), present(t, s).Credential)
 	})
 }
 
@@ -245,17 +236,16 @@ func TestSidecarKeeps(t *testing.T) {
 	conformance.Covers(t, "ATH-18-11")
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeAgent{t: t, ca: spiffetest.NewCA(t, "athenz.example"), life: 24 * time.Hour}
-		first, err := f.Init(t.Context())
-		require.NoError(t, err)
+		first := must.Get(f.Init(t.Context()))(t)
 		full, tries := errors.New("the disk is full"), 0
 		s, err := sidecar.NewWith(sidecar.Config{}, f, func(context.Context, *sidecar.Identity) error { tries++; return full }, sidecar.IdentityOf(first.Credential))
 		require.NoError(t, err)
-		assert.Same(t, first.Credential, must(t, s).Credential)
+		assert.Same(t, first.Credential, present(t, s).Credential)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx) }()
 		sleep(4 * time.Hour)
-		assert.Same(t, first.Credential, must(t, s).Credential)
+		assert.Same(t, first.Credential, present(t, s).Credential)
 		assert.Greater(t, tries, 3)
 		_, all := f.history()
 		require.Len(t, all, 1, "what was given is kept, and not asked for again")
@@ -287,11 +277,9 @@ func TestSidecarRefuses(t *testing.T) {
 			_, err = sidecar.Start(t.Context(), cfg)
 			require.Error(t, err)
 		}
-		_, err := sidecar.New(good)
-		require.NoError(t, err)
-		s, err := sidecar.NewWith(sidecar.Config{}, f, nil, nil)
-		require.NoError(t, err)
-		_, err = s.Identity()
+		must.Get(sidecar.New(good))(t)
+		s := must.Get(sidecar.NewWith(sidecar.Config{}, f, nil, nil))(t)
+		_, err := s.Identity()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -311,11 +299,9 @@ func TestSidecarRefuses(t *testing.T) {
 
 		// An identity that has expired is none to begin with.
 		f.fail(nil)
-		old, err := f.Init(t.Context())
-		require.NoError(t, err)
+		old := must.Get(f.Init(t.Context()))(t)
 		sleep(time.Hour)
-		s, err = sidecar.NewWith(sidecar.Config{}, f, nil, sidecar.IdentityOf(old.Credential))
-		require.NoError(t, err)
+		s = must.Get(sidecar.NewWith(sidecar.Config{}, f, nil, sidecar.IdentityOf(old.Credential)))(t)
 		_, err = s.Identity()
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 	})

@@ -9,7 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func TestCommandHasNoSecrets(t *testing.T) {
@@ -39,8 +40,7 @@ func TestCommandHasNoSecrets(t *testing.T) {
 func TestCurrentActor(t *testing.T) {
 	t.Parallel()
 	a := currentActor()
-	host, err := os.Hostname()
-	require.NoError(t, err)
+	host := must.Get(os.Hostname())(t)
 	assert.Equal(t, host, a.Host)
 	if runtime.GOOS != "windows" {
 		assert.Equal(t, strconv.Itoa(os.Getuid()), a.UID)

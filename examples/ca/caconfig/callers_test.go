@@ -5,13 +5,14 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func TestParseJWTPolicy(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{"": false, "third-party-jwt": false, "first-party-jwt": true} {
-		first, err := parseJWTPolicy(text)
-		require.NoError(t, err)
+		first := must.Get(parseJWTPolicy(text))(t)
 		assert.Equal(t, want, first, text)
 	}
 	for _, text := range []string{"none", "first-party-jwt ", "FIRST-PARTY-JWT", "third-party"} {

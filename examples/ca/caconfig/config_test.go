@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -42,8 +43,7 @@ func TestDefaults(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-1.1-7", "IST-3.1-9", "IST-3.2-2", "IST-3.2-3", "IST-3.2-4", "IST-3.2-5", "IST-3.2-6", "IST-3.2-7", "IST-3.2-8",
 		"IST-3.2-9", "IST-3.2-21", "IST-3.8-7")
-	c, err := parse([]string{"-kubernetes"}, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse([]string{"-kubernetes"}, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard, true))(t)
 	assert.Equal(t, "cluster.local", c.CA.TrustDomain.String())
 	assert.Equal(t, "/etc/cacerts", c.pluggedIn.Dir)
 	assert.Equal(t, "/etc/external-ca-cert/root-cert.pem", c.rootsOfRA)
@@ -73,8 +73,7 @@ func TestDefaults(t *testing.T) {
 // Without -kubernetes no file of a relative folder is read, and what is signed lasts an hour.
 func TestDevelopmentDefaults(t *testing.T) {
 	t.Parallel()
-	c, err := parse(nil, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse(nil, env{}.get, io.Discard, true))(t)
 	assert.False(t, c.Kubernetes)
 	assert.Empty(t, c.pluggedIn.Dir)
 	assert.Empty(t, c.rootsOfRA)
@@ -85,11 +84,9 @@ func TestDevelopmentDefaults(t *testing.T) {
 		_, err := parse(strings.Fields(args), env{}.get, io.Discard, true)
 		require.ErrorContains(t, err, strings.Fields(args)[0], args)
 		require.ErrorContains(t, err, ": it is more than an hour", args)
-		_, err = parse(strings.Fields(args), env{}.get, io.Discard, false)
-		require.NoError(t, err, "a command takes no tokens: %s", args)
+		must.Get(parse(strings.Fields(args), env{}.get, io.Discard, false))(t, "a command takes no tokens: %s", args)
 	}
-	_, err = parse([]string{"-max-ttl", "1h", "-linkerd-ttl", "59m"}, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	must.Get(parse([]string{"-max-ttl", "1h", "-linkerd-ttl", "59m"}, env{}.get, io.Discard, true))(t)
 }
 
 // An issuer whose tokens prove callers takes the place of the secret, and of the limits that go with it.
@@ -114,8 +111,7 @@ func TestDevelopment(t *testing.T) {
 		{[]string{"-trusted-gateway-cidr", "10.0.0.0/8"}, nil, true},
 		{[]string{"-jwt-rule", rule}, inPod, false},
 	} {
-		c, err := parse(tc.args, tc.env.get, io.Discard, false)
-		require.NoError(t, err)
+		c := must.Get(parse(tc.args, tc.env.get, io.Discard, false))(t)
 		assert.Equal(t, tc.want, c.Development(), tc.args)
 		assert.Equal(t, tc.want && c.inCluster, c.check(true) != nil, "in development mode it does not run in a pod: %q", tc.args)
 		if !tc.want && !c.Kubernetes {
@@ -131,8 +127,7 @@ func TestDevelopment(t *testing.T) {
 func TestRenewByCertificate(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]renewal{"off": -1, "unlimited": 0, "720h": renewal(720 * time.Hour)} {
-		c, err := parse([]string{"-renew-by-certificate", text}, env{}.get, io.Discard, true)
-		require.NoError(t, err)
+		c := must.Get(parse([]string{"-renew-by-certificate", text}, env{}.get, io.Discard, true))(t)
 		assert.Equal(t, want, c.renew)
 		assert.Equal(t, text, strings.Replace(c.renew.String(), "h0m0s", "h", 1))
 	}
@@ -143,16 +138,14 @@ func TestRenewByCertificate(t *testing.T) {
 	ra := []string{"-kubernetes", "-external-ca", kubernetesRA, "-k8s-signer", "example.com/mesh", "-renew-by-certificate"}
 	_, err := parse(append(ra, "720h"), env{}.get, io.Discard, false)
 	require.ErrorContains(t, err, "-renew-by-certificate")
-	_, err = parse(append(ra, "off"), env{}.get, io.Discard, false)
-	require.NoError(t, err)
+	must.Get(parse(append(ra, "off"), env{}.get, io.Discard, false))(t)
 }
 
 // A CA is made in the default folder if that is empty, and elsewhere if the operator says so.
 func TestMayCreate(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	may := func(args ...string) bool {
-		c, err := parse(args, env{}.get, io.Discard, false)
-		require.NoError(t, err)
+		c := must.Get(parse(args, env{}.get, io.Discard, false))(t)
 		return c.mayCreate()
 	}
 	elsewhere := t.TempDir()
@@ -235,8 +228,7 @@ func TestEnvironment(t *testing.T) {
 		if variable == "EXTERNAL_CA" {
 			e["K8S_SIGNER"] = "example.com/mesh"
 		}
-		c, err := parse([]string{"-kubernetes"}, e.get, io.Discard, true)
-		require.NoError(t, err, variable)
+		c := must.Get(parse([]string{"-kubernetes"}, e.get, io.Discard, true))(t, variable)
 		assert.Equal(t, tc.want, tc.get(c), variable)
 	}
 	assert.Len(t, variables(), 28)
@@ -247,8 +239,7 @@ func TestEnvironment(t *testing.T) {
 	assert.Equal(t, 5*time.Hour-20*time.Second, c.linkerd.Lifetime)
 	assert.Equal(t, "b.test", c.CA.TrustDomain.String())
 
-	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard, true)
-	require.NoError(t, err)
+	c = must.Get(parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard, true))(t)
 	assert.True(t, c.CA.Rotation.Manual, "as with Istio, this switches the rotator off")
 }
 
@@ -343,10 +334,8 @@ func TestBadFlags(t *testing.T) {
 		"-kubernetes -default-ttl 480h",           // and so a new key for tokens is distributed for 480h
 		"-kubernetes -rate 1e3 -queue 0",
 	} {
-		c, err := parse(strings.Fields(args), env{}.get, io.Discard, true)
-		require.NoError(t, err, args)
-		_, err = ca.New(c.CA)
-		require.NoError(t, err, args)
+		c := must.Get(parse(strings.Fields(args), env{}.get, io.Discard, true))(t, args)
+		must.Get(ca.New(c.CA))(t, args)
 	}
 }
 
@@ -401,12 +390,10 @@ func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 		for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "example.org:8080"} {
 			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
 			require.ErrorContains(t, err, flag, addr)
-			_, err = parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard, true)
-			require.NoError(t, err)
+			must.Get(parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard, true))(t)
 		}
 		for _, addr := range []string{"", "127.0.0.2:0", "[::1]:1", "localhost:8080"} {
-			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
-			require.NoError(t, err, addr)
+			must.Get(parse([]string{flag, addr}, env{}.get, io.Discard, true))(t, addr)
 		}
 	}
 }
@@ -414,11 +401,9 @@ func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 // Names that Linkerd cannot have are good enough for the rest.
 func TestWithoutLinkerd(t *testing.T) {
 	t.Parallel()
-	c, err := parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard, true))(t)
 	require.Equal(t, "my_domain", c.CA.TrustDomain.String())
-	_, err = parse([]string{"-trust-domain", "my_domain"}, env{}.get, io.Discard, false)
-	require.NoError(t, err)
+	must.Get(parse([]string{"-trust-domain", "my_domain"}, env{}.get, io.Discard, false))(t)
 }
 
 // Each trust domain has a folder of its own, so that one CA is not in the way of another.
@@ -426,20 +411,17 @@ func TestStateDir(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	dirs := make(map[string]bool)
 	for _, td := range []string{"cluster.local", "example.org", "a", "a.b"} {
-		c, err := parse([]string{"-trust-domain", td}, env{}.get, io.Discard, true)
-		require.NoError(t, err)
+		c := must.Get(parse([]string{"-trust-domain", td}, env{}.get, io.Discard, true))(t)
 		dirs[c.StateDir] = true
 		require.Equal(t, filepath.Join(os.Getenv("XDG_STATE_HOME"), "svidkit-ca", td), c.StateDir)
 		require.Equal(t, filepath.Join(c.StateDir, "audit.jsonl"), c.AuditLog)
 	}
 	require.Len(t, dirs, 4)
 	for _, td := range []string{".", ".."} {
-		c, err := parse([]string{"-trust-domain", td, "-linkerd-addr="}, env{}.get, io.Discard, true)
-		require.NoError(t, err)
+		c := must.Get(parse([]string{"-trust-domain", td, "-linkerd-addr="}, env{}.get, io.Discard, true))(t)
 		require.Empty(t, c.StateDir, "it would be the folder of others")
 	}
-	c, err := parse([]string{"-state-dir="}, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse([]string{"-state-dir="}, env{}.get, io.Discard, true))(t)
 	require.Empty(t, c.StateDir, "a temporary one was asked for")
 }
 
@@ -460,8 +442,7 @@ func TestHelp(t *testing.T) {
 // In development mode a name of loopback that leads elsewhere is refused when the port is open.
 func TestPortBeyondLoopback(t *testing.T) {
 	t.Parallel()
-	c, err := parse([]string{"-state-dir", t.TempDir()}, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse([]string{"-state-dir", t.TempDir()}, env{}.get, io.Discard, true))(t)
 	for _, kubernetes := range []bool{false, true} {
 		c.Kubernetes = kubernetes
 		l, err := c.listen("Istio's API", "istio-addr", "0.0.0.0:0") // as the address of localhost may be

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -33,8 +34,7 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	write := func(certName string, change func(*x509.Certificate)) {
 		chain, private := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{certName}; change(c) })
-		pem, err := pki.MarshalPrivateKeyPEM(private)
-		require.NoError(t, err)
+		pem := must.Get(pki.MarshalPrivateKeyPEM(private))(t)
 		require.NoError(t, os.WriteFile(key, pem, 0o600))
 		require.NoError(t, os.WriteFile(cert, pki.MarshalCertificatesPEM(chain...), 0o600))
 	}
@@ -61,8 +61,7 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	})
 	require.Eventually(t, func() bool { return strings.Contains(l.String(), cert+": the certificate is valid from ") }, time.Minute, 10*time.Millisecond, "%s", l)
 	require.Equal(t, "first.test", presented())
-	data, err := os.ReadFile(cert)
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(cert))(t)
 	require.NoError(t, os.WriteFile(cert, append(data, "-----BEGIN CERTIFICATE-----\nMIIB\n"...), 0o600))
 	require.Eventually(t, func() bool { return strings.Contains(l.String(), cert+": 1 damaged PEM block") }, time.Minute, 10*time.Millisecond, "%s", l)
 	require.Equal(t, "first.test", presented())
@@ -70,7 +69,7 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	require.Eventually(t, func() bool { return presented() == "third.test" }, time.Minute, 20*time.Millisecond)
 
 	write("ended.test", ended)
-	_, _, err = followTLS(t.Context(), "-tls-cert", cert, key, l.logger())
+	_, _, err := followTLS(t.Context(), "-tls-cert", cert, key, l.logger())
 	require.ErrorContains(t, err, "-tls-cert: ")
 	require.ErrorContains(t, err, "has expired at")
 }
@@ -103,14 +102,12 @@ func TestRootConfigMapOfOthers(t *testing.T) {
 		}
 		return nil
 	})
-	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
-	require.NoError(t, err)
+	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
 	c, err := parse([]string{"-kubernetes", "-kubernetes-api", api.URL(), "-root-configmap", "roots"}, env{}.get, new(bytes.Buffer), true)
 	require.NoError(t, err)
 	c.cluster.API.HTTPClient = api.Client()
 	l := new(logs)
-	stop, err := c.handOutRoots(t.Context(), a, 50*time.Millisecond, l.logger())
-	require.NoError(t, err)
+	stop := must.Get(c.handOutRoots(t.Context(), a, 50*time.Millisecond, l.logger()))(t)
 	defer stop()
 	var o struct{ Data map[string]string }
 	require.Eventually(t, func() bool {

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -25,8 +25,7 @@ func TestShortenedAreNamed(t *testing.T) {
 	for range 5 {
 		for _, name := range []string{"/web", "/db"} {
 			r := ca.Request{ID: spiffe.MustParseID("spiffe://example.org" + name), TTL: 2 * time.Hour}
-			_, err := l.grant(t.Context(), granted{t: t}, r)
-			require.NoError(t, err)
+			must.Get(l.grant(t.Context(), granted{t: t}, r))(t)
 			assert.Contains(t, log.String(), "id="+r.ID.String())
 		}
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -210,15 +211,11 @@ func (w *world) serveCA(signer ca.Signer) (stop func()) {
 
 // startAgent runs the parts of an agent that serves the Workload API and SDS.
 func (w *world) startAgent() {
-	from, err := local.New(w.ca, web)
-	require.NoError(w, err)
+	from := must.Get(local.New(w.ca, web))(w)
 	w.issuer = &issuer{CA: from}
-	w.manager, err = secretcache.New(secretcache.Config{ID: web, CA: w.issuer})
-	require.NoError(w, err)
-	w.secrets, err = sds.NewHandler(w.manager, nil)
-	require.NoError(w, err)
-	workloads, err := workloadserver.NewHandler(w.manager, nil)
-	require.NoError(w, err)
+	w.manager = must.Get(secretcache.New(secretcache.Config{ID: web, CA: w.issuer}))(w)
+	w.secrets = must.Get(sds.NewHandler(w.manager, nil))(w)
+	workloads := must.Get(workloadserver.NewHandler(w.manager, nil))(w)
 	run(w.T, w.manager.Run)
 	l := memconn.Listen()
 	w.socket = faulty.Start(w, faulty.Config{Listener: l, Handler: workloads, Deny: http.NotFoundHandler(), Garble: http.NotFoundHandler()})
@@ -235,10 +232,8 @@ func (w *world) startService() {
 	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: w.dial}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	w.Cleanup(transport.CloseIdleConnections)
-	client, err := workloadapi.NewClient("", &http.Client{Transport: transport})
-	require.NoError(w, err)
-	source, err := workloadapi.New(workloadapi.Config{Client: client})
-	require.NoError(w, err)
+	client := must.Get(workloadapi.NewClient("", &http.Client{Transport: transport}))(w)
+	source := must.Get(workloadapi.New(workloadapi.Config{Client: client}))(w)
 	run(w.T, source.Run)
 	h, err := health.New(health.Part{Name: "identity", Source: source}, health.Part{Name: "tls", Source: new(spiffetls.Metrics)})
 	require.NoError(w, err)
@@ -258,14 +253,11 @@ func minutes(from, to float64) window {
 // TestHealthyHour: no alert fires in an hour in which all certificates are renewed, and the root is replaced.
 func TestHealthyHour(t *testing.T) {
 	within(t, nil, func(w *world) {
-		before, err := w.manager.SVID()
-		require.NoError(w, err)
+		before := must.Get(w.manager.SVID())(w)
 		w.lasts(10)
-		_, err = w.ca.Rotate(w.Context())
-		require.NoError(w, err)
+		must.Get(w.ca.Rotate(w.Context()))(w)
 		w.lasts(50)
-		after, err := w.manager.SVID()
-		require.NoError(w, err)
+		after := must.Get(w.manager.SVID())(w)
 		require.NotEqual(w, before.Leaf().SerialNumber, after.Leaf().SerialNumber)
 		require.NotEqual(w, before.Leaf().AuthorityKeyId, after.Leaf().AuthorityKeyId, "the root was replaced")
 		w.expect(nil)
@@ -321,8 +313,7 @@ func TestNoFreshRoot(t *testing.T) {
 		c.Rotation = ca.Rotation{RootTTL: 160 * time.Minute, Propagation: 2 * time.Minute, Manual: true}
 	}, func(w *world) {
 		w.lasts(152)
-		_, err := w.ca.Rotate(w.Context())
-		require.NoError(w, err)
+		must.Get(w.ca.Rotate(w.Context()))(w)
 		w.lasts(18)
 		w.expect(map[string]window{"SvidkitNoFreshRoot": minutes(140, 144), "SvidkitRootEnding": minutes(147, 151)})
 	})
@@ -393,25 +384,20 @@ func reject(t *testing.T, h http.Handler) {
 	defer out.Close()
 	send := func(m *envoysds.DiscoveryRequest) {
 		m.TypeUrl, m.ResourceNames = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", []string{"default"}
-		b, err := proto.Marshal(m)
-		require.NoError(t, err)
-		_, err = out.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...))
-		require.NoError(t, err)
+		b := must.Get(proto.Marshal(m))(t)
+		must.Get(out.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)))(t)
 	}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets", in)
 	require.NoError(t, err)
 	r.Header.Set("Content-Type", "application/grpc")
 	r.Header.Set("Workload.spiffe.io", "true")
 	go send(&envoysds.DiscoveryRequest{})
-	resp, err := transport.RoundTrip(r)
-	require.NoError(t, err)
+	resp := must.Get(transport.RoundTrip(r))(t)
 	defer resp.Body.Close()
 	var head [5]byte
-	_, err = io.ReadFull(resp.Body, head[:])
-	require.NoError(t, err)
+	must.Get(io.ReadFull(resp.Body, head[:]))(t)
 	b := make([]byte, binary.BigEndian.Uint32(head[1:]))
-	_, err = io.ReadFull(resp.Body, b)
-	require.NoError(t, err)
+	must.Get(io.ReadFull(resp.Body, b))(t)
 	var answer envoysds.DiscoveryResponse
 	require.NoError(t, proto.Unmarshal(b, &answer))
 	send(&envoysds.DiscoveryRequest{ResponseNonce: answer.GetNonce(), ErrorDetail: &envoysds.Status{Code: 13, Message: "no"}})
@@ -429,17 +415,14 @@ type healthy interface{ Health() ca.Health }
 // TestPluggedIn: the intermediate that was plugged into a signer ends, until an operator plugs in the next one.
 func TestPluggedIn(t *testing.T) {
 	within(t, nil, func(w *world) {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(w, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
 		root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(1000 * time.Hour)})
 		require.NoError(w, err)
 		plug := func() ca.Signer {
-			key, err := pki.NewKey(pki.ECDSAP256)
-			require.NoError(w, err)
+			key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
 			cert, err := root.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(2 * time.Hour)})
 			require.NoError(w, err)
-			keyPEM, err := pki.MarshalPrivateKeyPEM(key)
-			require.NoError(w, err)
+			keyPEM := must.Get(pki.MarshalPrivateKeyPEM(key))(w)
 			dir := w.TempDir()
 			for name, data := range map[string][]byte{
 				"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": keyPEM, "cert-chain.pem": pki.MarshalCertificatesPEM(cert), "root-cert.pem": pki.MarshalCertificatesPEM(root.Certificate()),
@@ -467,8 +450,7 @@ func TestSignerOfCluster(t *testing.T) {
 		const requests = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 		api := kubetest.StartOn(w, 1, memconn.Listen())
 		w.Cleanup(api.Client().CloseIdleConnections)
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(w, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
 		root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(1000 * time.Hour)})
 		require.NoError(w, err)
 		bundle, err := spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
@@ -494,10 +476,8 @@ func TestSignerOfCluster(t *testing.T) {
 		w.lasts(5)
 		api.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Code: http.StatusServiceUnavailable} })
 		ask := func() {
-			key, err := pki.NewKey(pki.ECDSAP256)
-			require.NoError(w, err)
-			csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web)}})
-			require.NoError(w, err)
+			key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
+			csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web)}}))(w)
 			_, _ = authority.Sign(w.Context(), ca.Request{CSR: csr, ID: web})
 		}
 		for range 15 {
@@ -517,10 +497,8 @@ func TestPodsWaiting(t *testing.T) {
 		api := kubetest.StartOn(w, 1, memconn.Listen())
 		w.Cleanup(api.Client().CloseIdleConnections)
 		var registered atomic.Bool
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(w, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{})
-		require.NoError(w, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
+		csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(w)
 		w.stopCA()
 		w.targets = w.targets[:1]
 		server, err := caserver.New(caserver.Options{CA: w.ca, TrustDomain: domain, Identity: caservertest.Identity(w.T, w.ca, serverID), Pods: func(signer ca.Signer) (caserver.Part, error) {
@@ -605,11 +583,9 @@ func sign(api *kubetest.Server, requests string, root *pki.Issuer) error {
 // TestRenewsEarly: an agent that renews early, when three quarters of the life are left, cannot for a third of the life.
 func TestRenewsEarly(t *testing.T) {
 	within(t, nil, func(w *world) {
-		manager, err := secretcache.New(secretcache.Config{ID: web, CA: w.issuer, GraceRatio: 0.75})
-		require.NoError(w, err)
+		manager := must.Get(secretcache.New(secretcache.Config{ID: web, CA: w.issuer, GraceRatio: 0.75}))(w)
 		run(w.T, manager.Run)
-		h, err := health.New(health.Part{Name: "identity", Source: manager})
-		require.NoError(w, err)
+		h := must.Get(health.New(health.Part{Name: "identity", Source: manager}))(w)
 		w.targets = []target{handled("svidkit-early", h)}
 		w.lasts(2)
 		w.issuer.away.Store(true)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/watchtest"
 )
@@ -27,8 +28,7 @@ type rule struct {
 
 func rules(t testing.TB) (all []rule) {
 	t.Helper()
-	data, err := os.ReadFile("rules.yaml")
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile("rules.yaml"))(t)
 	var file struct {
 		Groups []struct {
 			Name  string `yaml:"name"`
@@ -102,8 +102,7 @@ var recorded = regexp.MustCompile(`svidkit:\w+(:\w+)*`)
 func TestRunbook(t *testing.T) {
 	rounds.Slow(t) // it builds the CA
 	t.Parallel()
-	data, err := os.ReadFile("../../RUNBOOK.md")
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile("../../RUNBOOK.md"))(t)
 	text := string(data)
 	var alerts, entries []string
 	for _, r := range rules(t) {
@@ -126,8 +125,7 @@ func TestRunbook(t *testing.T) {
 	assert.Equal(t, alerts, entries)
 	var faults []byte
 	for _, name := range []string{"faults_test.go", "server_test.go"} {
-		data, err := os.ReadFile(name)
-		require.NoError(t, err)
+		data := must.Get(os.ReadFile(name))(t)
 		faults = append(faults, data...)
 	}
 	for _, name := range alerts {
@@ -142,8 +140,7 @@ func TestRunbook(t *testing.T) {
 		assert.Contains(t, alerts, name)
 	}
 	// Flags of the CA: those in backquotes, and those after its command.
-	help, err := exec.CommandContext(t.Context(), "go", "run", "../../ca", "-help").CombinedOutput()
-	require.NoError(t, err)
+	help := must.Get(exec.CommandContext(t.Context(), "go", "run", "../../ca", "-help").CombinedOutput())(t)
 	n := 0
 	for _, code := range regexp.MustCompile("`[^`]+`").FindAllString(text, -1) {
 		if strings.Contains(code, "curl") || strings.Contains(code, "/proc/") || strings.Contains(code, "ulimit") || strings.Contains(code, "ss -") {

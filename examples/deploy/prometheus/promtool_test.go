@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // tool returns the path of a program of Prometheus.
@@ -174,8 +175,7 @@ func (r *recording) require(t *testing.T, fired map[string]window) {
 	for key, values := range r.series {
 		inputs = append(inputs, input{key, strings.Join(values, " ")})
 	}
-	rules, err := filepath.Abs("rules.yaml")
-	require.NoError(t, err)
+	rules := must.Get(filepath.Abs("rules.yaml"))(t)
 	data, err := json.Marshal(map[string]any{ // which is YAML, too
 		"rule_files": []string{rules}, "evaluation_interval": interval.String(),
 		"tests": []any{map[string]any{"interval": interval.String(), "input_series": inputs, "promql_expr_test": tests}},

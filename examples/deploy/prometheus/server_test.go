@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -65,28 +66,23 @@ func TestServer(t *testing.T) {
 	t.Parallel()
 	path := tool(t, "prometheus")
 	all := demos(t)
-	data, err := os.ReadFile("prometheus.yaml")
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile("prometheus.yaml"))(t)
 	config := strings.ReplaceAll(string(data), ": 15s", ": 1s")
 	require.NotEqual(t, string(data), config)
 	for name, d := range all {
-		resp, err := http.Get("http://" + d.at + "/metrics")
-		require.NoError(t, err, name)
-		page, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		resp := must.Get(http.Get("http://"+d.at+"/metrics"))(t, name)
+		page := must.Get(io.ReadAll(resp.Body))(t)
 		_ = resp.Body.Close()
-		_, err = metricstest.Page(string(page))
+		_, err := metricstest.Page(string(page))
 		assert.NoError(t, err, name)
 		require.Equal(t, 1, strings.Count(config, `"`+d.address+`"`), name)
 		config = strings.ReplaceAll(config, `"`+d.address+`"`, `"`+d.at+`"`)
 	}
 	dir := t.TempDir()
-	text, err := os.ReadFile("rules.yaml")
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile("rules.yaml"))(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "rules.yaml"), text, 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), []byte(config), 0o600))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	at := l.Addr().String()
 	require.NoError(t, l.Close())
 	log := new(programtest.Log)
@@ -175,8 +171,7 @@ func TestDescriptors(t *testing.T) {
 	defer drop()
 	each(40, func() {
 		for len(held) < 100 {
-			c, err := net.Dial("tcp", admin)
-			require.NoError(t, err)
+			c := must.Get(net.Dial("tcp", admin))(t)
 			held = append(held, c)
 		}
 		if r.n%2 == 0 { // those that were closed at once come again

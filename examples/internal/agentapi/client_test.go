@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/agentapi"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -29,10 +30,8 @@ type object = map[string]any
 
 func mustKey(t testing.TB) []byte {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	text, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	text := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	return text
 }
 
@@ -45,9 +44,8 @@ func TestClient(t *testing.T) {
 	}
 	dir := t.TempDir()
 	socket, id := filepath.Join(dir, "agent.sock"), filepath.Join(dir, "id")
-	c, err := agentapi.NewClient(socket, id)
-	require.NoError(t, err)
-	_, err = c.Init(t.Context())
+	c := must.Get(agentapi.NewClient(socket, id))(t)
+	_, err := c.Init(t.Context())
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.NoError(t, os.WriteFile(id, []byte("x"), 0o600))
 	_, err = c.Init(t.Context())
@@ -59,8 +57,7 @@ func TestClient(t *testing.T) {
 	assert.NotContains(t, err.Error(), handle)
 
 	var answer atomic.Value
-	l, err := net.Listen("unix", socket)
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", socket))(t)
 	server := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := new(bytes.Buffer)
 		_, _ = body.ReadFrom(r.Body)
@@ -82,18 +79,15 @@ func TestClient(t *testing.T) {
 	}
 	cluster := cafake.NewZTS(t, spiffetest.NewCA(t, "athenz.example"), "/ns/a/sa/b")
 	good := cluster.Credential("a.b")
-	certs, key, err := good.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(good.MarshalPEM())(t)
 	body := func(edit func(object)) string {
 		o := object{"ntoken": "v=S1;s=secret", "keyPEM": key, "certPEM": certs, "caCertPEM": certs}
 		edit(o)
-		data, err := json.Marshal(o)
-		require.NoError(t, err)
+		data := must.Get(json.Marshal(o))(t)
 		return string(data)
 	}
 	answer.Store(body(func(object) {}))
-	i, err := c.Init(t.Context())
-	require.NoError(t, err)
+	i := must.Get(c.Init(t.Context()))(t)
 	assert.True(t, i.Credential.Leaf().Equal(good.Leaf()))
 	assert.Equal(t, "v=S1;s=secret", i.Token())
 	assert.NotContains(t, fmt.Sprintf("%v %+v %#v", i, i, i), "secret")

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const manifest = `# What it is.
@@ -47,8 +48,7 @@ metadata: {name: web}
 image: other/web@sha256:0a
 args: [$(POD_NAME), ""]
 `, out)
-	out, err = printed()
-	require.NoError(t, err, "the program runs")
+	out = must.Get(printed())(t, "the program runs")
 	assert.Empty(t, out)
 
 	for _, c := range []struct {
@@ -73,12 +73,10 @@ args: [$(POD_NAME), ""]
 // The pods of our own are told nothing of the Services of their namespace; those that a manifest adds a container to stay as they are.
 func TestServiceLinks(t *testing.T) {
 	t.Parallel()
-	names, err := filepath.Glob("../../*/*.yaml")
-	require.NoError(t, err)
+	names := must.Get(filepath.Glob("../../*/*.yaml"))(t)
 	own, added := 0, 0
 	for _, name := range names {
-		text, err := os.ReadFile(name)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(name))(t)
 		for object := range strings.SplitSeq(string(text), "\n---\n") {
 			switch {
 			case !regexp.MustCompile(`(?m)^kind: (Deployment|DaemonSet|StatefulSet)$`).MatchString(object):

@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/internal/settings"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
@@ -132,8 +133,7 @@ Environment variables:
 	out, err = parse("-version")
 	require.ErrorIs(t, err, flag.ErrHelp)
 	assert.Regexp(t, `^some \S.*, go\S+\n$`, out)
-	_, err = parse("-for", "1m", "-log-format", "json")
-	require.NoError(t, err)
+	must.Get(parse("-for", "1m", "-log-format", "json"))(t)
 }
 
 // The flags of a service are refused by their names, and -for ends its context without a deadline.
@@ -179,17 +179,15 @@ func TestRead(t *testing.T) {
 		program.Var("SOME_ADDR", "127.0.0.1:0", "address", "this program", program.IsAddr),
 		program.Var("SOME_DIR", "/run", "folder", "this program", program.IsAbsolute),
 	}}
-	s, err := d.Read([]string{"SOME_ADDR=", "OTHER=x", "SOME_DIR=/var=1"})
-	require.NoError(t, err)
+	s := must.Get(d.Read([]string{"SOME_ADDR=", "OTHER=x", "SOME_DIR=/var=1"}))(t)
 	assert.Equal(t, "127.0.0.1:0", s.Text("SOME_ADDR"))
 	assert.Equal(t, "/var=1", s.Text("SOME_DIR"))
 	require.NoError(t, s.Need("SOME_DIR"))
-	_, err = d.Read([]string{"SOME_ADDR=80", "SOME_DIR=var"})
+	_, err := d.Read([]string{"SOME_ADDR=80", "SOME_DIR=var"})
 	for _, want := range []string{`SOME_ADDR="80"`, "HOST:PORT", `SOME_DIR="var"`, "begins with a slash"} {
 		require.ErrorContains(t, err, want)
 	}
-	s, err = program.Daemon{Variables: []settings.Variable{program.Var("SOME_DIR", "", "", "", nil)}}.Read(nil)
-	require.NoError(t, err)
+	s = must.Get(program.Daemon{Variables: []settings.Variable{program.Var("SOME_DIR", "", "", "", nil)}}.Read(nil))(t)
 	require.ErrorContains(t, s.Need("SOME_DIR"), "SOME_DIR")
 }
 

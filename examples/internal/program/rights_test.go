@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // The rights of which the texts of the tree speak, by the file, and the code that uses each. What -install prints has an account for each; what is
@@ -167,8 +168,7 @@ func TestRights(t *testing.T) {
 		if err != nil || !bytes.Contains(data, []byte("apiGroups:")) && !bytes.Contains(data, []byte("roleRef:")) || strings.HasPrefix(name, "internal/") {
 			return err
 		}
-		all, err := kubetest.Rights(yamlOf(t, name, data))
-		require.NoError(t, err, name)
+		all := must.Get(kubetest.Rights(yamlOf(t, name, data)))(t, name)
 		if len(all) == 0 {
 			return nil // a webhook has apiGroups, too
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -28,8 +29,7 @@ func fixed(r report.Report) reporter { return func() report.Report { return r } 
 
 func newPage(t testing.TB, parts ...statuspage.Part) *statuspage.Handler {
 	t.Helper()
-	h, err := statuspage.New("agent", parts...)
-	require.NoError(t, err)
+	h := must.Get(statuspage.New("agent", parts...))(t)
 	t.Cleanup(func() { assert.NoError(t, h.Close()) })
 	return h
 }
@@ -56,8 +56,7 @@ func ask(t testing.TB, h http.Handler, method, path string, edit ...func(*http.R
 
 func body(t testing.TB, r *http.Response) string {
 	t.Helper()
-	b, err := io.ReadAll(r.Body)
-	require.NoError(t, err)
+	b := must.Get(io.ReadAll(r.Body))(t)
 	return string(b)
 }
 

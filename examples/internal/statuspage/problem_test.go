@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -114,12 +115,10 @@ func TestOpenSSL(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, m.Close()) })
 	other := spiffe.MustParseID("spiffe://example.org/db")
 	require.NoError(t, m.Add(other))
-	secret, err := m.GenerateSecret(t.Context(), other.String())
-	require.NoError(t, err)
+	secret := must.Get(m.GenerateSecret(t.Context(), other.String()))(t)
 	chain, _, ok := secret.KeyPair()
 	require.True(t, ok)
-	svid, err := m.SVID()
-	require.NoError(t, err)
+	svid := must.Get(m.SVID())(t)
 	r := m.Report()
 	text := page(t, of(t, r))
 	for _, cert := range [][]byte{
@@ -127,8 +126,7 @@ func TestOpenSSL(t *testing.T) {
 	} {
 		cmd := exec.Command(openssl, "x509", "-noout", "-serial", "-fingerprint", "-sha256", "-issuer", "-nameopt", "RFC2253")
 		cmd.Stdin = bytes.NewReader(cert)
-		out, err := cmd.Output()
-		require.NoError(t, err)
+		out := must.Get(cmd.Output())(t)
 		for line := range strings.Lines(string(out)) {
 			line = strings.TrimSpace(line)
 			if _, sum, ok := strings.Cut(line, "ingerprint="); ok {

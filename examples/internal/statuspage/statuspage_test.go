@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/sourcereport"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -50,8 +51,7 @@ func TestNew(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "statuspage: new: ")
 	}
-	h, err := statuspage.New("", good)
-	require.NoError(t, err)
+	h := must.Get(statuspage.New("", good))(t)
 	require.NoError(t, h.Close())
 	require.NoError(t, h.Close())
 }
@@ -68,8 +68,7 @@ func TestGolden(t *testing.T) {
 			if *update {
 				require.NoError(t, os.WriteFile(file, []byte(got), 0o600))
 			}
-			want, err := os.ReadFile(file)
-			require.NoError(t, err)
+			want := must.Get(os.ReadFile(file))(t)
 			assert.Equal(t, string(want), got, "%s: go test ./examples/internal/statuspage -update", file)
 		}
 	})
@@ -176,8 +175,7 @@ func TestEscaping(t *testing.T) {
 	for _, s := range hostile {
 		r := everywhere(s)
 		r.Bundles = []report.Bundle{sourcereport.Bundle(ca.Bundle(), s)}
-		h, err := statuspage.New(s, statuspage.Part{Name: "part", Source: fixed(r)})
-		require.NoError(t, err)
+		h := must.Get(statuspage.New(s, statuspage.Part{Name: "part", Source: fixed(r)}))(t)
 		html := page(t, h)
 		assert.Equal(t, want, elements(html), "%.60q", s)
 		wellFormed(t, html)
@@ -303,8 +301,7 @@ func TestEachProblem(t *testing.T) {
 	now := time.Now()
 	var r report.Report
 	for _, name := range []string{"one", "two"} {
-		empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(name+".test"), spiffe.BundleContents{})
-		require.NoError(t, err)
+		empty := must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain(name+".test"), spiffe.BundleContents{}))(t)
 		r.Identities = append(r.Identities, report.Identity{Name: name, NotAfter: now.Add(-time.Hour)})
 		r.Bundles = append(r.Bundles, sourcereport.Bundle(empty, "CA"))
 	}
@@ -320,8 +317,7 @@ func TestEachProblem(t *testing.T) {
 // Origins are texts of others, too: a line in one must not begin an event.
 func TestOrigin(t *testing.T) {
 	t.Parallel()
-	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{}))(t)
 	h := of(t, report.Report{Bundles: []report.Bundle{sourcereport.Bundle(empty, "a\r\revent: summary\rdata: No problems"+strings.Repeat("x", 3000))}})
 	assert.NotContains(t, page(t, h), "\r")
 	s := read(t, h)
@@ -444,8 +440,7 @@ func TestRate(t *testing.T) {
 func TestRoots(t *testing.T) {
 	t.Parallel()
 	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
-	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{}))(t)
 	h := newPage(t,
 		statuspage.Part{Name: "identity", Source: fixed(report.Report{Bundles: []report.Bundle{sourcereport.Bundle(ca.Bundle(), "CA"), sourcereport.Bundle(partner.Bundle(), "CA")}})},
 		statuspage.Part{Name: "federation", Source: fixed(report.Report{Bundles: []report.Bundle{
@@ -472,10 +467,8 @@ type sse struct{ name, data string }
 func listen(t testing.TB, address string) (next func() (sse, error), closeIt func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address+"/events", nil)
-	require.NoError(t, err)
-	resp, err := http.DefaultClient.Do(r)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, address+"/events", nil))(t)
+	resp := must.Get(http.DefaultClient.Do(r))(t)
 	closeIt = func() {
 		cancel()
 		_ = resp.Body.Close()
@@ -511,8 +504,7 @@ func events(t testing.TB, h http.Handler, n int) (all []sse) {
 	next, closeIt := listen(t, server.URL)
 	defer closeIt()
 	for clocks := 0; ; {
-		e, err := next()
-		require.NoError(t, err)
+		e := must.Get(next())(t)
 		if e.name == "clock" {
 			if clocks++; clocks > n {
 				return all
@@ -542,8 +534,7 @@ func TestEvents(t *testing.T) {
 	html := page(t, h)
 	next, _ := listen(t, server.URL)
 	for _, want := range []string{"clock", "host", "summary", "problems", "identities", "attempts", "upstreams", "servers", "names", "events", "roots"} {
-		e, err := next()
-		require.NoError(t, err)
+		e := must.Get(next())(t)
 		require.Equal(t, want, e.name)
 		if want == "identities" {
 			assert.Equal(t, section(t, html, "identities"), strings.TrimSpace(e.data))
@@ -552,8 +543,7 @@ func TestEvents(t *testing.T) {
 	failing.Store(true)
 	seen := map[string]bool{}
 	for !seen["upstreams"] {
-		e, err := next()
-		require.NoError(t, err)
+		e := must.Get(next())(t)
 		seen[e.name] = true
 		assert.Contains(t, []string{"clock", "host", "summary", "problems", "attempts", "upstreams"}, e.name, "nothing else has changed")
 		if e.name == "upstreams" {
@@ -598,8 +588,7 @@ func TestEventsBound(t *testing.T) {
 	var closeOne func()
 	for range 8 {
 		next, closeIt := listen(t, server.URL)
-		_, err := next()
-		require.NoError(t, err)
+		must.Get(next())(t)
 		closeOne = closeIt
 	}
 	of := func(user string) func(*http.Request) {
@@ -618,8 +607,7 @@ func TestEventsBound(t *testing.T) {
 	t.Cleanup(func() { _ = h.Close() })
 	for range 8 {
 		next, _ := listen(t, another.URL)
-		_, err := next()
-		require.NoError(t, err, "another user")
+		must.Get(next())(t, "another user")
 	}
 	r = ask(t, h, http.MethodGet, "/events", of("uid 8"))
 	require.Equal(t, http.StatusServiceUnavailable, r.StatusCode, "all are taken")

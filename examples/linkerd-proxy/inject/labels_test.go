@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // A pod of the mesh has the label of this control plane: one without gets it, one of another control plane gets it in the place of that, and the other
@@ -23,15 +25,13 @@ func TestControlPlaneLabel(t *testing.T) {
 		"empty":                    {owner: ""},
 	} {
 		for annotation, joined := range map[string]bool{"enabled": true, "disabled": false} {
-			text, err := json.Marshal(labels)
-			require.NoError(t, err)
+			text := must.Get(json.Marshal(labels))(t)
 			for _, form := range []string{
 				`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x","labels":%s,"annotations":{"linkerd.io/identity":%q}},` + spec + `}`,
 				`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"x"},"spec":{"template":{"metadata":{"labels":%s,"annotations":{"linkerd.io/identity":%q}},` + spec + `}}}`,
 			} {
 				object := fmt.Appendf(nil, form, text, annotation)
-				got, err := injector(t).Inject(object, "n")
-				require.NoError(t, err)
+				got := must.Get(injector(t).Inject(object, "n"))(t)
 				require.Equal(t, joined, got.Enabled)
 				type meta struct{ Labels map[string]string }
 				var patched struct {

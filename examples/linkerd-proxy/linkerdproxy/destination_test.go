@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 var (
@@ -179,8 +180,7 @@ func TestDestinationLeavesOut(t *testing.T) {
 		}
 		return meshtest.Added(all...)
 	}())
-	all, err := client.Endpoints(t.Context(), "limit:80")
-	require.NoError(t, err)
+	all := must.Get(client.Endpoints(t.Context(), "limit:80"))(t)
 	assert.Len(t, all, 10_000)
 }
 
@@ -218,15 +218,14 @@ func TestDestinationLimits(t *testing.T) {
 	t.Parallel()
 	d := meshtest.NewDestination(t, nil)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	client, err := linkerdproxy.NewDestinations(ctx, nil, d.Service, nil)
-	require.NoError(t, err)
+	client := must.Get(linkerdproxy.NewDestinations(ctx, nil, d.Service, nil))(t)
 	over, stop := context.WithCancel(t.Context())
 	stop()
 	for i := range 1000 {
 		_, err := client.Endpoints(over, fmt.Sprintf("app-%d:80", i))
 		require.ErrorIs(t, err, context.Canceled)
 	}
-	_, err = client.Endpoints(over, "app-1000:80")
+	_, err := client.Endpoints(over, "app-1000:80")
 	require.ErrorContains(t, err, "1000 services are followed")
 	d.Push("app-7:80", meshtest.Added(one))
 	eventually(t, func() bool { return d.Streams() == 1000 }, "streams")
@@ -253,8 +252,7 @@ func TestDestinationIdentity(t *testing.T) {
 	has(t, client, app, one)
 	assert.Equal(t, []meshtest.Ask{{Scheme: "k8s", Authority: app, Client: voting}}, d.Asked())
 
-	own, err := id.Credential()
-	require.NoError(t, err)
+	own := must.Get(id.Credential())(t)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*own.TLSCertificate()}})
 	require.NoError(t, err)
 	defer l.Close()
@@ -298,8 +296,7 @@ func TestDestinationIdentity(t *testing.T) {
 		id *linkerdproxy.Identity
 		s  linkerdproxy.Service
 	}{{id, near}, {nil, near}, {nil, linkerdproxy.Service{Addr: "dst.linkerd"}}} {
-		_, err := linkerdproxy.NewDestinations(t.Context(), good.id, good.s, nil)
-		require.NoError(t, err)
+		must.Get(linkerdproxy.NewDestinations(t.Context(), good.id, good.s, nil))(t)
 	}
 }
 

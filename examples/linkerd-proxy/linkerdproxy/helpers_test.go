@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -111,8 +112,7 @@ func certified(t testing.TB, s *service, name string, edit ...func(*linkerdproxy
 	for _, e := range edit {
 		e(&cfg)
 	}
-	id, err := linkerdproxy.NewWith(cfg, s)
-	require.NoError(t, err)
+	id := must.Get(linkerdproxy.NewWith(cfg, s))(t)
 	run(t, id)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()

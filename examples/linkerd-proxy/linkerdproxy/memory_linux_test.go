@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -29,20 +30,17 @@ func TestKeyReachesNoDisk(t *testing.T) {
 	require.NoError(t, os.Setenv("TMPDIR", elsewhere))
 	often := func(c *linkerdproxy.Config) { c.MinRefresh, c.MaxRefresh = 100*time.Millisecond, 200*time.Millisecond }
 	stored := certified(t, s, web, often, func(c *linkerdproxy.Config) { c.Dir = store })
-	left, err := os.ReadDir(elsewhere)
-	require.NoError(t, err)
+	left := must.Get(os.ReadDir(elsewhere))(t)
 	assert.Empty(t, left)
 
 	cfg := config(t, web, s.ca.Bundle().MarshalPEM())
 	often(&cfg)
 	programtest.Seal(t, 0)
-	without, err := linkerdproxy.NewWith(cfg, s)
-	require.NoError(t, err)
+	without := must.Get(linkerdproxy.NewWith(cfg, s))(t)
 	run(t, without)
 	require.NoError(t, without.Ready(t.Context()))
 	for _, id := range []*linkerdproxy.Identity{stored, without} {
-		first, err := id.Credential()
-		require.NoError(t, err)
+		first := must.Get(id.Credential())(t)
 		require.Eventually(t, func() bool {
 			c, err := id.Credential()
 			return err == nil && c != first

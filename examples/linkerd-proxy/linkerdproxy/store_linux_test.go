@@ -12,13 +12,13 @@ import (
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // mountedAt returns the type of the file system of a path, as the kernel lists it.
 func mountedAt(t *testing.T, path string) (kind string) {
 	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	require.NoError(t, err)
+	mounts := must.Get(os.ReadFile("/proc/self/mounts"))(t)
 	best := ""
 	for line := range strings.Lines(string(mounts)) {
 		f := strings.Fields(line)
@@ -50,8 +50,7 @@ func TestStoreInMemory(t *testing.T) {
 			c.Dir, c.Logger = dir, slog.New(slog.NewTextHandler(&log, nil))
 			c.MinRefresh, c.MaxRefresh = 100*time.Millisecond, 100*time.Millisecond
 		})
-		first, err := id.Credential()
-		require.NoError(t, err)
+		first := must.Get(id.Credential())(t)
 		eventually(t, func() bool {
 			c, err := id.Credential()
 			return err == nil && c != first

@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -53,8 +54,7 @@ type endpoint struct{ identity, serverName string }
 
 func clientConfig(t testing.TB, id *linkerdproxy.Identity, e endpoint) *tls.Config {
 	t.Helper()
-	config, err := id.ClientConfig(e.identity, e.serverName)
-	require.NoError(t, err)
+	config := must.Get(id.ClientConfig(e.identity, e.serverName))(t)
 	return config
 }
 
@@ -149,12 +149,10 @@ func TestCryptography(t *testing.T) {
 	// A peer that accepts this signature alone.
 	assert.Contains(t, h.SignatureSchemes, tls.ECDSAWithP256AndSHA256)
 	asked := &tls.CertificateRequestInfo{Version: tls.VersionTLS13, SignatureSchemes: []tls.SignatureScheme{tls.ECDSAWithP256AndSHA256}}
-	cert, err := client.GetClientCertificate(asked)
-	require.NoError(t, err)
+	cert := must.Get(client.GetClientCertificate(asked))(t)
 	require.NoError(t, asked.SupportsCertificate(cert))
 	h.SignatureSchemes = asked.SignatureSchemes
-	cert, err = server.GetCertificate(h)
-	require.NoError(t, err)
+	cert = must.Get(server.GetCertificate(h))(t)
 	require.NoError(t, h.SupportsCertificate(cert))
 }
 
@@ -164,8 +162,7 @@ func TestServers(t *testing.T) {
 	conformance.Covers(t, "LNK-11-7", "LNK-11-9")
 	s, stranger := newService(t, time.Hour), newService(t, time.Hour)
 	client := certified(t, s, voting)
-	spiffeID, err := url.Parse("spiffe://root.linkerd.cluster.local/external-workload")
-	require.NoError(t, err)
+	spiffeID := must.Get(url.Parse("spiffe://root.linkerd.cluster.local/external-workload"))(t)
 	external := endpoint{spiffeID.String(), "external-workload.cluster.local"}
 	plain := endpoint{identity: web}
 	for name, c := range map[string]struct {
@@ -213,8 +210,7 @@ func TestClients(t *testing.T) {
 	conformance.Covers(t, "LNK-11-6", "LNK-11-8")
 	s, stranger := newService(t, time.Hour), newService(t, time.Hour)
 	server := certified(t, s, web).ServerConfig()
-	spiffeID, err := url.Parse("spiffe://root.linkerd.cluster.local/external-workload")
-	require.NoError(t, err)
+	spiffeID := must.Get(url.Parse("spiffe://root.linkerd.cluster.local/external-workload"))(t)
 	for name, c := range map[string]struct {
 		by   *service
 		edit func(*x509.Certificate)
@@ -269,8 +265,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		mine := newService(t, life)
 		mine.ca, mine.anchors = s.ca, s.anchors
 		mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
-		strict, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), mine)
-		require.NoError(t, err)
+		strict := must.Get(linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), mine))(t)
 		cfg := config(t, web, s.ca.Bundle().MarshalPEM())
 		cfg.AnonymousAfterExpiry = true
 		first, err := linkerdproxy.NewWith(cfg, mine) // by the first design
@@ -296,8 +291,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		}
 		synctest.Wait()
 		for _, id := range []*linkerdproxy.Identity{strict, first} {
-			name, err := client(id)
-			require.NoError(t, err)
+			name := must.Get(client(id))(t)
 			assert.Empty(t, name)
 			require.ErrorIs(t, server(id), spiffe.ErrNotReady)
 		}
@@ -307,8 +301,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		synctest.Wait()
 		mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
 		for _, id := range []*linkerdproxy.Identity{strict, first} {
-			name, err := client(id)
-			require.NoError(t, err)
+			name := must.Get(client(id))(t)
 			assert.Equal(t, web, name)
 			require.NoError(t, server(id))
 		}
@@ -317,8 +310,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		synctest.Wait()
 		_, err = client(strict)
 		require.ErrorIs(t, err, linkerdproxy.ErrExpired)
-		name, err := client(first)
-		require.NoError(t, err)
+		name := must.Get(client(first))(t)
 		assert.Empty(t, name)
 		require.ErrorIs(t, server(strict), linkerdproxy.ErrExpired)
 		require.ErrorIs(t, server(first), linkerdproxy.ErrExpired)
@@ -327,12 +319,10 @@ func TestHandshakesOverALife(t *testing.T) {
 		time.Sleep(11 * time.Second)
 		synctest.Wait()
 		for _, id := range []*linkerdproxy.Identity{strict, first} {
-			name, err := client(id)
-			require.NoError(t, err)
+			name := must.Get(client(id))(t)
 			assert.Equal(t, web, name)
 			require.NoError(t, server(id))
-			c, err := id.Credential()
-			require.NoError(t, err)
+			c := must.Get(id.Credential())(t)
 			cs, _, _, _ := shake(t, clientConfig(t, other, endpoint{identity: web}), id.ServerConfig())
 			assert.True(t, cs.PeerCertificates[0].Equal(c.Leaf()))
 			assert.True(t, pki.PublicKeysEqual(c.Leaf().PublicKey, cs.PeerCertificates[0].PublicKey))
@@ -349,12 +339,11 @@ func TestExpiryInHandshake(t *testing.T) {
 			s.fail(nil)
 			id := certified(t, s, web, func(c *linkerdproxy.Config) { c.AnonymousAfterExpiry = anonymous })
 			cfg := clientConfig(t, id, endpoint{identity: voting})
-			c, err := cfg.GetClientCertificate(nil)
-			require.NoError(t, err)
+			c := must.Get(cfg.GetClientCertificate(nil))(t)
 			require.NotEmpty(t, c.Certificate)
 			s.fail(errors.New("down"))
 			time.Sleep(2 * time.Minute)
-			c, err = cfg.GetClientCertificate(nil)
+			c, err := cfg.GetClientCertificate(nil)
 			server, _ := presents(t, s, func(c *x509.Certificate) { c.DNSNames = []string{voting} })
 			server.ClientAuth = tls.NoClientCert
 			_, _, clientErr, _ := shake(t, cfg, server)

@@ -15,6 +15,7 @@ import (
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -26,10 +27,8 @@ func TestAnswersOnTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "cluster.local")
 		fake := caclienttest.NewLinkerd(caclienttest.InMemory(t), ca, "/ns/emojivoto/sa/web")
-		service, err := linkerd.New(linkerd.Options{Endpoint: fake.Endpoint(), Mesh: meshtest.Mesh()})
-		require.NoError(t, err)
-		id, err := linkerdproxy.NewWith(config(t, web, ca.Bundle().MarshalPEM()), service)
-		require.NoError(t, err)
+		service := must.Get(linkerd.New(linkerd.Options{Endpoint: fake.Endpoint(), Mesh: meshtest.Mesh()}))(t)
+		id := must.Get(linkerdproxy.NewWith(config(t, web, ca.Bundle().MarshalPEM()), service))(t)
 		const life = 10 * time.Minute
 		lives := func(d time.Duration) {
 			ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(d) })
@@ -37,8 +36,7 @@ func TestAnswersOnTheWire(t *testing.T) {
 		lives(life)
 		run(t, id)
 		require.NoError(t, id.Ready(t.Context()))
-		first, err := id.Credential()
-		require.NoError(t, err)
+		first := must.Get(id.Credential())(t)
 
 		// keeps waits for the next three requests, which change nothing.
 		keeps := func(what string) {
@@ -52,8 +50,7 @@ func TestAnswersOnTheWire(t *testing.T) {
 			time.Sleep(20 * time.Second)
 			synctest.Wait()
 			assert.Equal(t, 2, fake.Requests()-n, what)
-			now, err := id.Credential()
-			require.NoError(t, err)
+			now := must.Get(id.Credential())(t)
 			require.Same(t, first, now, what)
 			require.Error(t, id.Report().Identities[0].Err, what)
 		}
@@ -67,8 +64,7 @@ func TestAnswersOnTheWire(t *testing.T) {
 		lives(life)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		now, err := id.Credential()
-		require.NoError(t, err)
+		now := must.Get(id.Credential())(t)
 		assert.True(t, now.NotAfter().After(first.NotAfter()))
 		assert.True(t, time.Now().Before(first.NotAfter()), "nothing has expired")
 	})

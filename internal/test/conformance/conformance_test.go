@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -26,15 +27,13 @@ func TestPages(t *testing.T) {
 	t.Parallel()
 	tables, known := []*table(nil), map[string]bool{}
 	for _, b := range books {
-		tab, err := b.readTable(b.embedded)
-		require.NoError(t, err, b.name)
+		tab := must.Get(b.readTable(b.embedded))(t, b.name)
 		for _, id := range tab.ids() {
 			known[id] = true
 		}
 		tables = append(tables, tab)
 	}
-	ties, functions, err := scan(os.DirFS(root), func(id string) bool { return known[id] })
-	require.NoError(t, err)
+	ties, functions := must.Get2(scan(os.DirFS(root), func(id string) bool { return known[id] }))(t)
 	for _, tab := range tables {
 		tab.add(ties)
 		for _, p := range tab.problems(functions) {
@@ -44,8 +43,7 @@ func TestPages(t *testing.T) {
 		if *update {
 			require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
 		}
-		have, err := os.ReadFile(file)
-		require.NoError(t, err)
+		have := must.Get(os.ReadFile(file))(t)
 		if string(have) != want {
 			t.Errorf("%s is stale: go test ./internal/test/conformance -update", tab.page)
 		}
@@ -63,8 +61,7 @@ func TestPages(t *testing.T) {
 func TestData(t *testing.T) {
 	t.Parallel()
 	for _, b := range books {
-		tab, err := b.readTable(b.embedded)
-		require.NoError(t, err)
+		tab := must.Get(b.readTable(b.embedded))(t)
 		require.NotEmpty(t, tab.rows, b.name)
 		for _, r := range tab.rows {
 			assert.NotContains(t, r.requirement, "|", "%s: it ends the column", r.id)
@@ -76,11 +73,9 @@ func TestData(t *testing.T) {
 
 func TestExpand(t *testing.T) {
 	t.Parallel()
-	got, err := expand("XV-09..XV-11 XV-19b ID-1")
-	require.NoError(t, err)
+	got := must.Get(expand("XV-09..XV-11 XV-19b ID-1"))(t)
 	assert.Equal(t, []string{"XV-09", "XV-10", "XV-11", "XV-19b", "ID-1"}, got)
-	got, err = expand("IST-9.4-9..IST-9.4-11 LNK-1-2")
-	require.NoError(t, err)
+	got = must.Get(expand("IST-9.4-9..IST-9.4-11 LNK-1-2"))(t)
 	assert.Equal(t, []string{"IST-9.4-9", "IST-9.4-10", "IST-9.4-11", "LNK-1-2"}, got)
 	for _, bad := range []string{"ID", "id-1", "ID-1..", "ID-1..X5-2", "ID-2..ID-1", "ID-1b..ID-3", "ID-1,ID-2", "IST-9.4", "IST-9.4-1..IST-9.5-2", "ID-1..ID-99999999999999999999"} {
 		_, err := expand(bad)
@@ -113,13 +108,12 @@ func TestProblems(t *testing.T) {
 		{"reasons.tsv", "ID-2", "ID-2 ID-9", []string{"reasons.tsv: ID-9 is not a row"}},
 		{"rows.tsv", "ID-3", "ID-4\tMUST V\tfour\nID-3", []string{"ID-4 (MUST V: four): neither a test nor a reason"}},
 	} {
-		tab, err := spiffe.readTable(func(name string) (string, error) {
+		tab := must.Get(spiffe.readTable(func(name string) (string, error) {
 			if name == c.file {
 				return strings.Replace(good[name], c.old, c.new, 1), nil
 			}
 			return good[name], nil
-		})
-		require.NoError(t, err)
+		}))(t)
 		assert.Equal(t, c.want, tab.problems(functions), "%+v", c)
 	}
 

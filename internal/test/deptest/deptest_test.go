@@ -23,6 +23,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -87,8 +88,7 @@ const rootDir = "../../.."
 
 func packages(t *testing.T) map[string]pkg {
 	t.Helper()
-	pkgs, err := listed()
-	require.NoError(t, err)
+	pkgs := must.Get(listed())(t)
 	return pkgs
 }
 
@@ -127,8 +127,7 @@ func reach(t *testing.T, name string) map[string]pkg {
 
 func root(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.Abs(rootDir)
-	require.NoError(t, err)
+	dir := must.Get(filepath.Abs(rootDir))(t)
 	return dir
 }
 
@@ -171,8 +170,7 @@ func compare(t *testing.T, name, want string) {
 	if *update {
 		require.NoError(t, os.WriteFile(name, []byte(want), 0o644))
 	}
-	have, err := os.ReadFile(name)
-	require.NoError(t, err)
+	have := must.Get(os.ReadFile(name))(t)
 	assert.Equal(t, string(have), want, "if the change is meant, run the test with -update")
 }
 
@@ -252,8 +250,7 @@ func TestPrograms(t *testing.T) {
 			return err
 		}
 		for _, imp := range file.Imports {
-			name, err := strconv.Unquote(imp.Path.Value)
-			require.NoError(t, err)
+			name := must.Get(strconv.Unquote(imp.Path.Value))(t)
 			ours := among(name, module) && slices.Contains(strings.Split(name, "/"), "internal")
 			assert.False(t, ours, "%s imports %s, which the code of a user cannot", path, name)
 		}
@@ -285,8 +282,7 @@ func TestTopLevel(t *testing.T) {
 		"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "RELEASING.md", "SECURITY.md", "authn", "caclient", "doc.go",
 		"examples", "go.mod", "go.sum", "internal", "pki", "sds", "secretcache", "spiffe",
 	}
-	entries, err := os.ReadDir(root(t))
-	require.NoError(t, err)
+	entries := must.Get(os.ReadDir(root(t)))(t)
 	var got []string
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") {

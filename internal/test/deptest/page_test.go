@@ -11,7 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // The floors of the house, from the top. A package imports its own floor and those below, and a kit imports all of them.
@@ -64,8 +65,7 @@ func TestFloors(t *testing.T) {
 			assert.True(t, ok, "there is no package %s", name)
 		}
 	}
-	doc, err := os.ReadFile(filepath.Join(rootDir, "doc.go"))
-	require.NoError(t, err)
+	doc := must.Get(os.ReadFile(filepath.Join(rootDir, "doc.go")))(t)
 	for _, p := range ours(t) {
 		name := p.name()
 		if name == "" || among(name, "examples") || slices.Contains(strings.Split(name, "/"), "internal") {
@@ -96,8 +96,7 @@ var row = regexp.MustCompile("(?m)^\\| \\[`([^`]+)`\\].*\\| ([0-9.]+|–) \\|$")
 // TestWeight measures them.
 func TestPage(t *testing.T) {
 	t.Parallel()
-	old, err := os.ReadFile(pageName)
-	require.NoError(t, err)
+	old := must.Get(os.ReadFile(pageName))(t)
 	compare(t, pageName, page(t, sizes(string(old))))
 }
 

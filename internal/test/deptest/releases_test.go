@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // TestReleases: go.mod names the older one of the two releases of Go that are supported, the next one is the newest, and
@@ -17,14 +19,12 @@ import (
 func TestReleases(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {
-		text, err := os.ReadFile(filepath.Join(root(t), filepath.FromSlash(name)))
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(filepath.Join(root(t), filepath.FromSlash(name))))(t)
 		return string(text)
 	}
 	minor := regexp.MustCompile(`(?m)^go 1\.(\d+)`).FindStringSubmatch(read("go.mod"))
 	require.NotNil(t, minor)
-	n, err := strconv.Atoi(minor[1])
-	require.NoError(t, err)
+	n := must.Get(strconv.Atoi(minor[1]))(t)
 	older, newest := "1."+strconv.Itoa(n), "1."+strconv.Itoa(n+1)
 
 	assert.Regexp(t, `(?m)^older=go`+regexp.QuoteMeta(older)+`\.\d+ newest=go`+regexp.QuoteMeta(newest)+`\.\d+ `, read(".ci/run"))

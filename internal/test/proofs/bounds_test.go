@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki"
@@ -53,14 +54,10 @@ const (
 func hostile(t testing.TB) map[string][]byte {
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(svid.ID())}})
-	require.NoError(t, err)
-	certPEM, keyPEM, err := svid.MarshalPEM()
-	require.NoError(t, err)
-	doc, err := ca.Bundle().Marshal()
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(svid.ID())}}))(t)
+	certPEM, keyPEM := must.Get2(svid.MarshalPEM())(t)
+	doc := must.Get(ca.Bundle().Marshal())(t)
 	certKey := string(doc[bytes.IndexByte(doc, '[')+1 : bytes.LastIndexByte(doc, ']')])
 	// fill repeats a text between two others.
 	fill := func(head, body, tail string) []byte {
@@ -236,34 +233,25 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 	td := spiffe.MustParseTrustDomain("example.org")
 	fixture := spiffetest.NewCA(t, "example.org")
 	web := fixture.SVID("/web")
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web.ID())}})
-	require.NoError(t, err)
-	certDER, keyDER, err := web.MarshalDER()
-	require.NoError(t, err)
-	certPEM, keyPEM, err := web.MarshalPEM()
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web.ID())}}))(t)
+	certDER, keyDER := must.Get2(web.MarshalDER())(t)
+	certPEM, keyPEM := must.Get2(web.MarshalPEM())(t)
 
-	jwtValidator, err := jwtsvid.NewValidator(fixture.Bundle(), []string{"a"}, nil)
-	require.NoError(t, err)
-	witValidator, err := witsvid.NewValidator(fixture.Bundle(), spiffe.AllowAnyPeer(), nil)
-	require.NoError(t, err)
-	authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")})
-	require.NoError(t, err)
+	jwtValidator := must.Get(jwtsvid.NewValidator(fixture.Bundle(), []string{"a"}, nil))(t)
+	witValidator := must.Get(witsvid.NewValidator(fixture.Bundle(), spiffe.AllowAnyPeer(), nil))(t)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")}))(t)
 	caller := authn.Func(func(*http.Request) (*authn.Caller, error) { return &authn.Caller{ID: web.ID()}, nil })
 	istioServer, err := istiocaserver.New(istiocaserver.Options{Signer: authority, Authenticator: caller, AllowPlaintext: true})
 	require.NoError(t, err)
-	linkerdServer, err := linkerdserver.New(linkerdserver.Options{
+	linkerdServer := must.Get(linkerdserver.New(linkerdserver.Options{
 		Mesh: linkerdname.Mesh{TrustDomain: "cluster.local", ControlNamespace: "linkerd"}, Signer: authority,
 		Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
 			return nil, kube.ErrNotAuthenticated
 		},
 		AllowPlaintext: true,
-	})
-	require.NoError(t, err)
-	sdsHandler, err := sds.NewHandler(noSecrets{}, nil)
-	require.NoError(t, err)
+	}))(t)
+	sdsHandler := must.Get(sds.NewHandler(noSecrets{}, nil))(t)
 	workload, err := workloadserver.NewHandler(fixed{spiffe.NewSnapshot(web, fixture.Bundles())}, &workloadserver.Options{
 		IssueJWTSVID:    func(context.Context, spiffe.ID, []string) (string, error) { return "", workloadserver.ErrDenied },
 		ValidateJWTSVID: jwtValidator.ValidateJWTSVID,
@@ -271,8 +259,7 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 	require.NoError(t, err)
 	workloadClient := func(call func(*workloadapi.Client)) func([]byte) {
 		return receiving(func(c *http.Client) {
-			client, err := workloadapi.NewClient("", c)
-			require.NoError(t, err)
+			client := must.Get(workloadapi.NewClient("", c))(t)
 			call(client)
 		})
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -78,10 +79,8 @@ func world(t *testing.T, trust func(from, to int) bool) []*domain {
 	all := make([]*domain, domains)
 	for i := range all {
 		td := spiffe.MustParseTrustDomain(fmt.Sprintf("d%02d.test", i))
-		id, err := td.WorkloadID("web")
-		require.NoError(t, err)
-		authority, err := ca.New(ca.Config{TrustDomain: td})
-		require.NoError(t, err)
+		id := must.Get(td.WorkloadID("web"))(t)
+		authority := must.Get(ca.New(ca.Config{TrustDomain: td}))(t)
 		all[i] = &domain{td: td, id: id, authority: authority}
 	}
 	for i, d := range all {
@@ -91,17 +90,12 @@ func world(t *testing.T, trust func(from, to int) bool) []*domain {
 				bundles = append(bundles, other.authority.Bundle())
 			}
 		}
-		set, err := spiffe.NewBundleSet(bundles...)
-		require.NoError(t, err)
+		set := must.Get(spiffe.NewBundleSet(bundles...))(t)
 		d.foreign.set = set
-		source, err := local.New(d.authority, d.id)
-		require.NoError(t, err)
-		d.manager, err = secretcache.New(secretcache.Config{ID: d.id, CA: source, Federated: &d.foreign})
-		require.NoError(t, err)
-		_, err = d.manager.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
-		d.agent, err = sds.NewHandler(d.manager, nil)
-		require.NoError(t, err)
+		source := must.Get(local.New(d.authority, d.id))(t)
+		d.manager = must.Get(secretcache.New(secretcache.Config{ID: d.id, CA: source, Federated: &d.foreign}))(t)
+		must.Get(d.manager.GenerateSecret(t.Context(), "default"))(t)
+		d.agent = must.Get(sds.NewHandler(d.manager, nil))(t)
 		t.Cleanup(func() { assert.NoError(t, d.agent.Close()) })
 	}
 	return all
@@ -110,8 +104,7 @@ func world(t *testing.T, trust func(from, to int) bool) []*domain {
 // roots asks the agent of d for the roots of a trust domain.
 func (d *domain) roots(t *testing.T, of spiffe.TrustDomain) (pem []byte, ok bool) {
 	t.Helper()
-	in, err := proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{of.ID().String()}})
-	require.NoError(t, err)
+	in := must.Get(proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{of.ID().String()}}))(t)
 	r := httptest.NewRequest(http.MethodPost, "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets", prefixed(in)())
 	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
 	r.Header.Set("Content-Type", "application/grpc")
@@ -133,12 +126,10 @@ func shake(t *testing.T, server, client *domain) (serverErr, clientErr error) {
 	t.Helper()
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: server.manager, Peers: server.manager, Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
-	serving, err := endpoint.ServerConfig()
-	require.NoError(t, err)
+	serving := must.Get(endpoint.ServerConfig())(t)
 	endpoint, err = spiffetls.New(spiffetls.Config{Self: client.manager, Peers: client.manager, Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
-	dialling, err := endpoint.ClientConfig()
-	require.NoError(t, err)
+	dialling := must.Get(endpoint.ClientConfig())(t)
 	a, b := memconn.Pipe()
 	s, c := tls.Server(a, serving), tls.Client(b, dialling)
 	var wg sync.WaitGroup
@@ -164,16 +155,12 @@ func TestMatrix(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(20, 20))
 	all := world(t, func(int, int) bool { return random.IntN(2) == 0 })
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	trusted := 0
 	for i, from := range all {
-		verifier, err := spiffe.NewVerifier(from.manager, spiffe.AllowAnyPeer(), nil)
-		require.NoError(t, err)
-		snapshot, err := from.manager.Snapshot()
-		require.NoError(t, err)
+		verifier := must.Get(spiffe.NewVerifier(from.manager, spiffe.AllowAnyPeer(), nil))(t)
+		snapshot := must.Get(from.manager.Snapshot())(t)
 		for j, to := range all {
 			edge := fmt.Sprintf("%s trusts %s: %v", from.td, to.td, from.trusts[j])
 			if from.trusts[j] {
@@ -194,8 +181,7 @@ func TestMatrix(t *testing.T) {
 			assert.Equal(t, from.trusts[j], err == nil, edge)
 
 			// What a verifier accepts.
-			svid, err := to.manager.SVID()
-			require.NoError(t, err)
+			svid := must.Get(to.manager.SVID())(t)
 			for _, role := range []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole, spiffe.BothRoles} {
 				peer, err := verifier.VerifyChain(svid.Chain(), role)
 				assert.Equal(t, from.trusts[j], err == nil, "%s: %v", edge, err)
@@ -232,9 +218,8 @@ func TestMatrix(t *testing.T) {
 			}
 			forged := forge(t, from, to.id)
 			for _, d := range []*domain{from, to} {
-				verifier, err := spiffe.NewVerifier(d.manager, spiffe.AllowAnyPeer(), nil)
-				require.NoError(t, err)
-				_, err = verifier.VerifyChain(forged, spiffe.AnyRole)
+				verifier := must.Get(spiffe.NewVerifier(d.manager, spiffe.AllowAnyPeer(), nil))(t)
+				_, err := verifier.VerifyChain(forged, spiffe.AnyRole)
 				require.Error(t, err, "%s forged an identity of %s", from.td, to.td)
 			}
 		}
@@ -244,18 +229,14 @@ func TestMatrix(t *testing.T) {
 // forge returns the certificate of a workload of from, that says it is id.
 func forge(t *testing.T, from *domain, id spiffe.ID) []*x509.Certificate {
 	t.Helper()
-	svid, err := from.manager.SVID()
-	require.NoError(t, err)
+	svid := must.Get(from.manager.SVID())(t)
 	template := *svid.Leaf()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	template.URIs, template.ExtraExtensions, template.Extensions = slices.Clone(template.URIs), nil, nil
 	template.URIs[0] = id.URL()
 	// A workload's key signs it, which is all that a workload of from has.
-	der, err := x509.CreateCertificate(nil, &template, svid.Leaf(), key.Public(), svid.Signer())
-	require.NoError(t, err)
-	leaf, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(nil, &template, svid.Leaf(), key.Public(), svid.Signer()))(t)
+	leaf := must.Get(x509.ParseCertificate(der))(t)
 	return append([]*x509.Certificate{leaf}, svid.Chain()...)
 }
 
@@ -295,14 +276,12 @@ func TestMatrixChanges(t *testing.T) {
 					bundles = append(bundles, d.authority.Bundle())
 				}
 			}
-			set, err := spiffe.NewBundleSet(bundles...)
-			require.NoError(t, err)
+			set := must.Get(spiffe.NewBundleSet(bundles...))(t)
 			from.foreign.put(set)
 			time.Sleep(time.Duration(random.Int64N(int64(time.Second))))
 			synctest.Wait()
-			svid, err := to.manager.SVID()
-			require.NoError(t, err)
-			_, err = verifiers[i].VerifyChain(svid.Chain(), spiffe.ClientRole)
+			svid := must.Get(to.manager.SVID())(t)
+			_, err := verifiers[i].VerifyChain(svid.Chain(), spiffe.ClientRole)
 			require.Equal(t, from.trusts[j], err == nil, "%s trusts %s: %v", from.td, to.td, err)
 			pem, ok := from.roots(t, to.td)
 			require.Equal(t, from.trusts[j], ok)
@@ -341,8 +320,7 @@ func TestEntitlementEvents(t *testing.T) {
 	random := rand.New(rand.NewPCG(60, 60))
 	live := &liveBundles{m: map[spiffe.TrustDomain]*spiffe.Bundle{}}
 	policy := new(spiffe.LivePolicy)
-	verifier, err := spiffe.NewVerifier(live, policy, nil)
-	require.NoError(t, err)
+	verifier := must.Get(spiffe.NewVerifier(live, policy, nil))(t)
 
 	// The model: which trust domains have a bundle, which has the root that signed a peer, and which peers are allowed.
 	var (
@@ -447,8 +425,7 @@ func withdrawalEndsConnections(t *testing.T) {
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); _ = l.Close(); wg.Wait() })
 	wg.Go(func() { _ = governor.Run(ctx) })
-	governed, err := endpoint.Listener(l)
-	require.NoError(t, err)
+	governed := must.Get(endpoint.Listener(l))(t)
 	wg.Go(func() {
 		for {
 			conn, err := governed.Accept()
@@ -465,10 +442,8 @@ func withdrawalEndsConnections(t *testing.T) {
 	for i := range conns {
 		endpoint, err := spiffetls.New(spiffetls.Config{Self: theirs[i].SVID("/web"), Peers: ours.Bundle(), Allow: spiffe.AllowAnyPeer()})
 		require.NoError(t, err)
-		client, err := endpoint.ClientConfig()
-		require.NoError(t, err)
-		raw, err := l.DialContext(ctx, "", "")
-		require.NoError(t, err)
+		client := must.Get(endpoint.ClientConfig())(t)
+		raw := must.Get(l.DialContext(ctx, "", ""))(t)
 		conns[i] = tls.Client(raw, client)
 		echo(t, conns[i])
 	}
@@ -486,8 +461,7 @@ func withdrawalEndsConnections(t *testing.T) {
 		echo(t, c)
 	}
 	ends(1, func() {
-		without, err := spiffe.NewBundleSet(ours.Bundle(), theirs[2].Bundle(), theirs[3].Bundle())
-		require.NoError(t, err)
+		without := must.Get(spiffe.NewBundleSet(ours.Bundle(), theirs[2].Bundle(), theirs[3].Bundle()))(t)
 		bundles.put(without)
 	})
 	for _, c := range conns[2:] {
@@ -503,8 +477,6 @@ func (c current) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return 
 
 func echo(t *testing.T, c *tls.Conn) {
 	t.Helper()
-	_, err := c.Write([]byte("x"))
-	require.NoError(t, err)
-	_, err = io.ReadFull(c, make([]byte, 1))
-	require.NoError(t, err)
+	must.Get(c.Write([]byte("x")))(t)
+	must.Get(io.ReadFull(c, make([]byte, 1)))(t)
 }

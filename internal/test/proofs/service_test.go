@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -82,24 +83,20 @@ func TestStartInOneCall(t *testing.T) {
 			},
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			me, err := c.start(ctx)
-			require.NoError(t, err, name)
+			me := must.Get(c.start(ctx))(t, name)
 			cancel()
 			time.Sleep(3 * time.Hour) // renewals
-			svid, err := me.SVID()
-			require.NoError(t, err, name)
+			svid := must.Get(me.SVID())(t, name)
 			assert.Equal(t, id, svid.ID(), name)
 			if agent.Rotate(); name == "CA" { // the agent of a test renews when it is told
 				assert.True(t, svid.NotAfter().After(time.Now()), "it runs on after the context of the start has ended")
 			}
 			require.NoError(t, me.Close(), name)
-			_, err = me.Bundle(id.TrustDomain())
-			require.NoError(t, err, "%s: what was received stays", name)
+			must.Get(me.Bundle(id.TrustDomain()))(t, "%s: what was received stays", name)
 
-			me, err = c.make()
-			require.NoError(t, err, name)
+			me = must.Get(c.make())(t, name)
 			ctx, cancel = context.WithTimeout(t.Context(), time.Second)
-			err = me.Ready(ctx)
+			err := me.Ready(ctx)
 			cancel()
 			assert.ErrorContains(t, err, "this program has neither called Start nor Run", name)
 			ctx, cancel = context.WithCancel(t.Context())

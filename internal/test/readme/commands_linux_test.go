@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
 )
@@ -42,17 +43,15 @@ func isolate(t *testing.T, folders ...string) bool {
 			require.NoError(t, syscall.Mount("tmpfs", layers, "tmpfs", 0, ""))
 			t.Cleanup(func() { _ = syscall.Unmount(layers, syscall.MNT_DETACH) })
 			upper, work := filepath.Join(layers, "upper"), filepath.Join(layers, "work")
-			info, err := os.Stat(folder)
-			require.NoError(t, err)
+			info := must.Get(os.Stat(folder))(t)
 			require.NoError(t, errors.Join(os.Mkdir(upper, 0o755), os.Chmod(upper, info.Mode()), os.Mkdir(work, 0o755)))
-			err = syscall.Mount("overlay", folder, "overlay", 0, "lowerdir="+folder+",upperdir="+upper+",workdir="+work)
+			err := syscall.Mount("overlay", folder, "overlay", 0, "lowerdir="+folder+",upperdir="+upper+",workdir="+work)
 			if err != nil {
 				t.Skipf("no overlay file system here: %v", err)
 			}
 			t.Cleanup(func() { _ = syscall.Unmount(folder, syscall.MNT_DETACH) })
 		}
-		fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM, 0)
-		require.NoError(t, err)
+		fd := must.Get(syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM, 0))(t)
 		defer syscall.Close(fd)
 		request := struct { // ifreq, of 40 bytes
 			name  [syscall.IFNAMSIZ]byte
@@ -134,13 +133,11 @@ func TestTwoCommands(t *testing.T) {
 	if !isolate(t) {
 		return
 	}
-	page, err := os.ReadFile("../../../README.md")
-	require.NoError(t, err)
+	page := must.Get(os.ReadFile("../../../README.md"))(t)
 	printed := regexp.MustCompile(`(?m)^    (go run \./examples/ca)\n    (go run \./examples/agent)$`).FindStringSubmatch(string(page))
 	require.NotNil(t, printed, "README.md has the two commands")
 	home, run := t.TempDir(), t.TempDir()
-	cache, err := exec.Command("go", "env", "GOCACHE", "GOMODCACHE", "GOPATH").Output()
-	require.NoError(t, err)
+	cache := must.Get(exec.Command("go", "env", "GOCACHE", "GOMODCACHE", "GOPATH").Output())(t)
 	caches := strings.Fields(string(cache))
 	user := []string{
 		"HOME=" + home, "XDG_STATE_HOME=", "XDG_RUNTIME_DIR=" + run, "GOCACHE=" + caches[0], "GOMODCACHE=" + caches[1], "GOPATH=" + caches[2],
@@ -156,8 +153,7 @@ func TestTwoCommands(t *testing.T) {
 			defer resp.Body.Close()
 			return resp.StatusCode == http.StatusOK
 		}, time.Minute, 10*time.Millisecond)
-		sockets, err := filepath.Glob(filepath.Join(run, "*/*/var/run/secrets/workload-spiffe-uds/socket"))
-		require.NoError(t, err)
+		sockets := must.Get(filepath.Glob(filepath.Join(run, "*/*/var/run/secrets/workload-spiffe-uds/socket")))(t)
 		require.Len(t, sockets, 1)
 		client := sds.UnixClient(sockets[0])
 		defer client.CloseIdleConnections()
@@ -168,8 +164,7 @@ func TestTwoCommands(t *testing.T) {
 			chain, _, ok := secret.KeyPair()
 			require.True(t, ok)
 			block, _ := pem.Decode(chain)
-			leaf, err := x509.ParseCertificate(block.Bytes)
-			require.NoError(t, err)
+			leaf := must.Get(x509.ParseCertificate(block.Bytes))(t)
 			require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", leaf.URIs[0].String())
 			return leaf.SerialNumber.String()
 		}
@@ -205,12 +200,10 @@ func TestTwoCommands(t *testing.T) {
 	plane.start(t)
 	agent = open(t, command[1], append(user, `PROXY_CONFIG={"discoveryAddress":"127.0.0.1:15010"}`)...)
 	require.NotEqual(t, second, ready())
-	sockets, err := filepath.Glob(filepath.Join(run, "*/*/etc/istio/proxy/XDS"))
-	require.NoError(t, err)
+	sockets := must.Get(filepath.Glob(filepath.Join(run, "*/*/etc/istio/proxy/XDS")))(t)
 	require.Len(t, sockets, 1)
 	plane.ask(t, sockets[0])
-	secret, err := os.ReadFile(filepath.Join(home, "elsewhere", "token-secret"))
-	require.NoError(t, err)
+	secret := must.Get(os.ReadFile(filepath.Join(home, "elsewhere", "token-secret")))(t)
 	require.Equal(t, "Bearer "+string(secret)+".demo/web", plane.token())
 	agent.interrupt()
 	healthy(authority.interrupt())
@@ -225,8 +218,7 @@ type controlPlane struct {
 const aggregated = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 
 func (p *controlPlane) start(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:15010")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:15010"))(t)
 	server := &http.Server{Protocols: new(http.Protocols), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.mu.Lock()
 		p.authorization = r.Header.Get("Authorization")
@@ -258,9 +250,7 @@ func (p *controlPlane) ask(t *testing.T, socket string) {
 	require.NoError(t, err)
 	r.Header.Set("Content-Type", "application/grpc")
 	r.Header.Set("Te", "trailers")
-	resp, err := client.Do(r)
-	require.NoError(t, err)
+	resp := must.Get(client.Do(r))(t)
 	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	require.NoError(t, err)
+	must.Get(io.Copy(io.Discard, resp.Body))(t)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -27,8 +28,7 @@ type block struct{ start, user, until, commands string }
 var marked = regexp.MustCompile(`<!-- (?:run|start: (.*?))(?: as (\d+))?(?: until (.*?))? -->\n\n((?:    .*\n|\n)+)`)
 
 func blocks(t *testing.T, page string) []block {
-	text, err := os.ReadFile(page)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(page))(t)
 	var all []block
 	for _, m := range marked.FindAllStringSubmatch(string(text), -1) {
 		commands := regexp.MustCompile(`(?m)^    `).ReplaceAllString(m[4], "")
@@ -89,8 +89,7 @@ func TestService(t *testing.T) {
 	if !isolate(t) {
 		return
 	}
-	root, err := filepath.Abs("../../..")
-	require.NoError(t, err)
+	root := must.Get(filepath.Abs("../../.."))(t)
 	home, err := os.MkdirTemp("", "home") // shorter than that of the test, for the address of a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(home) })
@@ -99,8 +98,7 @@ func TestService(t *testing.T) {
 	require.NoError(t, os.WriteFile(work, []byte(text), 0o600))
 	environ := []string{"HOME=" + home, "GOWORK=" + work, "GOFLAGS="}
 	for _, name := range []string{"GOENV", "GOCACHE", "GOMODCACHE"} { // which would be in that home, too
-		value, err := exec.Command("go", "env", name).Output()
-		require.NoError(t, err)
+		value := must.Get(exec.Command("go", "env", name).Output())(t)
 		environ = append(environ, name+"="+strings.TrimSpace(string(value)))
 	}
 	walk(t, "../../../examples/SERVICE.md", environ...)

@@ -10,12 +10,14 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // files returns the files of the project with this ending.
 func files(t *testing.T, ending string) []string {
 	var all []string
-	err := filepath.WalkDir("../../..", func(path string, d fs.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir("../../..", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -25,8 +27,7 @@ func files(t *testing.T, ending string) []string {
 			all = append(all, path)
 		}
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 	require.NotEmpty(t, all)
 	return all
 }
@@ -55,8 +56,7 @@ func TestPages(t *testing.T) {
 	var code strings.Builder
 	for _, file := range files(t, ".go") {
 		if !strings.HasSuffix(file, "_test.go") {
-			text, err := os.ReadFile(file)
-			require.NoError(t, err)
+			text := must.Get(os.ReadFile(file))(t)
 			code.Write(text)
 		}
 	}
@@ -65,8 +65,7 @@ func TestPages(t *testing.T) {
 		written[m] = true
 	}
 	for _, page := range files(t, ".md") {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(page))(t)
 		for _, m := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
 			if strings.Contains(m[1], "://") || strings.HasPrefix(m[1], "mailto:") {
 				continue
@@ -80,8 +79,7 @@ func TestPages(t *testing.T) {
 			if !assert.NoError(t, err, "%s: %s", page, m[1]) || anchor == "" || info.IsDir() {
 				continue
 			}
-			there, err := os.ReadFile(target)
-			require.NoError(t, err)
+			there := must.Get(os.ReadFile(target))(t)
 			assert.True(t, anchors(string(there))[anchor], "%s: %s has no heading for this link", page, m[1])
 		}
 		if filepath.Base(page) == "METRICS.md" { // package deptest makes it from the code
@@ -101,8 +99,7 @@ func TestTestCommands(t *testing.T) {
 	run := regexp.MustCompile(`-(?:run|bench) '?([A-Z]\w+)`)
 	found := 0
 	for _, page := range files(t, ".md") {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(page))(t)
 		for _, line := range command.FindAllString(string(text), -1) {
 			_, after, _ := strings.Cut(line, " -long")
 			assert.NotContains(t, after, "./", "%s: %s", page, line)
@@ -112,12 +109,10 @@ func TestTestCommands(t *testing.T) {
 			}
 			for _, dir := range regexp.MustCompile(`\./[\w/]+`).FindAllString(line, -1) {
 				found++
-				tests, err := filepath.Glob(filepath.Join("../../..", dir, "*_test.go"))
-				require.NoError(t, err)
+				tests := must.Get(filepath.Glob(filepath.Join("../../..", dir, "*_test.go")))(t)
 				var code strings.Builder
 				for _, file := range tests {
-					text, err := os.ReadFile(file)
-					require.NoError(t, err)
+					text := must.Get(os.ReadFile(file))(t)
 					code.Write(text)
 				}
 				assert.Regexp(t, `func \w*`+name[1]+`\w*\(`, code.String(), "%s: %s", page, line)

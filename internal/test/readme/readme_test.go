@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/readme"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -19,10 +20,8 @@ import (
 func TestReadme(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	root, err := filepath.Abs("../../..")
-	require.NoError(t, err)
-	files, err := readme.Snippets(root)
-	require.NoError(t, err)
+	root := must.Get(filepath.Abs("../../.."))(t)
+	files := must.Get(readme.Snippets(root))(t)
 
 	// The files are laid over places in the module, so that nothing is written to the tree.
 	dir := t.TempDir()
@@ -39,8 +38,7 @@ func TestReadme(t *testing.T) {
 			build = append(build, at)
 		}
 	}
-	overlay, err := json.Marshal(map[string]any{"Replace": replace})
-	require.NoError(t, err)
+	overlay := must.Get(json.Marshal(map[string]any{"Replace": replace}))(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
 	for _, args := range [][]string{build, test} {
 		cmd := exec.Command("go", args...)

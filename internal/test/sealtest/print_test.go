@@ -37,6 +37,7 @@ import (
 	"github.com/svidkit/svidkit/examples/ca/caconfig"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -78,75 +79,58 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	require.NoError(t, err)
 	leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
-	svid, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
-	require.NoError(t, err)
+	svid := must.Get(spiffe.NewSVID([]*x509.Certificate{leaf}, key))(t)
 	bundle, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{issuer.Certificate()}})
 	require.NoError(t, err)
-	set, err := spiffe.NewBundleSet(bundle)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(bundle))(t)
 	snapshot := spiffe.NewSnapshot(svid, set)
-	credential, err := pki.NewCredential(svid.Chain(), svid.Signer())
-	require.NoError(t, err)
-	secret, err := pki.NewKeyPairSecret("default", svid)
-	require.NoError(t, err)
+	credential := must.Get(pki.NewCredential(svid.Chain(), svid.Signer()))(t)
+	secret := must.Get(pki.NewKeyPairSecret("default", svid))(t)
 
 	// A plugged-in CA.
 	dir := t.TempDir()
-	rootPEM, err := pki.MarshalPrivateKeyPEM(root)
-	require.NoError(t, err)
+	rootPEM := must.Get(pki.MarshalPrivateKeyPEM(root))(t)
 	for name, b := range map[string][]byte{
 		"ca-cert.pem": pki.MarshalCertificatesPEM(issuer.Certificate()), "ca-key.pem": rootPEM,
 		"cert-chain.pem": pki.MarshalCertificatesPEM(issuer.Certificate()), "root-cert.pem": pki.MarshalCertificatesPEM(issuer.Certificate()),
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
 	}
-	pair, err := pki.ReadKeyCertBundle(os.DirFS(dir), nil, time.Now())
-	require.NoError(t, err)
+	pair := must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, time.Now()))(t)
 	pluggedIn := ca.PluggedIn{Dir: dir, Key: func() crypto.Signer { return root }}
 
 	// A CA of its own, whose key is in its store.
-	store, err := ca.NewDirStore(filepath.Join(t.TempDir(), "ca"))
-	require.NoError(t, err)
+	store := must.Get(ca.NewDirStore(filepath.Join(t.TempDir(), "ca")))(t)
 	authority, err := ca.Open(t.Context(), ca.Config{TrustDomain: td, Create: true, JWT: &ca.JWTConfig{}, Rotation: ca.Rotation{KeyAlgorithm: alg}}, store)
 	require.NoError(t, err)
-	record, err := store.Load(t.Context())
-	require.NoError(t, err)
-	own, err := pki.ParsePrivateKeyPEM(record.Data()["ca-key.pem"])
-	require.NoError(t, err)
+	record := must.Get(store.Load(t.Context()))(t)
+	own := must.Get(pki.ParsePrivateKeyPEM(record.Data()["ca-key.pem"]))(t)
 	owns := []crypto.Signer{own}
-	client, err := local.New(authority, id)
-	require.NoError(t, err)
-	server, err := caserver.New(caserver.Options{CA: authority, TrustDomain: td, Identity: snapshot})
-	require.NoError(t, err)
+	client := must.Get(local.New(authority, id))(t)
+	server := must.Get(caserver.New(caserver.Options{CA: authority, TrustDomain: td, Identity: snapshot}))(t)
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	config, err := caconfig.Parse(fs, []string{"-trust-domain", td.String(), "-root-ca-dir", dir, "-state-dir", t.TempDir()}, func(string) string { return "" })
 	require.NoError(t, err)
 
 	// What renews itself.
 	cacheConfig := secretcache.Config{ID: id, CA: client, NewKey: func() (crypto.Signer, error) { return key, nil }}
-	manager, err := secretcache.New(cacheConfig)
-	require.NoError(t, err)
+	manager := must.Get(secretcache.New(cacheConfig))(t)
 	cacheConfig.Previous = snapshot
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = manager.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	_, err = manager.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
+	must.Get(manager.GenerateSecret(t.Context(), "default"))(t)
 
 	// What another program has put into files.
-	certsPEM, keyPEM, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certsPEM, keyPEM := must.Get2(svid.MarshalPEM())(t)
 	mounted := filepath.Join(t.TempDir(), "identity.pem")
 	require.NoError(t, os.WriteFile(mounted, append(keyPEM, certsPEM...), 0o600))
-	files, err := filesource.Start(t.Context(), filesource.Config{CertFile: mounted})
-	require.NoError(t, err)
+	files := must.Get(filesource.Start(t.Context(), filesource.Config{CertFile: mounted}))(t)
 	t.Cleanup(func() { require.NoError(t, files.Close()) })
-	byName, err := sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{mounted}})
-	require.NoError(t, err)
+	byName := must.Get(sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{mounted}}))(t)
 	t.Cleanup(func() { require.NoError(t, byName.Close()) })
-	_, err = byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted)
-	require.NoError(t, err)
+	must.Get(byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted))(t)
 
 	// What an API server has.
 	api := kubetest.Start(t)
@@ -154,13 +138,10 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	gateway, err := kubesecrets.Start(t.Context(), kubesecrets.Config{Namespace: "gw", APIServer: api.URL(), HTTPClient: api.Client()})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, gateway.Close()) })
-	_, err = gateway.GenerateSecret(t.Context(), "kubernetes://web")
-	require.NoError(t, err)
+	must.Get(gateway.GenerateSecret(t.Context(), "kubernetes://web"))(t)
 
-	written, err := filesink.New(filesink.Config{Source: manager, Dir: t.TempDir()})
-	require.NoError(t, err)
-	_, err = written.Write()
-	require.NoError(t, err)
+	written := must.Get(filesink.New(filesink.Config{Source: manager, Dir: t.TempDir()}))(t)
+	must.Get(written.Write())(t)
 
 	// An agent, over files that another program has written.
 	folder, err := os.MkdirTemp("", "seal") // t.TempDir is too long for a Unix socket
@@ -174,31 +155,25 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	})
 	require.NoError(t, err)
 	agentConfig.Root = folder
-	agent, err := istioagent.Start(t.Context(), agentConfig)
-	require.NoError(t, err)
+	agent := must.Get(istioagent.Start(t.Context(), agentConfig))(t)
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
 
-	tokens, err := jwtsvid.NewIssuer(td, "k", token, nil)
-	require.NoError(t, err)
-	wits, err := witsvid.NewIssuer(td, token, nil)
-	require.NoError(t, err)
+	tokens := must.Get(jwtsvid.NewIssuer(td, "k", token, nil))(t)
+	wits := must.Get(witsvid.NewIssuer(td, token, nil))(t)
 
 	testCA := spiffetest.NewCA(t, td.String())
 	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")
 	keys, signers := []crypto.Signer{key}, []crypto.Signer{token}
 	other := newKey(t, pki.ECDSAP256) // of a workload; an issuer refuses its own
 	witSVID := wit(t, wits, other)
-	proving, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: set, Allow: spiffe.AllowIDs(id)})
-	require.NoError(t, err)
-	step, err := stepca.New(stepca.Options{
+	proving := must.Get(spiffetls.New(spiffetls.Config{Self: svid, Peers: set, Allow: spiffe.AllowIDs(id)}))(t)
+	step := must.Get(stepca.New(stepca.Options{
 		Endpoint:    caclient.Endpoint{URL: "https://ca.example.org", TrustDomain: td},
 		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
-	})
-	require.NoError(t, err)
-	vaultCA, err := vault.New(vault.Options{Endpoint: caclient.Endpoint{
+	}))(t)
+	vaultCA := must.Get(vault.New(vault.Options{Endpoint: caclient.Endpoint{
 		URL: "https://vault.example.org", TrustDomain: td, HTTPClient: httpClient(t, leaf, key),
-	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"})
-	require.NoError(t, err)
+	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"}))(t)
 	member, memberKey := linkerdProxy(t, issuer)
 	instance := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
@@ -216,8 +191,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		KeyFile: filepath.Join(podFiles, "key"), CertificateFile: filepath.Join(podFiles, "cert"), RootsFile: filepath.Join(podFiles, "roots"),
 	}})
 	require.NoError(t, err)
-	podIdentity, err := pod.Identity()
-	require.NoError(t, err)
+	podIdentity := must.Get(pod.Identity())(t)
 	return map[string]holder{
 		"examples/linkerd-proxy/linkerdproxy.Identity": {member, memberKey},
 		"examples/athenz-sia/sidecar.Identity":         {podIdentity, keys},
@@ -263,8 +237,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 
 func newKey(t *testing.T, alg pki.KeyAlgorithm) crypto.Signer {
 	t.Helper()
-	key, err := pki.NewKey(alg)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(alg))(t)
 	return key
 }
 
@@ -273,10 +246,8 @@ func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []c
 	t.Helper()
 	const name = "web.emojivoto.serviceaccount.identity.linkerd.example.org"
 	key, dir := newKey(t, pki.ECDSAP256), t.TempDir()
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(name)}})
-	require.NoError(t, err)
+	der := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(name)}}))(t)
 	for file, b := range map[string][]byte{"key.der": der, "csr.p8": csr.DER(), "token": []byte("t")} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, file), b, 0o600))
 	}
@@ -299,10 +270,8 @@ func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []c
 
 func wit(t *testing.T, by *witsvid.Issuer, key crypto.Signer) *witsvid.SVID {
 	t.Helper()
-	text, err := by.Issue(id, key.Public())
-	require.NoError(t, err)
-	svid, err := witsvid.NewSVID(text, key)
-	require.NoError(t, err)
+	text := must.Get(by.Issue(id, key.Public()))(t)
+	svid := must.Get(witsvid.NewSVID(text, key))(t)
 	return svid
 }
 
@@ -384,8 +353,7 @@ func secrets(t *testing.T, key crypto.Signer) (texts [][]byte, words []big.Word)
 	default:
 		t.Fatalf("%T", key)
 	}
-	pem, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	return append(texts, pem), words
 }
 
@@ -470,8 +438,7 @@ func TestLeaksAreFound(t *testing.T) {
 	t.Parallel()
 	for _, alg := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.RSA2048, pki.Ed25519} {
 		key := newKey(t, alg)
-		pem, err := pki.MarshalPrivateKeyPEM(key)
-		require.NoError(t, err)
+		pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 		for name, tt := range map[string]struct {
 			v     any
 			least int // printers

@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -29,14 +30,12 @@ import (
 func httpClient(t *testing.T, leaf *x509.Certificate, key crypto.Signer) *http.Client {
 	t.Helper()
 	dir := t.TempDir()
-	pem, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	cert, private := filepath.Join(dir, "cert-chain.pem"), filepath.Join(dir, "key.pem")
 	require.NoError(t, os.WriteFile(cert, pki.MarshalCertificatesPEM(leaf), 0o600))
 	require.NoError(t, os.WriteFile(private, pem, 0o600))
-	c, err := caclient.NewHTTPClient(caclient.TLSOptions{CertificateFile: cert, KeyFile: private})
-	require.NoError(t, err)
-	_, err = c.Get("https://127.0.0.1:1/")
+	c := must.Get(caclient.NewHTTPClient(caclient.TLSOptions{CertificateFile: cert, KeyFile: private}))(t)
+	_, err := c.Get("https://127.0.0.1:1/")
 	require.Error(t, err)
 	return c
 }
@@ -60,13 +59,11 @@ func TestNoTokenPrints(t *testing.T) {
 	t.Cleanup(echo.Close)
 	static := tokensource.Static(token)
 	exchange := func(path string) *tokensource.Source {
-		s, err := tokensource.Exchange(static, tokensource.ClientOptions{URL: echo.URL + path})
-		require.NoError(t, err)
+		s := must.Get(tokensource.Exchange(static, tokensource.ClientOptions{URL: echo.URL + path}))(t)
 		return s
 	}
 	kept, refused := exchange("/good"), exchange("/bad")
-	got, err := kept.Token(t.Context())
-	require.NoError(t, err)
+	got := must.Get(kept.Token(t.Context()))(t)
 	require.Equal(t, token, got)
 	_, refusal := refused.Token(t.Context())
 	require.Error(t, refusal)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -30,8 +31,7 @@ func packages(t *testing.T) []*types.Package {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Name,Export", "./...")
 	cmd.Dir, cmd.Stderr = "../../..", os.Stderr
-	out, err := cmd.Output()
-	require.NoError(t, err, "go list")
+	out := must.Get(cmd.Output())(t, "go list")
 	exports, mains := map[string]string{}, map[string]bool{}
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p struct{ ImportPath, Name, Export string }
@@ -49,8 +49,7 @@ func packages(t *testing.T) []*types.Package {
 		if !ok || mains[path] || exports[path] == "" || slices.Contains(strings.Split(inside, "/"), "internal") {
 			continue
 		}
-		p, err := imp.Import(path)
-		require.NoError(t, err, path)
+		p := must.Get(imp.Import(path))(t, path)
 		all = append(all, p)
 	}
 	return all

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -146,8 +147,7 @@ func TestZeroValues(t *testing.T) {
 		}
 		t.Errorf("a zero value ends the program by a goroutine of its own: %s\n%s", at, out[max(0, len(out)-2000):])
 		number, _, _ := strings.Cut(at, " ")
-		from, err = strconv.Atoi(number)
-		require.NoError(t, err)
+		from = must.Get(strconv.Atoi(number))(t)
 		from++
 	}
 }

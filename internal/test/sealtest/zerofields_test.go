@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/examples/athenz-sia/sidecar"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -71,9 +72,8 @@ var fields = map[string]struct {
 		return err
 	}},
 	"ca.Request.CSR": {refused, func(t *testing.T, _ *spiffetest.Source) error {
-		a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
-		require.NoError(t, err)
-		_, err = a.Sign(t.Context(), ca.Request{ID: spiffe.MustParseID("spiffe://example.org/web"), CSR: new(pki.CSR)})
+		a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
+		_, err := a.Sign(t.Context(), ca.Request{ID: spiffe.MustParseID("spiffe://example.org/web"), CSR: new(pki.CSR)})
 		return err
 	}},
 	"caserver.Options.Istio": {refused, func(t *testing.T, _ *spiffetest.Source) error {
@@ -95,8 +95,7 @@ var fields = map[string]struct {
 		return err
 	}},
 	"federation.SPIFFE.Initial": {refused, func(t *testing.T, _ *spiffetest.Source) error {
-		m, err := federation.New(federation.Config{})
-		require.NoError(t, err)
+		m := must.Get(federation.New(federation.Config{}))(t)
 		return m.Add(federation.Relationship{
 			TrustDomain: spiffe.MustParseTrustDomain("other.test"), URL: "https://other.test/",
 			Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://other.test/endpoint"), Initial: new(spiffe.Bundle)},
@@ -123,8 +122,7 @@ var fields = map[string]struct {
 		srv.Config.Protocols.SetUnencryptedHTTP2(true)
 		srv.Start()
 		defer srv.Close()
-		c, err := workloadapi.NewClient("tcp://"+srv.Listener.Addr().String(), nil)
-		require.NoError(t, err)
+		c := must.Get(workloadapi.NewClient("tcp://"+srv.Listener.Addr().String(), nil))(t)
 		defer c.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -142,18 +140,16 @@ type noPods struct{}
 func (noPods) Pod(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod }
 
 func serverOf(t *testing.T, o caserver.Options) error {
-	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
-	require.NoError(t, err)
+	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
 	id := spiffe.MustParseID("spiffe://example.org/ca")
 	o.CA, o.TrustDomain, o.Identity = a, id.TrustDomain(), caservertest.Identity(t, a, id)
-	_, err = caserver.New(o)
+	_, err := caserver.New(o)
 	return err
 }
 
 // handshakes makes two, as the first may leave a lock.
 func handshakes(t *testing.T, s *spiffetest.Source, c spiffetls.Config) error {
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer inner.Close()
 	c.Self, c.Peers, c.Allow = s, s, spiffe.AllowAnyPeer()
 	endpoint, err := spiffetls.New(c)
