@@ -97,8 +97,7 @@ func get(t *testing.T, url string) (int, string) {
 	t.Helper()
 	resp := must.Get(http.Get(url))(t)
 	defer resp.Body.Close()
-	body := must.Get(io.ReadAll(resp.Body))(t)
-	return resp.StatusCode, string(body)
+	return resp.StatusCode, string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 var pageLine = regexp.MustCompile(`status page: (http://[^/]+)/`)
@@ -141,8 +140,7 @@ func TestDemo(t *testing.T) {
 	must.Get(metricstest.Page(metrics))(t)
 	bootstrap := regexp.MustCompile(`envoy -c (\S+)`).FindStringSubmatch(out.String())
 	require.NotNil(t, bootstrap)
-	data := must.Get(os.ReadFile(bootstrap[1]))(t)
-	assert.True(t, json.Valid(data))
+	assert.True(t, json.Valid(must.Get(os.ReadFile(bootstrap[1]))(t)))
 
 	require.Eventually(t, func() bool {
 		return strings.Count(out.String(), "web: has") > 1 && strings.Count(out.String(), "db: has") > 1
@@ -225,8 +223,7 @@ func TestQuit(t *testing.T) {
 		}
 		resp := must.Get(http.DefaultClient.Do(r))(t)
 		defer resp.Body.Close()
-		body := must.Get(io.ReadAll(resp.Body))(t)
-		assert.NotEmpty(t, body)
+		assert.NotEmpty(t, must.Get(io.ReadAll(resp.Body))(t))
 		return resp.StatusCode
 	}
 	for _, path := range []string{"/drain", "/quitquitquit"} {

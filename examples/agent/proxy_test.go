@@ -381,8 +381,7 @@ func TestSlowScrape(t *testing.T) {
 	assert.EqualValues(t, 1, asked.Load())
 	large.Store(false)
 	resp := get("b")
-	text := must.Get(io.ReadAll(resp.Body))(t)
-	assert.Equal(t, "agent_up 1\napp_up 1\n", string(text))
+	assert.Equal(t, "agent_up 1\napp_up 1\n", string(must.Get(io.ReadAll(resp.Body))(t)))
 }
 
 // TestEnvoyReady: the Envoy has to be live, and to have the control plane's configuration.

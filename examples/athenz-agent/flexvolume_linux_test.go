@@ -109,8 +109,7 @@ func TestFlexVolume(t *testing.T) {
 				}, DisableKeepAlives: true}, Timeout: 10 * time.Second}
 				answer := must.Get(client.Post("http://agent/v1/init/"+handle, "application/json", nil))(t)
 				defer answer.Body.Close()
-				text := must.Get(io.ReadAll(answer.Body))(t)
-				return string(text)
+				return string(must.Get(io.ReadAll(answer.Body))(t))
 			}
 			works(success, "mount", path, withOptions)
 			handle = read()
@@ -124,8 +123,7 @@ func TestFlexVolume(t *testing.T) {
 			works(success, "mount", path, withOptions) // once more, as after a kubelet that was restarted
 			assert.Equal(t, handle, read())
 			works(success, "unmount", path)
-			left := must.Get(os.ReadDir(inside))(t)
-			assert.Empty(t, left, "nothing is mounted below what was")
+			assert.Empty(t, must.Get(os.ReadDir(inside))(t), "nothing is mounted below what was")
 			assert.NoDirExists(t, p.Path("made/volumes", handle))
 			mounts := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/mounts", pid)))(t)
 			assert.NotContains(t, string(mounts), p.Path())

@@ -252,8 +252,7 @@ func TestClientRoots(t *testing.T) {
 		id, err := spiffe.IDFromCertificate(chain[0])
 		return id.String(), err
 	}
-	id := must.Get(ask(other, nil))(t)
-	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", id)
+	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", must.Get(ask(other, nil))(t))
 	_, err := ask(third, nil)
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
 	_, err = ask(other, forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/web"))

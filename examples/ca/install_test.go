@@ -113,8 +113,7 @@ func TestInstall(t *testing.T) {
 			dir := t.TempDir()
 			anchors, folder := filepath.Join(dir, "anchors"), filepath.Join(dir, "plugged-in")
 			pem := installed(t, scheme, anchors, folder)
-			roots := must.Get(pki.ParseCertificatesPEM(pem))(t)
-			require.Len(t, roots, 1)
+			require.Len(t, must.Get(pki.ParseCertificatesPEM(pem))(t), 1)
 			files := must.Get(os.ReadDir(folder))(t)
 			var found []string
 			for _, f := range files {

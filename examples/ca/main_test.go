@@ -40,8 +40,7 @@ func TestMain(m *testing.M) {
 // program returns the program as a process.
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	self := must.Get(os.Executable())(t)
-	cmd := exec.CommandContext(t.Context(), self, args...)
+	cmd := exec.CommandContext(t.Context(), must.Get(os.Executable())(t), args...)
 	cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + t.TempDir()} // a program with coverage warns without it
 	return cmd
 }

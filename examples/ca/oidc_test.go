@@ -76,8 +76,7 @@ func TestOIDC(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer "+strings.TrimSpace(token))
 		return verifier.Authenticate(r)
 	}
-	caller := must.Get(present("bank"))(t)
-	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", caller.ID.String())
+	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", must.Get(present("bank"))(t).ID.String())
 	_, err = present("other")
 	require.ErrorIs(t, err, authn.ErrRefused)
 
@@ -122,6 +121,5 @@ func TestOIDCBehindProxy(t *testing.T) {
 // claimsOf returns the claims of a token.
 func claimsOf(t *testing.T, token string) string {
 	t.Helper()
-	payload := must.Get(base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1]))(t)
-	return string(payload)
+	return string(must.Get(base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1]))(t))
 }

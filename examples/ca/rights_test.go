@@ -101,8 +101,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 		}}
 	})
 	args, vars := deployment(t, manifest, api, t.TempDir())
-	o := must.Get(parse(args, vars.get, io.Discard))(t)
-	s, _ := start(t, o.Config)
+	s, _ := start(t, must.Get(parse(args, vars.get, io.Discard))(t).Config)
 
 	client := newClient(s.ca.Bundle(), nil)
 	defer client.CloseIdleConnections()

@@ -39,10 +39,8 @@ func TestRotateAuditLog(t *testing.T) {
 	require.FileExists(t, path)
 	_, err := shell(t, "", arguments(dir, "-rotate")...) // by a command, which follows the last line of the server
 	require.NoError(t, err)
-	after := must.Get(os.ReadFile(path))(t)
-	require.Contains(t, string(after), `"event":"prepared"`)
-	text := must.Get(os.ReadFile(path + ".1"))(t)
-	require.Equal(t, string(before), string(text))
+	require.Contains(t, string(must.Get(os.ReadFile(path))(t)), `"event":"prepared"`)
+	require.Equal(t, string(before), string(must.Get(os.ReadFile(path+".1"))(t)))
 	cancel()
 	require.NoError(t, <-ended)
 

@@ -126,16 +126,14 @@ func shell(t testing.TB, in string, args ...string) (string, error) {
 func newCSR(t testing.TB) string {
 	t.Helper()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
-	return string(csr.PEM())
+	return string(must.Get(pki.NewCSR(key, pki.CSROptions{}))(t).PEM())
 }
 
 func get(t testing.TB, url string) (status int, body string) {
 	t.Helper()
 	resp := must.Get(http.Get(url))(t)
 	defer resp.Body.Close()
-	text := must.Get(io.ReadAll(resp.Body))(t)
-	return resp.StatusCode, string(text)
+	return resp.StatusCode, string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 // rootsOf returns the current roots in PEM.
@@ -144,8 +142,7 @@ func rootsOf(s *server) []byte { return s.ca.Bundle().MarshalPEM() }
 // token returns a token of development mode.
 func token(t testing.TB, s *server, name string) string {
 	t.Helper()
-	secret := must.Get(os.ReadFile(s.c.SecretFile))(t)
-	return string(secret) + ":" + name
+	return string(must.Get(os.ReadFile(s.c.SecretFile))(t)) + ":" + name
 }
 
 // codeOf returns the code of an answer.
@@ -159,8 +156,7 @@ func codeOf(err error) grpchttp.Code {
 
 func mustSVID(t testing.TB, chain []*x509.Certificate, key crypto.Signer) *spiffe.SVID {
 	t.Helper()
-	svid := must.Get(spiffe.NewSVID(chain, key))(t)
-	return svid
+	return must.Get(spiffe.NewSVID(chain, key))(t)
 }
 
 // istioRequest asks Istio's API for a certificate, as an agent does: with a token, or with an empty
@@ -786,14 +782,12 @@ func printed(t testing.TB, with ...string) string {
 	for _, w := range with {
 		args = append(args, "-with", w)
 	}
-	out := must.Get(shell(t, "", args...))(t)
-	return out
+	return must.Get(shell(t, "", args...))(t)
 }
 
 func mustStore(t testing.TB, c *caconfig.Config) ca.Store {
 	t.Helper()
-	store := must.Get(ca.NewDirStore(filepath.Join(c.StateDir, "ca")))(t)
-	return store
+	return must.Get(ca.NewDirStore(filepath.Join(c.StateDir, "ca")))(t)
 }
 
 // An operator's commands work on the store, and a server on the same store follows.
@@ -950,8 +944,7 @@ func TestRecover(t *testing.T) {
 	_, err := shell(t, "", arguments(dir, "-recover")...)
 	require.ErrorContains(t, err, "nothing to recover")
 	versions := func() []string {
-		files := must.Get(filepath.Glob(filepath.Join(dir, "ca", "*", "*")))(t)
-		return files
+		return must.Get(filepath.Glob(filepath.Join(dir, "ca", "*", "*")))(t)
 	}
 	for _, lose := range []func(string) error{os.Remove, func(name string) error { return os.Truncate(name, 0) }} {
 		before := versions()
@@ -995,8 +988,7 @@ func TestStatusWritesNothing(t *testing.T) {
 	time.Sleep(6 * time.Second) // its time has come, and there was no server
 	out = must.Get(shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...))(t)
 	require.Equal(t, first+"a time here has passed: no server runs on this store, and the next one takes the step, or has a root wait that no peer was told of\n", out)
-	after := must.Get(mustStore(t, c).Load(t.Context()))(t)
-	require.Equal(t, before.Version, after.Version)
+	require.Equal(t, before.Version, must.Get(mustStore(t, c).Load(t.Context()))(t).Version)
 }
 
 // A CA that an operator plugged in is used as it is, and rotates no roots.

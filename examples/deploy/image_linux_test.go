@@ -30,8 +30,7 @@ type image struct {
 // build does what the Dockerfile says: the last RUN of its first stage, and the COPY, USER and ENTRYPOINT of its second.
 func build(t *testing.T, program string) *image {
 	t.Helper()
-	text := must.Get(os.ReadFile("Dockerfile"))(t)
-	first, second, ok := strings.Cut(string(text), "\nFROM scratch\n")
+	first, second, ok := strings.Cut(string(must.Get(os.ReadFile("Dockerfile"))(t)), "\nFROM scratch\n")
 	require.True(t, ok, "the image begins with nothing")
 	only := func(text, pattern string) []string {
 		t.Helper()
@@ -67,8 +66,7 @@ func build(t *testing.T, program string) *image {
 			to = filepath.Join(to, filepath.Base(from))
 		}
 		require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o755))
-		data := must.Get(os.ReadFile(from))(t)
-		require.NoError(t, os.WriteFile(to, data, 0o755))
+		require.NoError(t, os.WriteFile(to, must.Get(os.ReadFile(from))(t), 0o755))
 	}
 	return i
 }

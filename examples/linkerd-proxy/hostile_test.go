@@ -67,8 +67,7 @@ func say(t testing.TB, addr, raw string) string {
 	defer c.Close()
 	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
 	must.Get(io.WriteString(c, raw))(t)
-	answer := must.Get(io.ReadAll(c))(t)
-	return string(answer)
+	return string(must.Get(io.ReadAll(c))(t))
 }
 
 // CONNECT reaches no application by HTTP/1: one that takes the rest of its connection for a tunnel would have the requests of
@@ -249,8 +248,7 @@ func TestUnsentBody(t *testing.T) {
 		defer c.Close()
 		must.Get(io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\nContent-Length: 10\r\n\r\n"))(t)
 		begun := time.Now()
-		answer := must.Get(io.ReadAll(c))(t)
-		assert.Contains(t, string(answer), "502 Bad Gateway")
+		assert.Contains(t, string(must.Get(io.ReadAll(c))(t)), "502 Bad Gateway")
 		assert.Less(t, time.Since(begun), 15*time.Second)
 		cancel()
 		require.NoError(t, <-done)
@@ -330,8 +328,7 @@ func TestUpgradeHalfClosed(t *testing.T) {
 		c, r := upgraded(t, addr)
 		must.Get(io.WriteString(c, "hello"))(t)
 		require.NoError(t, c.(*net.TCPConn).CloseWrite())
-		got := must.Get(io.ReadAll(r))(t, name)
-		assert.Equal(t, "all of it: hello", string(got), name)
+		assert.Equal(t, "all of it: hello", string(must.Get(io.ReadAll(r))(t, name)), name)
 	}
 }
 

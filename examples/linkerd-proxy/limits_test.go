@@ -104,8 +104,7 @@ func TestStalledAnswer(t *testing.T) {
 		for range 2 {
 			must.Get(io.WriteString(c, "GET /slow HTTP/1.1\r\nHost: app.test\r\n\r\n"))(t)
 			resp := must.Get(http.ReadResponse(r, nil))(t)
-			body := must.Get(io.ReadAll(resp.Body))(t)
-			require.Equal(t, "begun", string(body))
+			require.Equal(t, "begun", string(must.Get(io.ReadAll(resp.Body))(t)))
 		}
 		must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n"))(t)
 		select {

@@ -58,8 +58,7 @@ func read(t *testing.T, url string) (int, string) {
 	t.Helper()
 	resp := must.Get(http.Get(url))(t)
 	defer resp.Body.Close()
-	body := must.Get(io.ReadAll(resp.Body))(t)
-	return resp.StatusCode, string(body)
+	return resp.StatusCode, string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 func isReady(t *testing.T, at map[string]string) {

@@ -479,8 +479,7 @@ func TestOpaque(t *testing.T) {
 		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
 		must.Get(io.WriteString(c, "hello"))(t)
 		require.NoError(t, c.(interface{ CloseWrite() error }).CloseWrite())
-		got := must.Get(io.ReadAll(c))(t)
-		assert.Equal(t, "HELLO", string(got))
+		assert.Equal(t, "HELLO", string(must.Get(io.ReadAll(c))(t)))
 		require.NoError(t, c.Close())
 	}
 }
@@ -493,8 +492,7 @@ func upgraded(t testing.TB, addr string) (net.Conn, *bufio.Reader) {
 	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
 	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"))(t)
 	r := bufio.NewReader(c)
-	resp := must.Get(http.ReadResponse(r, nil))(t)
-	require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+	require.Equal(t, http.StatusSwitchingProtocols, must.Get(http.ReadResponse(r, nil))(t).StatusCode)
 	return c, r
 }
 
@@ -506,8 +504,7 @@ func TestUpgrade(t *testing.T) {
 	entry := outbound(t, certified(t, s, voting), endpoint{addr: at, identity: web})
 	c, r := upgraded(t, entry)
 	must.Get(io.WriteString(c, "ping\n"))(t)
-	line := must.Get(r.ReadString('\n'))(t)
-	assert.Equal(t, "ping\n", line)
+	assert.Equal(t, "ping\n", must.Get(r.ReadString('\n'))(t))
 }
 
 // Before it is certified a proxy carries what is not TLS, and closes TLS for its name without a byte for the application.
@@ -704,8 +701,7 @@ func TestRecovery(t *testing.T) {
 			assert.Equal(t, "200 live", get(t, id.Handler(), "/live"))
 			assert.True(t, works(in))
 			assert.True(t, works(out))
-			now := must.Get(id.Credential())(t)
-			assert.Equal(t, first.Leaf().PublicKey, now.Leaf().PublicKey)
+			assert.Equal(t, first.Leaf().PublicKey, must.Get(id.Credential())(t).Leaf().PublicKey)
 		}
 	}
 	together(t, tests)
@@ -852,8 +848,7 @@ func TestStopUpgraded(t *testing.T) {
 	defer c.Close()
 	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"))(t)
 	r := bufio.NewReader(c)
-	resp := must.Get(http.ReadResponse(r, nil))(t)
-	require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+	require.Equal(t, http.StatusSwitchingProtocols, must.Get(http.ReadResponse(r, nil))(t).StatusCode)
 	cancel()
 	require.NoError(t, <-done)
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(2*time.Second)))

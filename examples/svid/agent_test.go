@@ -53,8 +53,7 @@ func settledGolden(t *testing.T, name string, got outcome, args []string, names 
 // read returns a file.
 func read(t testing.TB, elem ...string) string {
 	t.Helper()
-	data := must.Get(os.ReadFile(filepath.Join(elem...)))(t)
-	return string(data)
+	return string(must.Get(os.ReadFile(filepath.Join(elem...)))(t))
 }
 
 func TestFetch(t *testing.T) {
@@ -69,8 +68,7 @@ func TestFetch(t *testing.T) {
 	settledGolden(t, "fetch", got, args, api.Config().Address, "unix:///run/agent/api.sock", dir, "/run/identity")
 
 	svid := must.Get(spiffe.ParseSVIDPEM([]byte(read(t, dir, "svid.pem")), []byte(read(t, dir, "svid-key.pem"))))(t)
-	want := must.Get(api.Snapshot().SVID())(t)
-	assert.Equal(t, want.Leaf(), svid.Leaf())
+	assert.Equal(t, must.Get(api.Snapshot().SVID())(t).Leaf(), svid.Leaf())
 	assert.Equal(t, string(ca.Bundle().MarshalPEM()), read(t, dir, "bundle.pem"))
 	partner := must.Get(api.Snapshot().Bundle(spiffe.MustParseID("spiffe://partner.test/x").TrustDomain()))(t)
 	assert.Equal(t, string(partner.MarshalPEM()), read(t, dir, "bundle-partner.test.pem"))
@@ -85,8 +83,7 @@ func TestFetch(t *testing.T) {
 			"svid.pem": 0o644, "svid-key.pem": 0o600, "bundle.pem": 0o644, "bundle-partner.test.pem": 0o644, "bundles.json": 0o644,
 			"db.token": 0o600, ".": 0o755 | fs.ModeDir, "..data": 0o755 | fs.ModeDir,
 		} {
-			info := must.Get(os.Stat(filepath.Join(dir, name)))(t)
-			assert.Equal(t, mode, info.Mode(), name)
+			assert.Equal(t, mode, must.Get(os.Stat(filepath.Join(dir, name)))(t).Mode(), name)
 		}
 	}
 }
@@ -113,8 +110,7 @@ func TestFetchChoices(t *testing.T) {
 		assert.Equal(t, fs.FileMode(0o640), info.Mode())
 	}
 	set := must.Get(spiffe.ParseBundleMap([]byte(read(t, dir, "bundles.json"))))(t)
-	own := must.Get(set.Bundle(ca.TrustDomain()))(t)
-	assert.NotEmpty(t, own.Contents().JWTAuthorities)
+	assert.NotEmpty(t, must.Get(set.Bundle(ca.TrustDomain()))(t).Contents().JWTAuthorities)
 
 	got = svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir)
 	require.Equal(t, 0, got.code, got.all())
@@ -556,8 +552,7 @@ func steps(t *testing.T, got outcome) map[string]check {
 // mode is that of a socket, which the umask decides.
 func mode(t *testing.T, socket string) string {
 	t.Helper()
-	info := must.Get(os.Lstat(socket))(t)
-	return info.Mode().String()
+	return must.Get(os.Lstat(socket))(t).Mode().String()
 }
 
 func TestDoctor(t *testing.T) {

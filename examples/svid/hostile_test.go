@@ -39,14 +39,12 @@ func secrets(t *testing.T) map[string]struct{ input, secret []byte } {
 	certs, key := must.Get2(svid.MarshalPEM())(t)
 	block, _ := pem.Decode(key)
 	inBase64 := base64.StdEncoding.EncodeToString(block.Bytes)
-	rsaKey := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
-	pkcs1 := x509.MarshalPKCS1PrivateKey(rsaKey)
+	pkcs1 := x509.MarshalPKCS1PrivateKey(must.Get(rsa.GenerateKey(rand.Reader, 2048))(t))
 	encoded := func(label string, der []byte) []byte {
 		return pem.EncodeToMemory(&pem.Block{Type: label, Bytes: der})
 	}
 	jwk := func(key crypto.PrivateKey, use string) []byte {
-		one := must.Get(json.Marshal(jose.JSONWebKey{Key: key, KeyID: "a", Use: use}))(t)
-		return one
+		return must.Get(json.Marshal(jose.JSONWebKey{Key: key, KeyID: "a", Use: use}))(t)
 	}
 	private := jwk(svid.Signer(), "jwt-svid")
 	var d struct{ D string }
@@ -84,8 +82,7 @@ func secrets(t *testing.T) map[string]struct{ input, secret []byte } {
 
 func readTestdata(t testing.TB, name string) []byte {
 	t.Helper()
-	data := must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
-	return data
+	return must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
 }
 
 // shows reports whether text has a piece of 16 characters of the secret, in a usual encoding.

@@ -36,8 +36,7 @@ func TestBundleOIDC(t *testing.T) {
 	got = svid(t, args...)
 	require.Equal(t, 0, got.code, got.errOut)
 	assert.Contains(t, read(t, dir, "keys"), "jwt-1")
-	entries := must.Get(os.ReadDir(dir))(t)
-	assert.Len(t, entries, 2, "nothing else is left")
+	assert.Len(t, must.Get(os.ReadDir(dir))(t), 2, "nothing else is left")
 
 	for says, c := range map[string]struct {
 		code int

@@ -215,8 +215,7 @@ func compareGolden(t *testing.T, dir, name string, args []string, got outcome) {
 		require.NoError(t, os.MkdirAll(dir, 0o755))
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 	}
-	want := must.Get(os.ReadFile(file))(t)
-	assert.Equal(t, string(want), text)
+	assert.Equal(t, string(must.Get(os.ReadFile(file))(t)), text)
 }
 
 // settled replaces what is different each time: times, fingerprints, names of temporary folders and ports.

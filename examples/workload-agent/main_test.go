@@ -181,8 +181,7 @@ func get(t *testing.T, url string) string {
 	t.Helper()
 	resp := must.Get(http.Get(url))(t)
 	defer resp.Body.Close()
-	body := must.Get(io.ReadAll(resp.Body))(t)
-	return string(body)
+	return string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 // TestDemo runs -demo, which has to print the two commands that README.md shows and serve what it says.

@@ -114,8 +114,7 @@ func TestStrict(t *testing.T) {
 		require.Error(t, err, bad)
 	}
 	lint := func(s string) []string {
-		text := must.Get(metricstest.Parse(s))(t)
-		return text.Lint()
+		return must.Get(metricstest.Parse(s))(t).Lint()
 	}
 	assert.Empty(t, lint("# HELP svidkit_a_timestamp_seconds A\n# TYPE svidkit_a_timestamp_seconds gauge\nsvidkit_a_timestamp_seconds 1\n"))
 	assert.Len(t, lint("# HELP svidkit_a_ms A\n# TYPE svidkit_a_ms counter\nsvidkit_a_ms 1\n"), 2)

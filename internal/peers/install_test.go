@@ -142,8 +142,7 @@ func install(t testing.TB, dir, program string, with ...string) string {
 	}
 	cmd := exec.Command(filepath.Join(dir, program), args...)
 	cmd.Stderr = t.Output()
-	out := must.Get(cmd.Output())(t)
-	return string(out)
+	return string(must.Get(cmd.Output())(t))
 }
 
 // createPod creates the pod of a template, as a controller does: the API server judges it.
@@ -197,8 +196,7 @@ type account struct {
 func newAccount(t testing.TB, c *peers.Cluster, namespace, name string) *account {
 	t.Helper()
 	a := new(account)
-	target := must.Get(url.Parse(c.URL))(t)
-	proxy := httputil.NewSingleHostReverseProxy(target)
+	proxy := httputil.NewSingleHostReverseProxy(must.Get(url.Parse(c.URL))(t))
 	proxy.Transport = c.ClientOf(t, namespace, name).Transport
 	proxy.FlushInterval = -1
 	proxy.ErrorLog = log.New(io.Discard, "", 0) // an API server that is away is part of the test
@@ -279,8 +277,7 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	log := func() string {
-		text := must.Get(os.ReadFile(out.Name()))(t)
-		return string(text)
+		return string(must.Get(os.ReadFile(out.Name()))(t))
 	}
 	eventually := func(what string, done func() bool) error {
 		until := time.After(passing)
@@ -692,8 +689,7 @@ func runPage(t *testing.T, c *peers.Cluster, dir, page string) {
 	if path, err := exec.LookPath("kubectl"); err == nil {
 		t.Log("by " + path)
 	} else {
-		self := must.Get(os.Executable())(t)
-		require.NoError(t, os.Symlink(self, filepath.Join(dir, "kubectl")))
+		require.NoError(t, os.Symlink(must.Get(os.Executable())(t), filepath.Join(dir, "kubectl")))
 	}
 	blocks := pageBlock.FindAllStringSubmatch(string(text), -1)
 	require.Len(t, blocks, strings.Count(string(text), "<!-- run -->"))

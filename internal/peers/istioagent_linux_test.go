@@ -130,8 +130,7 @@ func (m *meshCA) svid(t *testing.T, id spiffe.ID, ips ...net.IP) *spiffe.SVID {
 		names = []string{"istiod.istio-system.svc"}
 	}
 	chain := must.Get(m.Sign(t.Context(), ca.Request{CSR: csr, ID: id, IPs: ips, DNSNames: names, TTL: time.Hour}))(t)
-	svid := must.Get(spiffe.NewSVID(chain, key))(t)
-	return svid
+	return must.Get(spiffe.NewSVID(chain, key))(t)
 }
 
 // see notes the facts about certificates or a key in PEM.
@@ -740,8 +739,7 @@ func TestIstioBootstrap(t *testing.T) {
 		for _, bin := range bins {
 			t.Run(envoytest.Version(t, bin), func(t *testing.T) {
 				t.Parallel()
-				bin := must.Get(filepath.Abs(bin))(t)
-				cmd := exec.Command(bin, arguments...)
+				cmd := exec.Command(must.Get(filepath.Abs(bin))(t), arguments...)
 				cmd.Dir = dir
 				envoy, _ := peers.StartIsolated(t, filepath.Join(t.TempDir(), "log"), cmd, 9) // with a port that it does not need
 				client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{

@@ -104,15 +104,13 @@ func (s *istioCA) client(t testing.TB, token string, edit func(*istioca.Options)
 	if edit != nil {
 		edit(&o)
 	}
-	a := must.Get(istioca.New(o))(t)
-	return a
+	return must.Get(istioca.New(o))(t)
 }
 
 // checked asks for a certificate that has to pass every check of package caclient.
 func checked(t testing.TB, a caclient.CA, id spiffe.ID) ([]*x509.Certificate, error) {
 	t.Helper()
-	strict := must.Get(caclient.New(a, nil))(t)
-	return strict.Sign(t.Context(), csrFor(t, id), time.Hour)
+	return must.Get(caclient.New(a, nil))(t).Sign(t.Context(), csrFor(t, id), time.Hour)
 }
 
 // TestIstioCA has our client ask Istio's CA server, which asks a real API server about tokens; and both CAs take

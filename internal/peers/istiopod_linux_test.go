@@ -132,8 +132,7 @@ func (i *injector) run(t *testing.T, args ...string) string {
 	cmd.Env = append(os.Environ(), "HOME="+i.dir)
 	var said strings.Builder
 	cmd.Stderr = &said
-	out := must.Get(cmd.Output())(t, "%s", said.String())
-	return string(out)
+	return string(must.Get(cmd.Output())(t, "%s", said.String()))
 }
 
 // inject renders a pod, or the template of one in a Deployment.
@@ -175,8 +174,7 @@ func (i *injector) patched(t *testing.T, text, list string) string {
 	c.Do(t, "GET", o.path(), nil, &whole)
 	delete(whole, "status")
 	c.Do(t, "DELETE", o.path(), nil, nil)
-	out := must.Get(yaml.Marshal(whole))(t)
-	return string(out)
+	return string(must.Get(yaml.Marshal(whole))(t))
 }
 
 // proxy returns the container with the proxy, and the one with the application, if there is one.
@@ -425,8 +423,7 @@ func TestIstioPod(t *testing.T) {
 				}
 				return resp, err
 			}
-			resp := must.Get(hello(*probe.TLSCertificate()))(t)
-			assert.False(t, resp.Close)
+			assert.False(t, must.Get(hello(*probe.TLSCertificate()))(t).Close)
 			_, err := hello()
 			require.Error(t, err, "a client without a certificate")
 

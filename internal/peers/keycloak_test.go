@@ -196,8 +196,7 @@ func TestKeycloak(t *testing.T) {
 		tokens, distinct, serials := ask("by-certificate"), map[string]bool{}, map[string]bool{}
 		for begin := time.Now(); time.Since(begin) < 20*time.Second; time.Sleep(50 * time.Millisecond) {
 			token := must.Get(tokens.Token(t.Context()))(t)
-			svid := must.Get(me.SVID())(t)
-			distinct[token], serials[svid.Leaf().SerialNumber.String()] = true, true
+			distinct[token], serials[must.Get(me.SVID())(t).Leaf().SerialNumber.String()] = true, true
 		}
 		t.Logf("%d access tokens by %d certificates", len(distinct), len(serials))
 		assert.Greater(t, len(serials), 2)

@@ -262,8 +262,7 @@ func testReplicas(t *testing.T, c *cluster) {
 
 func request(t require.TestingT) *pki.CSR {
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
-	return csr
+	return must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 }
 
 func rootOf(t require.TestingT, a *ca.Authority, id string) *x509.Certificate {
@@ -287,8 +286,7 @@ func testTokenReview(t *testing.T, c *cluster) {
 
 	reviewer := func(o kube.ReviewerOptions) *kube.Reviewer {
 		o.APIServer, o.HTTPClient = c.URL, c.ClientOf(t, namespace, "server")
-		r := must.Get(kube.NewReviewer(&o))(t)
-		return r
+		return must.Get(kube.NewReviewer(&o))(t)
 	}
 	r := reviewer(kube.ReviewerOptions{})
 	require.NoError(t, r.Check(t.Context()))
@@ -417,8 +415,7 @@ func testNodeAuthorizer(t *testing.T, c *cluster) {
 		return &authn.Caller{ID: id, Pod: &spiffe.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.Name, UID: a.UID}}
 	}
 	id := func(account string) spiffe.ID {
-		id := must.Get(domain.KubernetesID(apps, account))(t)
-		return id
+		return must.Get(domain.KubernetesID(apps, account))(t)
 	}
 	proxy := caller("ztunnel", "ztunnel")
 	require.NoError(t, n.Authorize(t.Context(), proxy, id("near")))

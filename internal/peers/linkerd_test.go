@@ -35,8 +35,7 @@ func testLinkerdMesh(t *testing.T, c *cluster) {
 		c.Account(t, names[0], "web")
 		install := exec.Command(program, "-install", scheme, "-anchor-dir", filepath.Join(t.TempDir(), "anchors"), "-linkerd-namespace", names[0])
 		install.Stderr = t.Output()
-		text := must.Get(install.Output())(t)
-		objects := strings.Split(string(text), "\n---\n")
+		objects := strings.Split(string(must.Get(install.Output())(t)), "\n---\n")
 		require.Len(t, objects, 12)
 		for i, path := range []string{
 			"/api/v1/namespaces/%s/configmaps", "/api/v1/namespaces/%s/secrets", "/api/v1/namespaces/%s/serviceaccounts",

@@ -62,8 +62,7 @@ func baoClient(t *testing.T, b *peers.OpenBao, token string, edit ...func(*vault
 		e(&o)
 	}
 	inner := must.Get(vault.New(o))(t)
-	ca := must.Get(caclient.New(inner, nil))(t)
-	return ca
+	return must.Get(caclient.New(inner, nil))(t)
 }
 
 // signBy has a CA sign for web.

@@ -18,8 +18,7 @@ import (
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {
-		data := must.Get(os.ReadFile(filepath.FromSlash(name)))(t)
-		return string(data)
+		return string(must.Get(os.ReadFile(filepath.FromSlash(name)))(t))
 	}
 	readme := read("README.md")
 	row := func(peer string) string {

@@ -263,6 +263,5 @@ func (a *agent) output() (*spiffe.SVID, error) {
 
 func mustBundle(t *testing.T, pem []byte) *spiffe.Bundle {
 	t.Helper()
-	b := must.Get(spiffe.ParseBundlePEM(domain, pem))(t)
-	return b
+	return must.Get(spiffe.ParseBundlePEM(domain, pem))(t)
 }

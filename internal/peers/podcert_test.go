@@ -446,8 +446,7 @@ func askAs(t testing.TB, c *peers.Cluster, k *nodes, as, pod, node string) (int,
 	r.Header.Set("Content-Type", "application/json")
 	answer := must.Get(c.Client(string(token)).Do(r))(t)
 	defer answer.Body.Close()
-	text := must.Get(io.ReadAll(answer.Body))(t)
-	return answer.StatusCode, string(text)
+	return answer.StatusCode, string(must.Get(io.ReadAll(answer.Body))(t))
 }
 
 func podRequests(namespace string) string {

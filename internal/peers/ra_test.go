@@ -44,8 +44,7 @@ var webID = spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")
 func csrFor(t testing.TB, id spiffe.ID, more ...pki.SAN) *pki.CSR {
 	t.Helper()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: append([]pki.SAN{pki.IDSAN(id)}, more...)}))(t)
-	return csr
+	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: append([]pki.SAN{pki.IDSAN(id)}, more...)}))(t)
 }
 
 // signer is a controller in the cluster that signs the approved requests for signerName, with an authority of ours.
@@ -169,8 +168,7 @@ func (s *signer) registration(t *testing.T, client *http.Client, edit func(*ra.C
 	if edit != nil {
 		edit(&cfg)
 	}
-	a := must.Get(ra.New(cfg))(t)
-	return a
+	return must.Get(ra.New(cfg))(t)
 }
 
 // pending returns how many requests of an account there are.
@@ -284,8 +282,7 @@ func testRegistrationAuthority(t *testing.T, c *cluster) {
 // bundleOf returns a bundle of roots.
 func bundleOf(t testing.TB, roots ...*x509.Certificate) *spiffe.Bundle {
 	t.Helper()
-	b := must.Get(spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: roots}))(t)
-	return b
+	return must.Get(spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: roots}))(t)
 }
 
 func bundleCerts(b *spiffe.Bundle) []*x509.Certificate { return slices.Collect(b.X509Authorities()) }

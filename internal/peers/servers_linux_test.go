@@ -272,8 +272,7 @@ func (d *database) await(t *testing.T) {
 	t.Helper()
 	svid := must.Get(d.self.SVID())(t)
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		leaf := must.Get(d.shown(t.Context()))(c)
-		require.Equal(c, svid.Leaf().SerialNumber, leaf.SerialNumber)
+		require.Equal(c, svid.Leaf().SerialNumber, must.Get(d.shown(t.Context()))(c).SerialNumber)
 	}, time.Minute, 5*time.Millisecond)
 }
 
@@ -385,8 +384,7 @@ func (d *database) client(t *testing.T, svid *spiffe.SVID) *tls.Config {
 	t.Helper()
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: d.ca.Bundle(), Allow: spiffe.AllowIDs(databaseID)})
 	require.NoError(t, err)
-	config := must.Get(endpoint.ClientConfig())(t)
-	return config
+	return must.Get(endpoint.ClientConfig())(t)
 }
 
 // withCert returns the configuration of a client that presents this identity, and trusts any server.
@@ -490,8 +488,7 @@ func (d *database) mix(t *testing.T) {
 	_, key := must.Get2(d.svid("/db").MarshalPEM())(t)
 	require.NoError(t, os.WriteFile(d.file("identity/svid-key.pem"), key, 0o640))
 	logged := func() int {
-		log := must.Get(os.ReadFile(d.file("log")))(t)
-		return strings.Count(string(log), d.wrongKey)
+		return strings.Count(string(must.Get(os.ReadFile(d.file("log")))(t)), d.wrongKey)
 	}
 	before := logged()
 	err := d.reload(t)
@@ -501,15 +498,13 @@ func (d *database) mix(t *testing.T) {
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { return logged() > before }, time.Minute, 10*time.Millisecond)
 	}
-	leaf := must.Get(d.shown(t.Context()))(t)
-	assert.Equal(t, have.SerialNumber, leaf.SerialNumber)
+	assert.Equal(t, have.SerialNumber, must.Get(d.shown(t.Context()))(t).SerialNumber)
 
 	d.process.Stop()
 	d.doesNotStart(t)
 	require.NoError(t, os.Remove(d.file("identity/svid.pem")))
 	d.doesNotStart(t)
-	changed := must.Get(d.sink.Write())(t)
-	assert.True(t, changed, "the Sink mends the files")
+	assert.True(t, must.Get(d.sink.Write())(t), "the Sink mends the files")
 	d.serve(t)
 	d.process.Ready(t, func() error { return d.connect(t.Context(), d.config) })
 	d.await(t)

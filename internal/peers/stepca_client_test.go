@@ -42,8 +42,7 @@ func TestStepCAClient(t *testing.T) {
 			e(&o)
 		}
 		inner := must.Get(stepca.New(o))(t)
-		ca := must.Get(caclient.New(inner, nil))(t)
-		return ca
+		return must.Get(caclient.New(inner, nil))(t)
 	}
 	ca := newCA()
 	sign := func(ca caclient.CA, lifetime time.Duration) (*pki.Credential, error) {

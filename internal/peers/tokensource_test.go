@@ -36,8 +36,7 @@ func testTokenRequest(t *testing.T, c *cluster) {
 		if edit != nil {
 			edit(&o)
 		}
-		s := must.Get(tokensource.Kubernetes(o))(t)
-		return s.Token(t.Context())
+		return must.Get(tokensource.Kubernetes(o))(t).Token(t.Context())
 	}
 	issuer := c.ClientOf(t, namespace, "issuer")
 	token := must.Get(request(issuer, nil))(t)

@@ -315,8 +315,7 @@ func TestGenerated(t *testing.T) {
 			m := p.ours()
 			require.NoError(t, protofield.Read(want, m.read))
 			require.Equal(t, m.from(example), m)
-			got := must.Get(protofield.Write(m.write))(t)
-			assert.Equal(t, string(want), string(got))
+			assert.Equal(t, string(want), string(must.Get(protofield.Write(m.write))(t)))
 			check(t, want)
 			check(t, append(want, want...)) // merged
 		}

@@ -133,14 +133,12 @@ func newAgent(t testing.TB, c *cluster, edit func(*nodeagent.Config), ca func(zt
 	if ca == nil {
 		ca = nodeagent.NewCA
 	}
-	a := must.Get(nodeagent.NewWith(cfg, ca))(t)
-	return a
+	return must.Get(nodeagent.NewWith(cfg, ca))(t)
 }
 
 func ecKey(t testing.TB, curve elliptic.Curve) *ecdsa.PrivateKey {
 	t.Helper()
-	key := must.Get(ecdsa.GenerateKey(curve, rand.Reader))(t)
-	return key
+	return must.Get(ecdsa.GenerateKey(curve, rand.Reader))(t)
 }
 
 // TestSystem takes a pod through its life.
@@ -265,8 +263,7 @@ func call(t testing.TB, agent http.Handler, method, path string, body any) (int,
 	t.Helper()
 	data, ok := body.(string)
 	if !ok && body != nil {
-		text := must.Get(json.Marshal(body))(t)
-		data = string(text)
+		data = string(must.Get(json.Marshal(body))(t))
 	}
 	w := httptest.NewRecorder()
 	agent.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(data)))
@@ -283,8 +280,7 @@ type given struct {
 
 func decode(t testing.TB, text string) []byte {
 	t.Helper()
-	data := must.Get(base64.StdEncoding.DecodeString(text))(t)
-	return data
+	return must.Get(base64.StdEncoding.DecodeString(text))(t)
 }
 
 // A handle is not to be had without the secret of the node, which nobody but its owner reads, and one of a pod that was deleted
@@ -853,8 +849,7 @@ func TestSidecarAfterReboot(t *testing.T) {
 	}
 	present := func(s *sidecar.Sidecar) *x509.Certificate {
 		t.Helper()
-		i := must.Get(s.Identity())(t)
-		return i.Credential.Leaf()
+		return must.Get(s.Identity())(t).Credential.Leaf()
 	}
 	s := start(filepath.Join(dir, "tls"))
 	first := present(s)
@@ -935,7 +930,6 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorContains(t, err, "nodeagent: add volume: ")
 	}
 }
-
 
 func FuzzAgentRefresh(f *testing.F) {
 	c := newCluster(f)

@@ -26,8 +26,7 @@ var discard = slog.New(slog.DiscardHandler)
 
 func newKey(t *testing.T) crypto.Signer {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	return key
+	return must.Get(pki.NewKey(pki.ECDSAP256))(t)
 }
 
 func filesIn(dir string) sidecar.Files {
@@ -44,8 +43,7 @@ func identityOf(t *testing.T, ca *spiffetest.CA, key crypto.Signer) *sidecar.Ide
 	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(ca.TrustDomain().ID().String() + "/web"))}})
 	require.NoError(t, err)
 	chain := must.Get(ca.Sign(t.Context(), csr, 0))(t)
-	credential := must.Get(pki.NewCredential(chain, key))(t)
-	i := sidecar.IdentityOf(credential)
+	i := sidecar.IdentityOf(must.Get(pki.NewCredential(chain, key))(t))
 	for root := range ca.Bundle().X509Authorities() {
 		i.Roots = append(i.Roots, root)
 	}
@@ -66,8 +64,7 @@ func TestFiles(t *testing.T) {
 	}{{athenztest.RSAKey(), "RSA PRIVATE KEY"}, {ec, "PRIVATE KEY"}} {
 		given := identityOf(t, ca, c.key)
 		require.NoError(t, f.Write(t.Context(), given, discard))
-		text := must.Get(os.ReadFile(f.KeyFile))(t)
-		assert.Contains(t, string(text), "-----BEGIN "+c.label+"-----")
+		assert.Contains(t, string(must.Get(os.ReadFile(f.KeyFile))(t)), "-----BEGIN "+c.label+"-----")
 		got := must.Get(f.Read(discard))(t)
 		assert.True(t, got.Credential.Leaf().Equal(given.Credential.Leaf()))
 		require.Len(t, got.Roots, 1)
@@ -75,16 +72,14 @@ func TestFiles(t *testing.T) {
 		assert.Empty(t, got.ServiceToken())
 	}
 	for name, mode := range map[string]fs.FileMode{f.KeyFile: 0o440, f.CertificateFile: 0o444, f.RootsFile: 0o444} {
-		info := must.Get(os.Stat(name))(t)
-		assert.Equal(t, mode, info.Mode(), name)
+		assert.Equal(t, mode, must.Get(os.Stat(name))(t).Mode(), name)
 	}
 
 	// What ZTS does not send stays.
 	next := identityOf(t, ca, ec)
 	next.Roots = nil
 	require.NoError(t, f.Write(t.Context(), next, discard))
-	got := must.Get(f.Read(discard))(t)
-	assert.Len(t, got.Roots, 1)
+	assert.Len(t, must.Get(f.Read(discard))(t).Roots, 1)
 
 }
 

@@ -27,8 +27,7 @@ func TestModesOfFiles(t *testing.T) {
 	for range 2 { // made, and replaced
 		require.NoError(t, f.Write(t.Context(), given, discard))
 		for name, mode := range map[string]fs.FileMode{f.KeyFile: 0o440, f.TokenFile: 0o440, f.CertificateFile: 0o444, f.RootsFile: 0o444} {
-			info := must.Get(os.Stat(name))(t)
-			assert.Equal(t, mode, info.Mode(), name)
+			assert.Equal(t, mode, must.Get(os.Stat(name))(t).Mode(), name)
 		}
 	}
 }

@@ -140,8 +140,7 @@ func TestSidecar(t *testing.T) {
 		// An agent that is away: the identity stays, and Close still works.
 		f.fail(errors.New("away"))
 		sleep(5 * 24 * time.Hour)
-		got := must.Get(s.Identity())(t)
-		assert.Same(t, i, got)
+		assert.Same(t, i, must.Get(s.Identity())(t))
 		state := s.Report()
 		require.NoError(t, state.NotReady)
 		require.ErrorContains(t, state.Upstreams[0].Err, "away")
@@ -150,8 +149,7 @@ func TestSidecar(t *testing.T) {
 		assert.Equal(t, i.Credential.NotAfter(), state.Identities[0].NotAfter)
 		var text bytes.Buffer
 		require.NoError(t, s.Report().Metrics(&text))
-		parsed := must.Get(metricstest.Of(s.Report().Metrics))(t)
-		assert.Empty(t, parsed.Lint())
+		assert.Empty(t, must.Get(metricstest.Of(s.Report().Metrics))(t).Lint())
 		assert.Contains(t, text.String(), "svidkit_athenz_sidecar_ready 1\n")
 		f.fail(nil)
 		sleep(10 * time.Minute)

@@ -40,8 +40,7 @@ func TestCommandHasNoSecrets(t *testing.T) {
 func TestCurrentActor(t *testing.T) {
 	t.Parallel()
 	a := currentActor()
-	host := must.Get(os.Hostname())(t)
-	assert.Equal(t, host, a.Host)
+	assert.Equal(t, must.Get(os.Hostname())(t), a.Host)
 	if runtime.GOOS != "windows" {
 		assert.Equal(t, strconv.Itoa(os.Getuid()), a.UID)
 	}

@@ -12,8 +12,7 @@ import (
 func TestParseJWTPolicy(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{"": false, "third-party-jwt": false, "first-party-jwt": true} {
-		first := must.Get(parseJWTPolicy(text))(t)
-		assert.Equal(t, want, first, text)
+		assert.Equal(t, want, must.Get(parseJWTPolicy(text))(t), text)
 	}
 	for _, text := range []string{"none", "first-party-jwt ", "FIRST-PARTY-JWT", "third-party"} {
 		_, err := parseJWTPolicy(text)

@@ -34,8 +34,7 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	write := func(certName string, change func(*x509.Certificate)) {
 		chain, private := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{certName}; change(c) })
-		pem := must.Get(pki.MarshalPrivateKeyPEM(private))(t)
-		require.NoError(t, os.WriteFile(key, pem, 0o600))
+		require.NoError(t, os.WriteFile(key, must.Get(pki.MarshalPrivateKeyPEM(private))(t), 0o600))
 		require.NoError(t, os.WriteFile(cert, pki.MarshalCertificatesPEM(chain...), 0o600))
 	}
 	ended := func(c *x509.Certificate) {

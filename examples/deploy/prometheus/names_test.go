@@ -102,8 +102,7 @@ var recorded = regexp.MustCompile(`svidkit:\w+(:\w+)*`)
 func TestRunbook(t *testing.T) {
 	rounds.Slow(t) // it builds the CA
 	t.Parallel()
-	data := must.Get(os.ReadFile("../../RUNBOOK.md"))(t)
-	text := string(data)
+	text := string(must.Get(os.ReadFile("../../RUNBOOK.md"))(t))
 	var alerts, entries []string
 	for _, r := range rules(t) {
 		if r.Alert == "" {
@@ -125,8 +124,7 @@ func TestRunbook(t *testing.T) {
 	assert.Equal(t, alerts, entries)
 	var faults []byte
 	for _, name := range []string{"faults_test.go", "server_test.go"} {
-		data := must.Get(os.ReadFile(name))(t)
-		faults = append(faults, data...)
+		faults = append(faults, must.Get(os.ReadFile(name))(t)...)
 	}
 	for _, name := range alerts {
 		assert.Contains(t, string(faults), `"`+name+`": minutes(`, "a real fault fires it")

@@ -171,8 +171,7 @@ func TestDescriptors(t *testing.T) {
 	defer drop()
 	each(40, func() {
 		for len(held) < 100 {
-			c := must.Get(net.Dial("tcp", admin))(t)
-			held = append(held, c)
+			held = append(held, must.Get(net.Dial("tcp", admin))(t))
 		}
 		if r.n%2 == 0 { // those that were closed at once come again
 			for _, c := range held[80:] {

@@ -31,8 +31,7 @@ type object = map[string]any
 func mustKey(t testing.TB) []byte {
 	t.Helper()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	text := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
-	return text
+	return must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 }
 
 func TestClient(t *testing.T) {
@@ -83,8 +82,7 @@ func TestClient(t *testing.T) {
 	body := func(edit func(object)) string {
 		o := object{"ntoken": "v=S1;s=secret", "keyPEM": key, "certPEM": certs, "caCertPEM": certs}
 		edit(o)
-		data := must.Get(json.Marshal(o))(t)
-		return string(data)
+		return string(must.Get(json.Marshal(o))(t))
 	}
 	answer.Store(body(func(object) {}))
 	i := must.Get(c.Init(t.Context()))(t)

@@ -113,8 +113,7 @@ func dial(t *testing.T, address string) *tab {
 		u.Path, u.Host, base64.StdEncoding.EncodeToString(key))
 	require.NoError(t, err)
 	in := bufio.NewReader(conn)
-	resp := must.Get(http.ReadResponse(in, nil))(t)
-	require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+	require.Equal(t, http.StatusSwitchingProtocols, must.Get(http.ReadResponse(in, nil))(t).StatusCode)
 	return &tab{t: t, conn: conn, in: in}
 }
 

@@ -56,8 +56,7 @@ func ask(t testing.TB, h http.Handler, method, path string, edit ...func(*http.R
 
 func body(t testing.TB, r *http.Response) string {
 	t.Helper()
-	b := must.Get(io.ReadAll(r.Body))(t)
-	return string(b)
+	return string(must.Get(io.ReadAll(r.Body))(t))
 }
 
 func page(t testing.TB, h http.Handler) string {

@@ -102,8 +102,7 @@ func discovery(t testing.TB, h http.Handler, method string, r *envoysds.Discover
 	s = grpchttp.NewClient(c, address, 1<<20).Open(t.Context(), method, nil)
 	t.Cleanup(func() { _ = s.Close() })
 	send = func(r *envoysds.DiscoveryRequest) {
-		b := must.Get(proto.Marshal(r))(t)
-		require.NoError(t, s.Send(b))
+		require.NoError(t, s.Send(must.Get(proto.Marshal(r))(t)))
 	}
 	send(r)
 	return s, send

@@ -45,8 +45,7 @@ func anchors(t testing.TB) []byte {
 			require.NoError(t, os.WriteFile(anchorsFile, pki.MarshalCertificatesPEM(spiffetest.NewCA(t, "cluster.local").Root()), 0o644))
 		}
 	}
-	b := must.Get(os.ReadFile(anchorsFile))(t)
-	return b
+	return must.Get(os.ReadFile(anchorsFile))(t)
 }
 
 var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
@@ -57,8 +56,7 @@ func injector(t testing.TB, edit ...func(*inject.Config)) *inject.Injector {
 	for _, e := range edit {
 		e(&cfg)
 	}
-	in := must.Get(inject.New(cfg))(t)
-	return in
+	return must.Get(inject.New(cfg))(t)
 }
 
 func seed(c *inject.Config)     { c.Mesh.FirstDesign = true }
@@ -66,8 +64,7 @@ func audience(c *inject.Config) { c.TokenAudience = "identity.l5d.io" }
 
 func read(t testing.TB, name string) []byte {
 	t.Helper()
-	b := must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
-	return b
+	return must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
 }
 
 // apply applies a JSON Patch that only adds.
@@ -104,8 +101,7 @@ func apply(t testing.TB, object, patch []byte) []byte {
 			at.(map[string]any)[steps[len(steps)-1]] = op.Value
 		}
 	}
-	out := must.Get(json.MarshalIndent(root, "", "  "))(t)
-	return append(out, '\n')
+	return append(must.Get(json.MarshalIndent(root, "", "  "))(t), '\n')
 }
 
 // env returns the variables of the proxy.
@@ -163,8 +159,7 @@ func TestGolden(t *testing.T) {
 			if *update {
 				require.NoError(t, os.WriteFile(golden, patched, 0o644))
 			}
-			b := must.Get(os.ReadFile(golden))(t)
-			assert.Equal(t, string(b), string(patched))
+			assert.Equal(t, string(must.Get(os.ReadFile(golden))(t)), string(patched))
 
 			// Once more changes nothing.
 			again := must.Get(in.Inject(patched, ""))(t)
@@ -234,8 +229,7 @@ func TestDownwardAPI(t *testing.T) {
 			}
 			got := must.Get(in.Inject(pod("emojivoto", "web"), ""))(t)
 			patched := apply(t, pod("emojivoto", "web"), got.Patch)
-			again := must.Get(in.Inject(patched, ""))(t)
-			assert.Nil(t, again.Patch)
+			assert.Nil(t, must.Get(in.Inject(patched, ""))(t).Patch)
 
 			// Both names are there in one of the cases; the proxy is given the one of its form.
 			for _, of := range [][2]string{{"emojivoto", "web"}, {"books", "authors"}} {
@@ -271,8 +265,7 @@ func TestDocument(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-9-7", "LNK-12.1-8", "LNK-13-11")
 	pod := read(t, "pod.json")
-	got := must.Get(injector(t, seed).Inject(pod, ""))(t)
-	patched := apply(t, pod, got.Patch)
+	patched := apply(t, pod, must.Get(injector(t, seed).Inject(pod, ""))(t).Patch)
 	vars := env(t, patched)
 	blob := must.Get(base64.StdEncoding.DecodeString(vars["LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB"]))(t)
 	assert.Equal(t, anchors(t), blob)
@@ -444,8 +437,7 @@ func TestSetTrustAnchors(t *testing.T) {
 	for name, value := range env(t, apply(t, pod, full.Patch)) {
 		require.Less(t, len(name)+len("=")+len(value), 128<<10, "of more Linux makes no variable")
 	}
-	same := must.Get(in.Inject(pod, ""))(t)
-	assert.Equal(t, before, same)
+	assert.Equal(t, before, must.Get(in.Inject(pod, ""))(t))
 	next := pki.MarshalCertificatesPEM(spiffetest.NewCA(t, "cluster.local").Root())
 	require.NoError(t, in.SetTrustAnchors(next))
 	clear(next)
@@ -669,13 +661,11 @@ func TestWebhookSlowClients(t *testing.T) {
 		body := `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":"DELETE"}}`
 		c := send(len(body), body, "Connection: close\r\n")
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
-		answer := must.Get(io.ReadAll(c))(t)
-		assert.Contains(t, string(answer), "HTTP/1.1 200 OK")
+		assert.Contains(t, string(must.Get(io.ReadAll(c))(t)), "HTTP/1.1 200 OK")
 		assert.Zero(t, time.Since(begun))
 		for _, c := range slow {
 			require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
-			answer := must.Get(io.ReadAll(c))(t)
-			assert.Contains(t, string(answer), "HTTP/1.1 400 Bad Request")
+			assert.Contains(t, string(must.Get(io.ReadAll(c))(t)), "HTTP/1.1 400 Bad Request")
 		}
 		assert.LessOrEqual(t, time.Since(begun), 15*time.Second)
 

@@ -263,8 +263,7 @@ func TestLife(t *testing.T) {
 		s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("the certifier is down")})
 		time.Sleep(time.Until(second.NotAfter()) - time.Second)
 		synctest.Wait()
-		now := must.Get(id.Credential())(t)
-		assert.Same(t, second, now)
+		assert.Same(t, second, must.Get(id.Credential())(t))
 		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
 		assert.Equal(t, "200 live", get(t, admin, "/live"))
 		time.Sleep(2 * time.Second)
@@ -301,8 +300,7 @@ func TestOutage(t *testing.T) {
 			time.Sleep(life / 100 * 45)
 			s.fail(nil)
 			for time.Now().Before(first.NotAfter()) {
-				c := must.Get(id.Credential())(t)
-				require.True(t, time.Now().Before(c.NotAfter()))
+				require.True(t, time.Now().Before(must.Get(id.Credential())(t).NotAfter()))
 				time.Sleep(time.Minute)
 			}
 			c := must.Get(id.Credential())(t)
@@ -336,15 +334,13 @@ func TestBadAnswers(t *testing.T) {
 				synctest.Wait()
 				require.True(t, time.Now().Before(first.NotAfter()), name)
 			}
-			now := must.Get(id.Credential())(t)
-			require.Same(t, first, now, name)
+			require.Same(t, first, must.Get(id.Credential())(t), name)
 			require.ErrorIs(t, id.Report().Identities[0].Err, caclient.ErrBadAnswer, name)
 		}
 		s.ca.EditTemplates(nil)
 		time.Sleep(time.Until(first.NotAfter()) - time.Second)
 		synctest.Wait()
-		now := must.Get(id.Credential())(t)
-		require.True(t, now.NotAfter().After(first.NotAfter()))
+		require.True(t, must.Get(id.Credential())(t).NotAfter().After(first.NotAfter()))
 		var metrics strings.Builder
 		require.NoError(t, id.Report().Metrics(&metrics))
 		assert.NotContains(t, metrics.String(), `{result="error"} 0`)
@@ -448,8 +444,7 @@ func TestIssuerBeforeAnchors(t *testing.T) {
 		first := must.Get(id.Credential())(t)
 		s.sign(next.ca)
 		eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a refusal")
-		now := must.Get(id.Credential())(t)
-		assert.Same(t, first, now)
+		assert.Same(t, first, must.Get(id.Credential())(t))
 		assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
 	})
 }

@@ -30,8 +30,7 @@ func TestKeyReachesNoDisk(t *testing.T) {
 	require.NoError(t, os.Setenv("TMPDIR", elsewhere))
 	often := func(c *linkerdproxy.Config) { c.MinRefresh, c.MaxRefresh = 100*time.Millisecond, 200*time.Millisecond }
 	stored := certified(t, s, web, often, func(c *linkerdproxy.Config) { c.Dir = store })
-	left := must.Get(os.ReadDir(elsewhere))(t)
-	assert.Empty(t, left)
+	assert.Empty(t, must.Get(os.ReadDir(elsewhere))(t))
 
 	cfg := config(t, web, s.ca.Bundle().MarshalPEM())
 	often(&cfg)

@@ -27,8 +27,7 @@ func files(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries := must.Get(os.ReadDir(dir))(t)
 	for _, e := range entries {
-		info := must.Get(e.Info())(t)
-		assert.Equal(t, fs.FileMode(0o400), info.Mode(), e.Name())
+		assert.Equal(t, fs.FileMode(0o400), must.Get(e.Info())(t).Mode(), e.Name())
 		names = append(names, e.Name())
 	}
 	return names
@@ -153,8 +152,7 @@ func TestHandOverRefuses(t *testing.T) {
 	csr := must.Get(pki.NewCSR(p256, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(web)}}))(t)
 	two := must.Get(pki.NewCSR(p256, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(web), pki.DNSSAN(voting)}}))(t)
 	der := func(key any) []byte {
-		b := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
-		return b
+		return must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	}
 	for name, c := range map[string]struct {
 		key, csr []byte

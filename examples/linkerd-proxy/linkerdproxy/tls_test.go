@@ -54,8 +54,7 @@ type endpoint struct{ identity, serverName string }
 
 func clientConfig(t testing.TB, id *linkerdproxy.Identity, e endpoint) *tls.Config {
 	t.Helper()
-	config := must.Get(id.ClientConfig(e.identity, e.serverName))(t)
-	return config
+	return must.Get(id.ClientConfig(e.identity, e.serverName))(t)
 }
 
 // presents returns a configuration with a certificate of s that is changed by edit, and that of a client that trusts anything.
@@ -291,8 +290,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		}
 		synctest.Wait()
 		for _, id := range []*linkerdproxy.Identity{strict, first} {
-			name := must.Get(client(id))(t)
-			assert.Empty(t, name)
+			assert.Empty(t, must.Get(client(id))(t))
 			require.ErrorIs(t, server(id), spiffe.ErrNotReady)
 		}
 
@@ -301,8 +299,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		synctest.Wait()
 		mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
 		for _, id := range []*linkerdproxy.Identity{strict, first} {
-			name := must.Get(client(id))(t)
-			assert.Equal(t, web, name)
+			assert.Equal(t, web, must.Get(client(id))(t))
 			require.NoError(t, server(id))
 		}
 
@@ -310,8 +307,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		synctest.Wait()
 		_, err = client(strict)
 		require.ErrorIs(t, err, linkerdproxy.ErrExpired)
-		name := must.Get(client(first))(t)
-		assert.Empty(t, name)
+		assert.Empty(t, must.Get(client(first))(t))
 		require.ErrorIs(t, server(strict), linkerdproxy.ErrExpired)
 		require.ErrorIs(t, server(first), linkerdproxy.ErrExpired)
 
@@ -319,8 +315,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		time.Sleep(11 * time.Second)
 		synctest.Wait()
 		for _, id := range []*linkerdproxy.Identity{strict, first} {
-			name := must.Get(client(id))(t)
-			assert.Equal(t, web, name)
+			assert.Equal(t, web, must.Get(client(id))(t))
 			require.NoError(t, server(id))
 			c := must.Get(id.Credential())(t)
 			cs, _, _, _ := shake(t, clientConfig(t, other, endpoint{identity: web}), id.ServerConfig())

@@ -50,8 +50,7 @@ func TestAnswersOnTheWire(t *testing.T) {
 			time.Sleep(20 * time.Second)
 			synctest.Wait()
 			assert.Equal(t, 2, fake.Requests()-n, what)
-			now := must.Get(id.Credential())(t)
-			require.Same(t, first, now, what)
+			require.Same(t, first, must.Get(id.Credential())(t), what)
 			require.Error(t, id.Report().Identities[0].Err, what)
 		}
 		lives(-time.Second)
@@ -64,8 +63,7 @@ func TestAnswersOnTheWire(t *testing.T) {
 		lives(life)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		now := must.Get(id.Credential())(t)
-		assert.True(t, now.NotAfter().After(first.NotAfter()))
+		assert.True(t, must.Get(id.Credential())(t).NotAfter().After(first.NotAfter()))
 		assert.True(t, time.Now().Before(first.NotAfter()), "nothing has expired")
 	})
 }

@@ -88,8 +88,7 @@ const rootDir = "../../.."
 
 func packages(t *testing.T) map[string]pkg {
 	t.Helper()
-	pkgs := must.Get(listed())(t)
-	return pkgs
+	return must.Get(listed())(t)
 }
 
 // ours returns the packages of this module in the order of their paths.
@@ -127,8 +126,7 @@ func reach(t *testing.T, name string) map[string]pkg {
 
 func root(t *testing.T) string {
 	t.Helper()
-	dir := must.Get(filepath.Abs(rootDir))(t)
-	return dir
+	return must.Get(filepath.Abs(rootDir))(t)
 }
 
 // TestImports compares what each package imports beside the standard library with imports.txt.

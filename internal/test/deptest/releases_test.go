@@ -19,8 +19,7 @@ import (
 func TestReleases(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {
-		text := must.Get(os.ReadFile(filepath.Join(root(t), filepath.FromSlash(name))))(t)
-		return string(text)
+		return string(must.Get(os.ReadFile(filepath.Join(root(t), filepath.FromSlash(name))))(t))
 	}
 	minor := regexp.MustCompile(`(?m)^go 1\.(\d+)`).FindStringSubmatch(read("go.mod"))
 	require.NotNil(t, minor)

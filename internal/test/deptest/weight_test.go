@@ -25,8 +25,7 @@ func TestWeight(t *testing.T) {
 	if !*long {
 		t.Skip("links a program with each package; run it with -long")
 	}
-	old := must.Get(os.ReadFile(pageName))(t)
-	stated := sizes(string(old))
+	stated := sizes(string(must.Get(os.ReadFile(pageName))(t)))
 	for _, c := range []struct {
 		name  string
 		uses  string  // what the program has of it
@@ -146,8 +145,7 @@ func build(t *testing.T, name, uses string) float64 {
 	require.NoError(t, os.WriteFile(src, []byte(text), 0o600))
 	bin := filepath.Join(dir, "main")
 	goCommand(t, "build", "-trimpath", "-ldflags=-s -w", "-o", bin, src)
-	fi := must.Get(os.Stat(bin))(t)
-	return float64(fi.Size()) / 1e6
+	return float64(must.Get(os.Stat(bin))(t).Size()) / 1e6
 }
 
 func goCommand(t *testing.T, args ...string) string {

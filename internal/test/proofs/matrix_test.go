@@ -443,8 +443,7 @@ func withdrawalEndsConnections(t *testing.T) {
 		endpoint, err := spiffetls.New(spiffetls.Config{Self: theirs[i].SVID("/web"), Peers: ours.Bundle(), Allow: spiffe.AllowAnyPeer()})
 		require.NoError(t, err)
 		client := must.Get(endpoint.ClientConfig())(t)
-		raw := must.Get(l.DialContext(ctx, "", ""))(t)
-		conns[i] = tls.Client(raw, client)
+		conns[i] = tls.Client(must.Get(l.DialContext(ctx, "", ""))(t), client)
 		echo(t, conns[i])
 	}
 	ends := func(i int, withdraw func()) {

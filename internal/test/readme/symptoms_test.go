@@ -58,8 +58,7 @@ func fragments(cell string) []string {
 
 // table returns the rows below a heading of a page, by cells.
 func table(t *testing.T, page, heading string) [][]string {
-	text := must.Get(os.ReadFile(page))(t)
-	_, section, ok := strings.Cut(string(text), "\n## "+heading+"\n")
+	_, section, ok := strings.Cut(string(must.Get(os.ReadFile(page))(t)), "\n## "+heading+"\n")
 	require.True(t, ok, heading)
 	section, _, _ = strings.Cut(section, "\n## ")
 	var rows [][]string
@@ -182,8 +181,7 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	ask := func(self spiffe.SVIDSource, bundles spiffe.BundleSource, allow spiffe.PolicySource) http.RoundTripper {
 		endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: allow}))(t)
-		rt := must.Get(endpoint.Transport())(t)
-		return rt
+		return must.Get(endpoint.Transport())(t)
 	}
 	broken := func(fault string) func(*testing.T) symptom {
 		return func(t *testing.T) symptom {

@@ -237,8 +237,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 
 func newKey(t *testing.T, alg pki.KeyAlgorithm) crypto.Signer {
 	t.Helper()
-	key := must.Get(pki.NewKey(alg))(t)
-	return key
+	return must.Get(pki.NewKey(alg))(t)
 }
 
 // linkerdProxy returns a proxy's identity that has read its key, of which it takes ECDSA only, and asks a certifier that is not there.
@@ -271,8 +270,7 @@ func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []c
 func wit(t *testing.T, by *witsvid.Issuer, key crypto.Signer) *witsvid.SVID {
 	t.Helper()
 	text := must.Get(by.Issue(id, key.Public()))(t)
-	svid := must.Get(witsvid.NewSVID(text, key))(t)
-	return svid
+	return must.Get(witsvid.NewSVID(text, key))(t)
 }
 
 // verbs are those of package fmt, with the flags that change what is printed.
@@ -353,8 +351,7 @@ func secrets(t *testing.T, key crypto.Signer) (texts [][]byte, words []big.Word)
 	default:
 		t.Fatalf("%T", key)
 	}
-	pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
-	return append(texts, pem), words
+	return append(texts, must.Get(pki.MarshalPrivateKeyPEM(key))(t)), words
 }
 
 // leak returns what of key is in out, which fmt printed with verb; empty for nothing.

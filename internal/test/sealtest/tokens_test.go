@@ -63,8 +63,7 @@ func TestNoTokenPrints(t *testing.T) {
 		return s
 	}
 	kept, refused := exchange("/good"), exchange("/bad")
-	got := must.Get(kept.Token(t.Context()))(t)
-	require.Equal(t, token, got)
+	require.Equal(t, token, must.Get(kept.Token(t.Context()))(t))
 	_, refusal := refused.Token(t.Context())
 	require.Error(t, refusal)
 	ca, err := istioca.New(istioca.Options{Endpoint: caclient.Endpoint{

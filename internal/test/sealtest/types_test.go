@@ -49,8 +49,7 @@ func packages(t *testing.T) []*types.Package {
 		if !ok || mains[path] || exports[path] == "" || slices.Contains(strings.Split(inside, "/"), "internal") {
 			continue
 		}
-		p := must.Get(imp.Import(path))(t, path)
-		all = append(all, p)
+		all = append(all, must.Get(imp.Import(path))(t, path))
 	}
 	return all
 }
