@@ -5,13 +5,19 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +30,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/watchtest"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -367,4 +374,74 @@ func TestBadFlags(t *testing.T) {
 	require.ErrorIs(t, run(t.Context(), []string{"-h"}, nil, &help, io.Discard), flag.ErrHelp)
 	assert.Contains(t, help.String(), "-bootstrap")
 	assert.Contains(t, help.String(), "CA_ADDR")
+}
+
+// TestDashboard: each metric, label and value in it is one that the parts write.
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	watchtest.Dashboard(t, "dashboard.json", watchtest.Labels(watchtest.Written(t)))
+}
+
+// A sidecar turns away those that come in, and what the application sends out goes on; a gateway has nothing but those that come in, by all its
+// listeners. Neither ends the Envoy at once.
+func TestDrainByRole(t *testing.T) {
+	t.Parallel()
+	for role, want := range map[string]url.Values{
+		"sidecar": {"inboundonly": {""}, "graceful": {""}, "skip_exit": {""}},
+		"router":  {"graceful": {""}, "skip_exit": {""}},
+	} {
+		asked := make(chan *http.Request, 2)
+		server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r }))
+		t.Cleanup(server.Close)
+		var cfg istioagent.Config
+		cfg.Envoy.AdminPort = server.Listener.Addr().(*net.TCPAddr).Port
+		p := must.Get(app(t, cfg, role))(t)
+		p.drain(t.Context())
+		require.Len(t, asked, 1, role)
+		r := <-asked
+		assert.Equal(t, http.MethodPost, r.Method, role)
+		assert.Equal(t, "/drain_listeners", r.URL.Path, role)
+		assert.Equal(t, want, r.URL.Query(), role)
+	}
+}
+
+// A probe that says no time has that of the kubelet, a second, and none has more than a minute; each redirect is a good answer, whatever its kind.
+func TestProbeDefaults(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		code, err := strconv.Atoi(strings.TrimPrefix(r.URL.Path, "/"))
+		if assert.NoError(t, err) {
+			w.Header().Set("Location", "/elsewhere")
+			w.WriteHeader(code)
+		}
+	}))
+	t.Cleanup(server.Close)
+	port := server.Listener.Addr().(*net.TCPAddr).Port
+	want := map[string]int{"200": 200, "204": 204, "301": 200, "302": 200, "303": 200, "307": 200, "308": 200, "400": 400, "404": 404, "500": 500, "503": 503}
+	var probers []string
+	for code := range want {
+		probers = append(probers, fmt.Sprintf(`"/app-health/a%[1]s/readyz": {"httpGet": {"path": "/%[1]s", "port": %[2]d}}`, code, port))
+	}
+	times := map[int64]time.Duration{-1: time.Second, 0: time.Second, 1: time.Second, 60: time.Minute, 61: time.Minute, 3600: time.Minute, math.MaxInt64: time.Minute}
+	for seconds := range times {
+		probers = append(probers, fmt.Sprintf(`"/app-health/tcp%d/readyz": {"tcpSocket": {"port": %d}, "timeoutSeconds": %[1]d}`, seconds, port))
+	}
+	p, err := app(t, istioagent.Config{}, "sidecar", "INSTANCE_IP=127.0.0.1", "ISTIO_KUBE_APP_PROBERS={"+strings.Join(probers, ",")+"}")
+	require.NoError(t, err)
+	if runtime.GOOS != "linux" { // where 127.0.0.6 is no address of the host
+		p.app.dialer.LocalAddr = nil
+	}
+	ask := func(name string) int {
+		w := httptest.NewRecorder()
+		p.app.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/app-health/"+name+"/readyz", nil))
+		return w.Code
+	}
+	for code, is := range want {
+		assert.Equal(t, is, ask("a"+code), code)
+	}
+	for seconds, want := range times {
+		name := fmt.Sprint("tcp", seconds)
+		assert.Equal(t, http.StatusOK, ask(name), name)
+		assert.Equal(t, want, p.app.probers["/app-health/"+name+"/readyz"].timeout(), name)
+	}
 }

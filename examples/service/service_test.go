@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/watchtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -191,4 +192,39 @@ func TestExitCodes(t *testing.T) {
 		assert.Contains(t, out.String(), c.out)
 		assert.Contains(t, errOut.String(), c.errOut)
 	}
+}
+
+// TestDashboard: each metric, label and value in it is one that the parts write.
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	watchtest.Dashboard(t, "dashboard.json", watchtest.Labels(watchtest.Written(t)))
+}
+
+// A peer has no more than its share of the requests, and gets back what has ended.
+func TestFair(t *testing.T) {
+	t.Parallel()
+	inside, release := make(chan struct{}), make(chan struct{})
+	f := &fair{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		inside <- struct{}{}
+		<-release
+		_, _ = io.WriteString(w, "hello")
+	})}
+	ask := func() int {
+		w := httptest.NewRecorder()
+		f.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		return w.Code
+	}
+	codes := make(chan int)
+	for range maxRequestsEach {
+		go func() { codes <- ask() }()
+		<-inside
+	}
+	assert.Equal(t, http.StatusServiceUnavailable, ask())
+	close(release)
+	for range maxRequestsEach {
+		assert.Equal(t, http.StatusOK, <-codes)
+	}
+	go func() { <-inside }()
+	assert.Equal(t, http.StatusOK, ask())
+	assert.Empty(t, f.of)
 }

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
@@ -30,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // A proxy is certified by the identity service over TLS, renews with the one key and the one request, and reads its token anew.
@@ -447,4 +451,173 @@ func TestIssuerBeforeAnchors(t *testing.T) {
 		assert.Same(t, first, must.Get(id.Credential())(t))
 		assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
 	})
+}
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
+}
+
+// An answer on the wire that says that it has ended already, and each refusal, leaves what there is, and is followed by another
+// request ten seconds later.
+func TestAnswersOnTheWire(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-8-2", "LNK-8-6", "LNK-16-4", "LNK-16-10", "LNK-17-15")
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "cluster.local")
+		fake := caclienttest.NewLinkerd(caclienttest.InMemory(t), ca, "/ns/emojivoto/sa/web")
+		service := must.Get(linkerd.New(linkerd.Options{Endpoint: fake.Endpoint(), Mesh: meshtest.Mesh()}))(t)
+		id := must.Get(linkerdproxy.NewWith(config(t, web, ca.Bundle().MarshalPEM()), service))(t)
+		const life = 10 * time.Minute
+		lives := func(d time.Duration) {
+			ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(d) })
+		}
+		lives(life)
+		run(t, id)
+		require.NoError(t, id.Ready(t.Context()))
+		first := must.Get(id.Credential())(t)
+
+		// keeps waits for the next three requests, which change nothing.
+		keeps := func(what string) {
+			t.Helper()
+			n := fake.Requests()
+			for fake.Requests() == n {
+				time.Sleep(time.Second)
+				synctest.Wait()
+			}
+			n = fake.Requests()
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
+			assert.Equal(t, 2, fake.Requests()-n, what)
+			require.Same(t, first, must.Get(id.Credential())(t), what)
+			require.Error(t, id.Report().Identities[0].Err, what)
+		}
+		lives(-time.Second)
+		keeps("valid until a second ago")
+		for kind, code := range map[error]string{caclient.ErrInvalid: "invalid argument", caclient.ErrUnavailable: "unavailable"} {
+			fake.Refuse(&caclient.Error{Op: "sign", Kind: kind, Err: caclient.ErrInvalid})
+			keeps(code)
+		}
+		fake.Refuse(nil)
+		lives(life)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		assert.True(t, must.Get(id.Credential())(t).NotAfter().After(first.NotAfter()))
+		assert.True(t, time.Now().Before(first.NotAfter()), "nothing has expired")
+	})
+}
+
+const (
+	web       = meshtest.Web
+	voting    = meshtest.Voting
+	certifier = meshtest.Certifier
+)
+
+// service is a certifier in this process.
+type service struct {
+	ca      *spiffetest.CA
+	life    time.Duration     // of certificates
+	anchors *spiffe.BundleSet // of the proxies
+
+	mu   sync.Mutex
+	csrs [][]byte
+	at   []time.Time
+	err  error
+}
+
+func newService(t testing.TB, life time.Duration) *service {
+	ca := spiffetest.NewCA(t, "cluster.local")
+	return &service{ca: ca, life: life, anchors: ca.Bundles()}
+}
+
+func (s *service) Sign(ctx context.Context, csr *pki.CSR, _ time.Duration) ([]*x509.Certificate, error) {
+	s.mu.Lock()
+	s.csrs, s.at = append(s.csrs, csr.DER()), append(s.at, time.Now())
+	err, life, ca := s.err, s.life, s.ca
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return ca.Certify(ctx, csr, csr.SANs(), life)
+}
+
+func (s *service) FetchBundles(context.Context) (*spiffe.BundleSet, error) {
+	return s.anchors, nil
+}
+
+// fail has requests fail, until fail(nil).
+func (s *service) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+}
+
+// sign has another CA sign.
+func (s *service) sign(ca *spiffetest.CA) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ca = ca
+}
+
+// asked returns when requests came.
+func (s *service) asked() []time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]time.Time(nil), s.at...)
+}
+
+// config is a good configuration for a certifier elsewhere.
+func config(t testing.TB, name string, anchors []byte) linkerdproxy.Config {
+	t.Helper()
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte(meshtest.Token(name)+"\n"), 0o600))
+	return linkerdproxy.Config{
+		Name: name, Anchors: anchors, TokenFile: token,
+		Certifier: linkerdproxy.Service{Addr: "linkerd-identity.linkerd.svc.cluster.local", Name: certifier},
+	}
+}
+
+// run runs an identity until the test is over.
+func run(t testing.TB, id *linkerdproxy.Identity) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- id.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
+
+// certified returns an identity that has a certificate of s.
+func certified(t testing.TB, s *service, name string, edit ...func(*linkerdproxy.Config)) *linkerdproxy.Identity {
+	t.Helper()
+	cfg := config(t, name, s.ca.Bundle().MarshalPEM())
+	for _, e := range edit {
+		e(&cfg)
+	}
+	id := must.Get(linkerdproxy.NewWith(cfg, s))(t)
+	run(t, id)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	require.NoError(t, id.Ready(ctx))
+	return id
+}
+
+// get returns the status and the body of an answer.
+func get(t testing.TB, h http.Handler, path string) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return fmt.Sprint(w.Code, " ", strings.TrimSpace(w.Body.String()))
+}
+
+// eventually waits until f is true.
+func eventually(t testing.TB, f func() bool, what string) {
+	t.Helper()
+	for end := time.Now().Add(15 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it did not come: " + what)
+		}
+	}
 }

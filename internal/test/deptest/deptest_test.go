@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -293,4 +295,146 @@ func TestTopLevel(t *testing.T) {
 func std(imp string) bool {
 	first, _, _ := strings.Cut(imp, "/")
 	return !strings.Contains(first, ".")
+}
+
+// silent has the parts that programs start without their logger, by file and type, with the reason.
+var silent = map[string]string{
+	"quickstart":                        "it prints what happens",
+	"grpc":                              "it prints what happens",
+	"agent/demo.go":                     "it prints what happens",
+	"ca/demo.go":                        "it prints what happens",
+	"service/demo.go":                   "it prints what happens",
+	"svid/doctor.go":                    "it prints each failure",
+	"svid/inspect.go":                   "it prints each failure",
+	"svid/fetch.go: workloadapi.Config": "watch sets it, and fetch prints each failure",
+	"ca/caconfig/authority.go: istioca.Options":   "the server sets it",
+	"ca/caconfig/cluster.go: caclient.TLSOptions": "each failure is the error of a request",
+	"workload-agent/ca.go: workloadagent.Config":  "serve sets it",
+	"ca/operator.go: caconfig.OpenOptions":        "a command ends with its failure",
+	"service/main.go: workloadapi.Config":         "one of two checks an address alone",
+	"athenz-agent/agent.go: caclient.Endpoint":    "the agent sets it",
+}
+
+// TestProgramsLog: each part of the library that a program starts has the program's logger, if it can have one.
+func TestProgramsLog(t *testing.T) {
+	t.Parallel()
+	loggers := map[string]bool{} // by import path and type
+	walk := func(dir string, do func(path string, file *ast.File)) {
+		require.NoError(t, filepath.WalkDir(filepath.Join(rootDir, dir), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() && (d.Name() == "testdata" || d.Name() == "test" && dir == "") || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+			if err == nil {
+				rel, _ := filepath.Rel(filepath.Join(rootDir, dir), path)
+				do(filepath.ToSlash(rel), file)
+			}
+			return err
+		}))
+	}
+	walk("", func(path string, file *ast.File) {
+		ast.Inspect(file, func(n ast.Node) bool {
+			if spec, ok := n.(*ast.TypeSpec); ok {
+				if s, ok := spec.Type.(*ast.StructType); ok {
+					for _, f := range s.Fields.List {
+						if len(f.Names) == 1 && f.Names[0].Name == "Logger" {
+							loggers[module+"/"+filepath.ToSlash(filepath.Dir(path))+"."+spec.Name.Name] = true
+						}
+					}
+				}
+			}
+			return true
+		})
+	})
+	require.Greater(t, len(loggers), 30)
+	used, found := map[string]bool{}, 0
+	walk("examples", func(path string, file *ast.File) {
+		imports := map[string]string{}
+		for _, imp := range file.Imports {
+			name, _ := strconv.Unquote(imp.Path.Value)
+			short := name[strings.LastIndexByte(name, '/')+1:]
+			if imp.Name != nil {
+				short = imp.Name.Name
+			}
+			imports[short] = name
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			lit, ok := n.(*ast.CompositeLit)
+			if !ok {
+				return true
+			}
+			sel, ok := lit.Type.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			pkg, _ := sel.X.(*ast.Ident)
+			if pkg == nil || !loggers[imports[pkg.Name]+"."+sel.Sel.Name] {
+				return true
+			}
+			found++
+			for _, e := range lit.Elts {
+				if kv, ok := e.(*ast.KeyValueExpr); ok {
+					if key, ok := kv.Key.(*ast.Ident); ok && key.Name == "Logger" {
+						return true
+					}
+				}
+			}
+			what := path + ": " + pkg.Name + "." + sel.Sel.Name
+			program, _, _ := strings.Cut(path, "/")
+			for _, known := range []string{program, path, what} {
+				if _, ok := silent[known]; ok {
+					used[known] = true
+					return true
+				}
+			}
+			assert.Fail(t, what+" has no Logger: its failures are silent")
+			return true
+		})
+	})
+	assert.Greater(t, found, 20)
+	for known := range silent {
+		assert.True(t, used[known], "%s has its logger: take it out of the list", known)
+	}
+}
+
+// directories are those of the library. What is in one and its internal packages count; kits do not.
+var directories = []string{"authn", "caclient", "pki", "sds", "secretcache", "spiffe"}
+
+// left are the pairs of directories that import each other, and may not for long.
+var left []string
+
+// betweenDirectories returns, for each directory that imports another, the imports, as "package -> package".
+func betweenDirectories(t *testing.T) map[[2]string][]string {
+	t.Helper()
+	imports := map[[2]string][]string{}
+	for _, p := range ours(t) {
+		from, _, _ := strings.Cut(p.name(), "/")
+		if !slices.Contains(directories, from) || slices.Contains(floors[kits].packages, p.name()) {
+			continue
+		}
+		for _, imp := range p.Imports {
+			path, ours := strings.CutPrefix(imp, module+"/")
+			if to, _, _ := strings.Cut(path, "/"); ours && to != from && slices.Contains(directories, to) {
+				edge := [2]string{from, to}
+				imports[edge] = append(imports[edge], p.name()+" -> "+path)
+			}
+		}
+	}
+	return imports
+}
+
+// TestDirectories: of two directories of the library, one at most imports the other.
+func TestDirectories(t *testing.T) {
+	t.Parallel()
+	imports, found := betweenDirectories(t), map[string]bool{}
+	for edge, there := range imports {
+		back := imports[[2]string{edge[1], edge[0]}]
+		if edge[0] > edge[1] || back == nil {
+			continue
+		}
+		pair := edge[0] + " and " + edge[1]
+		found[pair] = true
+		assert.Contains(t, left, pair, "they import each other:\n%s\n\n%s", strings.Join(there, "\n"), strings.Join(back, "\n"))
+	}
+	assert.ElementsMatch(t, left, slices.Collect(maps.Keys(found)), "take what is mended out of the list")
 }
