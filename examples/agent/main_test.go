@@ -159,8 +159,7 @@ func TestDemo(t *testing.T) {
 	for i, what := range []string{"certificates", "pushes", "requests"} {
 		assert.NotEqual(t, "0", result[i+1], what)
 	}
-	_, err := os.Stat(filepath.Dir(bootstrap[1]))
-	require.ErrorIs(t, err, os.ErrNotExist, "nothing is left")
+	require.ErrorIs(t, must.Err(os.Stat(filepath.Dir(bootstrap[1]))), os.ErrNotExist, "nothing is left")
 	require.NoError(t, run(t.Context(), strings.Fields("-demo -admin 127.0.0.1:0 -for 1s"), nil, &out, io.Discard))
 	assert.Contains(t, out.String(), "ends: in 1s, or with Ctrl-C; -for sets another time\n")
 }

@@ -232,8 +232,7 @@ func TestGatewayAfterTaint(t *testing.T) {
 	header := forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/behind")
 	must.Get(asCaller(t, s, plain, "", header, 0))(t)
 	require.NoError(t, s.ca.Own.Taint(t.Context(), s.ca.Own.Status().Roots[0].ID))
-	_, err := asCaller(t, s, plain, "", header, 0)
-	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+	require.ErrorIs(t, must.Err(asCaller(t, s, plain, "", header, 0)), caclient.ErrUnauthenticated)
 	must.Get(asCaller(t, s, plain, token(t, s, "demo/web"), header, 0))(t, "a clean proof")
 }
 
@@ -258,9 +257,8 @@ func TestClientRoots(t *testing.T) {
 		return id.String(), err
 	}
 	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", must.Get(ask(other, nil))(t))
-	_, err := ask(third, nil)
-	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
-	_, err = ask(other, forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/web"))
+	require.ErrorIs(t, must.Err(ask(third, nil)), caclient.ErrUnauthenticated)
+	_, err := ask(other, forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/web"))
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated, "a client of a proxy must not get the certificate of the proxy")
 	for _, c := range s.ca.Bundle().Contents().X509Authorities {
 		assert.False(t, c.Equal(other.Root()), "peers do not trust it")
@@ -294,8 +292,7 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 	id := must.Get(spiffe.IDFromCertificate(chain[0]))(t)
 	assert.Equal(t, "spiffe://example.org/ns/demo/sa/web", id.String())
 	assert.WithinDuration(t, time.Now().Add(48*time.Hour), chain[0].NotAfter, time.Minute)
-	_, err := asCaller(t, s, c, "x:demo/web", nil, 0)
-	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+	require.ErrorIs(t, must.Err(asCaller(t, s, c, "x:demo/web", nil, 0)), caclient.ErrUnauthenticated)
 
 	i.Close() // the keys that are known count on
 	must.Get(asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 0))(t)
@@ -303,7 +300,7 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 	later, _ := start(t, o.Config)
 	c = newClient(later.ca.Bundle(), nil)
 	t.Cleanup(c.CloseIdleConnections)
-	_, err = asCaller(t, later, c, i.pod(t, "ca", "web"), nil, 0)
+	_, err := asCaller(t, later, c, i.pod(t, "ca", "web"), nil, 0)
 	require.Error(t, err, "a server that starts meanwhile says to come back")
 	require.NotErrorIs(t, err, caclient.ErrUnauthenticated)
 
@@ -311,8 +308,7 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 		"-jwt-rule":             {"JWT_RULE": `{"issuer":"` + i.URL + `","audiences":[]}`},
 		"-trusted-gateway-cidr": {"TRUSTED_GATEWAY_CIDR": "0.0.0.0/0"},
 	} {
-		_, err := parse(args, bad.get, io.Discard)
-		require.ErrorContains(t, err, flag)
+		require.ErrorContains(t, must.Err(parse(args, bad.get, io.Discard)), flag)
 	}
 	for _, flag := range []string{"-own-token", "-jwt-roots"} { // which Serve reads
 		o, err := parse(append(args, "-state-dir", filepath.Join(dir, flag), flag, filepath.Join(dir, "none")), environment.get, io.Discard)
@@ -371,8 +367,7 @@ func TestOIDC(t *testing.T) {
 		return verifier.Authenticate(r)
 	}
 	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", must.Get(present("bank"))(t).ID.String())
-	_, err = present("other")
-	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorIs(t, must.Err(present("other")), authn.ErrRefused)
 
 	for path, want := range map[string]int{
 		"/prod/.well-known/openid-configuration": 200, "/prod/keys": 200, "/": 404, "/metrics": 404, "/root-cert.pem": 404, "/prod/status": 404,

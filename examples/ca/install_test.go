@@ -195,8 +195,7 @@ func TestLinkerdAlone(t *testing.T) {
 	assert.Empty(t, chain[0].CRLDistributionPoints)
 	require.Eventually(t, func() bool { return k.Count("POST", "/api/v1/namespaces/demo/events") > 0 }, time.Minute, 10*time.Millisecond)
 	k.TokenReviews(reviews(nil)) // the account is deleted
-	_, err := ask()
-	require.ErrorContains(t, err, "token")
+	require.ErrorContains(t, must.Err(ask()), "token")
 	for _, r := range k.Requests() {
 		assert.NotContains(t, r.Path, "linkerd-identity-issuer")
 		assert.Equal(t, rights[r.Method+" "+r.Path], r.Code != http.StatusForbidden, "%s %s", r.Method, r.Path)

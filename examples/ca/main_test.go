@@ -175,8 +175,7 @@ func TestBadFlags(t *testing.T) {
 		{"-state-dir= -jwt audience -id spiffe://cluster.local/x", "-state-dir"},
 		{"-istio-addr :15012", "-istio-addr"},
 	} {
-		_, err := shell(t, "", strings.Fields(tc.args)...)
-		require.ErrorContains(t, err, tc.want, tc.args)
+		require.ErrorContains(t, must.Err(shell(t, "", strings.Fields(tc.args)...)), tc.want, tc.args)
 	}
 	var out strings.Builder
 	require.ErrorIs(t, run(t.Context(), []string{"-help"}, env{}.get, nil, &out, nil), flag.ErrHelp)

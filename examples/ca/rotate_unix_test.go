@@ -48,7 +48,6 @@ func TestRotateAuditLog(t *testing.T) {
 	require.NoError(t, err, said)
 	require.Contains(t, said, "begins with the first line of all")
 	require.NoError(t, os.Remove(path+".1"))
-	_, err = shell(t, "", arguments(dir, "-verify-audit", path)...)
-	require.ErrorContains(t, err, "places: 1")
+	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-verify-audit", path)...)), "places: 1")
 	must.Get(shell(t, "", arguments(dir, "-verify-audit", path, "-audit-after", "any")...))(t)
 }

@@ -490,8 +490,7 @@ func TestFolderOfAnother(t *testing.T) {
 	require.ErrorContains(t, run(t.Context(), arguments(filepath.Join(dir, "new")), env{}.get, nil, io.Discard, io.Discard), remedy)
 	require.NoDirExists(t, filepath.Join(dir, "new"))
 	require.NoError(t, os.Chmod(dir, 0))
-	_, err = shell(t, "", arguments(dir, "-status")...)
-	require.ErrorContains(t, err, remedy)
+	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-status")...)), remedy)
 	require.NoError(t, os.Chmod(dir, 0o700))
 	_, err = shell(t, "", arguments(filepath.Join(dir, "new"), "-jwt", "db", "-id", "spiffe://cluster.local/web")...)
 	require.NoError(t, err)
@@ -561,8 +560,7 @@ func TestOnceBeforeThereIsACA(t *testing.T) {
 		{"-once", filepath.Join(dir, "none.pem"), "-id", "spiffe://cluster.local/x"},
 		{"-once", "-", "-id", "x"},
 	} {
-		_, err := shell(t, "no request", arguments(dir, args...)...)
-		require.Error(t, err)
+		require.Error(t, must.Err(shell(t, "no request", arguments(dir, args...)...)))
 		require.NoDirExists(t, dir)
 	}
 }
@@ -798,8 +796,7 @@ func TestOperator(t *testing.T) {
 	short := []string{"-refresh-hint", "1s", "-propagation", "5s"} // time enough for what has to come before the new root signs
 	c := newConfig(t, dir, short...)
 	for _, args := range [][]string{{"-status"}, {"-rotate"}, {"-taint", "5"}, {"-revoke", "5"}} {
-		_, err := shell(t, "", arguments(dir, append(args, short...)...)...)
-		require.ErrorIs(t, err, ca.ErrNoRecord)
+		require.ErrorIs(t, must.Err(shell(t, "", arguments(dir, append(args, short...)...)...)), ca.ErrNoRecord)
 	}
 	require.NoDirExists(t, filepath.Join(dir, "ca"), "nothing was made")
 	require.NoFileExists(t, c.AuditLog)
@@ -941,8 +938,7 @@ func TestRecover(t *testing.T) {
 	s, stop := start(t, newConfig(t, dir))
 	root := s.ca.Own.Status().Roots[0].ID
 	stop()
-	_, err := shell(t, "", arguments(dir, "-recover")...)
-	require.ErrorContains(t, err, "nothing to recover")
+	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-recover")...)), "nothing to recover")
 	versions := func() []string {
 		return must.Get(filepath.Glob(filepath.Join(dir, "ca", "*", "*")))(t)
 	}
@@ -965,8 +961,7 @@ func TestRecover(t *testing.T) {
 		stop()
 	}
 	_, args := cluster(t)
-	_, err = shell(t, "", arguments(dir, append(args, "-recover")...)...)
-	require.ErrorContains(t, err, "-recover")
+	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, append(args, "-recover")...)...)), "-recover")
 }
 
 // To look, in the middle of a rotation that no server has published, writes nothing and moves no date, however often and late.
@@ -1000,8 +995,7 @@ func TestPluggedIn(t *testing.T) {
 	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in")
 	out := must.Get(shell(t, "", arguments(dir, "-status")...))(t)
 	require.Contains(t, out, "plugged in")
-	_, err = shell(t, "", arguments(dir, "-rotate")...)
-	require.ErrorContains(t, err, "the roots are plugged in")
+	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-rotate")...)), "the roots are plugged in")
 
 	_, args := cluster(t)
 	own := must.Get(newConfig(t, t.TempDir(), args...).Open(t.Context(), caconfig.OpenOptions{}))(t)

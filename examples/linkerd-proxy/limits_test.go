@@ -46,8 +46,7 @@ func TestIdleTunnel(t *testing.T) {
 		}
 		<-ended
 		assert.Equal(t, 5*50*time.Minute+time.Hour, time.Since(begin))
-		_, err := client.Read(make([]byte, 1))
-		require.Error(t, err)
+		require.Error(t, must.Err(client.Read(make([]byte, 1))))
 	})
 	synctest.Test(t, func(t *testing.T) { // without a byte from the first on
 		_, c := net.Pipe()
@@ -75,8 +74,7 @@ func TestIdleUpgrade(t *testing.T) {
 			must.Get(app.Write([]byte("x")))(t)
 			must.Get(c.Read(make([]byte, 1)))(t)
 		}
-		_, err := c.Read(make([]byte, 1))
-		require.Error(t, err)
+		require.Error(t, must.Err(c.Read(make([]byte, 1))))
 		assert.Equal(t, 6*50*time.Minute+time.Hour, time.Since(begin))
 	})
 }
@@ -417,8 +415,7 @@ func TestRestOfBody(t *testing.T) {
 		require.NoError(t, answer.Body.Close())
 		assert.Equal(t, http.StatusRequestEntityTooLarge, answer.StatusCode, header)
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Second))) // it stays open if all of the body was read in time
-		_, err := r.ReadByte()
-		require.Error(t, err, header)
+		require.Error(t, must.Err(r.ReadByte()), header)
 		_ = c.Close()
 	}
 	assert.Zero(t, hidden.Load())

@@ -429,10 +429,8 @@ func TestPassThrough(t *testing.T) {
 		if i == 2 {
 			continue // requests without TLS may come, as they are read
 		}
-		_, err := browser(t, closed, false, nil).Get("http://app.test/")
-		require.Error(t, err)
-		_, err = browser(t, closed, true, nil).Get("http://app.test/")
-		require.Error(t, err)
+		require.Error(t, must.Err(browser(t, closed, false, nil).Get("http://app.test/")))
+		require.Error(t, must.Err(browser(t, closed, true, nil).Get("http://app.test/")))
 	}
 	anonymous := func(addr string) error {
 		c, err := tls.Dial("tcp", addr, &tls.Config{ServerName: web, InsecureSkipVerify: true})
@@ -812,8 +810,7 @@ func TestStop(t *testing.T) {
 		cancel()
 		require.NoError(t, <-done)
 		assert.Less(t, time.Since(begun), 4*time.Second)
-		_, err = net.Dial("tcp", l.Addr().String())
-		require.Error(t, err)
+		require.Error(t, must.Err(net.Dial("tcp", l.Addr().String())))
 	}
 }
 
@@ -889,14 +886,12 @@ func TestNewProxyRefuses(t *testing.T) {
 		"port":         {name: web, identity: id.Identity, application: "127.0.0.1"},
 		"with -opaque": {name: web, identity: id.Identity, application: "127.0.0.1:1", opaque: true, clientID: true},
 	} {
-		_, err := newProxy(cfg)
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, must.Err(newProxy(cfg)), want)
 	}
 	p := must.Get(newProxy(config{name: id.name, identity: id.Identity, application: "127.0.0.1:1"}))(t)
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	require.ErrorContains(t, p.serveOutbound(t.Context(), l), "route")
-	_, err := l.Accept()
-	require.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorIs(t, must.Err(l.Accept()), net.ErrClosed)
 }
 
 // FuzzServerName: whatever a client begins with, all of it is kept for the application, and nothing is answered.

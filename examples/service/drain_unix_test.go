@@ -81,8 +81,7 @@ func TestDrain(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 		rest := must.Get(io.ReadAll(out))(t)
 		require.NoError(t, cmd.Wait(), "%s", rest)
-		_, err = client.Get(url)
-		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		require.ErrorIs(t, must.Err(client.Get(url)), syscall.ECONNREFUSED)
 		return nil
 	})
 	require.NoError(t, err)

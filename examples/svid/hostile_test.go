@@ -296,8 +296,7 @@ func TestUsage(t *testing.T) {
 		assert.Contains(t, got.errOut, c.want, c.args)
 		assert.Empty(t, got.out, c.args)
 	}
-	_, err := os.Stat("d")
-	require.Error(t, err, "nothing is made before the command line is understood")
+	require.Error(t, must.Err(os.Stat("d")), "nothing is made before the command line is understood")
 	for _, c := range commands {
 		got := svid(t, append(strings.Fields(c.words), "-h")...)
 		assert.Equal(t, 0, got.code)

@@ -211,8 +211,7 @@ func TestStrict(t *testing.T) {
 		"# TYPE a gauge\na 1\n", "# HELP a A\na 1\n", "# HELP a A\n# HELP b B\n# TYPE b gauge\nb 1\n", "# TYPE a gauge\n# HELP a A\na 1\n", "# HELP a A\n# TYPE a thing\na 1\n",
 		"# HELP a \\t\n# TYPE a gauge\na 1\n", "# HELP a-b A\n# TYPE a-b gauge\na-b 1\n", "# HELP a A\n# TYPE a counter\na -1\n", head + "a \xff\n", "\n" + head + "a 1\n", head + "a 1\n# HELP b B\n# TYPE b gauge\nb 1\na 2\n",
 	} {
-		_, err := metricstest.Parse(bad)
-		require.Error(t, err, bad)
+		require.Error(t, must.Err(metricstest.Parse(bad)), bad)
 	}
 	lint := func(s string) []string {
 		return must.Get(metricstest.Parse(s))(t).Lint()

@@ -520,8 +520,7 @@ func TestIstioPod(t *testing.T) {
 				assert.Less(t, took, 2*time.Second, "it has drained before")
 			}
 			require.NoError(t, connection.SetReadDeadline(time.Now().Add(5*time.Second)))
-			_, err = connection.Read(make([]byte, 1))
-			require.ErrorIs(t, err, io.EOF, "the Envoy has ended, too")
+			require.ErrorIs(t, must.Err(connection.Read(make([]byte, 1))), io.EOF, "the Envoy has ended, too")
 		})
 	}
 }
@@ -592,8 +591,7 @@ func TestPod(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, c.Status(t, "GET", "/api/v1/namespaces/kube-system/configmaps/istio-ca-root-cert"))
 
 	write("token", []byte("garbage"))
-	_, err = checked(t, client, webID)
-	require.ErrorIs(t, err, caclient.ErrUnavailable, "the CA reads its token anew")
+	require.ErrorIs(t, must.Err(checked(t, client, webID)), caclient.ErrUnavailable, "the CA reads its token anew")
 	write("token", []byte(c.Token(t, "istio-system", "ca", "", peers.Issuer)))
 	require.Eventually(t, func() bool { _, err := checked(t, client, webID); return err == nil }, passing, time.Second)
 }

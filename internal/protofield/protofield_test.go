@@ -392,8 +392,7 @@ func TestWriteFails(t *testing.T) {
 		w.Text(2, "\xff")
 	})
 	assert.Equal(t, stop, err)
-	_, err = protofield.Write(func(w *protofield.Writer) { w.Text(2, "\xff") })
-	assert.ErrorContains(t, err, "UTF-8")
+	assert.ErrorContains(t, must.Err(protofield.Write(func(w *protofield.Writer) { w.Text(2, "\xff") })), "UTF-8")
 	_, err = protofield.Write(func(w *protofield.Writer) { w.Entry(2, "\xff", nil) })
 	assert.ErrorContains(t, err, "UTF-8")
 	b := must.Get(protofield.Write(func(w *protofield.Writer) {

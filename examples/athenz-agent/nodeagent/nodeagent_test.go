@@ -172,8 +172,7 @@ func TestSystem(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "media.sports.frontend", ntoken.Service.String())
 
-	_, err = pod.Init(t.Context())
-	require.ErrorContains(t, err, "answers 403", "a second init")
+	require.ErrorContains(t, must.Err(pod.Init(t.Context())), "answers 403", "a second init")
 
 	second := must.Get(pod.Refresh(t.Context(), first.Credential))(t)
 	assert.NotEqual(t, leaf.PublicKey, second.Credential.Leaf().PublicKey)
@@ -185,8 +184,7 @@ func TestSystem(t *testing.T) {
 	// One that was superseded twice would revoke the instance for good: the agent does not show it to ZTS.
 	before := c.ZTS.Requests()
 	for _, old := range []*pki.Credential{first.Credential, second.Credential} {
-		_, err = pod.Refresh(t.Context(), old)
-		require.ErrorContains(t, err, "superseded")
+		require.ErrorContains(t, must.Err(pod.Refresh(t.Context(), old)), "superseded")
 	}
 	assert.Equal(t, before, c.ZTS.Requests())
 	assert.False(t, c.ZTS.Revoked(cafake.AthenzInstance(c.ZTS.Fake)))
@@ -203,20 +201,16 @@ func TestSystem(t *testing.T) {
 
 	// The agent is restarted, and knows all that it has to.
 	c.start()
-	_, err = pod.Refresh(t.Context(), first.Credential)
-	require.ErrorContains(t, err, "superseded")
+	require.ErrorContains(t, must.Err(pod.Refresh(t.Context(), first.Credential)), "superseded")
 	last := must.Get(pod.Refresh(t.Context(), again.Credential))(t)
 
 	// The pod ends, and is gone.
 	c.Put("web-0", func(o object) { o["status"].(object)["phase"] = "Succeeded" })
-	_, err = pod.Refresh(t.Context(), last.Credential)
-	require.ErrorContains(t, err, "answers 500")
+	require.ErrorContains(t, must.Err(pod.Refresh(t.Context(), last.Credential)), "answers 500")
 	assert.Contains(t, c.Log.String(), "its phase is Succeeded")
 	c.Remove("web-0")
-	_, err = pod.Refresh(t.Context(), last.Credential)
-	require.ErrorContains(t, err, "answers 500")
-	_, err = c.pod("web-0").Init(t.Context())
-	require.ErrorContains(t, err, "the kubelet does not know the pod")
+	require.ErrorContains(t, must.Err(pod.Refresh(t.Context(), last.Credential)), "answers 500")
+	require.ErrorContains(t, must.Err(c.pod("web-0").Init(t.Context())), "the kubelet does not know the pod")
 
 	// Nothing that is secret is in a log or in a file.
 	secrets := []string{"eyJ", "PRIVATE KEY", "MII", ";s="}
@@ -242,14 +236,13 @@ func TestLongPrincipal(t *testing.T) {
 	long := strings.Repeat("a", 60)
 	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long) })
 	c.Put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long })
-	_, err := c.pod("web-0").Init(t.Context())
-	require.ErrorContains(t, err, "the pod cannot have an identity")
+	require.ErrorContains(t, must.Err(c.pod("web-0").Init(t.Context())), "the pod cannot have an identity")
 	assert.Contains(t, c.Log.String(), "a common name 64 at most")
 	c.Put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long[:51] })
 	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long[:51]) })
 	i := must.Get(c.pod("web-0").Init(t.Context()))(t)
 	assert.Len(t, i.Credential.Leaf().Subject.CommonName, 64)
-	_, err = c.pod("gone-0").Init(t.Context())
+	_, err := c.pod("gone-0").Init(t.Context())
 	var told interface {
 		Retryable() (time.Duration, bool)
 	}
@@ -480,8 +473,7 @@ func TestAgentWire(t *testing.T) {
 	require.NoError(t, c.volumes.Remove(mount))
 	code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusBadRequest, code)
-	_, err := os.Stat(folder)
-	require.ErrorIs(t, err, os.ErrNotExist, "and is not made by asking")
+	require.ErrorIs(t, must.Err(os.Stat(folder)), os.ErrNotExist, "and is not made by asking")
 }
 
 // fixedCA is ZTS that answers with what the test says.
@@ -922,12 +914,10 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		cfg := c.config
 		edit(&cfg)
-		_, err := nodeagent.New(cfg)
-		require.ErrorContains(t, err, "nodeagent: new: ", name)
+		require.ErrorContains(t, must.Err(nodeagent.New(cfg)), "nodeagent: new: ", name)
 	}
 	for _, args := range [][3]string{{"relative", "ns", "pod"}, {"/x", "", "pod"}, {"/x", "ns", ""}, {"/x", "a/b", "pod"}, {"/x", "ns", "../x"}} {
-		_, err := c.volumes.Add(args[0], args[1], args[2])
-		require.ErrorContains(t, err, "nodeagent: add volume: ")
+		require.ErrorContains(t, must.Err(c.volumes.Add(args[0], args[1], args[2])), "nodeagent: add volume: ")
 	}
 }
 

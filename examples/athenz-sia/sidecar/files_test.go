@@ -56,8 +56,7 @@ func TestFiles(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-8-2", "ATH-8-3", "ATH-8-4", "ATH-18-6", "ATH-18-10", "ATH-18-11")
 	ca, f := spiffetest.NewCA(t, "athenz.example"), filesIn(t.TempDir())
-	_, err := f.Read(discard)
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(f.Read(discard)), fs.ErrNotExist)
 
 	ec := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	for _, c := range []struct {
@@ -127,10 +126,9 @@ func TestFilesThatAreBroken(t *testing.T) {
 	otherKey := must.Get(pki.MarshalPrivateKeyPEM(other))(t)
 
 	replace(f.KeyFile, string(otherKey))
-	_, err := f.Read(discard)
-	require.ErrorIs(t, err, pki.ErrKeyMismatch)
+	require.ErrorIs(t, must.Err(f.Read(discard)), pki.ErrKeyMismatch)
 	replace(f.KeyFile, "secret")
-	_, err = f.Read(discard)
+	_, err := f.Read(discard)
 	require.Error(t, err)
 	assert.NotContains(t, err.Error(), "secret")
 	replace(f.KeyFile, string(key))
@@ -147,8 +145,7 @@ func TestFilesThatAreBroken(t *testing.T) {
 	i = must.Get(f.Read(discard))(t)
 	assert.Empty(t, i.Roots)
 	require.NoError(t, os.Remove(f.CertificateFile))
-	_, err = f.Read(discard)
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(f.Read(discard)), fs.ErrNotExist)
 }
 
 func TestFilesCheck(t *testing.T) {
@@ -217,8 +214,7 @@ func TestNewReadsFiles(t *testing.T) {
 	require.NoError(t, os.Remove(f.KeyFile))
 	require.NoError(t, os.WriteFile(f.KeyFile, []byte("none"), 0o600))
 	s = must.Get(sidecar.New(cfg))(t, "the agent says whether another one is to be had")
-	_, err := s.Identity()
-	require.ErrorIs(t, err, spiffe.ErrNotReady)
+	require.ErrorIs(t, must.Err(s.Identity()), spiffe.ErrNotReady)
 	assert.Contains(t, log.String(), "the files have no identity that can be used")
 }
 

@@ -270,18 +270,15 @@ func TestSidecarRefuses(t *testing.T) {
 		} {
 			cfg := good
 			edit(&cfg)
-			_, err := sidecar.New(cfg)
-			require.ErrorContains(t, err, "sidecar: new: ")
-			_, err = sidecar.Start(t.Context(), cfg)
-			require.Error(t, err)
+			require.ErrorContains(t, must.Err(sidecar.New(cfg)), "sidecar: new: ")
+			require.Error(t, must.Err(sidecar.Start(t.Context(), cfg)))
 		}
 		must.Get(sidecar.New(good))(t)
 		s := must.Get(sidecar.NewWith(sidecar.Config{}, f, nil, nil))(t)
-		_, err := s.Identity()
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(s.Identity()), spiffe.ErrNotReady)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		err = s.Ready(ctx)
+		err := s.Ready(ctx)
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		away := errors.New("away")
@@ -300,7 +297,6 @@ func TestSidecarRefuses(t *testing.T) {
 		old := must.Get(f.Init(t.Context()))(t)
 		sleep(time.Hour)
 		s = must.Get(sidecar.NewWith(sidecar.Config{}, f, nil, sidecar.IdentityOf(old.Credential)))(t)
-		_, err = s.Identity()
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(s.Identity()), spiffe.ErrNotReady)
 	})
 }

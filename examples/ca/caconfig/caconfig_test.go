@@ -121,8 +121,7 @@ func TestWithoutCreate(t *testing.T) {
 	err := c.Serve(ctx, nil, func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves"); cancel() })
 	require.ErrorIs(t, err, ca.ErrNoRecord)
 	require.EqualError(t, err, "there is no CA in "+filepath.Join(dir, "ca")+"; if there was one, name its folder in -state-dir, mount its volume or restore it from a backup; to make a new one, start the server once with -create")
-	_, err = c.Open(t.Context(), caconfig.OpenOptions{})
-	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.ErrorIs(t, must.Err(c.Open(t.Context(), caconfig.OpenOptions{})), ca.ErrNoRecord)
 	require.NoFileExists(t, filepath.Join(dir, "ca", "CURRENT"))
 
 	a := must.Get(newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{}))(t)
@@ -274,8 +273,7 @@ func TestOpen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	c := newConfig(t, dir, "-refresh-hint", "1s", "-propagation", "1m", "-istio-addr", "")
 	for _, o := range []caconfig.OpenOptions{{Existing: true}, {ReadOnly: true}} {
-		_, err := c.Open(t.Context(), o)
-		require.ErrorIs(t, err, ca.ErrNoRecord)
+		require.ErrorIs(t, must.Err(c.Open(t.Context(), o)), ca.ErrNoRecord)
 		require.NoDirExists(t, filepath.Join(dir, "ca"))
 	}
 	a := must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t)
@@ -300,6 +298,5 @@ func TestOpen(t *testing.T) {
 	after := must.Get(store.Load(t.Context()))(t)
 	require.Equal(t, before.Version, after.Version, "the store is as it was")
 
-	_, err := newConfig(t, "").Open(t.Context(), caconfig.OpenOptions{})
-	require.ErrorContains(t, err, "-state-dir")
+	require.ErrorContains(t, must.Err(newConfig(t, "").Open(t.Context(), caconfig.OpenOptions{})), "-state-dir")
 }

@@ -175,8 +175,7 @@ func TestServerCertificateFromFiles(t *testing.T) {
 	write("second.test")
 	require.Eventually(t, func() bool { return presented() == "second.test" }, time.Minute, 20*time.Millisecond)
 
-	_, err := parse([]string{"-tls-cert", cert}, env{}.get, io.Discard, true)
-	require.ErrorIs(t, err, ErrUsage)
+	require.ErrorIs(t, must.Err(parse([]string{"-tls-cert", cert}, env{}.get, io.Discard, true)), ErrUsage)
 }
 
 // M.1: the roots of the CA are in a ConfigMap of every namespace, and are kept there whatever others do.
@@ -289,8 +288,7 @@ func TestRemoteCluster(t *testing.T) {
 	for _, s := range sent {
 		require.Equal(t, "/apis/authentication.k8s.io/v1/tokenreviews Bearer remote-token", s)
 	}
-	_, err = o.Istio.Authenticator.Authenticate(request("west"))
-	require.Error(t, err)
+	require.Error(t, must.Err(o.Istio.Authenticator.Authenticate(request("west"))))
 	for args, text := range map[string]string{
 		"east=http://x,/d": "ID=https://HOST:PORT,/FOLDER", "=https://x,/d": "ID=https", "east=https://x": "ID=https", "east=https://x,d": "ID=https",
 		"Kubernetes=https://x,/d": "cluster of the server itself",

@@ -403,8 +403,7 @@ func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 			}
 		}
 		for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "example.org:8080"} {
-			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
-			require.ErrorContains(t, err, flag, addr)
+			require.ErrorContains(t, must.Err(parse([]string{flag, addr}, env{}.get, io.Discard, true)), flag, addr)
 			must.Get(parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard, true))(t)
 		}
 		for _, addr := range []string{"", "127.0.0.2:0", "[::1]:1", "localhost:8080"} {
@@ -511,8 +510,7 @@ func TestParseJWTPolicy(t *testing.T) {
 		assert.Equal(t, want, must.Get(parseJWTPolicy(text))(t), text)
 	}
 	for _, text := range []string{"none", "first-party-jwt ", "FIRST-PARTY-JWT", "third-party"} {
-		_, err := parseJWTPolicy(text)
-		require.ErrorContains(t, err, "neither third-party-jwt nor first-party-jwt")
+		require.ErrorContains(t, must.Err(parseJWTPolicy(text)), "neither third-party-jwt nor first-party-jwt")
 	}
 }
 
@@ -615,8 +613,7 @@ func TestFolderOfIstiod(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "/var/run/secrets/istiod/tls", istiodTLS)
 	var help bytes.Buffer
-	_, err := parse([]string{"-help"}, env{}.get, &help, false)
-	require.ErrorIs(t, err, flag.ErrHelp)
+	require.ErrorIs(t, must.Err(parse([]string{"-help"}, env{}.get, &help, false)), flag.ErrHelp)
 	require.Contains(t, strings.Join(strings.Fields(help.String()), " "), "/var/run/secrets/istiod/tls/tls.crt")
 }
 

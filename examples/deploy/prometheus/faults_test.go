@@ -651,8 +651,7 @@ func TestServer(t *testing.T) {
 		resp := must.Get(http.Get("http://"+d.at+"/metrics"))(t, name)
 		page := must.Get(io.ReadAll(resp.Body))(t)
 		_ = resp.Body.Close()
-		_, err := metricstest.Page(string(page))
-		assert.NoError(t, err, name)
+		assert.NoError(t, must.Err(metricstest.Page(string(page))), name)
 		require.Equal(t, 1, strings.Count(config, `"`+d.address+`"`), name)
 		config = strings.ReplaceAll(config, `"`+d.address+`"`, `"`+d.at+`"`)
 	}

@@ -161,8 +161,7 @@ func TestRunbook(t *testing.T) {
 	}
 	assert.Greater(t, n, 8)
 	for _, link := range regexp.MustCompile(`\]\(([^)#]+)\)`).FindAllStringSubmatch(text, -1) {
-		_, err := os.Stat("../../" + link[1])
-		assert.NoError(t, err)
+		assert.NoError(t, must.Err(os.Stat("../../"+link[1])))
 	}
 }
 

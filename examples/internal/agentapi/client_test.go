@@ -38,20 +38,17 @@ func TestClient(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-1", "ATH-7.1-2", "ATH-8-10")
 	for _, args := range [][2]string{{"", "/x"}, {"/x", ""}} {
-		_, err := agentapi.NewClient(args[0], args[1])
-		require.ErrorContains(t, err, "is empty")
+		require.ErrorContains(t, must.Err(agentapi.NewClient(args[0], args[1])), "is empty")
 	}
 	dir := t.TempDir()
 	socket, id := filepath.Join(dir, "agent.sock"), filepath.Join(dir, "id")
 	c := must.Get(agentapi.NewClient(socket, id))(t)
-	_, err := c.Init(t.Context())
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, must.Err(c.Init(t.Context())), os.ErrNotExist)
 	require.NoError(t, os.WriteFile(id, []byte("x"), 0o600))
-	_, err = c.Init(t.Context())
-	require.ErrorContains(t, err, "43 letters")
+	require.ErrorContains(t, must.Err(c.Init(t.Context())), "43 letters")
 	handle := agentapi.Handle(make([]byte, 32), "/x")
 	require.NoError(t, os.WriteFile(id, []byte(handle+"\n"), 0o600))
-	_, err = c.Init(t.Context())
+	_, err := c.Init(t.Context())
 	require.ErrorContains(t, err, "connect:")
 	assert.NotContains(t, err.Error(), handle)
 
@@ -72,8 +69,7 @@ func TestClient(t *testing.T) {
 	t.Cleanup(func() { _ = server.Close(); wg.Wait() })
 	if os.Geteuid() != 0 { // whom no mode stops
 		require.NoError(t, os.Chmod(socket, 0))
-		_, err = c.Init(t.Context())
-		require.ErrorContains(t, err, "this user may not connect to the agent")
+		require.ErrorContains(t, must.Err(c.Init(t.Context())), "this user may not connect to the agent")
 		require.NoError(t, os.Chmod(socket, 0o700))
 	}
 	cluster := cafake.NewZTS(t, spiffetest.NewCA(t, "athenz.example"), "/ns/a/sa/b")
@@ -95,8 +91,7 @@ func TestClient(t *testing.T) {
 		"2 MiB": body(func(o object) { o["x"] = strings.Repeat("x", 2<<20) }), "echo": "echo",
 	} {
 		answer.Store(text)
-		_, err = c.Init(t.Context())
-		require.Error(t, err, name)
+		require.Error(t, must.Err(c.Init(t.Context())), name)
 		_, err = c.Refresh(t.Context(), good)
 		require.Error(t, err, name)
 		assert.NotContains(t, err.Error(), string(key)[40:80], name)

@@ -266,8 +266,7 @@ func TestSources(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
 	stream, _ := discovery(t, proxy, "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources", &envoysds.DiscoveryRequest{})
-	_, err = stream.Receive()
-	require.Error(t, err)
+	require.Error(t, must.Err(stream.Receive()))
 
 	h := newPage(t,
 		statuspage.Part{Name: "agent", Source: agent},

@@ -492,8 +492,7 @@ func TestIdentity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := in.Identity([]byte(bad), 80)
-			require.Error(t, err)
+			require.Error(t, must.Err(in.Identity([]byte(bad), 80)))
 		})
 	}
 }
@@ -513,8 +512,7 @@ func TestNew(t *testing.T) {
 	} {
 		cfg := inject.Config{Mesh: mesh, TrustAnchors: anchors(t)}
 		edit(&cfg)
-		_, err := inject.New(cfg)
-		require.Error(t, err, name)
+		require.Error(t, must.Err(inject.New(cfg)), name)
 	}
 }
 
@@ -705,8 +703,7 @@ func TestManyValues(t *testing.T) {
 		"of a member":     []byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"annotations":{` + members.String() + `"x":""}}}`),
 		"behind a string": pod(`\\\"`, strings.Repeat("{},", n), ""),
 	} {
-		_, err := in.Inject(object, "emojivoto")
-		require.ErrorContains(t, err, "too many values", name)
+		require.ErrorContains(t, must.Err(in.Inject(object, "emojivoto")), "too many values", name)
 	}
 	got, err := in.Inject(pod(strings.Repeat(`{,[\",`, n/10), "", strings.Repeat(`{"name":"b","value":"1,2"},`, 10_000)), "emojivoto")
 	require.NoError(t, err)

@@ -222,11 +222,9 @@ func TestDestinationLimits(t *testing.T) {
 	over, stop := context.WithCancel(t.Context())
 	stop()
 	for i := range 1000 {
-		_, err := client.Endpoints(over, fmt.Sprintf("app-%d:80", i))
-		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, must.Err(client.Endpoints(over, fmt.Sprintf("app-%d:80", i))), context.Canceled)
 	}
-	_, err := client.Endpoints(over, "app-1000:80")
-	require.ErrorContains(t, err, "1000 services are followed")
+	require.ErrorContains(t, must.Err(client.Endpoints(over, "app-1000:80")), "1000 services are followed")
 	d.Push("app-7:80", meshtest.Added(one))
 	eventually(t, func() bool { return d.Streams() == 1000 }, "streams")
 	d.Push("app-8:80", meshtest.Added(one))
@@ -234,8 +232,7 @@ func TestDestinationLimits(t *testing.T) {
 	gone := errors.New("the proxy ends")
 	cancel(gone)
 	eventually(t, func() bool { return d.Streams() == 0 }, "the end of the streams")
-	_, err = client.Endpoints(t.Context(), "app-9:80")
-	require.ErrorIs(t, err, gone)
+	require.ErrorIs(t, must.Err(client.Endpoints(t.Context(), "app-9:80")), gone)
 }
 
 // Elsewhere than on loopback the destination service proves its name by the trust anchors, and the proxy its own, before anything
@@ -289,8 +286,7 @@ func TestDestinationIdentity(t *testing.T) {
 		{id, linkerdproxy.Service{Addr: near.Addr, Name: web}, "leave the name empty"},
 		{nil, linkerdproxy.Service{Addr: "dst.linkerd", Name: web}, "without an identity"},
 	} {
-		_, err := linkerdproxy.NewDestinations(t.Context(), bad.id, bad.s, nil)
-		require.ErrorContains(t, err, bad.want)
+		require.ErrorContains(t, must.Err(linkerdproxy.NewDestinations(t.Context(), bad.id, bad.s, nil)), bad.want)
 	}
 	for _, good := range []struct {
 		id *linkerdproxy.Identity

@@ -249,9 +249,8 @@ func TestWithoutIdentity(t *testing.T) {
 	const p = "LINKERD2_PROXY_IDENTITY_"
 	e := must.Get(linkerdproxy.FromEnviron([]string{"PATH=/bin"}, nil))(t)
 	assert.Equal(t, new(linkerdproxy.Environment), e)
-	_, err := linkerdproxy.New(e.Config)
-	require.ErrorContains(t, err, "Config.Name")
-	e, err = linkerdproxy.FromEnviron([]string{
+	require.ErrorContains(t, must.Err(linkerdproxy.New(e.Config)), "Config.Name")
+	e, err := linkerdproxy.FromEnviron([]string{
 		"LINKERD2_PROXY_DESTINATION_SVC_ADDR=linkerd-dst.linkerd:8086", "LINKERD2_PROXY_POLICY_SVC_ADDR=linkerd-policy.linkerd:8090",
 		p + "MIN_REFRESH=10s", "_pod_ns=emojivoto", p + "LOCAL_NAME=",
 	}, nil)
@@ -276,7 +275,6 @@ func TestWithoutIdentity(t *testing.T) {
 		p + "DISABLED=true": "cannot be disabled so", p + "SPIRE_SOCKET=/s": "SPIFFE",
 		p + "SERVER_NAME=" + web: p + "SERVER_ID",
 	} {
-		_, err := linkerdproxy.FromEnviron([]string{bad}, nil)
-		require.ErrorContains(t, err, want, bad)
+		require.ErrorContains(t, must.Err(linkerdproxy.FromEnviron([]string{bad}, nil)), want, bad)
 	}
 }

@@ -236,8 +236,7 @@ func TestLife(t *testing.T) {
 		}
 		assert.Equal(t, "503 not ready", get(t, admin, "/ready"))
 		assert.Equal(t, "200 live", get(t, admin, "/live"))
-		_, err := id.Credential()
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(id.Credential()), spiffe.ErrNotReady)
 
 		s.fail(nil)
 		time.Sleep(10 * time.Second)
@@ -274,8 +273,7 @@ func TestLife(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, "503 not ready", get(t, admin, "/ready"))
 		assert.Equal(t, "503 expired", get(t, admin, "/live"))
-		_, err = id.Credential()
-		require.ErrorIs(t, err, linkerdproxy.ErrExpired)
+		require.ErrorIs(t, must.Err(id.Credential()), linkerdproxy.ErrExpired)
 		require.ErrorContains(t, id.Report().Identities[0].Err, "the certifier is down")
 
 		s.fail(nil)
@@ -395,8 +393,7 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		cfg := config(t, web, anchors)
 		c.edit(&cfg)
-		_, err := linkerdproxy.New(cfg)
-		require.ErrorContains(t, err, c.want, name)
+		require.ErrorContains(t, must.Err(linkerdproxy.New(cfg)), c.want, name)
 	}
 	_, err := linkerdproxy.New(linkerdproxy.Config{Name: "web"})
 	require.ErrorContains(t, err, "is not SERVICEACCOUNT.NAMESPACE")

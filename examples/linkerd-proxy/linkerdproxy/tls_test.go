@@ -198,8 +198,7 @@ func TestServers(t *testing.T) {
 		require.ErrorContains(t, clientErr, c.want, name)
 	}
 	for _, e := range []endpoint{{}, {identity: "spiffe://x/y"}, {identity: "10.0.0.1"}, {web, "a:1"}} {
-		_, err := client.ClientConfig(e.identity, e.serverName)
-		require.Error(t, err, e)
+		require.Error(t, must.Err(client.ClientConfig(e.identity, e.serverName)), e)
 	}
 }
 
@@ -305,8 +304,7 @@ func TestHandshakesOverALife(t *testing.T) {
 
 		time.Sleep(life + time.Minute)
 		synctest.Wait()
-		_, err = client(strict)
-		require.ErrorIs(t, err, linkerdproxy.ErrExpired)
+		require.ErrorIs(t, must.Err(client(strict)), linkerdproxy.ErrExpired)
 		assert.Empty(t, must.Get(client(first))(t))
 		require.ErrorIs(t, server(strict), linkerdproxy.ErrExpired)
 		require.ErrorIs(t, server(first), linkerdproxy.ErrExpired)

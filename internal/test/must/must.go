@@ -27,3 +27,9 @@ func Get2[T, U any](v T, u U, err error) func(t require.TestingT, message ...any
 }
 
 type helper interface{ Helper() }
+
+// Err returns the error of a call with a value, for what a test requires of it.
+func Err[T any](_ T, err error) error { return err }
+
+// Err2 is [Err] for calls with two values.
+func Err2[T, U any](_ T, _ U, err error) error { return err }

@@ -474,8 +474,7 @@ func withdrawalEndsConnections(t *testing.T) {
 		start := time.Now()
 		withdraw()
 		require.NoError(t, conns[i].SetReadDeadline(start.Add(30*time.Second)))
-		_, err := conns[i].Read(make([]byte, 1))
-		require.Error(t, err)
+		require.Error(t, must.Err(conns[i].Read(make([]byte, 1))))
 		assert.LessOrEqual(t, time.Since(start), time.Second)
 	}
 	ends(0, func() { require.NoError(t, policy.Set(spiffe.AllowIDs(ids[1:]...))) })

@@ -469,8 +469,7 @@ func httpClient(t *testing.T, leaf *x509.Certificate, key crypto.Signer) *http.C
 	require.NoError(t, os.WriteFile(cert, pki.MarshalCertificatesPEM(leaf), 0o600))
 	require.NoError(t, os.WriteFile(private, pem, 0o600))
 	c := must.Get(caclient.NewHTTPClient(caclient.TLSOptions{CertificateFile: cert, KeyFile: private}))(t)
-	_, err := c.Get("https://127.0.0.1:1/")
-	require.Error(t, err)
+	require.Error(t, must.Err(c.Get("https://127.0.0.1:1/")))
 	return c
 }
 
