@@ -63,11 +63,10 @@ func TestCommands(t *testing.T) {
 	assert.Contains(t, help.String(), "Usage: agent request [flags] METHOD PATH [BODY]\n")
 
 	var o options
-	p, err := newProxy([]string{
+	p := must.Get(newProxy([]string{
 		"router", "--domain", "shop.svc.cluster.local", "--proxyLogLevel=info", "--proxyComponentLogLevel=misc:error", "--log_output_level=ads:debug,default:warn",
 		"--log_as_json", "--stsPort=15463", "--outlierLogPath", "/dev/stdout",
-	}, &o, io.Discard)
-	require.NoError(t, err)
+	}, &o, io.Discard))(t)
 	var log output
 	cfg := istioagent.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	cfg.Envoy.StatusPort = 15120
@@ -79,7 +78,7 @@ func TestCommands(t *testing.T) {
 	assert.Contains(t, log.String(), "the flag --outlierLogPath is not used: customConfigFile")
 	p = must.Get(newProxy([]string{"sidecar", "--log_output_level=none"}, &o, io.Discard))(t)
 	assert.Greater(t, p.level, slog.LevelError)
-	p, err = newProxy([]string{"sidecar", "--log_output_level=all:debug,default:debug,xds:error"}, &o, io.Discard)
+	p, err := newProxy([]string{"sidecar", "--log_output_level=all:debug,default:debug,xds:error"}, &o, io.Discard)
 	require.NoError(t, err)
 	assert.Equal(t, slog.LevelDebug, p.level)
 }

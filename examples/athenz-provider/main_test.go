@@ -132,8 +132,7 @@ func TestProvider(t *testing.T) {
 
 	// Another certificate is served when it is there, and the loss of a key is told.
 	p.Certify("provider", athenztest.Provider().String())
-	want := must.Get(os.ReadFile(p.Path("provider.pem")))(t)
-	block, _ := pem.Decode(want)
+	block, _ := pem.Decode(must.Get(os.ReadFile(p.Path("provider.pem")))(t))
 	require.NotNil(t, block)
 	served := func() []byte {
 		conn, err := tls.Dial("tcp", at["PROVIDER_ADDR"], &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.CA.Bundle().CertPool()})
@@ -175,10 +174,9 @@ func TestUsedDocuments(t *testing.T) {
 	})
 	signer := must.Get(athenz.NewSigner(p.Path("private"), "", 0))(t)
 	document := must.Get(signer.SignDocument(t.Context(), athenztest.Subject()))(t)
-	body, err := json.Marshal(map[string]any{
+	body := must.Get(json.Marshal(map[string]any{
 		"provider": athenztest.Provider().String(), "domain": "media.sports", "service": "frontend", "attestationData": document, "attributes": map[string]string{"instanceId": "web-0"},
-	})
-	require.NoError(t, err)
+	}))(t)
 	var codes []int
 	for range 2 {
 		at := programtest.Serve(t, daemon.Run, environ(p, "KUBERNETES_API="+api.URL(), "USED_DOCUMENTS=athenz/used-documents", "SIGNING_ADDR=off", "HEALTH_ADDR=off"), io.Discard, 1)
@@ -232,10 +230,9 @@ func TestServiceKey(t *testing.T) {
 	becomesReady()
 
 	serves := func(variable string) *x509.Certificate {
-		conn, err := tls.Dial("tcp", at[variable], &tls.Config{
+		conn := must.Get(tls.Dial("tcp", at[variable], &tls.Config{
 			MinVersion: tls.VersionTLS13, RootCAs: p.CA.Bundle().CertPool(), ServerName: "athenz-callback.k8s-admin.svc.cluster.local",
-		})
-		require.NoError(t, err)
+		}))(t)
 		defer conn.Close()
 		return conn.ConnectionState().PeerCertificates[0]
 	}
@@ -318,10 +315,9 @@ func TestRightsOfTheManifest(t *testing.T) {
 				"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
 			})
 			document := must.Get(signer.SignDocument(t.Context(), subject))(t)
-			body, err := json.Marshal(map[string]any{
+			body := must.Get(json.Marshal(map[string]any{
 				"provider": athenztest.Provider().String(), "domain": domain, "service": "frontend", "attestationData": document, "attributes": map[string]string{"instanceId": name},
-			})
-			require.NoError(t, err)
+			}))(t)
 			answer, err := p.MutualTLS(cafake.ZTSName).Post("https://"+at["PROVIDER_ADDR"]+"/instance", "application/json", bytes.NewReader(body))
 			require.NoError(t, err)
 			said := must.Get(io.ReadAll(answer.Body))(t)

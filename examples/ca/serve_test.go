@@ -337,11 +337,10 @@ func TestServer(t *testing.T) {
 		require.Equal(t, grpchttp.InvalidArgument, codeOf(err), err)
 	}
 
-	fetched, err := federation.Fetch(t.Context(), federation.Relationship{
+	fetched := must.Get(federation.Fetch(t.Context(), federation.Relationship{
 		TrustDomain: c.CA.TrustDomain, URL: "https://" + s.at.Bundle.Addr().String() + "/",
 		Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://cluster.local/ns/istio-system/sa/svidkit-ca"), Initial: bundle},
-	}, nil)
-	require.NoError(t, err)
+	}, nil))(t)
 	sequence, _ := fetched.Sequence()
 	require.EqualValues(t, 1, sequence)
 
@@ -519,8 +518,7 @@ func TestOnce(t *testing.T) {
 	token := must.Get(shell(t, "", arguments(dir, "-jwt", "audience", "-id", id)...))(t)
 	authority := must.Get(ca.Open(t.Context(), c.CA, mustStore(t, c)))(t)
 	validator := must.Get(jwtsvid.NewValidator(authority.Bundle(), []string{"audience"}, nil))(t)
-	verified := must.Get(validator.Validate(strings.TrimSpace(token)))(t)
-	require.Equal(t, id, verified.ID().String())
+	require.Equal(t, id, must.Get(validator.Validate(strings.TrimSpace(token)))(t).ID().String())
 
 	records := audited(t, c)
 	for _, cert := range []*x509.Certificate{certs[0], second[0]} {
@@ -993,8 +991,7 @@ func TestPluggedIn(t *testing.T) {
 	plugIn(t, filepath.Join(dir, "plugged-in"))
 	err := run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in")
-	out := must.Get(shell(t, "", arguments(dir, "-status")...))(t)
-	require.Contains(t, out, "plugged in")
+	require.Contains(t, must.Get(shell(t, "", arguments(dir, "-status")...))(t), "plugged in")
 	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-rotate")...)), "the roots are plugged in")
 
 	_, args := cluster(t)

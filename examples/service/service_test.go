@@ -58,7 +58,7 @@ func (u *until) Write(b []byte) (int, error) {
 func TestSocket(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	err := withAgent(t.Context(), func(ctx context.Context, socket string) error {
+	require.NoError(t, withAgent(t.Context(), func(ctx context.Context, socket string) error {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
 		out := &until{text: "request 3: hello", then: cancel}
@@ -67,8 +67,7 @@ func TestSocket(t *testing.T) {
 		assert.Contains(t, out.String(), "no failure")
 		assert.NotContains(t, out.String(), "an agent of our own")
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 }
 
 // With a folder of files it runs without an agent, and asks another server if it is told to.

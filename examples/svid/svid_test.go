@@ -275,8 +275,7 @@ func TestReadme(t *testing.T) {
 		t.Skip("it is written at the end")
 	}
 	readme := must.Get(os.ReadFile("README.md"))(t)
-	want := must.Get(readmeOf("README.md"))(t)
-	assert.Equal(t, string(want), string(readme), "write it again with -update")
+	assert.Equal(t, string(must.Get(readmeOf("README.md"))(t)), string(readme), "write it again with -update")
 	for _, c := range commands {
 		assert.Contains(t, string(readme), "\n$ svid "+c.words, "each command is shown")
 	}
@@ -425,14 +424,12 @@ func TestBundleOIDC(t *testing.T) {
 		"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256"]}`, read(t, dir, ".well-known", "openid-configuration"))
 	assert.Contains(t, read(t, dir, "keys"), `{"use":"sig","alg":"ES256","kid":"jwt-1","kty":"EC"`)
 	if runtime.GOOS != "windows" {
-		info := must.Get(os.Stat(filepath.Join(dir, "keys")))(t)
-		assert.Equal(t, fs.FileMode(0o644), info.Mode(), "public")
+		assert.Equal(t, fs.FileMode(0o644), must.Get(os.Stat(filepath.Join(dir, "keys")))(t).Mode(), "public")
 	}
 	before := must.Get(os.Stat(filepath.Join(dir, "keys")))(t)
 	got = svid(t, args...)
 	require.Equal(t, 0, got.code, got.errOut)
-	after := must.Get(os.Stat(filepath.Join(dir, "keys")))(t)
-	assert.True(t, os.SameFile(before, after), "unchanged")
+	assert.True(t, os.SameFile(before, must.Get(os.Stat(filepath.Join(dir, "keys")))(t)), "unchanged")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "keys"), []byte("{"), 0o644))
 	got = svid(t, args...)
 	require.Equal(t, 0, got.code, got.errOut)

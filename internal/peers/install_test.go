@@ -679,8 +679,7 @@ func useAgent(t *testing.T, c *peers.Cluster, dir string, web *manifestObject, c
 	chain := must.Get(os.ReadFile(filepath.Join(root, app.VolumeMounts[0].MountPath, "cert-chain.pem")))(t)
 	certs := must.Get(pki.ParseCertificatesPEM(chain))(t)
 	id := must.Get(spiffe.IDFromCertificate(certs[0]))(t)
-	page := must.Get(os.ReadFile("../../examples/KUBERNETES.md"))(t)
-	assert.Contains(t, string(page), "`"+id.String()+"`")
+	assert.Contains(t, string(must.Get(os.ReadFile("../../examples/KUBERNETES.md"))(t)), "`"+id.String()+"`")
 }
 
 var pageBlock = regexp.MustCompile(`<!-- run -->\n\n((?:    .*\n|\n)+)`)

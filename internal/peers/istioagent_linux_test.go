@@ -622,7 +622,7 @@ func inbound(t *testing.T) []byte {
 			m.Message(2, content)
 		})
 	}
-	b, err := protofield.Write(func(m w) {
+	b := must.Get(protofield.Write(func(m w) {
 		m.AddText(1, "virtualInbound")
 		m.Message(2, func(m w) { m.Message(1, func(m w) { m.AddText(2, "127.0.0.1"); m.AddVarint(3, 15006) }) })
 		m.Message(3, func(m w) {
@@ -653,8 +653,7 @@ func inbound(t *testing.T) []byte {
 			})
 		})
 		m.AddVarint(16, 1) // traffic_direction: INBOUND
-	})
-	require.NoError(t, err)
+	}))(t)
 	return b
 }
 
@@ -927,12 +926,11 @@ func podEnvironment(t *testing.T, dir string, more ...string) []string {
 			metadata[name] = value
 		}
 	}
-	config, err := json.Marshal(map[string]any{
+	config := must.Get(json.Marshal(map[string]any{
 		"proxyMetadata": metadata,
 		"binaryPath":    filepath.Join(dir, "envoy"), "configPath": filepath.Join(dir, "etc/istio/proxy"), "discoveryAddress": "127.0.0.1:15012", "terminationDrainDuration": "1s",
 		"proxyBootstrapTemplatePath": filepath.Join(strings.TrimSpace(string(source)), "tools/packaging/common/envoy_bootstrap.json"),
-	})
-	require.NoError(t, err)
+	}))(t)
 	return append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "CA_ADDR=127.0.0.1:15012", "TRUST_DOMAIN=" + domain.String(), "POD_NAMESPACE=prod", "SERVICE_ACCOUNT=web",
 		"POD_NAME=web-1", "INSTANCE_IP=127.0.0.1", "OUTPUT_CERTS=" + filepath.Join(dir, "certs"), "SECRET_GRACE_PERIOD_RATIO=0.5",
@@ -975,15 +973,14 @@ func TestPilotAgent(t *testing.T) {
 	// serve serves our CA where the agent calls it, and counts the calls.
 	serve := func(t *testing.T, l net.Listener) *atomic.Int64 {
 		var calls atomic.Int64
-		server, err := caserver.New(caserver.Options{
+		server := must.Get(caserver.New(caserver.Options{
 			CA: authority, TrustDomain: domain,
 			Identity: caservertest.Identity(t, authority, spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/ca"), pki.IPSAN(net.IPv4(127, 0, 0, 1))),
 			Istio: &istioca.Options{Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
 				calls.Add(1)
 				return tokens.Authenticate(r)
 			})},
-		})
-		require.NoError(t, err)
+		}))(t)
 		background(t, func(ctx context.Context) { _ = server.Run(ctx, caserver.Listeners{Istio: l}) })
 		return &calls
 	}

@@ -552,6 +552,5 @@ func bundleCerts(b *spiffe.Bundle) []*x509.Certificate { return slices.Collect(b
 
 func newBundle(t testing.TB) *spiffe.Bundle {
 	t.Helper()
-	a := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
-	return a.Bundle()
+	return must.Get(ca.New(ca.Config{TrustDomain: domain}))(t).Bundle()
 }

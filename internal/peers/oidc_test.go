@@ -60,12 +60,11 @@ func newOIDCIssuer(t *testing.T, algorithm string) *oidcIssuer {
 
 func authorityOf(t *testing.T, issuer, algorithm string) *ca.Authority {
 	t.Helper()
-	a, err := ca.New(ca.Config{
+	a := must.Get(ca.New(ca.Config{
 		TrustDomain: domain, RefreshHint: time.Second,
 		JWT:      &ca.JWTConfig{Issuer: issuer, Algorithm: algorithm, KeyTTL: 6 * time.Second, Propagation: 2 * time.Second},
 		Rotation: ca.Rotation{Propagation: time.Second},
-	})
-	require.NoError(t, err)
+	}))(t)
 	return a
 }
 
@@ -129,8 +128,7 @@ func TestGoOIDC(t *testing.T) {
 			t.Parallel()
 			i := newOIDCIssuer(t, algorithm)
 			ctx := oidc.ClientContext(t.Context(), i.client)
-			provider := must.Get(oidc.NewProvider(ctx, i.url))(t)
-			verifier := provider.Verifier(&oidc.Config{ClientID: "app"})
+			verifier := must.Get(oidc.NewProvider(ctx, i.url))(t).Verifier(&oidc.Config{ClientID: "app"})
 			i.judged(t, webID, "app", func(token string) error {
 				id, err := verifier.Verify(ctx, token)
 				switch {
@@ -388,10 +386,9 @@ func TestKeycloak(t *testing.T) {
 		transport := must.Get(endpoint.Transport())(t)
 		transport.DisableKeepAlives = true // each request shows the certificate of then
 		ask := func(id string) *tokensource.Source {
-			s, err := tokensource.ClientCredentials(tokensource.ClientOptions{
+			s := must.Get(tokensource.ClientCredentials(tokensource.ClientOptions{
 				URL: strings.Replace(k.TokenURL("prod"), k.URL, k.TLS, 1), ClientID: id, HTTPClient: &http.Client{Transport: transport},
-			})
-			require.NoError(t, err)
+			}))(t)
 			return s
 		}
 		tokens, distinct, serials := ask("by-certificate"), map[string]bool{}, map[string]bool{}

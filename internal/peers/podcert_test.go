@@ -390,8 +390,7 @@ func TestPods(t *testing.T) {
 	// The records say which pod asked, on which node.
 	var records []byte
 	for _, state := range a.states {
-		text := must.Get(os.ReadFile(filepath.Join(state, "audit.jsonl")))(t)
-		records = append(records, text...)
+		records = append(records, must.Get(os.ReadFile(filepath.Join(state, "audit.jsonl")))(t)...)
 	}
 	require.Regexp(t, `"caller":"system:node:node-0","method":"pod-certificate-request",[^\n]*"pod":"web-0",[^\n]*"node":"node-0",[^\n]*"request":"req-`, string(records))
 }

@@ -77,10 +77,9 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 	if machine {
 		file := filepath.Join(filepath.Dir(socket), "workloads.json")
 		require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `{"workloads": [{"match": {"uid": %d}, "identities": [{"id": %q, "audiences": ["db"]}]}]}`, os.Getuid(), webID), 0o600))
-		agent, err := workloadagent.New(workloadagent.Config{
+		agent := must.Get(workloadagent.New(workloadagent.Config{
 			File: file, Source: m, TrustDomain: webID.TrustDomain(), IssueJWTSVID: authority.IssueJWTSVID, ValidateJWTSVID: validator.ValidateJWTSVID,
-		})
-		require.NoError(t, err)
+		}))(t)
 		background(t, func(ctx context.Context) { _ = agent.Run(ctx) })
 		h = agent
 	} else {

@@ -165,10 +165,9 @@ func newDatabase(t *testing.T, s databaseKind) *database {
 	}
 	// The names are those of svid watch.
 	var err error
-	d.sink, err = filesink.New(filesink.Config{
+	d.sink = must.Get(filesink.New(filesink.Config{
 		Source: d.self, Dir: d.file("identity"), CertName: "svid.pem", KeyName: "svid-key.pem", RootsName: "bundle.pem", KeyMode: mode,
-	})
-	require.NoError(t, err)
+	}))(t)
 	must.Get(d.sink.Write())(t)
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Allow: spiffe.AllowIDs(databaseID)})
 	require.NoError(t, err)

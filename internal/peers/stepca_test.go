@@ -50,8 +50,7 @@ func TestStepCA(t *testing.T) {
 		}
 		require.NoError(t, json.Unmarshal(data, &answer), "%s", data)
 		for _, text := range append(answer.Chain, answer.Roots...) {
-			certs := must.Get(pki.ParseCertificatesPEM([]byte(text)))(t)
-			chain = append(chain, certs...)
+			chain = append(chain, must.Get(pki.ParseCertificatesPEM([]byte(text)))(t)...)
 		}
 		return response.StatusCode, chain
 	}

@@ -52,11 +52,10 @@ func TestRead(t *testing.T) {
 	assert.Empty(t, v.Unused())
 	assert.False(t, v.Set("NAME"))
 
-	v, err := table.Read([]string{
+	v = must.Get(table.Read([]string{
 		"NAME=db=2", "KIND=two", "FILE=/etc/x", "SECRET_TTL=90s", "SIZE=0", "SECRET_RATIO=1", "ON=F", "ITEMS= a,,b ,", "PASSWORD=7",
 		"CA_HEADER_x-Key=1", "CA_HEADER_OF=2", "CA_HEADER_=3", "SECRET_TLL=1s", "CA_X=y", "GONE=what", "GONE_B=1", "GONE_A=1", "OTHER=1", "NO", "EMPTY=",
-	})
-	require.NoError(t, err)
+	}))(t)
 	assert.Equal(t, "db=2", v.Text("NAME"))
 	assert.Equal(t, "/etc/x", v.Text("FILE"))
 	assert.Equal(t, 90*time.Second, v.Duration("SECRET_TTL"))

@@ -240,8 +240,7 @@ func TestLongPrincipal(t *testing.T) {
 	assert.Contains(t, c.Log.String(), "a common name 64 at most")
 	c.Put("web-0", func(o object) { o["spec"].(object)["serviceAccountName"] = long[:51] })
 	c.ZTS.Change(func(r *cafake.ZTSRules) { r.Services = append(r.Services, "media.sports."+long[:51]) })
-	i := must.Get(c.pod("web-0").Init(t.Context()))(t)
-	assert.Len(t, i.Credential.Leaf().Subject.CommonName, 64)
+	assert.Len(t, must.Get(c.pod("web-0").Init(t.Context()))(t).Credential.Leaf().Subject.CommonName, 64)
 	_, err := c.pod("gone-0").Init(t.Context())
 	var told interface {
 		Retryable() (time.Duration, bool)
@@ -943,8 +942,7 @@ func TestVolumesRemovedInPart(t *testing.T) {
 	t.Parallel()
 	for _, stuck := range []string{"data.json", "data.json.new", "context.json", "context.json.new", "mount/id", "mount/connect"} {
 		v := nodeagent.Volumes(t.TempDir())
-		handle := must.Get(v.Add("/crash", namespace, "web-0"))(t)
-		dir := filepath.Join(string(v), handle)
+		dir := filepath.Join(string(v), must.Get(v.Add("/crash", namespace, "web-0"))(t))
 		there := func(name string) bool {
 			_, err := os.Lstat(filepath.Join(dir, name))
 			return err == nil

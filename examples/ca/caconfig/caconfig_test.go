@@ -146,8 +146,7 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 	require.NoError(t, os.MkdirAll(dir, 0o700))
 	_, err = newConfig(t, dir, "-create=false").Open(t.Context(), caconfig.OpenOptions{})
 	require.ErrorIs(t, err, ca.ErrNoRecord)
-	left := must.Get(os.ReadDir(dir))(t, "it was there before")
-	require.Empty(t, left)
+	require.Empty(t, must.Get(os.ReadDir(dir))(t, "it was there before"))
 
 	audit := filepath.Join(dir, "audit.jsonl")
 	require.NoError(t, os.WriteFile(audit, nil, 0o600))
@@ -295,8 +294,7 @@ func TestOpen(t *testing.T) {
 	reader.WriteStatus(&status)
 	require.Contains(t, status.String(), "distributing, signs from ")
 	require.NotContains(t, status.String(), "tainted")
-	after := must.Get(store.Load(t.Context()))(t)
-	require.Equal(t, before.Version, after.Version, "the store is as it was")
+	require.Equal(t, before.Version, must.Get(store.Load(t.Context()))(t).Version, "the store is as it was")
 
 	require.ErrorContains(t, must.Err(newConfig(t, "").Open(t.Context(), caconfig.OpenOptions{})), "-state-dir")
 }

@@ -160,8 +160,7 @@ func TestRenewByCertificate(t *testing.T) {
 func TestMayCreate(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	may := func(args ...string) bool {
-		c := must.Get(parse(args, env{}.get, io.Discard, false))(t)
-		return c.mayCreate()
+		return must.Get(parse(args, env{}.get, io.Discard, false))(t).mayCreate()
 	}
 	elsewhere := t.TempDir()
 	assert.True(t, may(), "there is no folder yet")

@@ -320,11 +320,10 @@ func (r *recording) require(t *testing.T, fired map[string]window) {
 		inputs = append(inputs, input{key, strings.Join(values, " ")})
 	}
 	rules := must.Get(filepath.Abs("rules.yaml"))(t)
-	data, err := json.Marshal(map[string]any{ // which is YAML, too
+	data := must.Get(json.Marshal(map[string]any{ // which is YAML, too
 		"rule_files": []string{rules}, "evaluation_interval": interval.String(),
 		"tests": []any{map[string]any{"interval": interval.String(), "input_series": inputs, "promql_expr_test": tests}},
-	})
-	require.NoError(t, err)
+	}))(t)
 	file := filepath.Join(t.TempDir(), "test.json")
 	require.NoError(t, os.WriteFile(file, data, 0o600))
 	promtool(t, "test", "rules", file)

@@ -226,10 +226,9 @@ func TestSources(t *testing.T) {
 	workload := must.Get(agent.SVID())(t)
 	keys.add(t, workload.Signer())
 
-	files, err := filesource.Start(t.Context(), filesource.Config{
+	files := must.Get(filesource.Start(t.Context(), filesource.Config{
 		CertFile: certFile, KeyFile: keyFile, Bundles: []filesource.BundleFile{{Path: rootFile, TrustDomain: ca.Bundle().TrustDomain()}},
-	})
-	require.NoError(t, err)
+	}))(t)
 	t.Cleanup(func() { require.NoError(t, files.Close()) })
 
 	sink := must.Get(filesink.Start(t.Context(), filesink.Config{Source: agent, Dir: t.TempDir()}))(t)
@@ -260,10 +259,9 @@ func TestSources(t *testing.T) {
 		w.Header().Set("Grpc-Status", "7")
 		w.Header().Set("Grpc-Message", "refused: "+r.Header.Get("Authorization"))
 	}))
-	proxy, err := xdsproxy.NewHandler(xdsproxy.Config{
+	proxy := must.Get(xdsproxy.NewHandler(xdsproxy.Config{
 		URL: address, HTTPClient: control, AllowPlaintext: true, Token: func(context.Context) (string, error) { return token, nil },
-	})
-	require.NoError(t, err)
+	}))(t)
 	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
 	stream, _ := discovery(t, proxy, "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources", &envoysds.DiscoveryRequest{})
 	require.Error(t, must.Err(stream.Receive()))

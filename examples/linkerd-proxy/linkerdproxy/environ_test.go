@@ -250,11 +250,10 @@ func TestWithoutIdentity(t *testing.T) {
 	e := must.Get(linkerdproxy.FromEnviron([]string{"PATH=/bin"}, nil))(t)
 	assert.Equal(t, new(linkerdproxy.Environment), e)
 	require.ErrorContains(t, must.Err(linkerdproxy.New(e.Config)), "Config.Name")
-	e, err := linkerdproxy.FromEnviron([]string{
+	e = must.Get(linkerdproxy.FromEnviron([]string{
 		"LINKERD2_PROXY_DESTINATION_SVC_ADDR=linkerd-dst.linkerd:8086", "LINKERD2_PROXY_POLICY_SVC_ADDR=linkerd-policy.linkerd:8090",
 		p + "MIN_REFRESH=10s", "_pod_ns=emojivoto", p + "LOCAL_NAME=",
-	}, nil)
-	require.NoError(t, err)
+	}, nil))(t)
 	assert.Empty(t, e.Name)
 	assert.Equal(t, linkerdproxy.Service{Addr: "linkerd-dst.linkerd:8086"}, e.Destination)
 	assert.Equal(t, linkerdproxy.Service{Addr: "linkerd-policy.linkerd:8090"}, e.Policy)

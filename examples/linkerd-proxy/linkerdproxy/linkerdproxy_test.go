@@ -92,8 +92,7 @@ func TestCertifyLoopback(t *testing.T) {
 	c := meshtest.New(t, meshtest.Options{Life: time.Minute, Plaintext: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	id := must.Get(linkerdproxy.Start(ctx, c.Config(t, web)))(t)
-	require.NoError(t, id.Close())
+	require.NoError(t, must.Get(linkerdproxy.Start(ctx, c.Config(t, web)))(t).Close())
 }
 
 // The names of this host, as Linkerd writes them, too, lead to it, and not to where a name server says.
@@ -432,8 +431,7 @@ func TestRun(t *testing.T) {
 	}
 	require.NoError(t, id.Close())
 	require.Error(t, id.Run(t.Context()))
-	c := must.Get(id.Credential())(t)
-	assert.Equal(t, elliptic.P256(), c.Leaf().PublicKey.(*ecdsa.PublicKey).Curve)
+	assert.Equal(t, elliptic.P256(), must.Get(id.Credential())(t).Leaf().PublicKey.(*ecdsa.PublicKey).Curve)
 }
 
 // A certifier that changes its issuer before the proxies have the anchor of the new one replaces nothing.

@@ -62,8 +62,7 @@ func TestStore(t *testing.T) {
 	other := certified(t, s, web, func(c *linkerdproxy.Config) { c.Dir, c.CurrentNames = current, true })
 	assert.Equal(t, []string{"csr.der", "key.p8"}, files(t, current))
 	assert.Nil(t, other.Environ())
-	c2 := must.Get(other.Credential())(t)
-	assert.False(t, pki.PublicKeysEqual(c.Leaf().PublicKey, c2.Leaf().PublicKey))
+	assert.False(t, pki.PublicKeysEqual(c.Leaf().PublicKey, must.Get(other.Credential())(t).Leaf().PublicKey))
 }
 
 // Whatever is wrong with the token or the store is found before there is a key.

@@ -138,10 +138,9 @@ func TestBlockedLog(t *testing.T) {
 			from := spiffetest.NewCA(t, "example.org").Source("/web")
 			sink, err := filesink.Start(t.Context(), filesink.Config{Dir: dir, CertName: "cert.pem", KeyName: "key.pem", RootsName: "roots.pem", Source: from, Logger: log})
 			require.NoError(t, err)
-			src, err := filesource.Start(t.Context(), filesource.Config{
+			src := must.Get(filesource.Start(t.Context(), filesource.Config{
 				CertFile: filepath.Join(dir, "cert.pem"), KeyFile: filepath.Join(dir, "key.pem"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "roots.pem"), TrustDomain: td}}, Logger: log,
-			})
-			require.NoError(t, err)
+			}))(t)
 			first := must.Get(src.SVID())(t)
 			from.Renew()
 			seen(t, func() bool { now, err := src.SVID(); return err == nil && now != first })
@@ -235,8 +234,7 @@ func TestBlockedLog(t *testing.T) {
 			require.NoError(t, s.Listen())
 			served := make(chan error, 1)
 			go func() { served <- s.Run(ctx) }()
-			resp := must.Get(sds.UnixClient(s.Path).Get("http://localhost/"))(t)
-			require.NoError(t, resp.Body.Close())
+			require.NoError(t, must.Get(sds.UnixClient(s.Path).Get("http://localhost/"))(t).Body.Close())
 			end()
 			require.NoError(t, <-served)
 		},

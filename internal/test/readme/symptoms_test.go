@@ -273,10 +273,9 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 			s.EnableHTTP2 = true
 			s.StartTLS()
 			t.Cleanup(s.Close)
-			c, err := istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
+			c := must.Get(istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
 				URL: s.URL, HTTPClient: s.Client(), TrustDomain: ours.TrustDomain(), Token: func(context.Context) (string, error) { return "x", nil },
-			}})
-			require.NoError(t, err)
+			}}))(t)
 			k := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 			csr := must.Get(pki.NewCSR(k, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web.ID())}}))(t)
 			_, err = c.Sign(t.Context(), csr, time.Hour)

@@ -153,11 +153,10 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	t.Cleanup(func() { _ = os.RemoveAll(folder) })
 	roots := filepath.Join(t.TempDir(), "roots.pem")
 	require.NoError(t, os.WriteFile(roots, bundle.MarshalPEM(), 0o600))
-	agentConfig, err := istioagent.FromEnvironment([]string{
+	agentConfig := must.Get(istioagent.FromEnvironment([]string{
 		"TRUST_DOMAIN=" + td.String(), "FILE_MOUNTED_CERTS=true", "PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=0s",
 		"ISTIO_META_TLS_CLIENT_CERT_CHAIN=" + mounted, "ISTIO_META_TLS_CLIENT_KEY=" + mounted, "ISTIO_META_TLS_CLIENT_ROOT_CERT=" + roots,
-	})
-	require.NoError(t, err)
+	}))(t)
 	agentConfig.Root = folder
 	agent := must.Get(istioagent.Start(t.Context(), agentConfig))(t)
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
@@ -182,19 +181,17 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	instance := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
 	}
-	ztsCA, err := ztsclient.New(ztsclient.Options{
+	ztsCA := must.Get(ztsclient.New(ztsclient.Options{
 		Endpoint: caclient.Endpoint{URL: "https://zts.example.org", TrustDomain: td, RootsFile: "roots.pem"}, Instance: instance,
 		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
-	})
-	require.NoError(t, err)
+	}))(t)
 	podFiles := t.TempDir()
 	for name, b := range map[string][]byte{"cert": certsPEM, "key": keyPEM} {
 		require.NoError(t, os.WriteFile(filepath.Join(podFiles, name), b, 0o600))
 	}
-	pod, err := sidecar.New(sidecar.Config{Socket: "agent.sock", HandleFile: "id", Files: sidecar.Files{
+	pod := must.Get(sidecar.New(sidecar.Config{Socket: "agent.sock", HandleFile: "id", Files: sidecar.Files{
 		KeyFile: filepath.Join(podFiles, "key"), CertificateFile: filepath.Join(podFiles, "cert"), RootsFile: filepath.Join(podFiles, "roots"),
-	}})
-	require.NoError(t, err)
+	}}))(t)
 	podIdentity := must.Get(pod.Identity())(t)
 	return map[string]holder{
 		"examples/linkerd-proxy/linkerdproxy.Identity": {member, memberKey},
@@ -254,11 +251,10 @@ func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []c
 	for file, b := range map[string][]byte{"key.der": der, "csr.p8": csr.DER(), "token": []byte("t")} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, file), b, 0o600))
 	}
-	id, err := linkerdproxy.New(linkerdproxy.Config{
+	id := must.Get(linkerdproxy.New(linkerdproxy.Config{
 		Name: name, Anchors: pki.MarshalCertificatesPEM(issuer.Certificate()), Certifier: linkerdproxy.Service{Addr: "127.0.0.1:1"},
 		TokenFile: filepath.Join(dir, "token"), KeyFile: filepath.Join(dir, "key.der"), CSRFile: filepath.Join(dir, "csr.p8"),
-	})
-	require.NoError(t, err)
+	}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- id.Run(ctx) }()
@@ -492,17 +488,15 @@ func TestNoTokenPrints(t *testing.T) {
 	t.Cleanup(echo.Close)
 	static := tokensource.Static(token)
 	exchange := func(path string) *tokensource.Source {
-		s := must.Get(tokensource.Exchange(static, tokensource.ClientOptions{URL: echo.URL + path}))(t)
-		return s
+		return must.Get(tokensource.Exchange(static, tokensource.ClientOptions{URL: echo.URL + path}))(t)
 	}
 	kept, refused := exchange("/good"), exchange("/bad")
 	require.Equal(t, token, must.Get(kept.Token(t.Context()))(t))
 	_, refusal := refused.Token(t.Context())
 	require.Error(t, refusal)
-	ca, err := istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
+	ca := must.Get(istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
 		URL: "https://127.0.0.1:1", TrustDomain: td, Token: func(context.Context) (string, error) { return token, nil },
-	}})
-	require.NoError(t, err)
+	}}))(t)
 	for name, v := range map[string]any{
 		"a static token": static, "a token that is kept": kept, "a token that was refused": refused, "the refusal": refusal,
 		"options": &tokensource.ClientOptions{Issuer: "i", ClientAssertion: static}, "a CA client": ca,
