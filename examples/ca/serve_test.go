@@ -232,10 +232,9 @@ func checkLinkerd(chain []*x509.Certificate, name string, b *spiffe.Bundle) erro
 	for _, cert := range chain[1:] {
 		between.AddCert(cert)
 	}
-	_, err := chain[0].Verify(x509.VerifyOptions{
+	return must.Err(chain[0].Verify(x509.VerifyOptions{
 		DNSName: name, Roots: b.CertPool(), Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
-	})
-	return err
+	}))
 }
 
 // requireUnauthenticated says that the CA does not authenticate a caller with that token.

@@ -286,8 +286,7 @@ umask ` + u["UMask"][0] + "\n"
 		eventually(fetch)
 		require.NoError(t, answers("http://127.0.0.1:15024/ready", "ok"))
 		eventually(func() error {
-			_, err := os.Stat("/run/identity/nginx/credential-bundle.private-key.x509.pem")
-			return err
+			return must.Err(os.Stat("/run/identity/nginx/credential-bundle.private-key.x509.pem"))
 		})
 		end()
 	}

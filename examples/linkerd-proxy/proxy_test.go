@@ -442,8 +442,7 @@ func TestPassThrough(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = http.ReadResponse(bufio.NewReader(c), nil)
-		return err
+		return must.Err(http.ReadResponse(bufio.NewReader(c), nil))
 	}
 	mutual, _ := inbound(t, id, func(c *config) { c.requireTLS = true })
 	require.NoError(t, anonymous(mutual))

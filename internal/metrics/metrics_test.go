@@ -117,8 +117,7 @@ func TestIncAllocatesNothing(t *testing.T) {
 
 func text(s string) func(io.Writer) error {
 	return func(w io.Writer) error {
-		_, err := io.WriteString(w, s)
-		return err
+		return must.Err(io.WriteString(w, s))
 	}
 }
 

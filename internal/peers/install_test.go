@@ -961,8 +961,7 @@ func useStore(t *testing.T, c *cluster, namespace string, client *http.Client) e
 	if _, err := s.Load(t.Context()); err != nil {
 		return err
 	}
-	_, err = s.Save(t.Context(), ca.NewRecord(version, data))
-	return err
+	return must.Err(s.Save(t.Context(), ca.NewRecord(version, data)))
 }
 
 // useTokens reviews a token, and asks for a workload of the node of its pod.

@@ -754,8 +754,7 @@ func TestIstioBootstrap(t *testing.T) {
 					TLSClientConfig: &tls.Config{
 						MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*probe.TLSCertificate()}, InsecureSkipVerify: true, // there is no DNS name
 						VerifyConnection: func(c tls.ConnectionState) error {
-							_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots})
-							return err
+							return must.Err(c.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots}))
 						},
 					},
 				}}

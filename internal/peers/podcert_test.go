@@ -144,8 +144,7 @@ func newPodCA(t testing.TB, c *peers.Cluster, dir string, replicas int, more ...
 		a.start(i)
 		if i == 0 { // which makes the CA
 			a.replicas[i].Ready(t, func() error {
-				_, err := os.Stat(filepath.Join(a.states[i], "root-cert.pem"))
-				return err
+				return must.Err(os.Stat(filepath.Join(a.states[i], "root-cert.pem")))
 			})
 		}
 	}

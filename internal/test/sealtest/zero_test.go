@@ -3,6 +3,7 @@ package sealtest
 import (
 	"bytes"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -53,82 +54,9 @@ import (
 
 // walk is a program that calls each method of zero values, twice, and prints what panics and what does not return. %s are the
 // imports and the values.
-const walk = `package main
-
-import (
-	"context"
-	"fmt"
-	"io"
-	"net/http"
-	"net/http/httptest"
-	"os"
-	"reflect"
-	"strconv"
-	"strings"
-	"time"
-%s)
-
-var values = []any{
-%s}
-
-var args = map[reflect.Type]func() any{
-	reflect.TypeFor[context.Context](): func() any {
-		ctx, _ := context.WithTimeout(context.Background(), 20*time.Millisecond)
-		return ctx
-	},
-	reflect.TypeFor[io.Writer]():           func() any { return io.Discard },
-	reflect.TypeFor[http.ResponseWriter](): func() any { return httptest.NewRecorder() },
-	reflect.TypeFor[*http.Request]():       func() any { return httptest.NewRequest("GET", "/", nil) },
-}
-
-// call calls a method and says what went wrong.
-func call(m reflect.Value) string {
-	t := m.Type()
-	in := make([]reflect.Value, 0, t.NumIn())
-	for i := range t.NumIn() {
-		if t.IsVariadic() && i == t.NumIn()-1 {
-			break
-		}
-		v := reflect.Zero(t.In(i))
-		if make := args[t.In(i)]; make != nil {
-			v = reflect.ValueOf(make())
-		}
-		in = append(in, v)
-	}
-	done := make(chan string, 1)
-	go func() {
-		defer func() {
-			if r := recover(); r != nil {
-				done <- fmt.Sprint("panics: ", strings.ReplaceAll(fmt.Sprint(r), "\n", " "))
-			}
-		}()
-		m.Call(in)
-		done <- ""
-	}()
-	select {
-	case text := <-done:
-		return text
-	case <-time.After(5 * time.Second):
-		return "hangs"
-	}
-}
-
-func main() {
-	from, _ := strconv.Atoi(os.Args[1])
-	for at, v := range values[from:] {
-		t := reflect.TypeOf(v)
-		fmt.Println("at", from+at, t) // what is printed last has ended the program
-		for i := range t.NumMethod() {
-			zero := reflect.New(t.Elem())
-			for range 2 {
-				if text := call(zero.Method(i)); text != "" {
-					fmt.Printf("%%s.%%s %%s\n", strings.TrimPrefix(t.String(), "*"), t.Method(i).Name, text)
-				}
-			}
-		}
-	}
-}
-`
+//
+//go:embed testdata/walk.go.txt
+var walk string
 
 // TestZeroValues calls each method of a zero value of each exported struct, and again. Many are of use only as a constructor has
 // made them, and panic: but none keeps a caller waiting, such as by a lock that a panic has left, and none ends the program by a
@@ -370,11 +298,10 @@ var fields = map[string]struct {
 	"workloadapi.Update.Bundles":  {what: told},
 
 	"athenz.ProviderConfig.Verifier": {refused, func(*testing.T, *spiffetest.Source) error {
-		_, err := athenz.NewProvider(athenz.ProviderConfig{
+		return must.Err(athenz.NewProvider(athenz.ProviderConfig{
 			Service: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Verifier: new(athenz.Verifier), Suffix: "svc.cluster.local",
 			ZTS: authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential }), Pods: noPods{},
-		})
-		return err
+		}))
 	}},
 	"ca.Config.JWT": {ready, func(t *testing.T, _ *spiffetest.Source) error {
 		a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), JWT: new(ca.JWTConfig)})
@@ -419,8 +346,7 @@ var fields = map[string]struct {
 		return handshakes(t, s, spiffetls.Config{Governor: new(spiffetls.Governor)})
 	}},
 	"workloadapi.Config.Client": {refused, func(_ *testing.T, _ *spiffetest.Source) error {
-		_, err := workloadapi.New(workloadapi.Config{Client: new(workloadapi.Client)})
-		return err
+		return must.Err(workloadapi.New(workloadapi.Config{Client: new(workloadapi.Client)}))
 	}},
 	"workloadserver.Identity.SVID": {refused, func(t *testing.T, s *spiffetest.Source) error {
 		h, err := workloadserver.NewHandler(s, &workloadserver.Options{Identities: func(context.Context) ([]workloadserver.Identity, error) {
@@ -454,8 +380,7 @@ func serverOf(t *testing.T, o caserver.Options) error {
 	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
 	id := spiffe.MustParseID("spiffe://example.org/ca")
 	o.CA, o.TrustDomain, o.Identity = a, id.TrustDomain(), caservertest.Identity(t, a, id)
-	_, err := caserver.New(o)
-	return err
+	return must.Err(caserver.New(o))
 }
 
 // handshakes makes two, as the first may leave a lock.
