@@ -1,35 +1,58 @@
 // Package must is for calls that a test needs to succeed: must.Get(os.ReadFile(name))(t) is the file, or the test ends.
 package must
 
-import "github.com/stretchr/testify/require"
+import "fmt"
 
-// Get returns the value of a call that may fail to the test t, which ends if the call failed. The message is that of
-// [require.NoError].
-func Get[T any](v T, err error) func(t require.TestingT, message ...any) T {
-	return func(t require.TestingT, message ...any) T {
-		if h, ok := t.(helper); ok {
-			h.Helper()
+// T is what a test, and what waits for one, has.
+type T interface {
+	Errorf(format string, args ...any)
+	FailNow()
+}
+
+// Get returns the value of a call that may fail to the test t, which ends if the call failed. The message, as of testify, goes
+// with the error.
+func Get[V any](v V, err error) func(t T, message ...any) V {
+	return func(t T, message ...any) V {
+		if err != nil {
+			if h, ok := t.(interface{ Helper() }); ok {
+				h.Helper()
+			}
+			fail(t, err, message)
 		}
-		require.NoError(t, err, message...)
 		return v
 	}
 }
 
 // Get2 is [Get] for calls with two values.
-func Get2[T, U any](v T, u U, err error) func(t require.TestingT, message ...any) (T, U) {
-	return func(t require.TestingT, message ...any) (T, U) {
-		if h, ok := t.(helper); ok {
-			h.Helper()
+func Get2[V, W any](v V, w W, err error) func(t T, message ...any) (V, W) {
+	return func(t T, message ...any) (V, W) {
+		if err != nil {
+			if h, ok := t.(interface{ Helper() }); ok {
+				h.Helper()
+			}
+			fail(t, err, message)
 		}
-		require.NoError(t, err, message...)
-		return v, u
+		return v, w
 	}
 }
 
-type helper interface{ Helper() }
+func fail(t T, err error, message []any) {
+	if h, ok := t.(interface{ Helper() }); ok {
+		h.Helper()
+	}
+	text := ""
+	if len(message) > 0 {
+		text = ": " + fmt.Sprint(message...)
+		if format, ok := message[0].(string); ok {
+			text = ": " + fmt.Sprintf(format, message[1:]...)
+		}
+	}
+	t.Errorf("%v%s", err, text)
+	t.FailNow()
+}
 
 // Err returns the error of a call with a value, for what a test requires of it.
-func Err[T any](_ T, err error) error { return err }
+func Err[V any](_ V, err error) error { return err }
 
 // Err2 is [Err] for calls with two values.
-func Err2[T, U any](_ T, _ U, err error) error { return err }
+func Err2[V, W any](_ V, _ W, err error) error { return err }
