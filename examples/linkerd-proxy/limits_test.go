@@ -177,15 +177,9 @@ func served(t *testing.T, h http.HandlerFunc) (dial func() net.Conn) {
 	p, err := newProxy(config{name: web, identity: id, route: func(context.Context, string) (endpoint, error) { return endpoint{}, nil }})
 	require.NoError(t, err)
 	l := memconn.Listen()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
+	runs(t, func(ctx context.Context) error {
 		ready := &queue{Listener: l, conns: make(chan net.Conn)}
-		done <- p.serve(ctx, l, ready, func(*connections) http.Handler { return h }, func(_ context.Context, c net.Conn) { ready.put(c) })
-	}()
-	t.Cleanup(func() {
-		cancel()
-		require.NoError(t, <-done)
+		return p.serve(ctx, l, ready, func(*connections) http.Handler { return h }, func(_ context.Context, c net.Conn) { ready.put(c) })
 	})
 	return func() net.Conn {
 		c := must.Get(l.DialContext(t.Context(), "tcp", ""))(t)
@@ -245,14 +239,10 @@ func openedFor(t *testing.T, program string, most int64, args []string, attack f
 	}
 	app.Start()
 	defer app.Close()
-	proxy := programtest.Start(t, "/bin/sh", nil, []string{
-		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + web, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(mesh.Authority.Bundle().MarshalPEM()),
-		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + mesh.Config(t, web).TokenFile, "LINKERD2_PROXY_IDENTITY_STORE_DIR=" + t.TempDir(),
-		"LINKERD2_PROXY_IDENTITY_ADDR=" + mesh.Addr, "LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier, "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=1s",
-	}, append([]string{"-c", `ulimit -n 512 && exec "$0" "$@"`, program, "-app", app.Listener.Addr().String(), "-inbound", "127.0.0.1:0", "-outbound", "", "-admin", "127.0.0.1:0"}, args...)...)
+	at := small(t, program, mesh, app.Listener.Addr().String(), args...)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	attack(ctx, proxy.Addr("inbound"))
+	attack(ctx, at)
 	eventually(t, func() bool { return open.Load() > most/2 }, "a share for the client")
 	time.Sleep(life)
 	before := len(mesh.Seen())
@@ -301,7 +291,7 @@ func small(t *testing.T, program string, mesh *meshtest.Controller, app string, 
 	return programtest.Start(t, "/bin/sh", nil, []string{
 		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + web, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(mesh.Authority.Bundle().MarshalPEM()),
 		"LINKERD2_PROXY_IDENTITY_TOKEN_FILE=" + mesh.Config(t, web).TokenFile, "LINKERD2_PROXY_IDENTITY_STORE_DIR=" + t.TempDir(),
-		"LINKERD2_PROXY_IDENTITY_ADDR=" + mesh.Addr, "LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
+		"LINKERD2_PROXY_IDENTITY_ADDR=" + mesh.Addr, "LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier, "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=1s",
 	}, append([]string{"-c", `ulimit -n 512 && exec "$0" "$@"`, program, "-app", app, "-inbound", "127.0.0.1:0", "-outbound", "", "-admin", "127.0.0.1:0"}, args...)...).Addr("inbound")
 }
 

@@ -94,22 +94,11 @@ func TestNothingUnread(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
 	var got atomic.Int64
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				n, _ := io.Copy(io.Discard, c)
-				got.Add(n)
-				_ = c.Close()
-			}()
-		}
-	}()
+	app := accepts(t, func(c net.Conn) {
+		n, _ := io.Copy(io.Discard, c)
+		got.Add(n)
+	})
 	const forged = "GET / HTTP/1.1\r\nHost: a\r\nl5d-client-id: admin\r\n\r\n"
 	hello := func(name string) []byte { // with a request in the place of its random bytes
 		var sent quiet
@@ -129,7 +118,7 @@ func TestNothingUnread(t *testing.T) {
 		"a failed handshake":           {false, true, append(hello(web), forged...)},
 		"a failed handshake, opaque":   {true, false, append(hello(web), forged...)},
 	} {
-		at, _ := inbound(t, id, func(cfg *config) { cfg.opaque, cfg.clientID, cfg.application = c.opaque, c.clientID, l.Addr().String() })
+		at, _ := inbound(t, id, func(cfg *config) { cfg.opaque, cfg.clientID, cfg.application = c.opaque, c.clientID, app })
 		conn := must.Get(net.Dial("tcp", at))(t)
 		must.Get(conn.Write(c.sent))(t)
 		if strings.HasPrefix(name, "a failed handshake") {
@@ -269,14 +258,22 @@ func certified(t testing.TB, c *meshtest.Controller, name string, edit ...func(*
 func uncertified(t testing.TB, c *meshtest.Controller, name string) *member {
 	t.Helper()
 	id := must.Get(linkerdproxy.New(c.Config(t, name)))(t)
+	runs(t, id.Run)
+	return &member{name, id}
+}
+
+// runs has something run until stop is called, or the test ends. That it ends well is required.
+func runs(t testing.TB, run func(context.Context) error) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- id.Run(ctx) }()
-	t.Cleanup(func() {
+	go func() { done <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(t, <-done)
 	})
-	return &member{name, id}
+	t.Cleanup(stop)
+	return stop
 }
 
 // dial connects to an endpoint.

@@ -69,13 +69,7 @@ func application(t testing.TB) (addr string) {
 func serve(t testing.TB, run func(context.Context, net.Listener) error) (addr string) {
 	t.Helper()
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx, l) }()
-	t.Cleanup(func() {
-		cancel()
-		require.NoError(t, <-done)
-	})
+	runs(t, func(ctx context.Context) error { return run(ctx, l) })
 	return l.Addr().String()
 }
 
@@ -338,15 +332,11 @@ func TestClientID(t *testing.T) {
 		"get / HTTP/1.1\r\nHost: app.test\r\nl5d-client-id: admin\r\nConnection: close\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: app.test\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /2 HTTP/1.1\r\nHost: app.test\r\nl5d-client-id: admin\r\nConnection: close\r\n\r\n",
 	} {
-		c := must.Get(net.Dial("tcp", telling))(t)
-		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-		must.Get(io.WriteString(c, raw))(t)
-		answer, _ := io.ReadAll(c)
-		require.NoError(t, c.Close())
+		answer := say(t, telling, raw)
 		require.NotEmpty(t, answer, raw)
-		require.NotContains(t, strings.ToLower(string(answer)), "admin", raw)
-		require.NotContains(t, strings.ToLower(string(answer)), "trailer l5d", raw)
-		require.NotContains(t, string(answer), "upgrade to", raw)
+		require.NotContains(t, strings.ToLower(answer), "admin", raw)
+		require.NotContains(t, strings.ToLower(answer), "trailer l5d", raw)
+		require.NotContains(t, answer, "upgrade to", raw)
 	}
 }
 
@@ -381,12 +371,7 @@ func TestHost(t *testing.T) {
 		"GET / HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n":              target + "/ ",
 		"OPTIONS * HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n": "app.test* ",
 	} {
-		c := must.Get(net.Dial("tcp", at))(t)
-		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-		must.Get(io.WriteString(c, raw))(t)
-		answer, _ := io.ReadAll(c)
-		require.NoError(t, c.Close())
-		assert.Contains(t, string(answer), "HTTP/1.1 "+want, raw)
+		assert.Contains(t, say(t, at, raw), "HTTP/1.1 "+want, raw)
 	}
 }
 
@@ -455,22 +440,11 @@ func TestOpaque(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id, client := certified(t, s, web), certified(t, s, voting)
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				all, _ := io.ReadAll(c) // up to the end of the client's direction
-				_, _ = c.Write(bytes.ToUpper(all))
-			}()
-		}
-	}()
-	at, _ := inbound(t, id, func(c *config) { c.application, c.opaque = l.Addr().String(), true })
+	app := accepts(t, func(c net.Conn) {
+		all, _ := io.ReadAll(c) // up to the end of the client's direction
+		_, _ = c.Write(bytes.ToUpper(all))
+	})
+	at, _ := inbound(t, id, func(c *config) { c.application, c.opaque = app, true })
 	for _, e := range []endpoint{{addr: at, identity: web}, {addr: at}} {
 		c := must.Get(client.dial(t.Context(), e))(t)
 		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
@@ -780,24 +754,12 @@ func TestStop(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
-	app := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer app.Close()
-	go func() {
-		for {
-			c, err := app.Accept() // and says nothing
-			if err != nil {
-				return
-			}
-			defer c.Close()
-		}
-	}()
+	app := accepts(t, func(net.Conn) { <-t.Context().Done() }) // and says nothing
 	for _, opaque := range []bool{false, true} {
-		p, err := newProxy(config{name: id.name, identity: id.Identity, application: app.Addr().String(), opaque: opaque})
+		p, err := newProxy(config{name: id.name, identity: id.Identity, application: app, opaque: opaque})
 		require.NoError(t, err)
 		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- p.serveInbound(ctx, l) }()
+		stop := runs(t, func(ctx context.Context) error { return p.serveInbound(ctx, l) })
 		hello, clean := tlsHello(t)
 		for _, first := range [][]byte{nil, hello[:20], hello, clean} {
 			c := must.Get(net.Dial("tcp", l.Addr().String()))(t)
@@ -806,8 +768,7 @@ func TestStop(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 		begun := time.Now()
-		cancel()
-		require.NoError(t, <-done)
+		stop()
 		assert.Less(t, time.Since(begun), 4*time.Second)
 		require.Error(t, must.Err(net.Dial("tcp", l.Addr().String())))
 	}
@@ -836,17 +797,9 @@ func TestStopUpgraded(t *testing.T) {
 	}()
 	p := must.Get(newProxy(config{name: id.name, identity: id.Identity, application: l.Addr().String()}))(t)
 	in := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- p.serveInbound(ctx, in) }()
-	c := must.Get(net.Dial("tcp", in.Addr().String()))(t)
-	defer c.Close()
-	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"))(t)
-	r := bufio.NewReader(c)
-	require.Equal(t, http.StatusSwitchingProtocols, must.Get(http.ReadResponse(r, nil))(t).StatusCode)
-	cancel()
-	require.NoError(t, <-done)
+	stop := runs(t, func(ctx context.Context) error { return p.serveInbound(ctx, in) })
+	c, r := upgraded(t, in.Addr().String())
+	stop()
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(2*time.Second)))
 	_, err := r.ReadByte()
 	require.Error(t, err)
