@@ -99,14 +99,6 @@ func TestReadme(t *testing.T) {
 // output is what the program has written.
 type output = logtest.Buffer
 
-// get returns what is at a URL.
-func get(t *testing.T, url string) (int, string) {
-	t.Helper()
-	resp := must.Get(http.Get(url))(t)
-	defer resp.Body.Close()
-	return resp.StatusCode, string(must.Get(io.ReadAll(resp.Body))(t))
-}
-
 var pageLine = regexp.MustCompile(`status page: (http://[^/]+)/`)
 
 // address waits until the program has printed the address of its page.
@@ -134,15 +126,15 @@ func TestDemo(t *testing.T) {
 	go func() { done <- demo(ctx, options{admin: "127.0.0.1:0"}, 5*time.Second, &out) }()
 	at := address(t, &out)
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, time.Minute, 5*time.Millisecond)
-	code, page := get(t, at+"/")
+	code, page := programtest.Page(t, at+"/")
 	assert.Equal(t, http.StatusOK, code)
 	assert.Contains(t, page, "spiffe://demo.test/ns/demo/sa/web")
 	assert.Contains(t, page, "no files in", "why the CA was chosen")
 	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
-		code, text := get(t, at+path)
+		code, text := programtest.Page(t, at+path)
 		assert.Equal(t, http.StatusOK, code, text)
 	}
-	_, metrics := get(t, at+"/metrics")
+	_, metrics := programtest.Page(t, at+"/metrics")
 	assert.Contains(t, metrics, "istio_agent_cert_expiry_seconds")
 	must.Get(metricstest.Page(metrics))(t)
 	bootstrap := regexp.MustCompile(`envoy -c (\S+)`).FindStringSubmatch(out.String())
@@ -215,7 +207,7 @@ func TestQuit(t *testing.T) {
 	}()
 	at := address(t, &out)
 	require.Eventually(t, func() bool {
-		code, _ := get(t, at+"/healthz/ready")
+		code, _ := programtest.Page(t, at+"/healthz/ready")
 		return code == http.StatusOK
 	}, time.Minute, 5*time.Millisecond)
 	post := func(path, name, value string) int {
@@ -233,16 +225,16 @@ func TestQuit(t *testing.T) {
 		return resp.StatusCode
 	}
 	for _, path := range []string{"/drain", "/quitquitquit"} {
-		code, _ := get(t, at+path)
+		code, _ := programtest.Page(t, at+path)
 		assert.Equal(t, http.StatusMethodNotAllowed, code)
 		assert.Equal(t, http.StatusMisdirectedRequest, post(path, "Host", "rebound.example"))
 		assert.Equal(t, http.StatusForbidden, post(path, "Origin", "http://evil.test"))
 		assert.Equal(t, http.StatusForbidden, post(path, "Sec-Fetch-Site", "cross-site"))
 	}
-	code, text := get(t, at+"/healthz/ready")
+	code, text := programtest.Page(t, at+"/healthz/ready")
 	require.Equal(t, http.StatusOK, code, text)
 	assert.Equal(t, http.StatusOK, post("/drain", "", ""))
-	code, _ = get(t, at+"/healthz/ready")
+	code, _ = programtest.Page(t, at+"/healthz/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Equal(t, http.StatusOK, post("/quitquitquit", "", ""))
 	require.NoError(t, <-done)
@@ -270,10 +262,10 @@ func TestRun(t *testing.T) {
 	}()
 	at := address(t, &out)
 	require.Eventually(t, func() bool {
-		code, _ := get(t, at+"/healthz/ready")
+		code, _ := programtest.Page(t, at+"/healthz/ready")
 		return code == http.StatusOK
 	}, time.Minute, 5*time.Millisecond)
-	_, page := get(t, at+"/")
+	_, page := programtest.Page(t, at+"/")
 	assert.Contains(t, page, "a server answers")
 	for _, path := range []string{"/", "/metrics", "/healthz/ready"} {
 		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, at+path, nil))(t)
@@ -284,7 +276,7 @@ func TestRun(t *testing.T) {
 	}
 	end()
 	require.Eventually(t, func() bool {
-		code, text := get(t, at+"/healthz/ready")
+		code, text := programtest.Page(t, at+"/healthz/ready")
 		return code == http.StatusServiceUnavailable && strings.Contains(text, "draining or ending")
 	}, time.Minute, time.Millisecond, "it drains")
 	require.NoError(t, <-done)

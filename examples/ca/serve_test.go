@@ -38,6 +38,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	istiowire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -127,13 +128,6 @@ func newCSR(t testing.TB) string {
 	t.Helper()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	return string(must.Get(pki.NewCSR(key, pki.CSROptions{}))(t).PEM())
-}
-
-func get(t testing.TB, url string) (status int, body string) {
-	t.Helper()
-	resp := must.Get(http.Get(url))(t)
-	defer resp.Body.Close()
-	return resp.StatusCode, string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 // rootsOf returns the current roots in PEM.
@@ -349,15 +343,15 @@ func TestServer(t *testing.T) {
 		"/": ": active since", "/status": "active since", "/root-cert.pem": string(root),
 		"/metrics": "citadel_server_success_cert_issuance_count 2",
 	} {
-		status, body := get(t, admin+path)
+		status, body := programtest.Page(t, admin+path)
 		assert.Equal(t, http.StatusOK, status, path)
 		assert.Contains(t, body, want, path)
 	}
-	_, metrics := get(t, admin+"/metrics")
+	_, metrics := programtest.Page(t, admin+"/metrics")
 	must.Get(metricstest.Page(metrics))(t)
 	assert.Contains(t, metrics, "issuer_cert_ttl_seconds")
 	assert.NotContains(t, metrics, "# HELP citadel_server_csr_count citadel_server_csr_count")
-	status, _ := get(t, admin+"/nothing")
+	status, _ := programtest.Page(t, admin+"/nothing")
 	assert.Equal(t, http.StatusNotFound, status)
 
 	stop()
@@ -584,7 +578,7 @@ func TestServerWithoutLinkerd(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t, newConfig(t, t.TempDir(), "-trust-domain", "my_domain", "-linkerd-addr", ""))
 	require.Nil(t, s.at.Linkerd)
-	status, body := get(t, "http://"+s.at.Admin.Addr().String()+"/metrics")
+	status, body := programtest.Page(t, "http://"+s.at.Admin.Addr().String()+"/metrics")
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, body, "citadel_server_csr_count")
 	require.NotContains(t, body, "issuer_cert_ttl_seconds")
@@ -623,19 +617,19 @@ func TestFolderGone(t *testing.T) {
 	c := newConfig(t, filepath.Join(t.TempDir(), "state"), "-create", "-audit-log", "none")
 	s, _ := start(t, c)
 	ready := "http://" + s.at.Admin.Addr().String() + "/ready"
-	code, text := get(t, ready)
+	code, text := programtest.Page(t, ready)
 	require.Equal(t, http.StatusOK, code)
 	require.Equal(t, "ok\n", text)
 	folder := filepath.Join(c.StateDir, "ca")
 	require.NoError(t, os.Rename(folder, folder+".gone"))
 	_, err := s.ca.Own.Rotate(t.Context()) // which reads the folder, as Run does now and then
 	require.ErrorIs(t, err, ca.ErrUnfit)
-	code, text = get(t, ready)
+	code, text = programtest.Page(t, ready)
 	require.Equal(t, http.StatusOK, code)
 	require.Regexp(t, `^ok\nstore: .* is gone; .*\nsigns until 20\S+Z if nothing changes\n$`, text)
 	require.NoError(t, os.Rename(folder+".gone", folder))
 	must.Get(s.ca.Own.Rotate(t.Context()))(t)
-	_, text = get(t, ready)
+	_, text = programtest.Page(t, ready)
 	require.Equal(t, "ok\n", text)
 }
 
@@ -677,11 +671,11 @@ func TestPrintedProbe(t *testing.T) {
 		_, err := s.ca.Own.Rotate(t.Context()) // which reads the Secret
 		require.Error(t, err, name)
 		require.Error(t, s.ca.Own.Health().Store, name)
-		code, text := get(t, at+probe[1])
+		code, text := programtest.Page(t, at+probe[1])
 		require.Equal(t, http.StatusOK, code, name)
 		require.Contains(t, text, "\nstore: ", name)
 		require.Contains(t, text, "\nsigns until 20", name)
-		_, text = get(t, at+"/metrics")
+		_, text = programtest.Page(t, at+"/metrics")
 		for _, line := range []string{`svidkit_ready{part="ca"} 1`, "svidkit_ca_signing 1", "svidkit_ca_store_up 0", "svidkit_ca_audit_up 1"} {
 			require.Contains(t, text, "\n"+line+"\n", name)
 		}
@@ -758,7 +752,7 @@ func TestPageBegins(t *testing.T) {
 		log.Info("istioca: certificate refused", "err", fmt.Sprint("refusal ", i))
 	}
 	log.Info("istioca: certificate refused", "err", "the last refusal", "peer", "192.0.2.7:1")
-	_, text := get(t, "http://"+s.at.Admin.Addr().String()+"/")
+	_, text := programtest.Page(t, "http://"+s.at.Admin.Addr().String()+"/")
 	root := s.ca.Own.Status().Roots[0].ID
 	at := -1
 	for _, part := range []string{"certificates of cluster.local", "serial=" + root + "<", "the last refusal", "root " + root + ": active since", "audit log", ">Roots<"} {
@@ -1197,7 +1191,7 @@ func TestExternalCA(t *testing.T) {
 		require.NoError(t, err, name)
 		require.NoError(t, chain[0].CheckSignatureFrom(signer.root.Certificate()))
 		require.Contains(t, audited(t, c), chain[0].SerialNumber.Text(16))
-		_, body := get(t, "http://"+s.at.Admin.Addr().String()+"/status")
+		_, body := programtest.Page(t, "http://"+s.at.Admin.Addr().String()+"/status")
 		require.Contains(t, body, "signers of the cluster")
 		client.CloseIdleConnections()
 		stop()

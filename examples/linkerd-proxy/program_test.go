@@ -70,18 +70,10 @@ func started(t *testing.T, args, environ []string, log io.Writer) (at map[string
 	return at
 }
 
-// read returns the status and the body of an answer.
-func read(t *testing.T, url string) (int, string) {
-	t.Helper()
-	resp := must.Get(http.Get(url))(t)
-	defer resp.Body.Close()
-	return resp.StatusCode, string(must.Get(io.ReadAll(resp.Body))(t))
-}
-
 func isReady(t *testing.T, at map[string]string) {
 	t.Helper()
 	eventually(t, func() bool {
-		status, _ := read(t, "http://"+at["admin"]+"/ready")
+		status, _ := programtest.Page(t, "http://"+at["admin"]+"/ready")
 		return status == http.StatusOK
 	}, "readiness")
 }
@@ -118,7 +110,7 @@ func TestWithoutIdentity(t *testing.T) {
 		}
 		require.Error(t, err, "the application speaks no TLS")
 	}
-	_, text := read(t, "http://"+at["admin"]+"/metrics")
+	_, text := programtest.Page(t, "http://"+at["admin"]+"/metrics")
 	metricstest.Require(t, text)
 	assert.Contains(t, text, `svidkit_linkerdproxy_inbound_connections_total{part="proxy",kind="passthrough"} 2`)
 	assert.Contains(t, text, `svidkit_linkerdproxy_inbound_connections_total{part="proxy",kind="tls"} 0`)
@@ -247,7 +239,7 @@ func TestAnonymousAfterExpiry(t *testing.T) {
 		require.Contains(t, body, `client=["`+web+`"]`)
 		c.Stop()
 		eventually(t, func() bool {
-			status, _ := read(t, "http://"+at["admin"]+"/live")
+			status, _ := programtest.Page(t, "http://"+at["admin"]+"/live")
 			return status == http.StatusServiceUnavailable
 		}, "expiry")
 		// A connection that has proven the workload stays open; by HTTP/2 there is none yet.

@@ -1,4 +1,4 @@
-// Package must is for calls that a test needs to succeed: must.Get(os.ReadFile(name))(t) is the file, or the test ends.
+// Package must is for calls that have to succeed: must.Get(os.ReadFile(name))(t) is the file, or the test ends.
 package must
 
 import "fmt"
@@ -9,7 +9,7 @@ type T interface {
 	FailNow()
 }
 
-// Get returns the value of a call that may fail to the test t, which ends if the call failed. The message, as of testify, goes
+// Get returns the value of a call that may fail to a test, which ends if the call has failed. A message, as of testify, goes
 // with the error.
 func Get[V any](v V, err error) func(t T, message ...any) V {
 	return func(t T, message ...any) V {
