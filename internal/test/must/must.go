@@ -9,8 +9,8 @@ type T interface {
 	FailNow()
 }
 
-// Get returns the value of a call that may fail to a test, which ends if the call has failed. A message, as of testify, goes
-// with the error.
+// Get returns the value of a call that may fail to a test, which ends if the call has failed. A message, as of testify,
+// goes with the error.
 func Get[V any](v V, err error) func(t T, message ...any) V {
 	return func(t T, message ...any) V {
 		if err != nil {
