@@ -5,13 +5,19 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,8 +27,10 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/watchtest"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/istioagent"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -45,8 +53,7 @@ func TestMain(m *testing.M) {
 // that is wrong with 1.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	dir := t.TempDir()
 	for _, c := range []struct {
 		args, environ, out, errOut string
@@ -92,17 +99,6 @@ func TestReadme(t *testing.T) {
 // output is what the program has written.
 type output = logtest.Buffer
 
-// get returns what is at a URL.
-func get(t *testing.T, url string) (int, string) {
-	t.Helper()
-	resp, err := http.Get(url)
-	require.NoError(t, err)
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	return resp.StatusCode, string(body)
-}
-
 var pageLine = regexp.MustCompile(`status page: (http://[^/]+)/`)
 
 // address waits until the program has printed the address of its page.
@@ -130,23 +126,20 @@ func TestDemo(t *testing.T) {
 	go func() { done <- demo(ctx, options{admin: "127.0.0.1:0"}, 5*time.Second, &out) }()
 	at := address(t, &out)
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, time.Minute, 5*time.Millisecond)
-	code, page := get(t, at+"/")
+	code, page := programtest.Page(t, at+"/")
 	assert.Equal(t, http.StatusOK, code)
 	assert.Contains(t, page, "spiffe://demo.test/ns/demo/sa/web")
 	assert.Contains(t, page, "no files in", "why the CA was chosen")
 	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
-		code, text := get(t, at+path)
+		code, text := programtest.Page(t, at+path)
 		assert.Equal(t, http.StatusOK, code, text)
 	}
-	_, metrics := get(t, at+"/metrics")
+	_, metrics := programtest.Page(t, at+"/metrics")
 	assert.Contains(t, metrics, "istio_agent_cert_expiry_seconds")
-	_, err := metricstest.Page(metrics)
-	require.NoError(t, err)
+	must.Get(metricstest.Page(metrics))(t)
 	bootstrap := regexp.MustCompile(`envoy -c (\S+)`).FindStringSubmatch(out.String())
 	require.NotNil(t, bootstrap)
-	data, err := os.ReadFile(bootstrap[1])
-	require.NoError(t, err)
-	assert.True(t, json.Valid(data))
+	assert.True(t, json.Valid(must.Get(os.ReadFile(bootstrap[1]))(t)))
 
 	require.Eventually(t, func() bool {
 		return strings.Count(out.String(), "web: has") > 1 && strings.Count(out.String(), "db: has") > 1
@@ -158,8 +151,7 @@ func TestDemo(t *testing.T) {
 	for i, what := range []string{"certificates", "pushes", "requests"} {
 		assert.NotEqual(t, "0", result[i+1], what)
 	}
-	_, err = os.Stat(filepath.Dir(bootstrap[1]))
-	require.ErrorIs(t, err, os.ErrNotExist, "nothing is left")
+	require.ErrorIs(t, must.Err(os.Stat(filepath.Dir(bootstrap[1]))), os.ErrNotExist, "nothing is left")
 	require.NoError(t, run(t.Context(), strings.Fields("-demo -admin 127.0.0.1:0 -for 1s"), nil, &out, io.Discard))
 	assert.Contains(t, out.String(), "ends: in 1s, or with Ctrl-C; -for sets another time\n")
 }
@@ -173,8 +165,7 @@ func TestQuitDemo(t *testing.T) {
 	go func() { done <- demo(t.Context(), options{admin: "127.0.0.1:0"}, 5*time.Second, &out) }()
 	at := address(t, &out)
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "web asks db") }, time.Minute, 5*time.Millisecond)
-	resp, err := http.Post(at+"/quitquitquit", "", nil)
-	require.NoError(t, err)
+	resp := must.Get(http.Post(at+"/quitquitquit", "", nil))(t)
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusOK, resp.StatusCode)
 	select {
@@ -216,12 +207,11 @@ func TestQuit(t *testing.T) {
 	}()
 	at := address(t, &out)
 	require.Eventually(t, func() bool {
-		code, _ := get(t, at+"/healthz/ready")
+		code, _ := programtest.Page(t, at+"/healthz/ready")
 		return code == http.StatusOK
 	}, time.Minute, 5*time.Millisecond)
 	post := func(path, name, value string) int {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, nil)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, nil))(t)
 		switch name {
 		case "":
 		case "Host":
@@ -229,25 +219,22 @@ func TestQuit(t *testing.T) {
 		default:
 			r.Header.Set(name, value)
 		}
-		resp, err := http.DefaultClient.Do(r)
-		require.NoError(t, err)
+		resp := must.Get(http.DefaultClient.Do(r))(t)
 		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		assert.NotEmpty(t, body)
+		assert.NotEmpty(t, must.Get(io.ReadAll(resp.Body))(t))
 		return resp.StatusCode
 	}
 	for _, path := range []string{"/drain", "/quitquitquit"} {
-		code, _ := get(t, at+path)
+		code, _ := programtest.Page(t, at+path)
 		assert.Equal(t, http.StatusMethodNotAllowed, code)
 		assert.Equal(t, http.StatusMisdirectedRequest, post(path, "Host", "rebound.example"))
 		assert.Equal(t, http.StatusForbidden, post(path, "Origin", "http://evil.test"))
 		assert.Equal(t, http.StatusForbidden, post(path, "Sec-Fetch-Site", "cross-site"))
 	}
-	code, text := get(t, at+"/healthz/ready")
+	code, text := programtest.Page(t, at+"/healthz/ready")
 	require.Equal(t, http.StatusOK, code, text)
 	assert.Equal(t, http.StatusOK, post("/drain", "", ""))
-	code, _ = get(t, at+"/healthz/ready")
+	code, _ = programtest.Page(t, at+"/healthz/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Equal(t, http.StatusOK, post("/quitquitquit", "", ""))
 	require.NoError(t, <-done)
@@ -275,23 +262,21 @@ func TestRun(t *testing.T) {
 	}()
 	at := address(t, &out)
 	require.Eventually(t, func() bool {
-		code, _ := get(t, at+"/healthz/ready")
+		code, _ := programtest.Page(t, at+"/healthz/ready")
 		return code == http.StatusOK
 	}, time.Minute, 5*time.Millisecond)
-	_, page := get(t, at+"/")
+	_, page := programtest.Page(t, at+"/")
 	assert.Contains(t, page, "a server answers")
 	for _, path := range []string{"/", "/metrics", "/healthz/ready"} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at+path, nil)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, at+path, nil))(t)
 		r.Host = "rebound.example"
-		resp, err := http.DefaultClient.Do(r)
-		require.NoError(t, err)
+		resp := must.Get(http.DefaultClient.Do(r))(t)
 		require.NoError(t, resp.Body.Close())
 		assert.Equal(t, http.StatusMisdirectedRequest, resp.StatusCode, path)
 	}
 	end()
 	require.Eventually(t, func() bool {
-		code, text := get(t, at+"/healthz/ready")
+		code, text := programtest.Page(t, at+"/healthz/ready")
 		return code == http.StatusServiceUnavailable && strings.Contains(text, "draining or ending")
 	}, time.Minute, time.Millisecond, "it drains")
 	require.NoError(t, <-done)
@@ -309,12 +294,10 @@ func TestRun(t *testing.T) {
 func TestAllowFiles(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
-	root, err := os.MkdirTemp("", "agent")
-	require.NoError(t, err)
+	root := must.Get(os.MkdirTemp("", "agent"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	ca := spiffetest.NewCA(t, "example.org")
-	certs, key, err := ca.SVID("/ns/shop/sa/web").MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(ca.SVID("/ns/shop/sa/web").MarshalPEM())(t)
 	for _, dir := range []string{"etc/certs", "elsewhere"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o700))
 		for name, data := range map[string][]byte{"cert-chain.pem": certs, "key.pem": key, "root-cert.pem": ca.Bundle().MarshalPEM()} {
@@ -382,4 +365,74 @@ func TestBadFlags(t *testing.T) {
 	require.ErrorIs(t, run(t.Context(), []string{"-h"}, nil, &help, io.Discard), flag.ErrHelp)
 	assert.Contains(t, help.String(), "-bootstrap")
 	assert.Contains(t, help.String(), "CA_ADDR")
+}
+
+// TestDashboard: each metric, label and value in it is one that the parts write.
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	watchtest.Dashboard(t, "dashboard.json", watchtest.Labels(watchtest.Written(t)))
+}
+
+// A sidecar turns away those that come in, and what the application sends out goes on; a gateway has nothing but those that come in, by all its
+// listeners. Neither ends the Envoy at once.
+func TestDrainByRole(t *testing.T) {
+	t.Parallel()
+	for role, want := range map[string]url.Values{
+		"sidecar": {"inboundonly": {""}, "graceful": {""}, "skip_exit": {""}},
+		"router":  {"graceful": {""}, "skip_exit": {""}},
+	} {
+		asked := make(chan *http.Request, 2)
+		server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r }))
+		t.Cleanup(server.Close)
+		var cfg istioagent.Config
+		cfg.Envoy.AdminPort = server.Listener.Addr().(*net.TCPAddr).Port
+		p := must.Get(app(t, cfg, role))(t)
+		p.drain(t.Context())
+		require.Len(t, asked, 1, role)
+		r := <-asked
+		assert.Equal(t, http.MethodPost, r.Method, role)
+		assert.Equal(t, "/drain_listeners", r.URL.Path, role)
+		assert.Equal(t, want, r.URL.Query(), role)
+	}
+}
+
+// A probe that says no time has that of the kubelet, a second, and none has more than a minute; each redirect is a good answer, whatever its kind.
+func TestProbeDefaults(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		code, err := strconv.Atoi(strings.TrimPrefix(r.URL.Path, "/"))
+		if assert.NoError(t, err) {
+			w.Header().Set("Location", "/elsewhere")
+			w.WriteHeader(code)
+		}
+	}))
+	t.Cleanup(server.Close)
+	port := server.Listener.Addr().(*net.TCPAddr).Port
+	want := map[string]int{"200": 200, "204": 204, "301": 200, "302": 200, "303": 200, "307": 200, "308": 200, "400": 400, "404": 404, "500": 500, "503": 503}
+	var probers []string
+	for code := range want {
+		probers = append(probers, fmt.Sprintf(`"/app-health/a%[1]s/readyz": {"httpGet": {"path": "/%[1]s", "port": %[2]d}}`, code, port))
+	}
+	times := map[int64]time.Duration{-1: time.Second, 0: time.Second, 1: time.Second, 60: time.Minute, 61: time.Minute, 3600: time.Minute, math.MaxInt64: time.Minute}
+	for seconds := range times {
+		probers = append(probers, fmt.Sprintf(`"/app-health/tcp%d/readyz": {"tcpSocket": {"port": %d}, "timeoutSeconds": %[1]d}`, seconds, port))
+	}
+	p, err := app(t, istioagent.Config{}, "sidecar", "INSTANCE_IP=127.0.0.1", "ISTIO_KUBE_APP_PROBERS={"+strings.Join(probers, ",")+"}")
+	require.NoError(t, err)
+	if runtime.GOOS != "linux" { // where 127.0.0.6 is no address of the host
+		p.app.dialer.LocalAddr = nil
+	}
+	ask := func(name string) int {
+		w := httptest.NewRecorder()
+		p.app.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/app-health/"+name+"/readyz", nil))
+		return w.Code
+	}
+	for code, is := range want {
+		assert.Equal(t, is, ask("a"+code), code)
+	}
+	for seconds, want := range times {
+		name := fmt.Sprint("tcp", seconds)
+		assert.Equal(t, http.StatusOK, ask(name), name)
+		assert.Equal(t, want, p.app.probers["/app-health/"+name+"/readyz"].timeout(), name)
+	}
 }

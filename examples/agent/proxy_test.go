@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
@@ -62,25 +63,22 @@ func TestCommands(t *testing.T) {
 	assert.Contains(t, help.String(), "Usage: agent request [flags] METHOD PATH [BODY]\n")
 
 	var o options
-	p, err := newProxy([]string{
+	p := must.Get(newProxy([]string{
 		"router", "--domain", "shop.svc.cluster.local", "--proxyLogLevel=info", "--proxyComponentLogLevel=misc:error", "--log_output_level=ads:debug,default:warn",
 		"--log_as_json", "--stsPort=15463", "--outlierLogPath", "/dev/stdout",
-	}, &o, io.Discard)
-	require.NoError(t, err)
+	}, &o, io.Discard))(t)
 	var log output
 	cfg := istioagent.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	cfg.Envoy.StatusPort = 15120
-	status, err := p.configure(&cfg, nil)
-	require.NoError(t, err)
+	status := must.Get(p.configure(&cfg, nil))(t)
 	assert.Equal(t, []any{":15120", true, "router", "shop.svc.cluster.local", slog.LevelWarn, "info", "misc:error"},
 		[]any{status, cfg.Envoy.Started, cfg.Envoy.Role, cfg.Envoy.Domain, p.level, p.logLevel, p.logLevels})
 	assert.Equal(t, "json", o.LogFormat)
 	assert.Contains(t, log.String(), "the flag --stsPort is not used: the agent exchanges its own token")
 	assert.Contains(t, log.String(), "the flag --outlierLogPath is not used: customConfigFile")
-	p, err = newProxy([]string{"sidecar", "--log_output_level=none"}, &o, io.Discard)
-	require.NoError(t, err)
+	p = must.Get(newProxy([]string{"sidecar", "--log_output_level=none"}, &o, io.Discard))(t)
 	assert.Greater(t, p.level, slog.LevelError)
-	p, err = newProxy([]string{"sidecar", "--log_output_level=all:debug,default:debug,xds:error"}, &o, io.Discard)
+	p, err := newProxy([]string{"sidecar", "--log_output_level=all:debug,default:debug,xds:error"}, &o, io.Discard)
 	require.NoError(t, err)
 	assert.Equal(t, slog.LevelDebug, p.level)
 }
@@ -132,10 +130,9 @@ func TestHooks(t *testing.T) {
 // app returns what serves the status port for an application, as the environment describes it.
 func app(t *testing.T, cfg istioagent.Config, role string, environ ...string) (*proxy, error) {
 	t.Helper()
-	p, err := newProxy([]string{role}, new(options), io.Discard)
-	require.NoError(t, err)
+	p := must.Get(newProxy([]string{role}, new(options), io.Discard))(t)
 	cfg.Logger = slog.New(slog.DiscardHandler)
-	_, err = p.configure(&cfg, environ)
+	_, err := p.configure(&cfg, environ)
 	return p, err
 }
 
@@ -186,8 +183,7 @@ func TestAppProbes(t *testing.T) {
 	health.Start()
 	t.Cleanup(health.Close)
 	port := func(s *httptest.Server) string { return s.URL[strings.LastIndex(s.URL, ":")+1:] }
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	require.NoError(t, closed.Close())
 
 	probers := fmt.Sprintf(`{
@@ -204,8 +200,7 @@ func TestAppProbes(t *testing.T) {
 	const v4, v6 = "INSTANCE_IP=127.0.0.1", "INSTANCE_IP=2001:db8::7"
 	var cfg istioagent.Config
 	cfg.Envoy.StatusPort = 15020
-	p, err := app(t, cfg, "sidecar", v4, "ISTIO_KUBE_APP_PROBERS="+probers)
-	require.NoError(t, err)
+	p := must.Get(app(t, cfg, "sidecar", v4, "ISTIO_KUBE_APP_PROBERS="+probers))(t)
 	if runtime.GOOS != "linux" { // where 127.0.0.6 is no address of the host
 		p.app.dialer.LocalAddr = nil
 	}
@@ -261,12 +256,11 @@ func TestAppProbes(t *testing.T) {
 	}
 
 	// On loopback, and what is no JSON.
-	p, err = app(t, cfg, "sidecar", v4, "ISTIO_KUBE_APP_PROBERS="+probers, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION=true")
+	p, err := app(t, cfg, "sidecar", v4, "ISTIO_KUBE_APP_PROBERS="+probers, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION=true")
 	require.NoError(t, err)
 	assert.Equal(t, "localhost", p.app.host)
 	assert.Nil(t, p.app.dialer.LocalAddr)
-	p, err = app(t, cfg, "sidecar", v6, "ISTIO_KUBE_APP_PROBERS=")
-	require.NoError(t, err)
+	p = must.Get(app(t, cfg, "sidecar", v6, "ISTIO_KUBE_APP_PROBERS="))(t)
 	assert.Equal(t, "::6", p.app.dialer.LocalAddr.(*net.TCPAddr).IP.String())
 	_, err = app(t, cfg, "sidecar", v6, "ISTIO_KUBE_APP_PROBERS={")
 	require.ErrorContains(t, err, "ISTIO_KUBE_APP_PROBERS: set it to JSON")
@@ -302,8 +296,7 @@ func TestAppMetrics(t *testing.T) {
 	} {
 		for _, isBroken := range []bool{false, true} {
 			broken.Store(isBroken)
-			p, err := app(t, cfg, c.role, "ISTIO_PROMETHEUS_ANNOTATIONS="+c.annotations)
-			require.NoError(t, err)
+			p := must.Get(app(t, cfg, c.role, "ISTIO_PROMETHEUS_ANNOTATIONS="+c.annotations))(t)
 			w := httptest.NewRecorder()
 			p.serveMetrics(agent).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/stats/prometheus", nil))
 			want := c.want
@@ -313,8 +306,7 @@ func TestAppMetrics(t *testing.T) {
 			assert.Equal(t, want, w.Body.String(), c.annotations)
 		}
 	}
-	p, err := app(t, cfg, "sidecar", `ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true"}`)
-	require.NoError(t, err)
+	p := must.Get(app(t, cfg, "sidecar", `ISTIO_PROMETHEUS_ANNOTATIONS={"scrape":"true"}`))(t)
 	assert.Contains(t, p.pages, "http://localhost:80/metrics")
 
 	// A page that is cut off cuts the answer off, and where it leads elsewhere nothing is asked.
@@ -363,8 +355,7 @@ func TestSlowScrape(t *testing.T) {
 		_, _ = io.WriteString(w, "app_up 1\n")
 	}))
 	t.Cleanup(application.Close)
-	p, err := app(t, istioagent.Config{Envoy: istioagent.Envoy{StatusPort: 15020}}, "sidecar")
-	require.NoError(t, err)
+	p := must.Get(app(t, istioagent.Config{Envoy: istioagent.Envoy{StatusPort: 15020}}, "sidecar"))(t)
 	p.pages = []string{application.URL}
 	metrics := p.serveMetrics(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "agent_up 1") }))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -373,18 +364,15 @@ func TestSlowScrape(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	get := func(peer string) *http.Response {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil))(t)
 		r.Header.Set("Peer", peer)
-		resp, err := server.Client().Do(r)
-		require.NoError(t, err)
+		resp := must.Get(server.Client().Do(r))(t)
 		t.Cleanup(func() { _ = resp.Body.Close() })
 		return resp
 	}
 	slow := get("a")
 	first := make([]byte, 12)
-	_, err = io.ReadFull(slow.Body, first)
-	require.NoError(t, err)
+	must.Get(io.ReadFull(slow.Body, first))(t)
 	assert.Equal(t, "agent_up 1\n\x00", string(first), "it comes while the application still writes")
 	for range 20 {
 		assert.Equal(t, http.StatusServiceUnavailable, get("a").StatusCode)
@@ -392,9 +380,7 @@ func TestSlowScrape(t *testing.T) {
 	assert.EqualValues(t, 1, asked.Load())
 	large.Store(false)
 	resp := get("b")
-	text, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	assert.Equal(t, "agent_up 1\napp_up 1\n", string(text))
+	assert.Equal(t, "agent_up 1\napp_up 1\n", string(must.Get(io.ReadAll(resp.Body))(t)))
 }
 
 // TestEnvoyReady: the Envoy has to be live, and to have the control plane's configuration.
@@ -414,8 +400,7 @@ func TestEnvoyReady(t *testing.T) {
 	t.Cleanup(server.Close)
 	cfg := istioagent.Config{Envoy: istioagent.Envoy{XDS: true}}
 	cfg.Envoy.AdminPort = server.Listener.Addr().(*net.TCPAddr).Port
-	p, err := app(t, cfg, "sidecar")
-	require.NoError(t, err)
+	p := must.Get(app(t, cfg, "sidecar"))(t)
 	handler := p.serveReady(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	ask := func() (int, string) {
 		w := httptest.NewRecorder()
@@ -474,14 +459,12 @@ func TestEnvoyEnds(t *testing.T) {
 		text, err := os.ReadFile(arguments)
 		return err == nil && bytes.HasSuffix(text, []byte("\n"))
 	}, time.Minute, 5*time.Millisecond)
-	text, err := os.ReadFile(arguments)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(arguments))(t)
 	assert.Contains(t, string(text), "yes -c "+filepath.Join(root, "etc/istio/proxy/envoy-rev.json")+" ")
 	assert.Contains(t, string(text), "--drain-time-s 45 ")
 	assert.Contains(t, string(text), "--local-address-ip-version v4 ")
 	assert.Contains(t, string(text), "--log-level error")
-	bootstrap, err := os.ReadFile(filepath.Join(root, "etc/istio/proxy/envoy-rev.json"))
-	require.NoError(t, err)
+	bootstrap := must.Get(os.ReadFile(filepath.Join(root, "etc/istio/proxy/envoy-rev.json")))(t)
 	assert.Contains(t, string(bootstrap), `"prometheus_stats_15090"`)
 	assert.NoFileExists(t, ended)
 	begun := time.Now()
@@ -505,8 +488,7 @@ func TestLogAsJSON(t *testing.T) {
 		t.Skip("the stand-in is a shell script")
 	}
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	root, _ := beside(t)
 	binary := filepath.Join(root, "prints")
 	require.NoError(t, os.WriteFile(binary, []byte(`#!/bin/sh

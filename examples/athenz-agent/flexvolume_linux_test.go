@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -45,8 +48,7 @@ func node(t *testing.T, sharing string) (pid int) {
 	}
 	cmd := exec.Command("sh", "-c", "mount --make-r"+sharing+" / && echo there && exec sleep 300")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	if err := cmd.Start(); err != nil {
 		t.Skip("there is no mount namespace: " + err.Error())
 	}
@@ -96,25 +98,20 @@ func TestFlexVolume(t *testing.T) {
 			works(`{"capabilities":{"attach":false},"status":"Success"}`, "init")
 			inside := filepath.Join("/proc", fmt.Sprint(pid), "root", path) // what the pod has at /identity
 			read := func() string {
-				handle, err := os.ReadFile(filepath.Join(inside, "id"))
-				require.NoError(t, err)
+				handle := must.Get(os.ReadFile(filepath.Join(inside, "id")))(t)
 				require.Len(t, string(handle), 43)
 				return string(handle)
 			}
 			var handle string
 			ask := func() string {
-				dir, err := os.Open(filepath.Join(inside, "connect"))
-				require.NoError(t, err)
+				dir := must.Get(os.Open(filepath.Join(inside, "connect")))(t)
 				defer dir.Close()
 				client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 					return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/agent.sock", dir.Fd())) // a path that is short enough
 				}, DisableKeepAlives: true}, Timeout: 10 * time.Second}
-				answer, err := client.Post("http://agent/v1/init/"+handle, "application/json", nil)
-				require.NoError(t, err)
+				answer := must.Get(client.Post("http://agent/v1/init/"+handle, "application/json", nil))(t)
 				defer answer.Body.Close()
-				text, err := io.ReadAll(answer.Body)
-				require.NoError(t, err)
-				return string(text)
+				return string(must.Get(io.ReadAll(answer.Body))(t))
 			}
 			works(success, "mount", path, withOptions)
 			handle = read()
@@ -122,19 +119,15 @@ func TestFlexVolume(t *testing.T) {
 			for _, name := range []string{"id", "new", "connect/new"} {
 				require.ErrorIs(t, os.WriteFile(filepath.Join(inside, name), nil, 0o600), syscall.EROFS, name)
 			}
-			data, err := os.ReadFile(p.Path("made/volumes", handle, "data.json"))
-			require.NoError(t, err)
+			data := must.Get(os.ReadFile(p.Path("made/volumes", handle, "data.json")))(t)
 			assert.JSONEq(t, `{"namespace":"media-sports","name":"frontend-0","uid":"`+podUID+`"}`, string(data))
 
 			works(success, "mount", path, withOptions) // once more, as after a kubelet that was restarted
 			assert.Equal(t, handle, read())
 			works(success, "unmount", path)
-			left, err := os.ReadDir(inside)
-			require.NoError(t, err)
-			assert.Empty(t, left, "nothing is mounted below what was")
+			assert.Empty(t, must.Get(os.ReadDir(inside))(t), "nothing is mounted below what was")
 			assert.NoDirExists(t, p.Path("made/volumes", handle))
-			mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mounts", pid))
-			require.NoError(t, err)
+			mounts := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/mounts", pid)))(t)
 			assert.NotContains(t, string(mounts), p.Path())
 			assert.FileExists(t, p.Path("made/agent.sock"), "what was mounted is not deleted through the mount")
 			works(success, "unmount", path)
@@ -165,11 +158,9 @@ func TestFlexVolume(t *testing.T) {
 			says, code := kubelet("mount", path, withOptions)
 			assert.Equal(t, 1, code)
 			assert.Contains(t, says, "nowhere")
-			mounts, err = os.ReadFile(fmt.Sprintf("/proc/%d/mounts", pid))
-			require.NoError(t, err)
+			mounts = must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/mounts", pid)))(t)
 			assert.NotContains(t, string(mounts), p.Path())
-			volumes, err := os.ReadDir(p.Path("made/volumes"))
-			require.NoError(t, err)
+			volumes := must.Get(os.ReadDir(p.Path("made/volumes")))(t)
 			assert.Len(t, volumes, 1, "the secret of the handles, and no volume")
 		})
 	}
@@ -185,4 +176,67 @@ func TestFlexVolumeCommand(t *testing.T) {
 	out.Reset()
 	require.ErrorIs(t, run(t.Context(), []string{"flexvolume", "init"}, environ(p, "VOLUMES_DIR=x", "LOG_LEVEL=loud"), &out, io.Discard), program.ErrAnswered)
 	assert.Contains(t, out.String(), "LOG_LEVEL")
+}
+
+// What a pod has at the path of its volume is for reading and for nothing else: no program runs from there, and no device and no set user counts. Both
+// mounts of a volume are so, and nothing of them is left.
+func TestBindNarrow(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount")
+	}
+	dir := t.TempDir()
+	folder, path := filepath.Join(dir, "folder"), filepath.Join(dir, "path")
+	require.NoError(t, os.Mkdir(folder, 0o755))
+	require.NoError(t, os.Mkdir(path, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "id"), []byte("handle"), 0o644))
+	type seen struct {
+		skip                string
+		bound, again, ended error
+		options             []string
+		write               error
+		after               string
+	}
+	result := make(chan seen)
+	go func() {
+		var s seen
+		defer func() { result <- s }()
+		runtime.LockOSThread() // and it ends with this goroutine, with its mounts
+		if err := syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
+			s.skip = "there is no mount namespace: " + err.Error()
+			return
+		}
+		if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+			s.skip = "mounts cannot be made private: " + err.Error()
+			return
+		}
+		mounted := func() string {
+			info, _ := os.ReadFile("/proc/thread-self/mountinfo")
+			for line := range strings.Lines(string(info)) {
+				if fields := strings.Fields(line); len(fields) > 5 && fields[4] == path {
+					return fields[5]
+				}
+			}
+			return ""
+		}
+		if s.bound = bind(folder, path); s.bound != nil {
+			return
+		}
+		s.options = strings.Split(mounted(), ",")
+		s.write = os.WriteFile(filepath.Join(path, "id"), []byte("other"), 0o644)
+		s.ended, s.again = unbind(path), unbind(path)
+		s.after = mounted()
+	}()
+	s := <-result
+	if s.skip != "" {
+		t.Skip(s.skip)
+	}
+	require.NoError(t, s.bound)
+	for _, want := range []string{"ro", "nosuid", "nodev", "noexec"} {
+		assert.True(t, slices.Contains(s.options, want), "%s is not in %q", want, s.options)
+	}
+	assert.ErrorIs(t, s.write, syscall.EROFS)
+	assert.NoError(t, s.ended)
+	assert.NoError(t, s.again, "nothing there is no error")
+	assert.Empty(t, s.after)
 }

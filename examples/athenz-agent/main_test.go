@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
@@ -38,8 +39,7 @@ func TestCommand(t *testing.T) {
 func TestRefuses(t *testing.T) {
 	t.Parallel()
 	p := athenztest.NewPlace(t)
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	busy := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer busy.Close()
 	p.Write("bad", []byte("TOP-SECRET"))
 	for _, c := range []struct{ changes, want []string }{

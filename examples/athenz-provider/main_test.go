@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -56,14 +57,12 @@ func TestCommand(t *testing.T) {
 func TestRefuses(t *testing.T) {
 	t.Parallel()
 	p := athenztest.NewPlace(t)
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	busy := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer busy.Close()
 	p.Certify("other", "k8s.admin.other")
 	require.NoError(t, os.Mkdir(p.Path("empty"), 0o700))
 	require.NoError(t, os.Mkdir(p.Path("mixed"), 0o700))
-	data, err := os.ReadFile(p.Path("public/athenz-init-secret.v1"))
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(p.Path("public/athenz-init-secret.v1")))(t)
 	p.NewKey("other-secret.v1")
 	p.Write("mixed/other-secret.v1", data)
 	for _, c := range []struct{ changes, want []string }{
@@ -108,8 +107,7 @@ func TestProvider(t *testing.T) {
 	assert.Equal(t, http.StatusOK, code, text)
 
 	post := func(client *http.Client, variable, path string) int {
-		answer, err := client.Post("https://"+at[variable]+path, "application/json", strings.NewReader("{}"))
-		require.NoError(t, err)
+		answer := must.Get(client.Post("https://"+at[variable]+path, "application/json", strings.NewReader("{}")))(t)
 		require.NoError(t, answer.Body.Close())
 		return answer.StatusCode
 	}
@@ -134,9 +132,7 @@ func TestProvider(t *testing.T) {
 
 	// Another certificate is served when it is there, and the loss of a key is told.
 	p.Certify("provider", athenztest.Provider().String())
-	want, err := os.ReadFile(p.Path("provider.pem"))
-	require.NoError(t, err)
-	block, _ := pem.Decode(want)
+	block, _ := pem.Decode(must.Get(os.ReadFile(p.Path("provider.pem")))(t))
 	require.NotNil(t, block)
 	served := func() []byte {
 		conn, err := tls.Dial("tcp", at["PROVIDER_ADDR"], &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.CA.Bundle().CertPool()})
@@ -176,14 +172,11 @@ func TestUsedDocuments(t *testing.T) {
 	api.Put("/api/v1/namespaces/media-sports/pods/web-0", map[string]any{
 		"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
 	})
-	signer, err := athenz.NewSigner(p.Path("private"), "", 0)
-	require.NoError(t, err)
-	document, err := signer.SignDocument(t.Context(), athenztest.Subject())
-	require.NoError(t, err)
-	body, err := json.Marshal(map[string]any{
+	signer := must.Get(athenz.NewSigner(p.Path("private"), "", 0))(t)
+	document := must.Get(signer.SignDocument(t.Context(), athenztest.Subject()))(t)
+	body := must.Get(json.Marshal(map[string]any{
 		"provider": athenztest.Provider().String(), "domain": "media.sports", "service": "frontend", "attestationData": document, "attributes": map[string]string{"instanceId": "web-0"},
-	})
-	require.NoError(t, err)
+	}))(t)
 	var codes []int
 	for range 2 {
 		at := programtest.Serve(t, daemon.Run, environ(p, "KUBERNETES_API="+api.URL(), "USED_DOCUMENTS=athenz/used-documents", "SIGNING_ADDR=off", "HEALTH_ADDR=off"), io.Discard, 1)
@@ -199,8 +192,7 @@ func TestUsedDocuments(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-3.2-9", "ATH-5-9", "ATH-15-8")
-	s, err := program.Daemon{Variables: variables}.Read(nil)
-	require.NoError(t, err)
+	s := must.Get(program.Daemon{Variables: variables}.Read(nil))(t)
 	for name, want := range map[string]string{
 		"SECRET_NAME": "athenz-init-secret", "PRIVATE_KEY_DIR": "/var/keys/private", "PUBLIC_KEY_DIR": "/var/keys/public",
 		"TOKEN_EXPIRY": "5m", "PROVIDER_ADDR": ":4443", "ZTS_NAME": "", // an example is no default
@@ -215,10 +207,8 @@ func TestServiceKey(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-10.1-5", "ATH-15-1", "ATH-15-2", "ATH-15-6", "ATH-15-7", "ATH-11.1-5")
 	p := athenztest.NewPlace(t)
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
-	text, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
+	text := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	require.NoError(t, os.Mkdir(p.Path("service"), 0o700))
 	p.Write("service/service.key", text)
 	p.Write("service/service.version", []byte("v1\n"))
@@ -240,10 +230,9 @@ func TestServiceKey(t *testing.T) {
 	becomesReady()
 
 	serves := func(variable string) *x509.Certificate {
-		conn, err := tls.Dial("tcp", at[variable], &tls.Config{
+		conn := must.Get(tls.Dial("tcp", at[variable], &tls.Config{
 			MinVersion: tls.VersionTLS13, RootCAs: p.CA.Bundle().CertPool(), ServerName: "athenz-callback.k8s-admin.svc.cluster.local",
-		})
-		require.NoError(t, err)
+		}))(t)
 		defer conn.Close()
 		return conn.ConnectionState().PeerCertificates[0]
 	}
@@ -302,4 +291,39 @@ func TestServiceKeyRefuses(t *testing.T) {
 		require.ErrorContains(t, err, c.want, c)
 		assert.NotContains(t, err.Error(), "TOP-SECRET")
 	}
+}
+
+// The provider has all the rights that it uses and uses all that it has, as its manifest gives them: it compares documents with pods of each
+// namespace, and notes which were used.
+func TestRightsOfTheManifest(t *testing.T) {
+	t.Parallel()
+	text := must.Get(os.ReadFile("install.yaml"))(t)
+	var manifest bytes.Buffer
+	require.NoError(t, (&program.Manifest{Text: strings.ReplaceAll(string(text), "=? ", "=value ")}).Print(&manifest))
+	require.Contains(t, manifest.String(), "{name: USED_DOCUMENTS, value: k8s-admin/used-documents}")
+	rights := must.Get(kubetest.Rights(manifest.String()))(t)
+	p := athenztest.NewPlace(t)
+	api, server := kubetest.StartGuard(t, rights["k8s-admin/athenz-callback"])
+	api.Put("/api/v1/namespaces/k8s-admin/configmaps/used-documents", map[string]any{})
+	at := programtest.Serve(t, daemon.Run, environ(p, "KUBERNETES_API="+server, "USED_DOCUMENTS=k8s-admin/used-documents", "SIGNING_ADDR=off", "HEALTH_ADDR=off"), io.Discard, 1)
+	signer := must.Get(athenz.NewSigner(p.Path("private"), "", 0))(t)
+	for namespace, domain := range map[string]string{"media-sports": "media.sports", "media-news": "media.news"} {
+		for _, name := range []string{"web-0", "web-1"} {
+			subject := athenztest.Subject()
+			subject.Namespace, subject.Pod, subject.Service.Domain = namespace, name, domain
+			api.Put("/api/v1/namespaces/"+namespace+"/pods/"+name, map[string]any{
+				"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
+			})
+			document := must.Get(signer.SignDocument(t.Context(), subject))(t)
+			body := must.Get(json.Marshal(map[string]any{
+				"provider": athenztest.Provider().String(), "domain": domain, "service": "frontend", "attestationData": document, "attributes": map[string]string{"instanceId": name},
+			}))(t)
+			answer, err := p.MutualTLS(cafake.ZTSName).Post("https://"+at["PROVIDER_ADDR"]+"/instance", "application/json", bytes.NewReader(body))
+			require.NoError(t, err)
+			said := must.Get(io.ReadAll(answer.Body))(t)
+			require.NoError(t, answer.Body.Close())
+			assert.Equal(t, http.StatusOK, answer.StatusCode, "%s", said)
+		}
+	}
+	api.Done(t, nil)
 }

@@ -5,11 +5,14 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -21,9 +24,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	jwts "github.com/svidkit/svidkit/internal/tokens/token"
@@ -40,8 +46,7 @@ type oidc struct {
 
 func newOIDC(t testing.TB) *oidc {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	i := &oidc{key: key}
 	i.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/.well-known/openid-configuration" {
@@ -58,8 +63,7 @@ func newOIDC(t testing.TB) *oidc {
 // sign returns a token.
 func (i *oidc) sign(t testing.TB, aud, sub string, exp time.Time) string {
 	t.Helper()
-	s, err := jwts.NewSigner(i.key, "", "1", "JWT")
-	require.NoError(t, err)
+	s := must.Get(jwts.NewSigner(i.key, "", "1", "JWT"))(t)
 	text, err := s.Token(fmt.Appendf(nil, `{"iss":%q,"aud":[%q],"sub":%q,"exp":%d}`, i.URL, aud, sub, exp.Unix()))
 	require.NoError(t, err)
 	return text
@@ -78,15 +82,12 @@ func forwardedHeader(value string) http.Header {
 // asCaller asks Istio's API with whatever the caller has.
 func asCaller(t testing.TB, s *server, c *http.Client, token string, header http.Header, ttl time.Duration) ([]*x509.Certificate, error) {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	client, err := caclientistio.New(caclientistio.Options{Header: header, Endpoint: caclient.Endpoint{
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+	client := must.Get(caclientistio.New(caclientistio.Options{Header: header, Endpoint: caclient.Endpoint{
 		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: c, TrustDomain: s.c.CA.TrustDomain,
 		Token: func(context.Context) (string, error) { return token, nil },
-	}})
-	require.NoError(t, err)
+	}}))(t)
 	return client.Sign(t.Context(), csr, ttl)
 }
 
@@ -116,8 +117,7 @@ func TestCallers(t *testing.T) {
 	plain := newClient(s.ca.Bundle(), nil)
 	t.Cleanup(plain.CloseIdleConnections)
 	certified := func(name string) *http.Client {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		chain, _, err := istioRequest(t.Context(), plain, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, east.pod(t, "istio-ca", name), key)
 		require.NoError(t, err)
 		c := newClient(s.ca.Bundle(), mustSVID(t, chain, key))
@@ -151,8 +151,7 @@ func TestCallers(t *testing.T) {
 		"a bad certificate":                     {strange, "token-db", nil, "db", "kubernetes-token"},
 		"gateway with a certificate of its own": {gateway, "", forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/admin," + uri), "behind", "forwarded-certificate"},
 	} {
-		chain, err := asCaller(t, s, c.client, c.token, c.header, 0)
-		require.NoError(t, err, name)
+		chain := must.Get(asCaller(t, s, c.client, c.token, c.header, 0))(t, name)
 		require.Len(t, chain[0].URIs, 1)
 		assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/"+c.want, chain[0].URIs[0].String(), name)
 		assert.Empty(t, chain[0].DNSNames)
@@ -167,8 +166,7 @@ func TestCallers(t *testing.T) {
 	}{
 		"certificate": {vm, "", nil, 2 * time.Hour}, "gateway": {plain, "", forwardedHeader(uri), 2 * time.Hour}, "token": {plain, "token-web", nil, 24 * time.Hour},
 	} {
-		chain, err := asCaller(t, s, c.client, c.token, c.header, 24*time.Hour)
-		require.NoError(t, err, name)
+		chain := must.Get(asCaller(t, s, c.client, c.token, c.header, 24*time.Hour))(t, name)
 		assert.WithinDuration(t, time.Now().Add(c.want), chain[0].NotAfter, time.Minute, name)
 	}
 
@@ -232,13 +230,10 @@ func TestGatewayAfterTaint(t *testing.T) {
 	plain := newClient(s.ca.Bundle(), nil)
 	t.Cleanup(plain.CloseIdleConnections)
 	header := forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/behind")
-	_, err := asCaller(t, s, plain, "", header, 0)
-	require.NoError(t, err)
+	must.Get(asCaller(t, s, plain, "", header, 0))(t)
 	require.NoError(t, s.ca.Own.Taint(t.Context(), s.ca.Own.Status().Roots[0].ID))
-	_, err = asCaller(t, s, plain, "", header, 0)
-	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
-	_, err = asCaller(t, s, plain, token(t, s, "demo/web"), header, 0)
-	require.NoError(t, err, "a clean proof")
+	require.ErrorIs(t, must.Err(asCaller(t, s, plain, "", header, 0)), caclient.ErrUnauthenticated)
+	must.Get(asCaller(t, s, plain, token(t, s, "demo/web"), header, 0))(t, "a clean proof")
 }
 
 // TestClientRoots: certificates of another CA prove callers, whose IDs are of the trust domain, and nothing else.
@@ -261,12 +256,9 @@ func TestClientRoots(t *testing.T) {
 		id, err := spiffe.IDFromCertificate(chain[0])
 		return id.String(), err
 	}
-	id, err := ask(other, nil)
-	require.NoError(t, err)
-	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", id)
-	_, err = ask(third, nil)
-	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
-	_, err = ask(other, forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/web"))
+	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", must.Get(ask(other, nil))(t))
+	require.ErrorIs(t, must.Err(ask(third, nil)), caclient.ErrUnauthenticated)
+	_, err := ask(other, forwardedHeader("URI=spiffe://cluster.local/ns/demo/sa/web"))
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated, "a client of a proxy must not get the certificate of the proxy")
 	for _, c := range s.ca.Bundle().Contents().X509Authorities {
 		assert.False(t, c.Equal(other.Root()), "peers do not trust it")
@@ -287,8 +279,7 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 	require.NoError(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}), 0o600))
 	environment := env{"JWT_RULE": `{"issuer":"` + i.URL + `","jwksUri":"` + i.URL + `/jwks","audiences":["ca"]}`, "TRUST_DOMAIN": "example.org"}
 	args := []string{"-state-dir", filepath.Join(dir, "state"), "-create", "-jwt-roots", roots, "-istio-addr", "127.0.0.1:0", "-bundle-addr", "", "-admin-addr", ""}
-	o, err := parse(args, environment.get, io.Discard)
-	require.NoError(t, err)
+	o := must.Get(parse(args, environment.get, io.Discard))(t)
 	s, _ := start(t, o.Config)
 	assert.Nil(t, s.at.Linkerd)
 	assert.NoFileExists(t, o.SecretFile)
@@ -297,24 +288,19 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 	assert.NotContains(t, out.String(), "DEVELOPMENT")
 	c := newClient(s.ca.Bundle(), nil)
 	t.Cleanup(c.CloseIdleConnections)
-	chain, err := asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 48*time.Hour)
-	require.NoError(t, err)
-	id, err := spiffe.IDFromCertificate(chain[0])
-	require.NoError(t, err)
+	chain := must.Get(asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 48*time.Hour))(t)
+	id := must.Get(spiffe.IDFromCertificate(chain[0]))(t)
 	assert.Equal(t, "spiffe://example.org/ns/demo/sa/web", id.String())
 	assert.WithinDuration(t, time.Now().Add(48*time.Hour), chain[0].NotAfter, time.Minute)
-	_, err = asCaller(t, s, c, "x:demo/web", nil, 0)
-	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+	require.ErrorIs(t, must.Err(asCaller(t, s, c, "x:demo/web", nil, 0)), caclient.ErrUnauthenticated)
 
 	i.Close() // the keys that are known count on
-	_, err = asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 0)
-	require.NoError(t, err)
-	o, err = parse(append(args, "-state-dir", filepath.Join(dir, "other")), environment.get, io.Discard)
-	require.NoError(t, err)
+	must.Get(asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 0))(t)
+	o = must.Get(parse(append(args, "-state-dir", filepath.Join(dir, "other")), environment.get, io.Discard))(t)
 	later, _ := start(t, o.Config)
 	c = newClient(later.ca.Bundle(), nil)
 	t.Cleanup(c.CloseIdleConnections)
-	_, err = asCaller(t, later, c, i.pod(t, "ca", "web"), nil, 0)
+	_, err := asCaller(t, later, c, i.pod(t, "ca", "web"), nil, 0)
 	require.Error(t, err, "a server that starts meanwhile says to come back")
 	require.NotErrorIs(t, err, caclient.ErrUnauthenticated)
 
@@ -322,12 +308,106 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 		"-jwt-rule":             {"JWT_RULE": `{"issuer":"` + i.URL + `","audiences":[]}`},
 		"-trusted-gateway-cidr": {"TRUSTED_GATEWAY_CIDR": "0.0.0.0/0"},
 	} {
-		_, err := parse(args, bad.get, io.Discard)
-		require.ErrorContains(t, err, flag)
+		require.ErrorContains(t, must.Err(parse(args, bad.get, io.Discard)), flag)
 	}
 	for _, flag := range []string{"-own-token", "-jwt-roots"} { // which Serve reads
 		o, err := parse(append(args, "-state-dir", filepath.Join(dir, flag), flag, filepath.Join(dir, "none")), environment.get, io.Discard)
 		require.NoError(t, err)
 		require.ErrorContains(t, o.Serve(t.Context(), nil, nil), flag)
 	}
+}
+
+// webSite returns a certificate for a website and its key, in PEM.
+func webSite(t *testing.T, ca *spiffetest.CA, name string) (cert, key []byte) {
+	t.Helper()
+	chain, signer := ca.Certificate("/web", func(c *x509.Certificate) { c.DNSNames = []string{name} })
+	key = must.Get(pki.MarshalPrivateKeyPEM(signer))(t)
+	for _, c := range chain {
+		cert = append(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
+	}
+	return cert, key
+}
+
+// A CA with -oidc-issuer signs tokens that a verifier of OpenID Connect takes, which knows nothing but the URL of the issuer: the
+// documents come from -oidc-addr with the certificate in files, which are followed.
+func TestOIDC(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	site := spiffetest.NewCA(t, "websites.test")
+	replace := func(name string) {
+		cert, key := webSite(t, site, name)
+		require.NoError(t, os.WriteFile(keyFile, key, 0o600))
+		require.NoError(t, os.WriteFile(certFile, cert, 0o600))
+	}
+	replace("oidc.example.org")
+	state := filepath.Join(dir, "state")
+	const issuer = "https://oidc.example.org/prod"
+	flags := []string{"-oidc-issuer", issuer, "-jwt-algorithm", "RS256"}
+	s, _ := start(t, newConfig(t, state, append(flags, "-oidc-addr", "127.0.0.1:0", "-oidc-cert", certFile, "-oidc-key", keyFile)...))
+
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(site.Bundle().MarshalPEM())
+	client := &http.Client{Transport: &http.Transport{ // for which the name leads to the server, as DNS would have it
+		TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, map[string]string{"oidc.example.org:443": s.at.OIDC.Addr().String()}[addr])
+		},
+	}}
+	verifier, err := jwt.New(jwt.Options{Issuer: issuer, Audiences: []string{"bank"}, HTTPClient: client, Caller: func(c *jwt.Claims) (*authn.Caller, error) {
+		id, err := spiffe.ParseID(c.Subject)
+		return &authn.Caller{ID: id}, err
+	}})
+	require.NoError(t, err)
+	present := func(audience string) (*authn.Caller, error) {
+		token, err := shell(t, "", append([]string{"-jwt", audience, "-id", "spiffe://cluster.local/ns/demo/sa/web"}, arguments(state, flags...)...)...)
+		require.NoError(t, err)
+		r := httptest.NewRequest("GET", "https://bank.test/", nil)
+		r.Header.Set("Authorization", "Bearer "+strings.TrimSpace(token))
+		return verifier.Authenticate(r)
+	}
+	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", must.Get(present("bank"))(t).ID.String())
+	require.ErrorIs(t, must.Err(present("other")), authn.ErrRefused)
+
+	for path, want := range map[string]int{
+		"/prod/.well-known/openid-configuration": 200, "/prod/keys": 200, "/": 404, "/metrics": 404, "/root-cert.pem": 404, "/prod/status": 404,
+	} {
+		resp := must.Get(client.Get("https://oidc.example.org" + path))(t)
+		must.Get(io.Copy(io.Discard, resp.Body))(t)
+		require.NoError(t, resp.Body.Close())
+		assert.Equal(t, want, resp.StatusCode, path)
+	}
+
+	// The certificate is replaced, and presented without a restart.
+	replace("new.example.org")
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		conn, err := tls.Dial("tcp", s.at.OIDC.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "new.example.org"})
+		require.NoError(c, err)
+		_ = conn.Close()
+	}, time.Minute, 50*time.Millisecond)
+}
+
+// Without files the CA's own certificate is presented, which a proxy in front can verify; without an issuer there is no "iss".
+func TestOIDCBehindProxy(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, _ := start(t, newConfig(t, dir, "-oidc-issuer", "https://oidc.example.org", "-oidc-addr", "127.0.0.1:0"))
+	verifier := must.Get(spiffe.NewVerifier(s.ca.Bundle(), spiffe.AllowIDs(s.c.ServerID), nil))(t)
+	conn, err := tls.Dial("tcp", s.at.OIDC.Addr().String(), &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(state tls.ConnectionState) error { // as the ID is checked
+		return must.Err(verifier.VerifyChain(state.PeerCertificates, spiffe.ServerRole))
+	}})
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	token, err := shell(t, "", append([]string{"-jwt", "bank", "-id", "spiffe://cluster.local/web"}, arguments(dir)...)...)
+	require.NoError(t, err)
+	assert.NotContains(t, claimsOf(t, token), "iss")
+	token, err = shell(t, "", append([]string{"-jwt", "bank", "-id", "spiffe://cluster.local/web", "-oidc-issuer", "https://oidc.example.org"}, arguments(dir)...)...)
+	require.NoError(t, err)
+	assert.Contains(t, claimsOf(t, token), `"iss":"https://oidc.example.org"`)
+}
+
+// claimsOf returns the claims of a token.
+func claimsOf(t *testing.T, token string) string {
+	t.Helper()
+	return string(must.Get(base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1]))(t))
 }

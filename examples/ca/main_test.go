@@ -5,13 +5,16 @@ import (
 	"bytes"
 	"encoding/pem"
 	"flag"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,8 +22,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/scripttest"
+	"github.com/svidkit/svidkit/internal/test/watchtest"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -39,9 +45,7 @@ func TestMain(m *testing.M) {
 // program returns the program as a process.
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), self, args...)
+	cmd := exec.CommandContext(t.Context(), must.Get(os.Executable())(t), args...)
 	cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + t.TempDir()} // a program with coverage warns without it
 	return cmd
 }
@@ -56,8 +60,7 @@ func TestShell(t *testing.T) {
 	half := filepath.Join(dir, "half")
 	require.NoError(t, os.Mkdir(half, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(half, "ca-cert.pem"), nil, 0o600))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	csrPEM := func(der []byte) string {
 		return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
@@ -123,8 +126,7 @@ func TestShell(t *testing.T) {
 	require.Equal(t, 2, cmd.ProcessState.ExitCode())
 	cmd = command(t, "-version")
 	cmd.Env = append(cmd.Env, "TRUST_DOMAIN=Example.org")
-	out, err = cmd.Output()
-	require.NoError(t, err)
+	out = must.Get(cmd.Output())(t)
 	require.Regexp(t, `^ca .*, go1\.\d+`, string(out))
 }
 
@@ -138,8 +140,7 @@ func TestSignal(t *testing.T) {
 	cmd := command(t, arguments(dir)...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	var text strings.Builder
 	for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -174,8 +175,7 @@ func TestBadFlags(t *testing.T) {
 		{"-state-dir= -jwt audience -id spiffe://cluster.local/x", "-state-dir"},
 		{"-istio-addr :15012", "-istio-addr"},
 	} {
-		_, err := shell(t, "", strings.Fields(tc.args)...)
-		require.ErrorContains(t, err, tc.want, tc.args)
+		require.ErrorContains(t, must.Err(shell(t, "", strings.Fields(tc.args)...)), tc.want, tc.args)
 	}
 	var out strings.Builder
 	require.ErrorIs(t, run(t.Context(), []string{"-help"}, env{}.get, nil, &out, nil), flag.ErrHelp)
@@ -194,3 +194,122 @@ func TestCommandsAreNotServers(t *testing.T) {
 	err := run(t.Context(), arguments(dir, "-trust-domain", "my_domain", "-istio-addr", ":15012", "-status"), in.get, nil, io.Discard, io.Discard)
 	require.ErrorIs(t, err, ca.ErrNoRecord, "there is none, which it found by looking")
 }
+
+// TestDashboard: each metric, label and value in it is one that a CA writes.
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	watchtest.Dashboard(t, "dashboard.json", watchtest.Labels(watchtest.WrittenByCA(t)))
+}
+
+// The operator's day: each script in testdata/script is commands, what they print and how they end; and each slip, and
+// what the program says helps.
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	scripttest.Run(t, "testdata/script", "ca", "svid", "agent")
+}
+
+// Each section of ROTATE.md is run as a script, after the commands of the section Look, with times of seconds in the place of hours.
+func TestRotatePage(t *testing.T) {
+	t.Parallel()
+	page := must.Get(os.ReadFile("../ROTATE.md"))(t)
+	dir := t.TempDir()
+	const begin = "flags ca -propagation 2s -default-ttl 4s -max-ttl 6s -backdate 1s -refresh-hint 1s -linkerd-addr=\n" +
+		"serve ca\nca -once csr.pem -id spiffe://cluster.local/web -ttl 6s\ncp stdout leaf.pem\n"
+	look, commands := "", 0
+	for _, section := range strings.Split(string(page), "\n## ")[1:] {
+		name, text, _ := strings.Cut(section, "\n")
+		script, n := pageScript(text, name != "Look")
+		commands += n
+		if name == "Look" {
+			look = script
+			continue
+		}
+		text = begin + look + script + "-- csr.pem --\n" + newCSR(t)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, strings.ToLower(name)+".txtar"), []byte(text), 0o600))
+	}
+	require.Greater(t, commands, 20)
+	scripttest.Run(t, dir, "ca", "svid")
+}
+
+var (
+	pageWord = regexp.MustCompile(`\b(DIR|SERIAL|NEW|NEXT|KEY|TIME)\b|…`)
+	repeated = regexp.MustCompile(`^(ca -status|svid verify )`) // until time has done its part
+)
+
+// pageScript returns the code of a page as a script: a line is a command, and those below it, which are further to the right, are
+// in what it prints, one after the other. looked is for a section whose reader knows SERIAL and KEY. It returns how many commands there are.
+func pageScript(text string, looked bool) (script string, commands int) {
+	known := map[string]bool{"DIR": true, "SERIAL": looked, "KEY": looked}
+	var command string
+	var printed []string
+	flush := func() {
+		defer func() { command, printed = "", nil }()
+		var pattern strings.Builder
+		var found []string
+		for i, line := range printed {
+			if i > 0 {
+				pattern.WriteString(`\n`)
+			}
+			at := 0
+			for _, m := range pageWord.FindAllStringIndex(line, -1) {
+				pattern.WriteString(quoted(line[at:m[0]]))
+				switch word := line[m[0]:m[1]]; {
+				case word == "…":
+					pattern.WriteString(".*")
+				case word == "TIME":
+					pattern.WriteString("20[0-9T:-]+Z")
+				case slices.Contains(found, word): // set after the command
+					pattern.WriteString("[0-9a-f]+")
+				case known[word]:
+					pattern.WriteString("'$" + word + "'")
+				default:
+					pattern.WriteString("(?P<" + word + ">[0-9a-f]+)")
+					found = append(found, word)
+				}
+				at = m[1]
+			}
+			pattern.WriteString(quoted(line[at:]))
+		}
+		want := "'" + pattern.String() + "'"
+		line := pageWord.ReplaceAllString(command, "$$$1")
+		switch {
+		case command == "":
+			return
+		case command == "^C":
+			line = "quit server"
+		case command == "ca":
+			line = "serve ca"
+		case len(printed) > 0 && strings.HasPrefix(printed[0], "ca: "):
+			line = "exits 1 " + line + "\nstderr " + want
+		case repeated.MatchString(command) && len(printed) > 0:
+			line = "until " + want + " " + line
+		case len(printed) > 0:
+			line += "\nstdout " + want
+		case !strings.HasPrefix(command, "ca ") && !strings.HasPrefix(command, "svid "):
+			line = "exec " + line
+		}
+		script += line + "\n"
+		for _, name := range found {
+			known[name] = true
+			script += fmt.Sprintf("set %s %s\n", name, want)
+		}
+		commands++
+	}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		if out, ok := strings.CutPrefix(line, "      "); ok {
+			printed = append(printed, strings.TrimSpace(out))
+			continue
+		}
+		flush()
+		command, _ = strings.CutPrefix(line, "    ")
+		if command == line {
+			command = ""
+		}
+	}
+	flush()
+	return script, commands
+}
+
+// quoted is text as a part of a pattern in single quotes.
+func quoted(text string) string { return strings.ReplaceAll(regexp.QuoteMeta(text), "'", "''") }

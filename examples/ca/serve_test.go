@@ -37,6 +37,8 @@ import (
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	istiowire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -64,8 +66,7 @@ func arguments(dir string, more ...string) []string {
 
 func newConfig(t testing.TB, dir string, more ...string) *caconfig.Config {
 	t.Helper()
-	o, err := parse(arguments(dir, more...), env{}.get, io.Discard)
-	require.NoError(t, err)
+	o := must.Get(parse(arguments(dir, more...), env{}.get, io.Discard))(t)
 	return o.Config
 }
 
@@ -125,21 +126,8 @@ func shell(t testing.TB, in string, args ...string) (string, error) {
 
 func newCSR(t testing.TB) string {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	return string(csr.PEM())
-}
-
-func get(t testing.TB, url string) (status int, body string) {
-	t.Helper()
-	resp, err := http.Get(url)
-	require.NoError(t, err)
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	return resp.StatusCode, string(text)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return string(must.Get(pki.NewCSR(key, pki.CSROptions{}))(t).PEM())
 }
 
 // rootsOf returns the current roots in PEM.
@@ -148,9 +136,7 @@ func rootsOf(s *server) []byte { return s.ca.Bundle().MarshalPEM() }
 // token returns a token of development mode.
 func token(t testing.TB, s *server, name string) string {
 	t.Helper()
-	secret, err := os.ReadFile(s.c.SecretFile)
-	require.NoError(t, err)
-	return string(secret) + ":" + name
+	return string(must.Get(os.ReadFile(s.c.SecretFile))(t)) + ":" + name
 }
 
 // codeOf returns the code of an answer.
@@ -164,9 +150,7 @@ func codeOf(err error) grpchttp.Code {
 
 func mustSVID(t testing.TB, chain []*x509.Certificate, key crypto.Signer) *spiffe.SVID {
 	t.Helper()
-	svid, err := spiffe.NewSVID(chain, key)
-	require.NoError(t, err)
-	return svid
+	return must.Get(spiffe.NewSVID(chain, key))(t)
 }
 
 // istioRequest asks Istio's API for a certificate, as an agent does: with a token, or with an empty
@@ -232,8 +216,7 @@ func certify(ctx context.Context, c *http.Client, url, token, name string, csr *
 // proxyCSR returns a request as a Linkerd proxy makes it.
 func proxyCSR(t testing.TB, name string) *pki.CSR {
 	t.Helper()
-	_, csr, err := newRequest(pki.DNSSAN(name))
-	require.NoError(t, err)
+	_, csr := must.Get2(newRequest(pki.DNSSAN(name)))(t)
 	return csr
 }
 
@@ -243,10 +226,9 @@ func checkLinkerd(chain []*x509.Certificate, name string, b *spiffe.Bundle) erro
 	for _, cert := range chain[1:] {
 		between.AddCert(cert)
 	}
-	_, err := chain[0].Verify(x509.VerifyOptions{
+	return must.Err(chain[0].Verify(x509.VerifyOptions{
 		DNSName: name, Roots: b.CertPool(), Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
-	})
-	return err
+	}))
 }
 
 // requireUnauthenticated says that the CA does not authenticate a caller with that token.
@@ -260,8 +242,7 @@ func requireUnauthenticated(t testing.TB, err error, token string) {
 // audited returns the serial numbers in the audit log of c, which must be in order.
 func audited(t testing.TB, c *caconfig.Config) map[string]ca.Issuance {
 	t.Helper()
-	f, err := os.Open(c.AuditLog)
-	require.NoError(t, err)
+	f := must.Get(os.Open(c.AuditLog))(t)
 	defer f.Close()
 	records := make(map[string]ca.Issuance)
 	for e, err := range auditlog.Read(f) {
@@ -312,15 +293,12 @@ func TestServer(t *testing.T) {
 	t.Parallel()
 	c := newConfig(t, t.TempDir())
 	s, stop := start(t, c)
-	root, err := os.ReadFile(c.RootsFile)
-	require.NoError(t, err)
-	bundle, err := spiffe.ParseBundlePEM(c.CA.TrustDomain, root)
-	require.NoError(t, err)
+	root := must.Get(os.ReadFile(c.RootsFile))(t)
+	bundle := must.Get(spiffe.ParseBundlePEM(c.CA.TrustDomain, root))(t)
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
 
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
@@ -352,11 +330,10 @@ func TestServer(t *testing.T) {
 		require.Equal(t, grpchttp.InvalidArgument, codeOf(err), err)
 	}
 
-	fetched, err := federation.Fetch(t.Context(), federation.Relationship{
+	fetched := must.Get(federation.Fetch(t.Context(), federation.Relationship{
 		TrustDomain: c.CA.TrustDomain, URL: "https://" + s.at.Bundle.Addr().String() + "/",
 		Profile: federation.SPIFFE{EndpointID: spiffe.MustParseID("spiffe://cluster.local/ns/istio-system/sa/svidkit-ca"), Initial: bundle},
-	}, nil)
-	require.NoError(t, err)
+	}, nil))(t)
 	sequence, _ := fetched.Sequence()
 	require.EqualValues(t, 1, sequence)
 
@@ -366,16 +343,15 @@ func TestServer(t *testing.T) {
 		"/": ": active since", "/status": "active since", "/root-cert.pem": string(root),
 		"/metrics": "citadel_server_success_cert_issuance_count 2",
 	} {
-		status, body := get(t, admin+path)
+		status, body := programtest.Page(t, admin+path)
 		assert.Equal(t, http.StatusOK, status, path)
 		assert.Contains(t, body, want, path)
 	}
-	_, metrics := get(t, admin+"/metrics")
-	_, err = metricstest.Page(metrics)
-	require.NoError(t, err)
+	_, metrics := programtest.Page(t, admin+"/metrics")
+	must.Get(metricstest.Page(metrics))(t)
 	assert.Contains(t, metrics, "issuer_cert_ttl_seconds")
 	assert.NotContains(t, metrics, "# HELP citadel_server_csr_count citadel_server_csr_count")
-	status, _ := get(t, admin+"/nothing")
+	status, _ := programtest.Page(t, admin+"/nothing")
 	assert.Equal(t, http.StatusNotFound, status)
 
 	stop()
@@ -399,18 +375,14 @@ func TestAgentOfADay(t *testing.T) {
 	s, _ := start(t, newConfig(t, t.TempDir()))
 	client := newClient(s.ca.Bundle(), nil)
 	defer client.CloseIdleConnections()
-	agent, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
+	agent := must.Get(caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
 		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: s.c.CA.TrustDomain,
 		Token: func(context.Context) (string, error) { return token(t, s, "demo/web"), nil },
-	}})
-	require.NoError(t, err)
-	_, csr, err := newRequest()
-	require.NoError(t, err)
-	chain, err := agent.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
+	}}))(t)
+	_, csr := must.Get2(newRequest())(t)
+	chain := must.Get(agent.Sign(t.Context(), csr, time.Hour))(t)
 	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
-	chain, err = agent.Sign(t.Context(), csr, 24*time.Hour)
-	require.NoError(t, err)
+	chain = must.Get(agent.Sign(t.Context(), csr, 24*time.Hour))(t)
 	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
 }
 
@@ -420,14 +392,12 @@ func TestAgentOfADayRefused(t *testing.T) {
 	s, _ := start(t, newConfig(t, t.TempDir(), "-shorten-ttl=false"))
 	client := newClient(s.ca.Bundle(), nil)
 	defer client.CloseIdleConnections()
-	agent, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
+	agent := must.Get(caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
 		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: s.c.CA.TrustDomain,
 		Token: func(context.Context) (string, error) { return token(t, s, "demo/web"), nil },
-	}})
-	require.NoError(t, err)
-	_, csr, err := newRequest()
-	require.NoError(t, err)
-	_, err = agent.Sign(t.Context(), csr, 24*time.Hour)
+	}}))(t)
+	_, csr := must.Get2(newRequest())(t)
+	_, err := agent.Sign(t.Context(), csr, 24*time.Hour)
 	require.ErrorIs(t, err, caclient.ErrInvalid)
 	require.ErrorContains(t, err, "24h0m0s was asked for, the longest is 1h0m0s (-max-ttl, MAX_WORKLOAD_CERT_TTL)")
 }
@@ -465,8 +435,7 @@ func TestTemporaryState(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, time.Minute, 10*time.Millisecond)
 	cancel()
 	require.NoError(t, <-over)
-	matches, err := filepath.Glob(filepath.Join(os.TempDir(), "svidkit-ca*", "audit.jsonl"))
-	require.NoError(t, err)
+	matches := must.Get(filepath.Glob(filepath.Join(os.TempDir(), "svidkit-ca*", "audit.jsonl")))(t)
 	require.Len(t, matches, 1)
 	require.Contains(t, out.String(), matches[0])
 }
@@ -476,11 +445,10 @@ type lockedBuffer = logtest.Buffer
 // A port that is taken, or a state that cannot be used, ends the program with its name.
 func TestCannotStart(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	dir := t.TempDir()
-	err = run(t.Context(), arguments(dir, "-linkerd-addr", l.Addr().String()), env{}.get, nil, io.Discard, io.Discard)
+	err := run(t.Context(), arguments(dir, "-linkerd-addr", l.Addr().String()), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "Linkerd's API")
 	require.ErrorContains(t, err, l.Addr().String())
 	require.ErrorContains(t, err, "-linkerd-addr", "what to change")
@@ -514,8 +482,7 @@ func TestFolderOfAnother(t *testing.T) {
 	require.ErrorContains(t, run(t.Context(), arguments(filepath.Join(dir, "new")), env{}.get, nil, io.Discard, io.Discard), remedy)
 	require.NoDirExists(t, filepath.Join(dir, "new"))
 	require.NoError(t, os.Chmod(dir, 0))
-	_, err = shell(t, "", arguments(dir, "-status")...)
-	require.ErrorContains(t, err, remedy)
+	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-status")...)), remedy)
 	require.NoError(t, os.Chmod(dir, 0o700))
 	_, err = shell(t, "", arguments(filepath.Join(dir, "new"), "-jwt", "db", "-id", "spiffe://cluster.local/web")...)
 	require.NoError(t, err)
@@ -527,10 +494,8 @@ func TestOnce(t *testing.T) {
 	dir := t.TempDir()
 	c := newConfig(t, dir)
 	const id = "spiffe://cluster.local/ns/demo/sa/web"
-	out, err := shell(t, newCSR(t), arguments(dir, "-once", "-", "-id", id, "-ttl", "1h")...)
-	require.NoError(t, err)
-	certs, err := pki.ParseCertificatesPEM([]byte(out))
-	require.NoError(t, err)
+	out := must.Get(shell(t, newCSR(t), arguments(dir, "-once", "-", "-id", id, "-ttl", "1h")...))(t)
+	certs := must.Get(pki.ParseCertificatesPEM([]byte(out)))(t)
 	require.Len(t, certs, 2, "leaf and root")
 	require.NoError(t, certs[0].CheckSignatureFrom(certs[1]))
 	require.Equal(t, id, certs[0].URIs[0].String())
@@ -539,21 +504,14 @@ func TestOnce(t *testing.T) {
 	start(t, c) // which has the same CA and the same audit log
 	file := filepath.Join(dir, "csr.pem")
 	require.NoError(t, os.WriteFile(file, []byte(newCSR(t)), 0o600))
-	out, err = shell(t, "", arguments(dir, "-once", file, "-id", id)...)
-	require.NoError(t, err)
-	second, err := pki.ParseCertificatesPEM([]byte(out))
-	require.NoError(t, err)
+	out = must.Get(shell(t, "", arguments(dir, "-once", file, "-id", id)...))(t)
+	second := must.Get(pki.ParseCertificatesPEM([]byte(out)))(t)
 	require.NoError(t, second[0].CheckSignatureFrom(certs[1]))
 
-	token, err := shell(t, "", arguments(dir, "-jwt", "audience", "-id", id)...)
-	require.NoError(t, err)
-	authority, err := ca.Open(t.Context(), c.CA, mustStore(t, c))
-	require.NoError(t, err)
-	validator, err := jwtsvid.NewValidator(authority.Bundle(), []string{"audience"}, nil)
-	require.NoError(t, err)
-	verified, err := validator.Validate(strings.TrimSpace(token))
-	require.NoError(t, err)
-	require.Equal(t, id, verified.ID().String())
+	token := must.Get(shell(t, "", arguments(dir, "-jwt", "audience", "-id", id)...))(t)
+	authority := must.Get(ca.Open(t.Context(), c.CA, mustStore(t, c)))(t)
+	validator := must.Get(jwtsvid.NewValidator(authority.Bundle(), []string{"audience"}, nil))(t)
+	require.Equal(t, id, must.Get(validator.Validate(strings.TrimSpace(token)))(t).ID().String())
 
 	records := audited(t, c)
 	for _, cert := range []*x509.Certificate{certs[0], second[0]} {
@@ -593,8 +551,7 @@ func TestOnceBeforeThereIsACA(t *testing.T) {
 		{"-once", filepath.Join(dir, "none.pem"), "-id", "spiffe://cluster.local/x"},
 		{"-once", "-", "-id", "x"},
 	} {
-		_, err := shell(t, "no request", arguments(dir, args...)...)
-		require.Error(t, err)
+		require.Error(t, must.Err(shell(t, "no request", arguments(dir, args...)...)))
 		require.NoDirExists(t, dir)
 	}
 }
@@ -621,7 +578,7 @@ func TestServerWithoutLinkerd(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t, newConfig(t, t.TempDir(), "-trust-domain", "my_domain", "-linkerd-addr", ""))
 	require.Nil(t, s.at.Linkerd)
-	status, body := get(t, "http://"+s.at.Admin.Addr().String()+"/metrics")
+	status, body := programtest.Page(t, "http://"+s.at.Admin.Addr().String()+"/metrics")
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, body, "citadel_server_csr_count")
 	require.NotContains(t, body, "issuer_cert_ttl_seconds")
@@ -634,11 +591,9 @@ func TestRootsFile(t *testing.T) {
 	_, args := cluster(t) // so that the CA is elsewhere
 	c := newConfig(t, filepath.Join(t.TempDir(), "state"), append(args, "-audit-log", "none", "-refresh-hint", "1s", "-propagation", "2s")...)
 	s, _ := start(t, c)
-	first, err := os.ReadFile(c.RootsFile)
-	require.NoError(t, err)
+	first := must.Get(os.ReadFile(c.RootsFile))(t)
 	require.NoError(t, os.RemoveAll(c.StateDir))
-	_, err = s.ca.Own.Rotate(t.Context())
-	require.NoError(t, err)
+	must.Get(s.ca.Own.Rotate(t.Context()))(t)
 	require.Eventually(t, func() bool { return !bytes.Equal(rootsOf(s), first) }, time.Minute, 10*time.Millisecond)
 	require.Never(t, func() bool { // the server has noticed, and serves
 		resp, err := http.Get("http://" + s.at.Admin.Addr().String() + "/ready")
@@ -662,20 +617,19 @@ func TestFolderGone(t *testing.T) {
 	c := newConfig(t, filepath.Join(t.TempDir(), "state"), "-create", "-audit-log", "none")
 	s, _ := start(t, c)
 	ready := "http://" + s.at.Admin.Addr().String() + "/ready"
-	code, text := get(t, ready)
+	code, text := programtest.Page(t, ready)
 	require.Equal(t, http.StatusOK, code)
 	require.Equal(t, "ok\n", text)
 	folder := filepath.Join(c.StateDir, "ca")
 	require.NoError(t, os.Rename(folder, folder+".gone"))
 	_, err := s.ca.Own.Rotate(t.Context()) // which reads the folder, as Run does now and then
 	require.ErrorIs(t, err, ca.ErrUnfit)
-	code, text = get(t, ready)
+	code, text = programtest.Page(t, ready)
 	require.Equal(t, http.StatusOK, code)
 	require.Regexp(t, `^ok\nstore: .* is gone; .*\nsigns until 20\S+Z if nothing changes\n$`, text)
 	require.NoError(t, os.Rename(folder+".gone", folder))
-	_, err = s.ca.Own.Rotate(t.Context())
-	require.NoError(t, err)
-	_, text = get(t, ready)
+	must.Get(s.ca.Own.Rotate(t.Context()))(t)
+	_, text = programtest.Page(t, ready)
 	require.Equal(t, "ok\n", text)
 }
 
@@ -717,11 +671,11 @@ func TestPrintedProbe(t *testing.T) {
 		_, err := s.ca.Own.Rotate(t.Context()) // which reads the Secret
 		require.Error(t, err, name)
 		require.Error(t, s.ca.Own.Health().Store, name)
-		code, text := get(t, at+probe[1])
+		code, text := programtest.Page(t, at+probe[1])
 		require.Equal(t, http.StatusOK, code, name)
 		require.Contains(t, text, "\nstore: ", name)
 		require.Contains(t, text, "\nsigns until 20", name)
-		_, text = get(t, at+"/metrics")
+		_, text = programtest.Page(t, at+"/metrics")
 		for _, line := range []string{`svidkit_ready{part="ca"} 1`, "svidkit_ca_signing 1", "svidkit_ca_store_up 0", "svidkit_ca_audit_up 1"} {
 			require.Contains(t, text, "\n"+line+"\n", name)
 		}
@@ -755,8 +709,7 @@ func TestPrintedCommands(t *testing.T) {
 		}
 		serves = append(serves, m[1]+m[2])
 	}
-	o, err := parse(append(serves, "-kubernetes-api", k.URL()), variables.get, io.Discard)
-	require.NoError(t, err)
+	o := must.Get(parse(append(serves, "-kubernetes-api", k.URL()), variables.get, io.Discard))(t)
 	s, _ := start(t, o.Config)
 	var root string
 	for _, r := range s.ca.Own.Status().Roots {
@@ -772,8 +725,7 @@ func TestPrintedCommands(t *testing.T) {
 		require.Contains(t, out.String(), "CA of example.org, in the Secret identity/istio-ca-secret, bundle ")
 		require.Contains(t, out.String(), "\nroot "+root+": active")
 	}
-	log, err := os.ReadFile(filepath.Join(state, "audit.jsonl"))
-	require.NoError(t, err)
+	log := must.Get(os.ReadFile(filepath.Join(state, "audit.jsonl")))(t)
 	require.Contains(t, string(log), `"event":"tainted","key":"root","serial":"`+root+`"`, "in the audit log of the pod")
 
 	for _, want := range []string{
@@ -791,8 +743,7 @@ func TestPrintedCommands(t *testing.T) {
 // TestPageBegins: the page begins with what the CA signs, and what it has refused and changed last; a serial number has the form of -status.
 func TestPageBegins(t *testing.T) {
 	t.Parallel()
-	o, err := parse(arguments(t.TempDir()), env{}.get, io.Discard)
-	require.NoError(t, err)
+	o := must.Get(parse(arguments(t.TempDir()), env{}.get, io.Discard))(t)
 	o.refusals = new(refusals)
 	log := slog.New(noting{slog.NewTextHandler(io.Discard, nil), o.refusals}).With("a", 1).WithGroup("g")
 	s, _ := start(t, o.Config)
@@ -801,7 +752,7 @@ func TestPageBegins(t *testing.T) {
 		log.Info("istioca: certificate refused", "err", fmt.Sprint("refusal ", i))
 	}
 	log.Info("istioca: certificate refused", "err", "the last refusal", "peer", "192.0.2.7:1")
-	_, text := get(t, "http://"+s.at.Admin.Addr().String()+"/")
+	_, text := programtest.Page(t, "http://"+s.at.Admin.Addr().String()+"/")
 	root := s.ca.Own.Status().Roots[0].ID
 	at := -1
 	for _, part := range []string{"certificates of cluster.local", "serial=" + root + "<", "the last refusal", "root " + root + ": active since", "audit log", ">Roots<"} {
@@ -820,16 +771,12 @@ func printed(t testing.TB, with ...string) string {
 	for _, w := range with {
 		args = append(args, "-with", w)
 	}
-	out, err := shell(t, "", args...)
-	require.NoError(t, err)
-	return out
+	return must.Get(shell(t, "", args...))(t)
 }
 
 func mustStore(t testing.TB, c *caconfig.Config) ca.Store {
 	t.Helper()
-	store, err := ca.NewDirStore(filepath.Join(c.StateDir, "ca"))
-	require.NoError(t, err)
-	return store
+	return must.Get(ca.NewDirStore(filepath.Join(c.StateDir, "ca")))(t)
 }
 
 // An operator's commands work on the store, and a server on the same store follows.
@@ -840,40 +787,35 @@ func TestOperator(t *testing.T) {
 	short := []string{"-refresh-hint", "1s", "-propagation", "5s"} // time enough for what has to come before the new root signs
 	c := newConfig(t, dir, short...)
 	for _, args := range [][]string{{"-status"}, {"-rotate"}, {"-taint", "5"}, {"-revoke", "5"}} {
-		_, err := shell(t, "", arguments(dir, append(args, short...)...)...)
-		require.ErrorIs(t, err, ca.ErrNoRecord)
+		require.ErrorIs(t, must.Err(shell(t, "", arguments(dir, append(args, short...)...)...)), ca.ErrNoRecord)
 	}
 	require.NoDirExists(t, filepath.Join(dir, "ca"), "nothing was made")
 	require.NoFileExists(t, c.AuditLog)
 
 	s, _ := start(t, c)
 	first := s.ca.Own.Status().Roots[0]
-	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
-	require.NoError(t, err)
+	out := must.Get(shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...))(t)
 	require.Contains(t, out, first.ID)
 	require.Contains(t, out, "active")
 
-	out, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
-	require.NoError(t, err)
+	out = must.Get(shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...))(t)
 	require.Contains(t, out, "distributing")
 	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 2 }, time.Minute, 10*time.Millisecond, "the server follows")
-	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
+	_, err := shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrRotating)
 	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.ErrorContains(t, err, "-now", "it signs")
 	_, err = shell(t, "", arguments(dir, append([]string{"-taint", "abcdef"}, short...)...)...)
 	require.ErrorIs(t, err, ca.ErrUnknownKey)
 
-	out, err = shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...)
-	require.NoError(t, err)
+	out = must.Get(shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...))(t)
 	require.Contains(t, out, "tainted")
 	require.Eventually(t, func() bool { return s.ca.Own.Status().Roots[0].Phase == ca.Retiring }, time.Minute, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // until the server has written down that the other one signs
 		r, err := mustStore(t, c).Load(t.Context())
 		return err == nil && !bytes.Equal(r.Data()["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
 	}, time.Minute, 10*time.Millisecond)
-	out, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
-	require.NoError(t, err)
+	out = must.Get(shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...))(t)
 	require.NotContains(t, out, first.ID)
 	require.Eventually(t, func() bool { return len(s.ca.Own.Status().Roots) == 1 }, time.Minute, 10*time.Millisecond)
 }
@@ -888,8 +830,7 @@ func TestRevokeNow(t *testing.T) {
 	first := s.ca.Own.Status().Roots[0]
 	_, err := shell(t, "", arguments(dir, append(args, "-revoke", first.ID)...)...)
 	require.ErrorContains(t, err, "signs")
-	out, err := shell(t, "", arguments(dir, append(args, "-revoke", first.ID, "-now")...)...)
-	require.NoError(t, err)
+	out := must.Get(shell(t, "", arguments(dir, append(args, "-revoke", first.ID, "-now")...)...))(t)
 	require.Contains(t, out, "root "+first.ID+" is revoked")
 	require.Contains(t, out, "signs in its place, and verifiers that have not read the bundle refuse what it signs, until ")
 	require.Contains(t, out, "make all workloads renew")
@@ -917,8 +858,7 @@ func TestTaintByCommand(t *testing.T) {
 		url := "https://" + s.at.Istio.Addr().String()
 		plain := newClient(s.ca.Bundle(), nil)
 		defer plain.CloseIdleConnections()
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		chain, _, err := istioRequest(t.Context(), plain, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
 		require.NoError(t, err)
 		thief := newClient(s.ca.Bundle(), mustSVID(t, chain, key))
@@ -932,8 +872,7 @@ func TestTaintByCommand(t *testing.T) {
 			continue
 		}
 		require.NoError(t, renew())
-		_, err = shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Status().Roots[0].ID)...)...)
-		require.NoError(t, err)
+		must.Get(shell(t, "", arguments(dir, append(args, "-taint", s.ca.Own.Status().Roots[0].ID)...)...))(t)
 		require.Eventually(t, func() bool { return errors.Is(renew(), caclient.ErrUnauthenticated) }, time.Minute, 100*time.Millisecond, "when the server has read the store")
 		_, _, err = istioRequest(t.Context(), thief, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
 		require.NoError(t, err, "a clean proof")
@@ -947,8 +886,7 @@ func TestKeyEvents(t *testing.T) {
 	_, stop := start(t, newConfig(t, dir))
 	stop()
 	ids := func() (ids []string) {
-		a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
-		require.NoError(t, err)
+		a := must.Get(newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{ReadOnly: true}))(t)
 		defer a.Close()
 		for _, r := range a.Own.Status().Roots {
 			ids = append(ids, r.ID)
@@ -957,21 +895,16 @@ func TestKeyEvents(t *testing.T) {
 	}
 	first := ids()[0]
 	for _, args := range [][]string{{"-rotate"}, {"-taint", first}, {"-revoke", first, "-now"}} {
-		_, err := shell(t, "", arguments(dir, args...)...)
-		require.NoError(t, err, args)
+		must.Get(shell(t, "", arguments(dir, args...)...))(t, args)
 	}
 	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
-	_, err := shell(t, "", arguments(dir, "-recover")...)
-	require.NoError(t, err)
-	out, err := shell(t, "", "-verify-audit", filepath.Join(dir, "audit.jsonl"))
-	require.NoError(t, err)
+	must.Get(shell(t, "", arguments(dir, "-recover")...))(t)
+	out := must.Get(shell(t, "", "-verify-audit", filepath.Join(dir, "audit.jsonl")))(t)
 	require.Contains(t, out, "are as they were written")
 
-	f, err := os.Open(filepath.Join(dir, "audit.jsonl"))
-	require.NoError(t, err)
+	f := must.Get(os.Open(filepath.Join(dir, "audit.jsonl")))(t)
 	defer f.Close()
-	host, err := os.Hostname()
-	require.NoError(t, err)
+	host := must.Get(os.Hostname())(t)
 	seen := map[string]string{}
 	for e, err := range auditlog.Read(f) {
 		require.NoError(t, err)
@@ -996,12 +929,9 @@ func TestRecover(t *testing.T) {
 	s, stop := start(t, newConfig(t, dir))
 	root := s.ca.Own.Status().Roots[0].ID
 	stop()
-	_, err := shell(t, "", arguments(dir, "-recover")...)
-	require.ErrorContains(t, err, "nothing to recover")
+	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-recover")...)), "nothing to recover")
 	versions := func() []string {
-		files, err := filepath.Glob(filepath.Join(dir, "ca", "*", "*"))
-		require.NoError(t, err)
-		return files
+		return must.Get(filepath.Glob(filepath.Join(dir, "ca", "*", "*")))(t)
 	}
 	for _, lose := range []func(string) error{os.Remove, func(name string) error { return os.Truncate(name, 0) }} {
 		before := versions()
@@ -1014,8 +944,7 @@ func TestRecover(t *testing.T) {
 			require.Less(t, time.Since(began), 10*time.Second, "waiting does not help")
 			require.Equal(t, before, versions())
 		}
-		out, err := shell(t, "", arguments(dir, "-recover")...)
-		require.NoError(t, err)
+		out := must.Get(shell(t, "", arguments(dir, "-recover")...))(t)
 		require.Contains(t, out, "the CA goes on with version ")
 		require.Contains(t, out, root)
 		again, stop := start(t, newConfig(t, dir))
@@ -1023,8 +952,7 @@ func TestRecover(t *testing.T) {
 		stop()
 	}
 	_, args := cluster(t)
-	_, err = shell(t, "", arguments(dir, append(args, "-recover")...)...)
-	require.ErrorContains(t, err, "-recover")
+	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, append(args, "-recover")...)...)), "-recover")
 }
 
 // To look, in the middle of a rotation that no server has published, writes nothing and moves no date, however often and late.
@@ -1036,24 +964,17 @@ func TestStatusWritesNothing(t *testing.T) {
 	c := newConfig(t, dir, short...)
 	_, err := shell(t, newCSR(t), arguments(dir, append([]string{"-once", "-", "-id", "spiffe://cluster.local/x"}, short...)...)...)
 	require.NoError(t, err)
-	_, err = shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...)
-	require.NoError(t, err)
-	before, err := mustStore(t, c).Load(t.Context())
-	require.NoError(t, err)
-	first, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
-	require.NoError(t, err)
+	must.Get(shell(t, "", arguments(dir, append([]string{"-rotate"}, short...)...)...))(t)
+	before := must.Get(mustStore(t, c).Load(t.Context()))(t)
+	first := must.Get(shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...))(t)
 	require.Contains(t, first, "distributing, signs from ")
 	time.Sleep(4500 * time.Millisecond) // less than three fifths are left, and more than half
-	out, err := shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
-	require.NoError(t, err)
+	out := must.Get(shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...))(t)
 	require.Equal(t, first, out)
 	time.Sleep(6 * time.Second) // its time has come, and there was no server
-	out, err = shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...)
-	require.NoError(t, err)
+	out = must.Get(shell(t, "", arguments(dir, append([]string{"-status"}, short...)...)...))(t)
 	require.Equal(t, first+"a time here has passed: no server runs on this store, and the next one takes the step, or has a root wait that no peer was told of\n", out)
-	after, err := mustStore(t, c).Load(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, before.Version, after.Version)
+	require.Equal(t, before.Version, must.Get(mustStore(t, c).Load(t.Context()))(t).Version)
 }
 
 // A CA that an operator plugged in is used as it is, and rotates no roots.
@@ -1063,15 +984,11 @@ func TestPluggedIn(t *testing.T) {
 	plugIn(t, filepath.Join(dir, "plugged-in"))
 	err := run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in")
-	out, err := shell(t, "", arguments(dir, "-status")...)
-	require.NoError(t, err)
-	require.Contains(t, out, "plugged in")
-	_, err = shell(t, "", arguments(dir, "-rotate")...)
-	require.ErrorContains(t, err, "the roots are plugged in")
+	require.Contains(t, must.Get(shell(t, "", arguments(dir, "-status")...))(t), "plugged in")
+	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-rotate")...)), "the roots are plugged in")
 
 	_, args := cluster(t)
-	own, err := newConfig(t, t.TempDir(), args...).Open(t.Context(), caconfig.OpenOptions{})
-	require.NoError(t, err)
+	own := must.Get(newConfig(t, t.TempDir(), args...).Open(t.Context(), caconfig.OpenOptions{}))(t)
 	own.Close()
 	var log bytes.Buffer
 	plugged, err := newConfig(t, dir, args...).Open(t.Context(), caconfig.OpenOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -1082,8 +999,7 @@ func TestPluggedIn(t *testing.T) {
 	bundle := s.ca.Bundle()
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", key)
 	require.NoError(t, err)
 	require.Len(t, chain, 2, "leaf and intermediate")
@@ -1105,20 +1021,16 @@ func TestPluggedIn(t *testing.T) {
 func plugIn(t testing.TB, dir string) {
 	t.Helper()
 	td := spiffe.MustParseTrustDomain("cluster.local")
-	rootKey, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	rootKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	now := time.Now()
 	root, err := pki.NewRoot(rootKey, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
 	require.NoError(t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	cert, err := root.Issue(pki.CertificateOptions{
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	cert := must.Get(root.Issue(pki.CertificateOptions{
 		PublicKey: key.Public(), CA: true, Organization: "mesh", SANs: []pki.SAN{pki.IDSAN(td.ID())},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 30),
-	})
-	require.NoError(t, err)
-	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	}))(t)
+	keyPEM := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	require.NoError(t, os.MkdirAll(dir, 0o700))
 	for name, text := range map[string][]byte{
 		"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": keyPEM,
@@ -1177,8 +1089,7 @@ func TestKubernetes(t *testing.T) {
 	bundle := first.ca.Bundle()
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	for _, s := range []*server{first, second} {
 		chain, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", key)
 		require.NoError(t, err)
@@ -1218,10 +1129,8 @@ func TestImpersonation(t *testing.T) {
 	defer client.CloseIdleConnections()
 	rpc := grpchttp.NewClient(client, "https://"+s.at.Istio.Addr().String(), 1<<20)
 	ask := func(token, id string) ([]string, error) {
-		metadata, err := structpb.NewStruct(map[string]any{"ImpersonatedIdentity": id})
-		require.NoError(t, err)
-		request, err := proto.Marshal(&istiowire.IstioCertificateRequest{Csr: newCSR(t), Metadata: metadata})
-		require.NoError(t, err)
+		metadata := must.Get(structpb.NewStruct(map[string]any{"ImpersonatedIdentity": id}))(t)
+		request := must.Get(proto.Marshal(&istiowire.IstioCertificateRequest{Csr: newCSR(t), Metadata: metadata}))(t)
 		response, err := rpc.Unary(t.Context(), istioca.CreateCertificate, http.Header{"Authorization": {"Bearer " + token}}, request)
 		if err != nil {
 			return nil, err
@@ -1230,10 +1139,8 @@ func TestImpersonation(t *testing.T) {
 		require.NoError(t, proto.Unmarshal(response, answer))
 		return answer.GetCertChain(), nil
 	}
-	chain, err := ask("token-tunnel", "spiffe://cluster.local/ns/demo/sa/web")
-	require.NoError(t, err)
-	certs, err := pki.ParseCertificatesPEM([]byte(chain[0]))
-	require.NoError(t, err)
+	chain := must.Get(ask("token-tunnel", "spiffe://cluster.local/ns/demo/sa/web"))(t)
+	certs := must.Get(pki.ParseCertificatesPEM([]byte(chain[0])))(t)
 	require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", certs[0].URIs[0].String())
 	for _, tc := range [][2]string{
 		{"token-tunnel", "spiffe://cluster.local/ns/demo/sa/db"}, // on another node
@@ -1247,7 +1154,7 @@ func TestImpersonation(t *testing.T) {
 	k.AccessReviews(func(s kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
 		return kubetest.AccessReviewStatus{Allowed: s.ResourceAttributes.Resource != "pods"}
 	})
-	err = run(t.Context(), arguments(t.TempDir(), append(args, "-trusted-node-accounts", "demo/tunnel")...), env{}.get, nil, io.Discard, io.Discard)
+	err := run(t.Context(), arguments(t.TempDir(), append(args, "-trusted-node-accounts", "demo/tunnel")...), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "pods")
 }
 
@@ -1277,15 +1184,14 @@ func TestExternalCA(t *testing.T) {
 		c := newConfig(t, filepath.Join(dir, name), append(args, more...)...)
 		s, stop := start(t, c)
 		client := newClient(s.ca.Bundle(), nil)
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://cluster.local/ns/demo/sa/web"))}})
 		require.NoError(t, err)
 		chain, _, err := istioCSR(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", csr)
 		require.NoError(t, err, name)
 		require.NoError(t, chain[0].CheckSignatureFrom(signer.root.Certificate()))
 		require.Contains(t, audited(t, c), chain[0].SerialNumber.Text(16))
-		_, body := get(t, "http://"+s.at.Admin.Addr().String()+"/status")
+		_, body := programtest.Page(t, "http://"+s.at.Admin.Addr().String()+"/status")
 		require.Contains(t, body, "signers of the cluster")
 		client.CloseIdleConnections()
 		stop()
@@ -1299,8 +1205,7 @@ type clusterSigner struct{ root *pki.Issuer }
 
 func newClusterSigner(t testing.TB) *clusterSigner {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	now := time.Now()
 	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("cluster.local").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
 	require.NoError(t, err)

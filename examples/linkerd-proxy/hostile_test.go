@@ -27,33 +27,38 @@ import (
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // plainApp is an application of HTTP/1 that has each connection, and the head of each request on it, as it came.
 func plainApp(t testing.TB, answer func(c net.Conn, r *bufio.Reader, head string) (more bool)) (addr string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	return accepts(t, func(c net.Conn) {
+		r := bufio.NewReader(c)
+		for more := true; more; {
+			var head strings.Builder
+			for line := ""; line != "\r\n"; head.WriteString(line) {
+				var err error
+				if line, err = r.ReadString('\n'); err != nil {
+					return
+				}
+			}
+			more = answer(c, r, head.String())
+		}
+	})
+}
+
+// accepts is an application with a protocol of its own: serve has each connection until it returns.
+func accepts(t testing.TB, serve func(net.Conn)) (addr string) {
+	t.Helper()
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
+		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
 			go func() {
 				defer c.Close()
-				r := bufio.NewReader(c)
-				for more := true; more; {
-					var head strings.Builder
-					for line := ""; line != "\r\n"; head.WriteString(line) {
-						if line, err = r.ReadString('\n'); err != nil {
-							return
-						}
-					}
-					more = answer(c, r, head.String())
-				}
+				serve(c)
 			}()
 		}
 	}()
@@ -63,14 +68,11 @@ func plainApp(t testing.TB, answer func(c net.Conn, r *bufio.Reader, head string
 // say sends bytes on a new connection and returns what comes until the end of it.
 func say(t testing.TB, addr, raw string) string {
 	t.Helper()
-	c, err := net.Dial("tcp", addr)
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", addr))(t)
 	defer c.Close()
 	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-	_, err = io.WriteString(c, raw)
-	require.NoError(t, err)
-	answer, err := io.ReadAll(c)
-	require.NoError(t, err)
+	must.Get(io.WriteString(c, raw))(t)
+	answer, _ := io.ReadAll(c) // or up to a reset
 	return string(answer)
 }
 
@@ -107,11 +109,9 @@ func TestConnect(t *testing.T) {
 	// And not as HTTP/2 that pretends to have been HTTP/1 once.
 	b := browser(t, at, true, nil)
 	for range 3 {
-		req, err := http.NewRequest(http.MethodConnect, "http://app.test:443", nil)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequest(http.MethodConnect, "http://app.test:443", nil))(t)
 		req.Header.Set("l5d-orig-proto", "HTTP/1.1")
-		resp, err := b.Do(req)
-		require.NoError(t, err)
+		resp := must.Get(b.Do(req))(t)
 		_ = resp.Body.Close()
 		assert.Equal(t, http.StatusBadGateway, resp.StatusCode)
 		answer := say(t, at, "GET /secret HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
@@ -147,11 +147,10 @@ func TestUnreadBodies(t *testing.T) {
 			"Transfer-Encoding: chunked\r\n\r\n5\r\nhelloo\r\n":             1,
 			"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n":      1,
 		} {
-			c, err := net.Dial("tcp", at)
-			require.NoError(t, err)
+			c := must.Get(net.Dial("tcp", at))(t)
 			require.NoError(t, c.SetDeadline(time.Now().Add(20*time.Second)))
 			next := fmt.Sprintf("/%s/%x", name, sha256.Sum256([]byte(body)))
-			_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\n"+body+"GET "+next+" HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
+			_, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\n"+body+"GET "+next+" HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n")
 			require.NoError(t, err)
 			got, err := io.ReadAll(c)
 			require.NoError(t, c.Close())
@@ -214,8 +213,7 @@ func TestDescriptors(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
-	p, err := newProxy(config{name: id.name, identity: id.Identity, application: application(t)})
-	require.NoError(t, err)
+	p := must.Get(newProxy(config{name: id.name, identity: id.Identity, application: application(t)}))(t)
 	at := serve(t, func(ctx context.Context, l net.Listener) error {
 		l = &exhausted{Listener: l}
 		l.(*exhausted).times.Store(4)
@@ -225,18 +223,13 @@ func TestDescriptors(t *testing.T) {
 	assert.Equal(t, http.StatusOK, status)
 
 	// And it stops meanwhile.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	out := &exhausted{Listener: l}
 	out.times.Store(1 << 40)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- p.serveInbound(ctx, out) }()
+	stop := runs(t, func(ctx context.Context) error { return p.serveInbound(ctx, out) })
 	eventually(t, func() bool { return int64(1<<40)-out.times.Load() > 1 }, "another attempt")
 	begun := time.Now()
-	cancel()
-	require.NoError(t, <-done)
+	stop()
 	assert.Less(t, time.Since(begun), 4*time.Second)
 }
 
@@ -246,26 +239,17 @@ func TestUnsentBody(t *testing.T) {
 	id, err := linkerdproxy.New(meshtest.New(t, meshtest.Options{Life: time.Hour, Stopped: true}).Config(t, web))
 	require.NoError(t, err)
 	synctest.Test(t, func(t *testing.T) {
-		p, err := newProxy(config{name: web, identity: id, route: func(context.Context, string) (endpoint, error) {
+		p := must.Get(newProxy(config{name: web, identity: id, route: func(context.Context, string) (endpoint, error) {
 			return endpoint{}, errors.New("there is no such service")
-		}})
-		require.NoError(t, err)
+		}}))(t)
 		l := memconn.Listen()
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- p.serveOutbound(ctx, l) }()
-		c, err := l.DialContext(t.Context(), "tcp", "")
-		require.NoError(t, err)
+		runs(t, func(ctx context.Context) error { return p.serveOutbound(ctx, l) })
+		c := must.Get(l.DialContext(t.Context(), "tcp", ""))(t)
 		defer c.Close()
-		_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\nContent-Length: 10\r\n\r\n")
-		require.NoError(t, err)
+		must.Get(io.WriteString(c, "POST / HTTP/1.1\r\nHost: app.test\r\nContent-Length: 10\r\n\r\n"))(t)
 		begun := time.Now()
-		answer, err := io.ReadAll(c)
-		require.NoError(t, err)
-		assert.Contains(t, string(answer), "502 Bad Gateway")
+		assert.Contains(t, string(must.Get(io.ReadAll(c))(t)), "502 Bad Gateway")
 		assert.Less(t, time.Since(begun), 15*time.Second)
-		cancel()
-		require.NoError(t, <-done)
 	})
 }
 
@@ -304,12 +288,8 @@ func TestStopConnections(t *testing.T) {
 		return endpoint{addr: addrs[i-1]}, err
 	}})
 	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- p.serveOutbound(ctx, l) }()
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	stop := runs(t, func(ctx context.Context) error { return p.serveOutbound(ctx, l) })
 	for i := range addrs {
 		go func() {
 			if resp, err := browser(t, l.Addr().String(), true, nil).Get("http://app.test:" + strconv.Itoa(i+1) + "/"); err == nil {
@@ -322,8 +302,7 @@ func TestStopConnections(t *testing.T) {
 		<-started
 	}
 	require.EqualValues(t, len(addrs), open.Load())
-	cancel()
-	require.NoError(t, <-done)
+	stop()
 	assert.Eventually(t, func() bool { return open.Load() == 0 }, time.Minute, 10*time.Millisecond)
 }
 
@@ -341,12 +320,9 @@ func TestUpgradeHalfClosed(t *testing.T) {
 	entry := outbound(t, certified(t, s, voting), endpoint{addr: at, identity: web})
 	for name, addr := range map[string]string{"to the application": at, "by both proxies": entry} {
 		c, r := upgraded(t, addr)
-		_, err := io.WriteString(c, "hello")
-		require.NoError(t, err)
+		must.Get(io.WriteString(c, "hello"))(t)
 		require.NoError(t, c.(*net.TCPConn).CloseWrite())
-		got, err := io.ReadAll(r)
-		require.NoError(t, err, name)
-		assert.Equal(t, "all of it: hello", string(got), name)
+		assert.Equal(t, "all of it: hello", string(must.Get(io.ReadAll(r))(t, name)), name)
 	}
 }
 
@@ -363,10 +339,8 @@ func TestRefusedClientsAreNamed(t *testing.T) {
 	})
 	for range 5 {
 		for _, ip := range []string{"127.0.0.2", "127.0.0.3"} {
-			c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", at)
-			require.NoError(t, err)
-			_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n")
-			require.NoError(t, err)
+			c := must.Get((&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", at))(t)
+			must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\n\r\n"))(t)
 			_, _ = io.ReadAll(c)
 			require.NoError(t, c.Close())
 			assert.Contains(t, log.String(), `reason="it is without TLS" peer=`+ip+":")

@@ -7,8 +7,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,7 +18,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // A client's proxy makes HTTP/2 of a request by HTTP/1, and says so in l5d-orig-proto: an application that speaks HTTP/1 alone
@@ -24,8 +29,7 @@ import (
 func TestOrigProto(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	app := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set("L5d-Orig-Proto", "HTTP/0.9")
@@ -61,10 +65,8 @@ func TestOrigProto(t *testing.T) {
 		if strings.HasSuffix(c.target, "%20HTTP/1.0") {
 			req.URL.RawQuery = "c HTTP/1.0"
 		}
-		resp, err := browser(t, at, c.http2, mtls).Do(req)
-		require.NoError(t, err)
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		resp := must.Get(browser(t, at, c.http2, mtls).Do(req))(t)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		_ = resp.Body.Close()
 		require.Equal(t, c.status, resp.StatusCode, "%+v %s", c, body)
 		if c.status == 200 {
@@ -76,13 +78,10 @@ func TestOrigProto(t *testing.T) {
 	// A thousand requests on one connection.
 	b := browser(t, at, true, mtls)
 	for range 1000 {
-		req, err := http.NewRequest(http.MethodGet, "http://app.test/", nil)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequest(http.MethodGet, "http://app.test/", nil))(t)
 		req.Header.Set("l5d-orig-proto", "HTTP/1.1")
-		resp, err := b.Do(req)
-		require.NoError(t, err)
-		_, err = io.Copy(io.Discard, resp.Body)
-		require.NoError(t, err)
+		resp := must.Get(b.Do(req))(t)
+		must.Get(io.Copy(io.Discard, resp.Body))(t)
 		_ = resp.Body.Close()
 		require.Equal(t, 200, resp.StatusCode)
 	}
@@ -95,23 +94,11 @@ func TestNothingUnread(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
 	var got atomic.Int64
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				n, _ := io.Copy(io.Discard, c)
-				got.Add(n)
-				_ = c.Close()
-			}()
-		}
-	}()
+	app := accepts(t, func(c net.Conn) {
+		n, _ := io.Copy(io.Discard, c)
+		got.Add(n)
+	})
 	const forged = "GET / HTTP/1.1\r\nHost: a\r\nl5d-client-id: admin\r\n\r\n"
 	hello := func(name string) []byte { // with a request in the place of its random bytes
 		var sent quiet
@@ -131,11 +118,9 @@ func TestNothingUnread(t *testing.T) {
 		"a failed handshake":           {false, true, append(hello(web), forged...)},
 		"a failed handshake, opaque":   {true, false, append(hello(web), forged...)},
 	} {
-		at, _ := inbound(t, id, func(cfg *config) { cfg.opaque, cfg.clientID, cfg.application = c.opaque, c.clientID, l.Addr().String() })
-		conn, err := net.Dial("tcp", at)
-		require.NoError(t, err)
-		_, err = conn.Write(c.sent)
-		require.NoError(t, err)
+		at, _ := inbound(t, id, func(cfg *config) { cfg.opaque, cfg.clientID, cfg.application = c.opaque, c.clientID, app })
+		conn := must.Get(net.Dial("tcp", at))(t)
+		must.Get(conn.Write(c.sent))(t)
 		if strings.HasPrefix(name, "a failed handshake") {
 			for err := error(nil); err == nil; { // the server's part
 				require.NoError(t, conn.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
@@ -181,8 +166,7 @@ func TestLoop(t *testing.T) {
 		return serve(t, p.serveOutbound)
 	}
 	at := newOutbound(func(authority string) string { return authority })
-	_, port, err := net.SplitHostPort(at)
-	require.NoError(t, err)
+	_, port := must.Get2(net.SplitHostPort(at))(t)
 	for _, host := range []string{"127.0.0.1", "localhost", "0.0.0.0", "127.0.0.2", "[::ffff:127.0.0.1]", "LOCALHOST."} {
 		for _, http2 := range []bool{false, true} {
 			status, body := ask(t, browser(t, at, http2, nil), "http://"+host+":"+port+"/")
@@ -225,8 +209,7 @@ func TestAuthority(t *testing.T) {
 	}
 	p := newPlace(t)
 	plain, closed := application(t), application(t)
-	_, plainPort, err := net.SplitHostPort(plain)
-	require.NoError(t, err)
+	_, plainPort := must.Get2(net.SplitHostPort(plain))(t)
 	for _, c := range []struct {
 		args   []string
 		host   string
@@ -252,3 +235,83 @@ func TestAuthority(t *testing.T) {
 		require.NoError(t, <-done)
 	}
 }
+
+const (
+	web       = meshtest.Web
+	voting    = meshtest.Voting
+	certifier = meshtest.Certifier
+)
+
+// member is a workload of a mesh.
+type member struct {
+	name string
+	*linkerdproxy.Identity
+}
+
+// certified returns a member that has a certificate.
+func certified(t testing.TB, c *meshtest.Controller, name string, edit ...func(*linkerdproxy.Config)) *member {
+	t.Helper()
+	return &member{name, c.Certified(t, name, edit...)}
+}
+
+// uncertified returns a member that asks for its first certificate until the test ends.
+func uncertified(t testing.TB, c *meshtest.Controller, name string) *member {
+	t.Helper()
+	id := must.Get(linkerdproxy.New(c.Config(t, name)))(t)
+	runs(t, id.Run)
+	return &member{name, id}
+}
+
+// runs has something run until stop is called, or the test ends. That it ends well is required.
+func runs(t testing.TB, run func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// dial connects to an endpoint.
+func (m *member) dial(ctx context.Context, e endpoint) (net.Conn, error) {
+	p, err := newProxy(config{name: m.name, identity: m.Identity, application: e.addr})
+	if err != nil {
+		return nil, err
+	}
+	return p.dial(ctx, e, &connections{over: context.Background()}, 0)
+}
+
+// get returns the status and the body of an answer.
+func get(t testing.TB, h http.Handler, path string) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return fmt.Sprint(w.Code, " ", strings.TrimSpace(w.Body.String()))
+}
+
+// eventually waits until f is true.
+func eventually(t testing.TB, f func() bool, what string) {
+	t.Helper()
+	for end := time.Now().Add(15 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it did not come: " + what)
+		}
+	}
+}
+
+// together runs subtests that mostly wait for real time at once: parallel ones would wait for a free processor.
+func together(t *testing.T, tests map[string]func(*testing.T)) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for name, f := range tests {
+		wg.Go(func() { t.Run(name, f) })
+	}
+	wg.Wait()
+}
+
+// quietLog keeps what is logged.
+type quietLog = logtest.Buffer

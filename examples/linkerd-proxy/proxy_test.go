@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -67,15 +68,8 @@ func application(t testing.TB) (addr string) {
 // serve runs one of a proxy's servers until the test is over.
 func serve(t testing.TB, run func(context.Context, net.Listener) error) (addr string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx, l) }()
-	t.Cleanup(func() {
-		cancel()
-		require.NoError(t, <-done)
-	})
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	runs(t, func(ctx context.Context) error { return run(ctx, l) })
 	return l.Addr().String()
 }
 
@@ -86,8 +80,7 @@ func inbound(t testing.TB, id *member, edit func(*config)) (addr string, p *prox
 	if edit != nil {
 		edit(&cfg)
 	}
-	p, err := newProxy(cfg)
-	require.NoError(t, err)
+	p = must.Get(newProxy(cfg))(t)
 	return serve(t, p.serveInbound), p
 }
 
@@ -122,16 +115,13 @@ func browser(t testing.TB, addr string, http2 bool, dial func(context.Context, s
 // ask sends a request and returns the status and the body. The headers are names and values in turn.
 func ask(t testing.TB, c *http.Client, url string, headers ...string) (status int, body string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader("hello"))
-	require.NoError(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader("hello")))(t)
 	for i := 0; i < len(headers); i += 2 {
 		req.Header.Add(headers[i], headers[i+1])
 	}
-	resp, err := c.Do(req)
-	require.NoError(t, err)
+	resp := must.Get(c.Do(req))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	b := must.Get(io.ReadAll(resp.Body))(t)
 	if resp.StatusCode == http.StatusOK {
 		require.Equal(t, "end", resp.Trailer.Get("X-Sum"))
 	}
@@ -182,20 +172,16 @@ func TestEarlyAnswer(t *testing.T) {
 				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://app.test/", io.MultiReader(strings.NewReader("12345"), rest))
 				require.NoError(t, err)
 				req.ContentLength = length
-				resp, err := c.Do(req)
-				require.NoError(t, err)
+				resp := must.Get(c.Do(req))(t)
 				b := make([]byte, 7)
-				_, err = io.ReadFull(resp.Body, b)
-				require.NoError(t, err)
+				must.Get(io.ReadFull(resp.Body, b))(t)
 				late.Stop()
 				require.Equal(t, "<12345>", string(b))
 				for _, more := range []string{"67890", "abcd"} {
-					_, err = io.WriteString(w, more)
-					require.NoError(t, err)
+					must.Get(io.WriteString(w, more))(t)
 				}
 				require.NoError(t, w.Close())
-				b, err = io.ReadAll(resp.Body)
-				require.NoError(t, err)
+				b = must.Get(io.ReadAll(resp.Body))(t)
 				require.Equal(t, "<67890><abcd>", string(b))
 				require.NoError(t, resp.Body.Close())
 			}
@@ -205,25 +191,20 @@ func TestEarlyAnswer(t *testing.T) {
 				break
 			}
 			rest, _ := io.Pipe() // which does not end before the answer
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://app.test"+path, struct {
+			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://app.test"+path, struct {
 				io.Reader
 				io.Closer
-			}{io.MultiReader(strings.NewReader("12345"), rest), rest})
-			require.NoError(t, err)
-			resp, err := c.Do(req)
-			require.NoError(t, err, path)
-			b, err := io.ReadAll(resp.Body)
-			require.NoError(t, err, path)
+			}{io.MultiReader(strings.NewReader("12345"), rest), rest}))(t)
+			resp := must.Get(c.Do(req))(t, path)
+			b := must.Get(io.ReadAll(resp.Body))(t, path)
 			require.Equal(t, want, fmt.Sprint(resp.StatusCode, " ", string(b)))
 			require.NoError(t, resp.Body.Close())
 		}
 		for range 3 { // on connections that are in order
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://app.test/large", strings.NewReader(strings.Repeat("x", 100_000)))
 			require.NoError(t, err)
-			resp, err := c.Do(req)
-			require.NoError(t, err)
-			b, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
+			resp := must.Get(c.Do(req))(t)
+			b := must.Get(io.ReadAll(resp.Body))(t)
 			require.Equal(t, "413 no", fmt.Sprint(resp.StatusCode, " ", string(b)))
 			require.NoError(t, resp.Body.Close())
 		}
@@ -351,17 +332,11 @@ func TestClientID(t *testing.T) {
 		"get / HTTP/1.1\r\nHost: app.test\r\nl5d-client-id: admin\r\nConnection: close\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: app.test\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /2 HTTP/1.1\r\nHost: app.test\r\nl5d-client-id: admin\r\nConnection: close\r\n\r\n",
 	} {
-		c, err := net.Dial("tcp", telling)
-		require.NoError(t, err)
-		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-		_, err = io.WriteString(c, raw)
-		require.NoError(t, err)
-		answer, _ := io.ReadAll(c)
-		require.NoError(t, c.Close())
+		answer := say(t, telling, raw)
 		require.NotEmpty(t, answer, raw)
-		require.NotContains(t, strings.ToLower(string(answer)), "admin", raw)
-		require.NotContains(t, strings.ToLower(string(answer)), "trailer l5d", raw)
-		require.NotContains(t, string(answer), "upgrade to", raw)
+		require.NotContains(t, strings.ToLower(answer), "admin", raw)
+		require.NotContains(t, strings.ToLower(answer), "trailer l5d", raw)
+		require.NotContains(t, answer, "upgrade to", raw)
 	}
 }
 
@@ -369,20 +344,16 @@ func TestClientID(t *testing.T) {
 func TestUnderscores(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	app := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "got ", r.Header) })}
 	go func() { _ = app.Serve(l) }()
 	defer app.Close()
 	at, _ := inbound(t, certified(t, s, web), func(c *config) { c.clientID, c.application = true, l.Addr().String() })
 	for _, name := range []string{"l5d_client_id", "L5D-client_ID", "l5d_require-id"} {
-		req, err := http.NewRequest(http.MethodGet, "http://app.test/", nil)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequest(http.MethodGet, "http://app.test/", nil))(t)
 		req.Header[name] = []string{"admin"}
-		resp, err := browser(t, at, false, nil).Do(req)
-		require.NoError(t, err)
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		resp := must.Get(browser(t, at, false, nil).Do(req))(t)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		_ = resp.Body.Close()
 		assert.Contains(t, string(body), "got ", name)
 		assert.NotContains(t, string(body), "admin", name)
@@ -400,14 +371,7 @@ func TestHost(t *testing.T) {
 		"GET / HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n":              target + "/ ",
 		"OPTIONS * HTTP/1.1\r\nHost: app.test\r\nConnection: close\r\n\r\n": "app.test* ",
 	} {
-		c, err := net.Dial("tcp", at)
-		require.NoError(t, err)
-		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-		_, err = io.WriteString(c, raw)
-		require.NoError(t, err)
-		answer, _ := io.ReadAll(c)
-		require.NoError(t, c.Close())
-		assert.Contains(t, string(answer), "HTTP/1.1 "+want, raw)
+		assert.Contains(t, say(t, at, raw), "HTTP/1.1 "+want, raw)
 	}
 }
 
@@ -430,8 +394,7 @@ func TestPassThrough(t *testing.T) {
 			return err
 		}
 		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		require.Equal(t, "the application's own TLS for example.com[]", string(body))
 		return nil
 	}
@@ -451,10 +414,8 @@ func TestPassThrough(t *testing.T) {
 		if i == 2 {
 			continue // requests without TLS may come, as they are read
 		}
-		_, err := browser(t, closed, false, nil).Get("http://app.test/")
-		require.Error(t, err)
-		_, err = browser(t, closed, true, nil).Get("http://app.test/")
-		require.Error(t, err)
+		require.Error(t, must.Err(browser(t, closed, false, nil).Get("http://app.test/")))
+		require.Error(t, must.Err(browser(t, closed, true, nil).Get("http://app.test/")))
 	}
 	anonymous := func(addr string) error {
 		c, err := tls.Dial("tcp", addr, &tls.Config{ServerName: web, InsecureSkipVerify: true})
@@ -466,8 +427,7 @@ func TestPassThrough(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = http.ReadResponse(bufio.NewReader(c), nil)
-		return err
+		return must.Err(http.ReadResponse(bufio.NewReader(c), nil))
 	}
 	mutual, _ := inbound(t, id, func(c *config) { c.requireTLS = true })
 	require.NoError(t, anonymous(mutual))
@@ -480,33 +440,17 @@ func TestOpaque(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id, client := certified(t, s, web), certified(t, s, voting)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				all, _ := io.ReadAll(c) // up to the end of the client's direction
-				_, _ = c.Write(bytes.ToUpper(all))
-			}()
-		}
-	}()
-	at, _ := inbound(t, id, func(c *config) { c.application, c.opaque = l.Addr().String(), true })
+	app := accepts(t, func(c net.Conn) {
+		all, _ := io.ReadAll(c) // up to the end of the client's direction
+		_, _ = c.Write(bytes.ToUpper(all))
+	})
+	at, _ := inbound(t, id, func(c *config) { c.application, c.opaque = app, true })
 	for _, e := range []endpoint{{addr: at, identity: web}, {addr: at}} {
-		c, err := client.dial(t.Context(), e)
-		require.NoError(t, err)
+		c := must.Get(client.dial(t.Context(), e))(t)
 		require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-		_, err = io.WriteString(c, "hello")
-		require.NoError(t, err)
+		must.Get(io.WriteString(c, "hello"))(t)
 		require.NoError(t, c.(interface{ CloseWrite() error }).CloseWrite())
-		got, err := io.ReadAll(c)
-		require.NoError(t, err)
-		assert.Equal(t, "HELLO", string(got))
+		assert.Equal(t, "HELLO", string(must.Get(io.ReadAll(c))(t)))
 		require.NoError(t, c.Close())
 	}
 }
@@ -514,16 +458,12 @@ func TestOpaque(t *testing.T) {
 // upgraded returns a connection that the application at addr has upgraded, and a reader of it.
 func upgraded(t testing.TB, addr string) (net.Conn, *bufio.Reader) {
 	t.Helper()
-	c, err := net.Dial("tcp", addr)
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", addr))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
-	require.NoError(t, err)
+	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"))(t)
 	r := bufio.NewReader(c)
-	resp, err := http.ReadResponse(r, nil)
-	require.NoError(t, err)
-	require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+	require.Equal(t, http.StatusSwitchingProtocols, must.Get(http.ReadResponse(r, nil))(t).StatusCode)
 	return c, r
 }
 
@@ -534,11 +474,8 @@ func TestUpgrade(t *testing.T) {
 	at, _ := inbound(t, certified(t, s, web), nil)
 	entry := outbound(t, certified(t, s, voting), endpoint{addr: at, identity: web})
 	c, r := upgraded(t, entry)
-	_, err := io.WriteString(c, "ping\n")
-	require.NoError(t, err)
-	line, err := r.ReadString('\n')
-	require.NoError(t, err)
-	assert.Equal(t, "ping\n", line)
+	must.Get(io.WriteString(c, "ping\n"))(t)
+	assert.Equal(t, "ping\n", must.Get(r.ReadString('\n'))(t))
 }
 
 // Before it is certified a proxy carries what is not TLS, and closes TLS for its name without a byte for the application.
@@ -549,8 +486,7 @@ func TestNotCertified(t *testing.T) {
 	s.Account(meshtest.Token(web), "")
 	id := uncertified(t, s, web)
 	var reached atomic.Int64
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	app := &http.Server{
 		Handler:   http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
 		ConnState: func(net.Conn, http.ConnState) { reached.Add(1) },
@@ -558,12 +494,11 @@ func TestNotCertified(t *testing.T) {
 	go func() { _ = app.Serve(l) }()
 	defer app.Close()
 	at, _ := inbound(t, id, func(c *config) { c.application = l.Addr().String() })
-	_, err = tls.Dial("tcp", at, &tls.Config{ServerName: web, InsecureSkipVerify: true})
+	_, err := tls.Dial("tcp", at, &tls.Config{ServerName: web, InsecureSkipVerify: true})
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "remote error", "not even TLS has answered")
 	assert.Zero(t, reached.Load())
-	resp, err := browser(t, at, false, nil).Get("http://app.test/")
-	require.NoError(t, err)
+	resp := must.Get(browser(t, at, false, nil).Get("http://app.test/"))(t)
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusOK, resp.StatusCode)
 }
@@ -624,8 +559,7 @@ func renewals(id *member) int {
 func fresh(t testing.TB, id *member, e endpoint) string {
 	t.Helper()
 	var n atomic.Int64
-	_, port, err := net.SplitHostPort(e.addr)
-	require.NoError(t, err)
+	_, port := must.Get2(net.SplitHostPort(e.addr))(t)
 	p, err := newProxy(config{name: id.name, identity: id.Identity, route: func(context.Context, string) (endpoint, error) {
 		e := e
 		e.addr = "127.0.0.1:" + strings.Repeat("0", int(n.Add(1))) + port // the same one, by another text
@@ -724,8 +658,7 @@ func TestRecovery(t *testing.T) {
 			}
 			require.True(t, works(in))
 			require.True(t, works(out))
-			first, err := id.Credential()
-			require.NoError(t, err)
+			first := must.Get(id.Credential())(t)
 
 			fault.begin(t, c, &cfg)
 			eventually(t, func() bool { return get(t, id.Handler(), "/live") == "503 expired" }, "expiry")
@@ -739,9 +672,7 @@ func TestRecovery(t *testing.T) {
 			assert.Equal(t, "200 live", get(t, id.Handler(), "/live"))
 			assert.True(t, works(in))
 			assert.True(t, works(out))
-			now, err := id.Credential()
-			require.NoError(t, err)
-			assert.Equal(t, first.Leaf().PublicKey, now.Leaf().PublicKey)
+			assert.Equal(t, first.Leaf().PublicKey, must.Get(id.Credential())(t).Leaf().PublicKey)
 		}
 	}
 	together(t, tests)
@@ -805,13 +736,11 @@ func TestApplicationDown(t *testing.T) {
 	assert.Contains(t, log.String(), gone)
 
 	opaque, _ := inbound(t, id, func(c *config) { c.application, c.opaque = gone, true })
-	c, err := net.Dial("tcp", opaque)
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", opaque))(t)
 	defer c.Close()
 	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-	_, err = io.WriteString(c, "hello")
-	require.NoError(t, err)
-	_, err = c.Read(make([]byte, 1))
+	must.Get(io.WriteString(c, "hello"))(t)
+	_, err := c.Read(make([]byte, 1))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	var metrics strings.Builder
@@ -825,41 +754,23 @@ func TestStop(t *testing.T) {
 	t.Parallel()
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
-	app, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer app.Close()
-	go func() {
-		for {
-			c, err := app.Accept() // and says nothing
-			if err != nil {
-				return
-			}
-			defer c.Close()
-		}
-	}()
+	app := accepts(t, func(net.Conn) { <-t.Context().Done() }) // and says nothing
 	for _, opaque := range []bool{false, true} {
-		p, err := newProxy(config{name: id.name, identity: id.Identity, application: app.Addr().String(), opaque: opaque})
+		p, err := newProxy(config{name: id.name, identity: id.Identity, application: app, opaque: opaque})
 		require.NoError(t, err)
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- p.serveInbound(ctx, l) }()
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+		stop := runs(t, func(ctx context.Context) error { return p.serveInbound(ctx, l) })
 		hello, clean := tlsHello(t)
 		for _, first := range [][]byte{nil, hello[:20], hello, clean} {
-			c, err := net.Dial("tcp", l.Addr().String())
-			require.NoError(t, err)
+			c := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 			defer c.Close()
-			_, err = c.Write(first)
-			require.NoError(t, err)
+			must.Get(c.Write(first))(t)
 		}
 		time.Sleep(100 * time.Millisecond)
 		begun := time.Now()
-		cancel()
-		require.NoError(t, <-done)
+		stop()
 		assert.Less(t, time.Since(begun), 4*time.Second)
-		_, err = net.Dial("tcp", l.Addr().String())
-		require.Error(t, err)
+		require.Error(t, must.Err(net.Dial("tcp", l.Addr().String())))
 	}
 }
 
@@ -869,8 +780,7 @@ func TestStopUpgraded(t *testing.T) {
 	s := meshtest.New(t, meshtest.Options{Life: time.Hour})
 	id := certified(t, s, web)
 	appDone := make(chan struct{})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	go func() {
 		defer close(appDone)
@@ -885,27 +795,13 @@ func TestStopUpgraded(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 		_, _ = io.Copy(io.Discard, c)
 	}()
-	p, err := newProxy(config{name: id.name, identity: id.Identity, application: l.Addr().String()})
-	require.NoError(t, err)
-	in, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- p.serveInbound(ctx, in) }()
-	c, err := net.Dial("tcp", in.Addr().String())
-	require.NoError(t, err)
-	defer c.Close()
-	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: app.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
-	require.NoError(t, err)
-	r := bufio.NewReader(c)
-	resp, err := http.ReadResponse(r, nil)
-	require.NoError(t, err)
-	require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
-	cancel()
-	require.NoError(t, <-done)
+	p := must.Get(newProxy(config{name: id.name, identity: id.Identity, application: l.Addr().String()}))(t)
+	in := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	stop := runs(t, func(ctx context.Context) error { return p.serveInbound(ctx, in) })
+	c, r := upgraded(t, in.Addr().String())
+	stop()
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(2*time.Second)))
-	_, err = r.ReadByte()
+	_, err := r.ReadByte()
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the upgraded connection outlives the server")
 	select {
@@ -923,8 +819,7 @@ func tlsHello(t testing.TB) (own, other []byte) {
 		a, b := memconn.Pipe()
 		go func() { _ = tls.Client(a, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake() }()
 		buf := make([]byte, 8192)
-		n, err := b.Read(buf)
-		require.NoError(t, err)
+		n := must.Get(b.Read(buf))(t)
 		_ = b.Close()
 		hellos[i] = buf[:n]
 	}
@@ -943,16 +838,12 @@ func TestNewProxyRefuses(t *testing.T) {
 		"port":         {name: web, identity: id.Identity, application: "127.0.0.1"},
 		"with -opaque": {name: web, identity: id.Identity, application: "127.0.0.1:1", opaque: true, clientID: true},
 	} {
-		_, err := newProxy(cfg)
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, must.Err(newProxy(cfg)), want)
 	}
-	p, err := newProxy(config{name: id.name, identity: id.Identity, application: "127.0.0.1:1"})
-	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	p := must.Get(newProxy(config{name: id.name, identity: id.Identity, application: "127.0.0.1:1"}))(t)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	require.ErrorContains(t, p.serveOutbound(t.Context(), l), "route")
-	_, err = l.Accept()
-	require.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorIs(t, must.Err(l.Accept()), net.ErrClosed)
 }
 
 // FuzzServerName: whatever a client begins with, all of it is kept for the application, and nothing is answered.
@@ -969,8 +860,7 @@ func FuzzServerName(f *testing.F) {
 			return
 		}
 		a, b := memconn.Pipe()
-		_, err := a.Write(data)
-		require.NoError(t, err)
+		must.Get(a.Write(data))(t)
 		require.NoError(t, a.CloseWrite())
 		name, all, ok := serverName(b)
 		require.True(t, bytes.HasPrefix(data, all))

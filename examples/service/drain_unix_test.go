@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -26,14 +27,12 @@ import (
 // fails. Then the program ends with 0, and connections are refused.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	err = withAgent(t.Context(), func(ctx context.Context, socket string) error {
+	self := must.Get(os.Executable())(t)
+	err := withAgent(t.Context(), func(ctx context.Context, socket string) error {
 		cmd := exec.CommandContext(ctx, self, "-socket", socket, "-health-addr", "127.0.0.1:0", "-requests", "0", "-interval", "1h", "-drain", "1s")
 		cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + t.TempDir()}
 		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
+		out := must.Get(cmd.StdoutPipe())(t)
 		require.NoError(t, cmd.Start())
 		var url, healthURL string
 		lines := bufio.NewScanner(out)
@@ -46,21 +45,17 @@ func TestDrain(t *testing.T) {
 			}
 		}
 		require.NotEmpty(t, url)
-		src, err := workloadapi.Start(ctx, workloadapi.Config{Address: socket})
-		require.NoError(t, err)
+		src := must.Get(workloadapi.Start(ctx, workloadapi.Config{Address: socket}))(t)
 		defer src.Close()
 		endpoint, err := spiffetls.New(spiffetls.Config{Self: src, Peers: src, Allow: spiffe.AllowMembersOf(spiffe.MustParseID("spiffe://example.org/x").TrustDomain())})
 		require.NoError(t, err)
-		transport, err := endpoint.Transport()
-		require.NoError(t, err)
+		transport := must.Get(endpoint.Transport())(t)
 		transport.DisableKeepAlives = true // a new connection each time is the hard case
 		client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 		ready := func() (int, string) {
-			resp, err := http.Get(healthURL)
-			require.NoError(t, err)
+			resp := must.Get(http.Get(healthURL))(t)
 			defer resp.Body.Close()
-			body, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
+			body := must.Get(io.ReadAll(resp.Body))(t)
 			return resp.StatusCode, string(body)
 		}
 		code, _ := ready()
@@ -68,8 +63,7 @@ func TestDrain(t *testing.T) {
 		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 		requests, asked := 0, time.Now()
 		for {
-			resp, err := client.Get(url)
-			require.NoError(t, err, "request %d", requests)
+			resp := must.Get(client.Get(url))(t, "request %d", requests)
 			require.NoError(t, resp.Body.Close())
 			require.Equal(t, http.StatusOK, resp.StatusCode)
 			requests++
@@ -85,11 +79,9 @@ func TestDrain(t *testing.T) {
 		resp, err := client.Get(url) // of a client that has not asked /ready yet
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
-		rest, err := io.ReadAll(out)
-		require.NoError(t, err)
+		rest := must.Get(io.ReadAll(out))(t)
 		require.NoError(t, cmd.Wait(), "%s", rest)
-		_, err = client.Get(url)
-		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		require.ErrorIs(t, must.Err(client.Get(url)), syscall.ECONNREFUSED)
 		return nil
 	})
 	require.NoError(t, err)

@@ -19,7 +19,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/watchtest"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -56,7 +58,7 @@ func (u *until) Write(b []byte) (int, error) {
 func TestSocket(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	err := withAgent(t.Context(), func(ctx context.Context, socket string) error {
+	require.NoError(t, withAgent(t.Context(), func(ctx context.Context, socket string) error {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
 		out := &until{text: "request 3: hello", then: cancel}
@@ -65,18 +67,15 @@ func TestSocket(t *testing.T) {
 		assert.Contains(t, out.String(), "no failure")
 		assert.NotContains(t, out.String(), "an agent of our own")
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 }
 
 // With a folder of files it runs without an agent, and asks another server if it is told to.
 func TestFolder(t *testing.T) { // not parallel, as it sets a variable
 	ca := spiffetest.NewCA(t, "example.org")
 	dir := filepath.Join(t.TempDir(), "identity")
-	sink, err := filesink.New(filesink.Config{Source: ca.Source("/web"), Dir: dir, Delivery: true})
-	require.NoError(t, err)
-	_, err = sink.Write()
-	require.NoError(t, err)
+	sink := must.Get(filesink.New(filesink.Config{Source: ca.Source("/web"), Dir: dir, Delivery: true}))(t)
+	must.Get(sink.Write())(t)
 	t.Setenv("SPIFFE_CREDENTIAL_FOLDER", dir)
 	other := httptest.NewUnstartedServer(http.HandlerFunc(hello))
 	db := ca.Source("/db")
@@ -121,15 +120,13 @@ func TestHealth(t *testing.T) {
 	require.NoError(t, start(ctx, options{healthAddr: "127.0.0.1:0", requests: 0, interval: 100 * time.Millisecond, wait: 30 * time.Second}, out))
 	assert.Equal(t, "ok\n", asked["ready"])
 	assert.Equal(t, "ok\n", asked["live"])
-	_, err := metricstest.Page(asked["metrics"])
-	require.NoError(t, err)
+	must.Get(metricstest.Page(asked["metrics"]))(t)
 	assert.Contains(t, asked["metrics"], `svidkit_ready{part="identity"} 1`)
 	assert.Regexp(t, regexp.MustCompile(`handshakes_total\{part="tls",.*side="server".*\} [1-9]`), asked["metrics"])
 
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	taken := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
-	err = start(t.Context(), options{healthAddr: taken.Addr().String(), interval: time.Second, wait: 30 * time.Second}, io.Discard)
+	err := start(t.Context(), options{healthAddr: taken.Addr().String(), interval: time.Second, wait: 30 * time.Second}, io.Discard)
 	require.ErrorContains(t, err, "-health-addr")
 }
 
@@ -170,8 +167,7 @@ func TestMain(m *testing.M) {
 // A usage error ends the program with 2, and everything else that is wrong with 1.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	for _, c := range []struct {
 		args, out, errOut string
 		code              int
@@ -195,4 +191,39 @@ func TestExitCodes(t *testing.T) {
 		assert.Contains(t, out.String(), c.out)
 		assert.Contains(t, errOut.String(), c.errOut)
 	}
+}
+
+// TestDashboard: each metric, label and value in it is one that the parts write.
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	watchtest.Dashboard(t, "dashboard.json", watchtest.Labels(watchtest.Written(t)))
+}
+
+// A peer has no more than its share of the requests, and gets back what has ended.
+func TestFair(t *testing.T) {
+	t.Parallel()
+	inside, release := make(chan struct{}), make(chan struct{})
+	f := &fair{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		inside <- struct{}{}
+		<-release
+		_, _ = io.WriteString(w, "hello")
+	})}
+	ask := func() int {
+		w := httptest.NewRecorder()
+		f.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		return w.Code
+	}
+	codes := make(chan int)
+	for range maxRequestsEach {
+		go func() { codes <- ask() }()
+		<-inside
+	}
+	assert.Equal(t, http.StatusServiceUnavailable, ask())
+	close(release)
+	for range maxRequestsEach {
+		assert.Equal(t, http.StatusOK, <-codes)
+	}
+	go func() { <-inside }()
+	assert.Equal(t, http.StatusOK, ask())
+	assert.Empty(t, f.of)
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -52,9 +53,7 @@ func settledGolden(t *testing.T, name string, got outcome, args []string, names 
 // read returns a file.
 func read(t testing.TB, elem ...string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(elem...))
-	require.NoError(t, err)
-	return string(data)
+	return string(must.Get(os.ReadFile(filepath.Join(elem...)))(t))
 }
 
 func TestFetch(t *testing.T) {
@@ -68,33 +67,23 @@ func TestFetch(t *testing.T) {
 	require.Equal(t, 0, got.code, got.errOut)
 	settledGolden(t, "fetch", got, args, api.Config().Address, "unix:///run/agent/api.sock", dir, "/run/identity")
 
-	svid, err := spiffe.ParseSVIDPEM([]byte(read(t, dir, "svid.pem")), []byte(read(t, dir, "svid-key.pem")))
-	require.NoError(t, err)
-	want, err := api.Snapshot().SVID()
-	require.NoError(t, err)
-	assert.Equal(t, want.Leaf(), svid.Leaf())
+	svid := must.Get(spiffe.ParseSVIDPEM([]byte(read(t, dir, "svid.pem")), []byte(read(t, dir, "svid-key.pem"))))(t)
+	assert.Equal(t, must.Get(api.Snapshot().SVID())(t).Leaf(), svid.Leaf())
 	assert.Equal(t, string(ca.Bundle().MarshalPEM()), read(t, dir, "bundle.pem"))
-	partner, err := api.Snapshot().Bundle(spiffe.MustParseID("spiffe://partner.test/x").TrustDomain())
-	require.NoError(t, err)
+	partner := must.Get(api.Snapshot().Bundle(spiffe.MustParseID("spiffe://partner.test/x").TrustDomain()))(t)
 	assert.Equal(t, string(partner.MarshalPEM()), read(t, dir, "bundle-partner.test.pem"))
-	set, err := spiffe.ParseBundleMap([]byte(read(t, dir, "bundles.json")))
-	require.NoError(t, err)
+	set := must.Get(spiffe.ParseBundleMap([]byte(read(t, dir, "bundles.json"))))(t)
 	assert.Equal(t, 2, set.Len())
-	own, err := set.Bundle(ca.TrustDomain())
-	require.NoError(t, err)
+	own := must.Get(set.Bundle(ca.TrustDomain()))(t)
 	assert.Empty(t, own.Contents().JWTAuthorities, "without -jwt-bundles")
-	v, err := jwtsvid.NewValidator(api.Snapshot(), []string{"db"}, nil)
-	require.NoError(t, err)
-	_, err = v.Validate(read(t, dir, "db.token"))
-	require.NoError(t, err)
+	v := must.Get(jwtsvid.NewValidator(api.Snapshot(), []string{"db"}, nil))(t)
+	must.Get(v.Validate(read(t, dir, "db.token")))(t)
 	if runtime.GOOS != "windows" {
 		for name, mode := range map[string]fs.FileMode{
 			"svid.pem": 0o644, "svid-key.pem": 0o600, "bundle.pem": 0o644, "bundle-partner.test.pem": 0o644, "bundles.json": 0o644,
 			"db.token": 0o600, ".": 0o755 | fs.ModeDir, "..data": 0o755 | fs.ModeDir,
 		} {
-			info, err := os.Stat(filepath.Join(dir, name))
-			require.NoError(t, err)
-			assert.Equal(t, mode, info.Mode(), name)
+			assert.Equal(t, mode, must.Get(os.Stat(filepath.Join(dir, name)))(t).Mode(), name)
 		}
 	}
 }
@@ -116,21 +105,16 @@ func TestFetchChoices(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(got.out), &shown))
 	assert.Equal(t, "spiffe://example.org/b", shown.ID.String())
 	assert.Equal(t, []string{"bundles.json", "ca.crt", "tls.crt", "tls.key", "x.token"}, shown.Files)
-	info, err := os.Stat(filepath.Join(dir, "tls.key"))
-	require.NoError(t, err)
+	info := must.Get(os.Stat(filepath.Join(dir, "tls.key")))(t)
 	if runtime.GOOS != "windows" {
 		assert.Equal(t, fs.FileMode(0o640), info.Mode())
 	}
-	set, err := spiffe.ParseBundleMap([]byte(read(t, dir, "bundles.json")))
-	require.NoError(t, err)
-	own, err := set.Bundle(ca.TrustDomain())
-	require.NoError(t, err)
-	assert.NotEmpty(t, own.Contents().JWTAuthorities)
+	set := must.Get(spiffe.ParseBundleMap([]byte(read(t, dir, "bundles.json"))))(t)
+	assert.NotEmpty(t, must.Get(set.Bundle(ca.TrustDomain()))(t).Contents().JWTAuthorities)
 
 	got = svid(t, "fetch", "-socket", api.Config().Address, "-dir", dir)
 	require.Equal(t, 0, got.code, got.all())
-	names, err := filepath.Glob(filepath.Join(dir, "[a-z]*"))
-	require.NoError(t, err)
+	names := must.Get(filepath.Glob(filepath.Join(dir, "[a-z]*")))(t)
 	assert.Len(t, names, 4, "the default names alone: %v", names)
 }
 
@@ -269,8 +253,7 @@ func TestWatchPair(t *testing.T) {
 	<-done
 	t.Log(pairs.Load(), "pairs read,", renewed.Load(), "different")
 	assert.Greater(t, renewed.Load(), int64(5), "the reader has seen renewals")
-	want, err := api.Snapshot().SVID()
-	require.NoError(t, err)
+	want := must.Get(api.Snapshot().SVID())(t)
 	eventually(t, func() bool {
 		svid, err := spiffe.ParseSVIDPEM([]byte(read(t, cert)), []byte(read(t, key)))
 		return err == nil && svid.Leaf().Equal(want.Leaf())
@@ -280,8 +263,7 @@ func TestWatchPair(t *testing.T) {
 	for line := range strings.Lines(got.out) {
 		assert.True(t, json.Valid([]byte(line)), "one line for each change: %s", line)
 	}
-	versions, err := filepath.Glob(filepath.Join(dir, "..v-*"))
-	require.NoError(t, err)
+	versions := must.Get(filepath.Glob(filepath.Join(dir, "..v-*")))(t)
 	assert.LessOrEqual(t, len(versions), 2, "old versions are removed")
 }
 
@@ -309,8 +291,7 @@ func TestWatchVersionGone(t *testing.T) {
 	over()
 	<-done
 	api.Rotate()
-	want, err := api.Snapshot().SVID()
-	require.NoError(t, err)
+	want := must.Get(api.Snapshot().SVID())(t)
 	eventually(t, func() bool {
 		certs, _ := os.ReadFile(filepath.Join(dir, "svid.pem"))
 		return bytes.Equal(certs, pki.MarshalCertificatesPEM(want.Chain()...))
@@ -348,8 +329,7 @@ func TestWatchTokens(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	source := ca.Source("/web")
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), "jwt", key, &jwtsvid.IssuerOptions{Lifetime: 2 * time.Second})
 	require.NoError(t, err)
 	var broken atomic.Bool
@@ -444,10 +424,8 @@ func tlsServer(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSource) 
 	t.Helper()
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowAnyPeer()})
-	require.NoError(t, err)
-	config, err := endpoint.ServerConfig()
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowAnyPeer()}))(t)
+	config := must.Get(endpoint.ServerConfig())(t)
 	spiffetest.StartTLS(server, config)
 	t.Cleanup(server.Close)
 	return server.Listener.Addr().String()
@@ -503,8 +481,7 @@ func TestLivePeers(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	dir := t.TempDir()
 	identity := func(name string, s *spiffe.SVID) []string {
-		certs, key, err := s.MarshalPEM()
-		require.NoError(t, err)
+		certs, key := must.Get2(s.MarshalPEM())(t)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), append(certs, key...), 0o600))
 		return []string{"inspect", "-cert", filepath.Join(dir, name), "-key", filepath.Join(dir, name)}
 	}
@@ -528,8 +505,7 @@ func TestLivePeers(t *testing.T) {
 			_, _ = io.WriteString(conn, "220 mail.test ESMTP\r\n")
 		}
 	}()
-	mute, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	mute := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = mute.Close() })
 
 	for _, c := range []struct {
@@ -576,9 +552,7 @@ func steps(t *testing.T, got outcome) map[string]check {
 // mode is that of a socket, which the umask decides.
 func mode(t *testing.T, socket string) string {
 	t.Helper()
-	info, err := os.Lstat(socket)
-	require.NoError(t, err)
-	return info.Mode().String()
+	return must.Get(os.Lstat(socket))(t).Mode().String()
 }
 
 func TestDoctor(t *testing.T) {
@@ -597,10 +571,8 @@ func TestDoctorFolder(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	dir := filepath.Join(t.TempDir(), "identity")
-	sink, err := filesink.New(filesink.Config{Source: ca.Source("/ns/prod/sa/web"), Dir: dir, Delivery: true})
-	require.NoError(t, err)
-	_, err = sink.Write()
-	require.NoError(t, err)
+	sink := must.Get(filesink.New(filesink.Config{Source: ca.Source("/ns/prod/sa/web"), Dir: dir, Delivery: true}))(t)
+	must.Get(sink.Write())(t)
 	got := svidWith(t.Context(), env{"SPIFFE_CREDENTIAL_FOLDER": dir}, "", "doctor", "-json")
 	require.Equal(t, 0, got.code, got.all())
 	all := steps(t, got)
@@ -647,18 +619,15 @@ func TestDoctorSteps(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	dir, err := os.MkdirTemp("", "doc")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "doc"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	dead := filepath.Join(dir, "dead.sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
-	require.NoError(t, err)
+	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	require.NoError(t, l.Close())
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	require.NoError(t, closed.Close())
 	hanging := workloadapitest.NewServer(t, ca, "/web")
 	hanging.Hang()
@@ -671,11 +640,9 @@ func TestDoctorSteps(t *testing.T) {
 		c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(5*time.Minute)
 	})})
 
-	other, err := sds.NewHandler(sdssource.FromIdentity(ca.Source("/web")), nil)
-	require.NoError(t, err)
+	other := must.Get(sds.NewHandler(sdssource.FromIdentity(ca.Source("/web")), nil))(t)
 	envoys := serveHandler(t, other)
-	silent, err := sds.NewHandler(noSecrets{}, nil)
-	require.NoError(t, err)
+	silent := must.Get(sds.NewHandler(noSecrets{}, nil))(t)
 
 	for _, c := range []struct {
 		socket, step, detail, remedy string
@@ -711,8 +678,7 @@ func TestDoctorSteps(t *testing.T) {
 // serve serves the Workload API on a Unix socket.
 func serve(t *testing.T, p workloadserver.Provider, opts *workloadserver.Options) (address string) {
 	t.Helper()
-	h, err := workloadserver.NewHandler(p, opts)
-	require.NoError(t, err)
+	h := must.Get(workloadserver.NewHandler(p, opts))(t)
 	address = serveHandler(t, h)
 	t.Cleanup(func() { _ = h.Close() })
 	return address
@@ -721,8 +687,7 @@ func serve(t *testing.T, p workloadserver.Provider, opts *workloadserver.Options
 // serveHandler serves on a Unix socket.
 func serveHandler(t *testing.T, h http.Handler) (address string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "svid")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "svid"))(t)
 	server := &unixsocket.Server{Path: filepath.Join(dir, "api.sock"), Handler: h}
 	require.NoError(t, server.Listen())
 	ctx, cancel := context.WithCancel(context.Background())
@@ -739,8 +704,7 @@ func serveHandler(t *testing.T, h http.Handler) (address string) {
 // An agent that permits no token for an audience has answered: the exit code is 1, and the text names the audience.
 func TestFetchAudience(t *testing.T) {
 	t.Parallel()
-	snap, err := spiffetest.NewCA(t, "example.org").Source("/web").Snapshot()
-	require.NoError(t, err)
+	snap := must.Get(spiffetest.NewCA(t, "example.org").Source("/web").Snapshot())(t)
 	for _, c := range []struct {
 		err  error
 		code int
@@ -764,10 +728,8 @@ func TestDoctorClock(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	snap, err := ca.Source("/web").Snapshot()
-	require.NoError(t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	snap := must.Get(ca.Source("/web").Snapshot())(t)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	for _, c := range []struct {
 		ahead  time.Duration
 		want   result
@@ -777,10 +739,9 @@ func TestDoctorClock(t *testing.T) {
 		{time.Hour, failed, "behind the issuer's"},
 		{-time.Hour, failed, "ahead of the issuer's"},
 	} {
-		issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), "jwt", key, &jwtsvid.IssuerOptions{
+		issuer := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), "jwt", key, &jwtsvid.IssuerOptions{
 			Now: func() time.Time { return time.Now().Add(c.ahead) },
-		})
-		require.NoError(t, err)
+		}))(t)
 		socket := serve(t, fixed{snap}, &workloadserver.Options{IssueJWTSVID: issuer.IssueJWTSVID})
 		step := steps(t, svid(t, "doctor", "-json", "-socket", socket))["clock"]
 		assert.Equal(t, c.want, step.Result, "%v", step)

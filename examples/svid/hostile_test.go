@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -35,20 +36,15 @@ func secrets(t *testing.T) map[string]struct{ input, secret []byte } {
 	t.Helper()
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
-	certs, key, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalPEM())(t)
 	block, _ := pem.Decode(key)
 	inBase64 := base64.StdEncoding.EncodeToString(block.Bytes)
-	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
-	pkcs1 := x509.MarshalPKCS1PrivateKey(rsaKey)
+	pkcs1 := x509.MarshalPKCS1PrivateKey(must.Get(rsa.GenerateKey(rand.Reader, 2048))(t))
 	encoded := func(label string, der []byte) []byte {
 		return pem.EncodeToMemory(&pem.Block{Type: label, Bytes: der})
 	}
 	jwk := func(key crypto.PrivateKey, use string) []byte {
-		one, err := json.Marshal(jose.JSONWebKey{Key: key, KeyID: "a", Use: use})
-		require.NoError(t, err)
-		return one
+		return must.Get(json.Marshal(jose.JSONWebKey{Key: key, KeyID: "a", Use: use}))(t)
 	}
 	private := jwk(svid.Signer(), "jwt-svid")
 	var d struct{ D string }
@@ -86,9 +82,7 @@ func secrets(t *testing.T) map[string]struct{ input, secret []byte } {
 
 func readTestdata(t testing.TB, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name))
-	require.NoError(t, err)
-	return data
+	return must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
 }
 
 // shows reports whether text has a piece of 16 characters of the secret, in a usual encoding.
@@ -302,8 +296,7 @@ func TestUsage(t *testing.T) {
 		assert.Contains(t, got.errOut, c.want, c.args)
 		assert.Empty(t, got.out, c.args)
 	}
-	_, err := os.Stat("d")
-	require.Error(t, err, "nothing is made before the command line is understood")
+	require.Error(t, must.Err(os.Stat("d")), "nothing is made before the command line is understood")
 	for _, c := range commands {
 		got := svid(t, append(strings.Fields(c.words), "-h")...)
 		assert.Equal(t, 0, got.code)
@@ -432,10 +425,8 @@ func FuzzInspect(f *testing.F) {
 		if err != nil {
 			return
 		}
-		b, err := recognise(bundle)
-		require.NoError(t, err)
-		set, err := b.bundles(unnamed)
-		require.NoError(t, err)
+		b := must.Get(recognise(bundle))(t)
+		set := must.Get(b.bundles(unnamed))(t)
 		for _, j := range []*judgement{{}, {bundles: set, audience: "db"}} {
 			shown, checks, err := in.show(j, unnamed)
 			if err != nil {

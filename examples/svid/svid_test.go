@@ -8,21 +8,27 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/scripttest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
@@ -104,26 +110,20 @@ func materials(t *testing.T) map[string][]byte {
 		stranger := spiffetest.NewCA(t, "example.org")
 		files["stranger.pem"] = pki.MarshalCertificatesPEM(stranger.SVID("/ns/prod/sa/web").Chain()...)
 
-		jwtKey, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		jwt, err := jwtsvid.NewIssuer(ca.TrustDomain(), "jwt-1", jwtKey, nil)
-		require.NoError(t, err)
+		jwtKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		jwt := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), "jwt-1", jwtKey, nil))(t)
 		token, err := jwt.Issue(jwtsvid.Request{ID: web.ID(), Audience: []string{"db"}, Lifetime: time.Hour, Claims: map[string]any{"tenant": "blue"}})
 		require.NoError(t, err)
 		files["token.jwt"] = []byte(token + "\n")
-		wit, err := witsvid.NewIssuer(ca.TrustDomain(), jwtKey, nil)
-		require.NoError(t, err)
-		witToken, _, err := wit.IssueWITSVID(t.Context(), web.ID(), "")
-		require.NoError(t, err)
+		wit := must.Get(witsvid.NewIssuer(ca.TrustDomain(), jwtKey, nil))(t)
+		witToken, _ := must.Get2(wit.IssueWITSVID(t.Context(), web.ID(), ""))(t)
 		files["token.wit"] = []byte(witToken)
 
 		write := func(name string, root *spiffetest.CA, edit func(*spiffe.BundleContents)) *spiffe.Bundle {
 			c := root.Bundle().Contents()
 			edit(&c)
-			b, err := spiffe.NewBundle(root.TrustDomain(), c)
-			require.NoError(t, err)
-			files[name], err = b.Marshal()
-			require.NoError(t, err)
+			b := must.Get(spiffe.NewBundle(root.TrustDomain(), c))(t)
+			files[name] = must.Get(b.Marshal())(t)
 			return b
 		}
 		witID, witKey := wit.Authority()
@@ -135,10 +135,8 @@ func materials(t *testing.T) map[string][]byte {
 		old := write("bundle.json", ca, keys)
 		files["roots.pem"] = old.MarshalPEM()
 		partner := spiffetest.NewCA(t, "partner.test")
-		set, err := spiffe.NewBundleSet(ca.Bundle(), partner.Bundle())
-		require.NoError(t, err)
-		files["map.json"], err = set.Marshal()
-		require.NoError(t, err)
+		set := must.Get(spiffe.NewBundleSet(ca.Bundle(), partner.Bundle()))(t)
+		files["map.json"] = must.Get(set.Marshal())(t)
 		ca.Rotate()
 		write("rotated.json", ca, keys)
 	})
@@ -222,9 +220,7 @@ func compareGolden(t *testing.T, dir, name string, args []string, got outcome) {
 		require.NoError(t, os.MkdirAll(dir, 0o755))
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	assert.Equal(t, string(want), text)
+	assert.Equal(t, string(must.Get(os.ReadFile(file))(t)), text)
 }
 
 // settled replaces what is different each time: times, fingerprints, names of temporary folders and ports.
@@ -278,11 +274,8 @@ func TestReadme(t *testing.T) {
 	if *update {
 		t.Skip("it is written at the end")
 	}
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	want, err := readmeOf("README.md")
-	require.NoError(t, err)
-	assert.Equal(t, string(want), string(readme), "write it again with -update")
+	readme := must.Get(os.ReadFile("README.md"))(t)
+	assert.Equal(t, string(must.Get(readmeOf("README.md"))(t)), string(readme), "write it again with -update")
 	for _, c := range commands {
 		assert.Contains(t, string(readme), "\n$ svid "+c.words, "each command is shown")
 	}
@@ -320,3 +313,150 @@ func started(t *testing.T, args ...string) *exec.Cmd {
 
 // later makes a certificate valid in ten minutes only.
 func later(c *x509.Certificate) { c.NotBefore = time.Now().Add(10 * time.Minute) }
+
+// Of the folders above the socket doctor names the one that this user may not pass: a remedy for another one changes nothing.
+func TestDoctorNamesTheClosedFolder(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("there are no modes")
+	}
+	base := must.Get(os.MkdirTemp("", "doc"))(t)
+	folders := []string{base, filepath.Join(base, "run"), filepath.Join(base, "run", "spire"), filepath.Join(base, "run", "spire", "agent")}
+	require.NoError(t, os.MkdirAll(folders[3], 0o755))
+	open := func() {
+		for _, f := range folders {
+			require.NoError(t, os.Chmod(f, 0o755))
+		}
+	}
+	t.Cleanup(func() { open(); _ = os.RemoveAll(base) })
+	for _, closed := range folders {
+		open()
+		cmd := started(t, "doctor", "-json", "-socket", "unix://"+filepath.Join(folders[3], "api.sock"))
+		mode := os.FileMode(0o700)
+		if !unprivileged(cmd) {
+			mode = 0o600 // closed for its owner as well
+		}
+		require.NoError(t, os.Chmod(closed, mode))
+		out, err := cmd.Output()
+		require.Error(t, err)
+		step := steps(t, outcome{out: string(out)})["socket"]
+		assert.Equal(t, "let this user pass the folder: chmod o+x "+closed, step.Remedy, "%s", out)
+		assert.Contains(t, step.Detail, closed+" has mode 0")
+	}
+}
+
+// On a terminal no line of any command is wider than that, except one with a word that fits nowhere, and the words are those of
+// the output that goes elsewhere.
+func TestColumns(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name string, data []byte) string {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, data, 0o600))
+		return file
+	}
+	ca := spiffetest.NewCA(t, "a-trust-domain-with-a-long-name.of-a-department.example.org")
+	path := "/ns/a-namespace-with-a-long-name/sa/a-service-account-with-a-long-name"
+	web := write("web.pem", pki.MarshalCertificatesPEM(ca.SVID(path).Chain()...))
+	longest := write("longest.pem", pki.MarshalCertificatesPEM(ca.SVID("/"+strings.Repeat("x", 1900)).Chain()...))
+	roots := write("roots.pem", ca.Bundle().MarshalPEM())
+	bundle := write("bundle.json", must.Get(ca.Bundle().Marshal())(t))
+	chain, _ := ca.Broken("MissingIntermediate")
+	missing := write("missing.pem", pki.MarshalCertificatesPEM(chain...))
+	chain, _ = ca.Broken("Expired")
+	expired := write("expired.pem", pki.MarshalCertificatesPEM(chain...))
+	ca.Rotate()
+	other := write("other.pem", ca.Bundle().MarshalPEM())
+	empty := write("empty.pem", nil)
+
+	lines := [][]string{
+		{}, {"-h"},
+		{"inspect", web}, {"inspect", longest}, {"inspect", roots}, {"inspect", bundle}, {"inspect", "-bundle", bundle, web}, {"inspect", expired},
+		{"inspect", "testdata/token.jwt"}, {"inspect", "-bundle", "testdata/bundle.json", "testdata/token.wit"}, {"inspect", empty},
+		{"verify", "-bundle", bundle, "-allow", "spiffe://a-trust-domain-with-a-long-name.of-a-department.example.org/ns/another-namespace/*", web},
+		{"verify", "-bundle", bundle, "-allow", "*", missing}, {"verify", "-bundle", web, "-allow", "*", web}, {"verify", web},
+		{"verify", "-bundle", "partner.test=" + roots, "-allow", "*", web}, {"verify", "-bundle", roots, "-allow", "spiffe://Example.org", web},
+		{"bundle", "diff", roots, other}, {"bundle", "convert", web}, {"bundle", "convert", "-to", "pem", "testdata/bundle.json"},
+		{"bundle", "convert", "-to", "a-form", roots}, {"bundle", "convert", "testdata/map.json"},
+		{"doctor", "-socket", "unix://" + filepath.Join(dir, "a-folder-of-an-agent", "api.sock")}, {"doctor"}, {"doctor", "-socket", "unix://" + roots},
+		{"doctor", "-socket", "/relative"}, {"doctor", "-timeout", "5"}, {"fetch"}, {"fetch", "-dir", dir, "-mode", "0777"},
+		{"fetch", "-dir", dir, "-socket", "unix://" + filepath.Join(dir, "none"), "-timeout", "20ms"}, {"watch", "-dir", dir},
+	}
+	for _, c := range commands {
+		lines = append(lines, append(strings.Fields(c.words), "-h"))
+	}
+	for _, args := range lines {
+		show := func(terminal bool) (string, string) {
+			var out, errOut buffer
+			a := &app{in: strings.NewReader(""), out: &out, errOut: &errOut, getenv: env{}.get, retry: 20 * time.Millisecond, terminal: terminal, errTerminal: terminal}
+			a.run(t.Context(), args)
+			return ansi.ReplaceAllString(out.String(), ""), ansi.ReplaceAllString(errOut.String(), "")
+		}
+		out, errOut := show(true)
+		plain, plainErr := show(false)
+		if len(args) == 0 || args[0] != "fetch" { // whose wait may end before or after the first answer
+			assert.Equal(t, settled(strings.Join(strings.Fields(plain+plainErr), " ")), settled(strings.Join(strings.Fields(out+errOut), " ")), "%v: a word is broken", args)
+		}
+		for line := range strings.SplitSeq(out+errOut, "\n") {
+			if utf8.RuneCountInString(line) > columns {
+				widest := 0
+				for word := range strings.FieldsSeq(line) {
+					widest = max(widest, utf8.RuneCountInString(word))
+				}
+				indent := len(line) - len(strings.TrimLeft(line, " "))
+				assert.Greater(t, widest, columns-4-indent, "%v: %s", args, line)
+			}
+		}
+	}
+	assert.Equal(t, "one two\nthree\nextraordinary\nfour", program.Fold("one two three extraordinary four", 7, 6))
+	assert.Equal(t, "\nlonger", program.Fold("longer", 3, 6))
+	assert.Equal(t, "longest", program.Fold("longest", 3, 6))
+}
+
+func TestBundleOIDC(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "www")
+	args := []string{"bundle", "oidc", "-issuer", "https://oidc.example.org", "-bundle", "testdata/bundle.json", dir}
+	got := svid(t, args...)
+	require.Equal(t, 0, got.code, got.errOut)
+	settledGolden(t, "oidc", got, append([]string{}, args...), dir, "/srv/oidc", "testdata/", "")
+	assert.JSONEq(t, `{"issuer":"https://oidc.example.org","jwks_uri":"https://oidc.example.org/keys","response_types_supported":["id_token"],
+		"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256"]}`, read(t, dir, ".well-known", "openid-configuration"))
+	assert.Contains(t, read(t, dir, "keys"), `{"use":"sig","alg":"ES256","kid":"jwt-1","kty":"EC"`)
+	if runtime.GOOS != "windows" {
+		assert.Equal(t, fs.FileMode(0o644), must.Get(os.Stat(filepath.Join(dir, "keys")))(t).Mode(), "public")
+	}
+	before := must.Get(os.Stat(filepath.Join(dir, "keys")))(t)
+	got = svid(t, args...)
+	require.Equal(t, 0, got.code, got.errOut)
+	assert.True(t, os.SameFile(before, must.Get(os.Stat(filepath.Join(dir, "keys")))(t)), "unchanged")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "keys"), []byte("{"), 0o644))
+	got = svid(t, args...)
+	require.Equal(t, 0, got.code, got.errOut)
+	assert.Contains(t, read(t, dir, "keys"), "jwt-1")
+	assert.Len(t, must.Get(os.ReadDir(dir))(t), 2, "nothing else is left")
+
+	for says, c := range map[string]struct {
+		code int
+		args []string
+	}{
+		"there is no -issuer":         {2, []string{"-bundle", "testdata/bundle.json", dir}},
+		"no URL of an issuer":         {3, []string{"-issuer", "https://oidc.example.org/", "-bundle", "testdata/bundle.json", dir}},
+		"the scheme":                  {3, []string{"-issuer", "http://oidc.example.org", "-bundle", "testdata/bundle.json", dir}},
+		"has no JWT key":              {3, []string{"-issuer", "https://oidc.example.org", "-bundle", "testdata/roots.pem", dir}},
+		"pick one with -trust-domain": {2, []string{"-issuer", "https://oidc.example.org", "-bundle", "testdata/map.json", dir}},
+		"arguments":                   {2, []string{"-issuer", "https://oidc.example.org", "-bundle", "testdata/bundle.json"}},
+		"not a directory":             {3, []string{"-issuer", "https://oidc.example.org", "-bundle", "testdata/bundle.json", "testdata/bundle.json"}},
+	} {
+		got := svid(t, append([]string{"bundle", "oidc"}, c.args...)...)
+		assert.Equal(t, c.code, got.code, says)
+		assert.Contains(t, got.errOut, says)
+	}
+	assert.Contains(t, read(t, dir, "keys"), "jwt-1", "a failure changes no file")
+}
+
+// What an operator asks, slips included: each script in testdata/script is commands, what they print and how they end.
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	scripttest.Run(t, "testdata/script", "svid", "ca")
+}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds/workloadagent"
@@ -45,8 +46,7 @@ func TestMain(m *testing.M) {
 // TestExitCodes runs the program as a process: a wrong flag ends it with 2, and everything else that is wrong with 1.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o700))
 	bad, open := filepath.Join(dir, "bad.json"), filepath.Join(dir, "open.json")
@@ -179,12 +179,9 @@ func TestProgram(t *testing.T) {
 
 func get(t *testing.T, url string) string {
 	t.Helper()
-	resp, err := http.Get(url)
-	require.NoError(t, err)
+	resp := must.Get(http.Get(url))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	return string(body)
+	return string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 // TestDemo runs -demo, which has to print the two commands that README.md shows and serve what it says.
@@ -198,8 +195,7 @@ func TestDemo(t *testing.T) {
 	go func() { done <- run(ctx, []string{"-demo", "-admin=", "-for", "1m"}, &out, &logs) }()
 	ready := regexp.MustCompile(`ready: SPIFFE_ENDPOINT_SOCKET=(\S+)\n`)
 	require.Eventually(t, func() bool { return ready.MatchString(out.String()) }, passing, often, "%s", &logs)
-	client, err := workloadapi.NewClient(ready.FindStringSubmatch(out.String())[1], nil)
-	require.NoError(t, err)
+	client := must.Get(workloadapi.NewClient(ready.FindStringSubmatch(out.String())[1], nil))(t)
 	defer client.CloseIdleConnections()
 	for update, err := range client.WatchX509SVIDs(ctx) {
 		require.NoError(t, err)
@@ -222,25 +218,21 @@ func TestDemo(t *testing.T) {
 // TestReadme reads the example of README.md as the program does, and looks for each flag in it.
 func TestReadme(t *testing.T) {
 	t.Parallel()
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
+	readme := must.Get(os.ReadFile("README.md"))(t)
 	example := regexp.MustCompile("(?s)```json\n(.*?)```").FindSubmatch(readme)
 	require.NotNil(t, example)
 	config := filepath.Join(t.TempDir(), "workloads.json")
 	require.NoError(t, os.WriteFile(config, example[1], 0o600))
 	td := spiffe.MustParseTrustDomain("example.org")
-	m, err := secretcache.New(secretcache.Config{TrustDomain: td, CA: noCA{}})
-	require.NoError(t, err)
-	agent, err := workloadagent.New(workloadagent.Config{File: config, Source: m, TrustDomain: td})
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(secretcache.Config{TrustDomain: td, CA: noCA{}}))(t)
+	agent := must.Get(workloadagent.New(workloadagent.Config{File: config, Source: m, TrustDomain: td}))(t)
 	require.NoError(t, agent.Close())
 	var help bytes.Buffer
 	require.Error(t, run(t.Context(), []string{"-h"}, &help, nil))
 	for _, flag := range regexp.MustCompile(`(?m)^  (-[a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
 		assert.Contains(t, string(readme), "`"+flag[1], "README.md has each flag")
 	}
-	unknown, err := os.ReadFile("ca.go")
-	require.NoError(t, err)
+	unknown := must.Get(os.ReadFile("ca.go"))(t)
 	for _, option := range regexp.MustCompile(`c(?:a)?\.(?:option|chosen)\("([a-z]+)"\)`).FindAllStringSubmatch(string(unknown), -1) {
 		assert.Contains(t, string(readme), "`"+option[1], "and each option")
 	}
@@ -254,15 +246,13 @@ func TestFromAgent(t *testing.T) {
 	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/agent", "/web")
 	o := new(options)
 	o.ca.from = "spire:" + api.Config().Address
-	from, err := o.origin(t.Context())
-	require.NoError(t, err)
+	from := must.Get(o.origin(t.Context()))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- from.run[0](ctx) }()
 	require.Eventually(t, func() bool { return from.Source.Bundles() != nil }, passing, often)
-	_, err = from.Source.GenerateSecret(ctx, "spiffe://example.org/web")
-	require.NoError(t, err)
-	_, err = from.IssueJWTSVID(ctx, spiffe.MustParseID("spiffe://example.org/web"), []string{"db"})
+	must.Get(from.Source.GenerateSecret(ctx, "spiffe://example.org/web"))(t)
+	_, err := from.IssueJWTSVID(ctx, spiffe.MustParseID("spiffe://example.org/web"), []string{"db"})
 	assert.NoError(t, err)
 	cancel()
 	require.NoError(t, <-done)

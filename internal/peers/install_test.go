@@ -9,6 +9,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/parser"
+	"go/token"
 	"io"
 	"log"
 	"net/http"
@@ -35,7 +37,10 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -141,9 +146,7 @@ func install(t testing.TB, dir, program string, with ...string) string {
 	}
 	cmd := exec.Command(filepath.Join(dir, program), args...)
 	cmd.Stderr = t.Output()
-	out, err := cmd.Output()
-	require.NoError(t, err)
-	return string(out)
+	return string(must.Get(cmd.Output())(t))
 }
 
 // createPod creates the pod of a template, as a controller does: the API server judges it.
@@ -172,8 +175,7 @@ func containerOf(t testing.TB, o *manifestObject, list, name string) (c struct {
 	VolumeMounts []struct{ Name, MountPath string }
 }) {
 	t.Helper()
-	data, err := json.Marshal(o.Spec.Template.Spec[list])
-	require.NoError(t, err)
+	data := must.Get(json.Marshal(o.Spec.Template.Spec[list]))(t)
 	var all []json.RawMessage
 	require.NoError(t, json.Unmarshal(data, &all))
 	for _, one := range all {
@@ -198,9 +200,7 @@ type account struct {
 func newAccount(t testing.TB, c *peers.Cluster, namespace, name string) *account {
 	t.Helper()
 	a := new(account)
-	target, err := url.Parse(c.URL)
-	require.NoError(t, err)
-	proxy := httputil.NewSingleHostReverseProxy(target)
+	proxy := httputil.NewSingleHostReverseProxy(must.Get(url.Parse(c.URL))(t))
 	proxy.Transport = c.ClientOf(t, namespace, name).Transport
 	proxy.FlushInterval = -1
 	proxy.ErrorLog = log.New(io.Discard, "", 0) // an API server that is away is part of the test
@@ -274,17 +274,14 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 	namespace := o.Metadata.Namespace
 	may, state := newAccount(t, c, namespace, "ca"), t.TempDir()
 	cmd, rootMap := caCommand(t, dir, o, may, state)
-	out, err := os.Create(filepath.Join(state, "out"))
-	require.NoError(t, err)
+	out := must.Get(os.Create(filepath.Join(state, "out")))(t)
 	cmd.Stdout, cmd.Stderr = out, out
 	require.NoError(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	log := func() string {
-		text, err := os.ReadFile(out.Name())
-		require.NoError(t, err)
-		return string(text)
+		return string(must.Get(os.ReadFile(out.Name()))(t))
 	}
 	eventually := func(what string, done func() bool) error {
 		until := time.After(passing)
@@ -303,7 +300,7 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 		return may.err()
 	}
 	ca, admin := new(runningCA), ""
-	err = eventually("ready", func() bool {
+	err := eventually("ready", func() bool {
 		istio, ready := regexp.MustCompile(`Istio's API: +https://([^/]+)/`).FindStringSubmatch(log()), regexp.MustCompile(`metrics, health: +(\S+)/metrics`).FindStringSubmatch(log())
 		if istio == nil || ready == nil {
 			return false
@@ -319,8 +316,7 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 	if err != nil {
 		return nil, err
 	}
-	ca.roots, err = os.ReadFile(filepath.Join(state, "root-cert.pem"))
-	require.NoError(t, err)
+	ca.roots = must.Get(os.ReadFile(filepath.Join(state, "root-cert.pem")))(t)
 	prod := namespace + "-prod"
 	c.Account(t, prod, "web")
 	mounted := func() bool {
@@ -342,8 +338,7 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 		URL: "https://" + ca.istio, TrustDomain: td, RootsFile: filepath.Join(state, "root-cert.pem"), Token: func(context.Context) (string, error) { return token, nil },
 	}})
 	require.NoError(t, err)
-	id, err := td.KubernetesID(prod, "web")
-	require.NoError(t, err)
+	id := must.Get(td.KubernetesID(prod, "web"))(t)
 	if _, err = checked(t, client, id); err != nil {
 		return nil, errors.Join(err, may.err())
 	}
@@ -426,8 +421,7 @@ func TestInstall(t *testing.T) {
 	// What the page has applied at last makes no CA, so the one that runs here is told to.
 	objects := applyAll(t, c, install(t, dir, "ca", "create=true"))
 	holdsAll(t, c, objects, rule{})
-	ca, err := useCA(t, c, dir, objects)
-	require.NoError(t, err, "the rights are sufficient")
+	ca := must.Get(useCA(t, c, dir, objects))(t, "the rights are sufficient")
 	useAgent(t, c, dir, web, ca)
 
 	for i := 0; ; i++ {
@@ -555,16 +549,14 @@ spec:
 // useProvider asks for a pod, and notes that a document was used.
 func useProvider(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	client := c.ClientOf(t, namespace, "athenz-callback")
-	pods, err := athenz.NewAPIServer(c.URL, client)
-	require.NoError(t, err)
-	first, err := athenz.FirstUseInConfigMap(c.URL, client, namespace+"/used-documents")
-	require.NoError(t, err)
+	pods := must.Get(athenz.NewAPIServer(c.URL, client))(t)
+	first := must.Get(athenz.FirstUseInConfigMap(c.URL, client, namespace+"/used-documents"))(t)
 	c.Account(t, namespace, "web")
 	pod := "web-1"
 	c.Create(t, fmt.Sprintf("POST /api/v1/namespaces/%s/pods\n{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {serviceAccountName: web, nodeName: node-a, "+
 		"securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}, "+
 		"containers: [{name: main, image: none, securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]}}", namespace, pod))
-	_, err = pods.Pod(t.Context(), namespace, pod)
+	_, err := pods.Pod(t.Context(), namespace, pod)
 	was, used := first(t.Context(), [32]byte{1}, time.Now().Add(time.Minute))
 	if err == nil && used == nil && !was {
 		err = errors.New("the document was used before")
@@ -601,8 +593,7 @@ func useKubelet(t *testing.T, c *cluster, namespace string, _ []*manifestObject)
 func usePods(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	client := c.ClientOf(t, namespace, "workload-agent")
 	for _, watch := range []string{"", "&watch=true&timeoutSeconds=1"} {
-		answer, err := client.Get(c.URL + "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a" + watch)
-		require.NoError(t, err)
+		answer := must.Get(client.Get(c.URL + "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a" + watch))(t)
 		said, err := io.ReadAll(answer.Body)
 		require.NoError(t, errors.Join(err, answer.Body.Close()))
 		if answer.StatusCode != http.StatusOK {
@@ -625,10 +616,8 @@ func useNodes(t *testing.T, c *cluster, namespace string, _ []*manifestObject) e
 	require.NoError(t, err)
 	a, err := reviewer.Review(t.Context(), c.Token(t, node, "workload-agent", "agent-1", "istio-ca"), []string{"istio-ca"})
 	require.NoError(t, err)
-	agent, err := domain.KubernetesID(a.Namespace, a.ServiceAccount)
-	require.NoError(t, err)
-	web, err := domain.KubernetesID(namespace, "web")
-	require.NoError(t, err)
+	agent := must.Get(domain.KubernetesID(a.Namespace, a.ServiceAccount))(t)
+	web := must.Get(domain.KubernetesID(namespace, "web"))(t)
 	return nodes.Authorize(t.Context(), &authn.Caller{ID: agent, Pod: &spiffe.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.Name, UID: a.UID}}, web)
 }
 
@@ -687,15 +676,10 @@ func useAgent(t *testing.T, c *peers.Cluster, dir string, web *manifestObject, c
 		}
 		return nil
 	})
-	chain, err := os.ReadFile(filepath.Join(root, app.VolumeMounts[0].MountPath, "cert-chain.pem"))
-	require.NoError(t, err)
-	certs, err := pki.ParseCertificatesPEM(chain)
-	require.NoError(t, err)
-	id, err := spiffe.IDFromCertificate(certs[0])
-	require.NoError(t, err)
-	page, err := os.ReadFile("../../examples/KUBERNETES.md")
-	require.NoError(t, err)
-	assert.Contains(t, string(page), "`"+id.String()+"`")
+	chain := must.Get(os.ReadFile(filepath.Join(root, app.VolumeMounts[0].MountPath, "cert-chain.pem")))(t)
+	certs := must.Get(pki.ParseCertificatesPEM(chain))(t)
+	id := must.Get(spiffe.IDFromCertificate(certs[0]))(t)
+	assert.Contains(t, string(must.Get(os.ReadFile("../../examples/KUBERNETES.md"))(t)), "`"+id.String()+"`")
 }
 
 var pageBlock = regexp.MustCompile(`<!-- run -->\n\n((?:    .*\n|\n)+)`)
@@ -703,15 +687,12 @@ var pageBlock = regexp.MustCompile(`<!-- run -->\n\n((?:    .*\n|\n)+)`)
 // runPage runs the commands of a page that need a cluster. Without kubectl, this test is it: see [kubectl].
 func runPage(t *testing.T, c *peers.Cluster, dir, page string) {
 	t.Helper()
-	text, err := os.ReadFile(page)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(page))(t)
 	kubeconfig(t, c, filepath.Join(dir, "kubeconfig"))
 	if path, err := exec.LookPath("kubectl"); err == nil {
 		t.Log("by " + path)
 	} else {
-		self, err := os.Executable()
-		require.NoError(t, err)
-		require.NoError(t, os.Symlink(self, filepath.Join(dir, "kubectl")))
+		require.NoError(t, os.Symlink(must.Get(os.Executable())(t), filepath.Join(dir, "kubectl")))
 	}
 	blocks := pageBlock.FindAllStringSubmatch(string(text), -1)
 	require.Len(t, blocks, strings.Count(string(text), "<!-- run -->"))
@@ -729,8 +710,7 @@ func runPage(t *testing.T, c *peers.Cluster, dir, page string) {
 // kubeconfig writes a file with all rights in a cluster.
 func kubeconfig(t *testing.T, c *peers.Cluster, path string) {
 	t.Helper()
-	roots, err := filepath.Abs(c.RootsFile())
-	require.NoError(t, err)
+	roots := must.Get(filepath.Abs(c.RootsFile()))(t)
 	c.Account(t, "istio-system", "operator")
 	c.Create(t, "POST /apis/rbac.authorization.k8s.io/v1/clusterrolebindings\n{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: operator}, "+
 		"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}, subjects: [{kind: ServiceAccount, name: operator, namespace: istio-system}]}")
@@ -814,4 +794,204 @@ func (o *oauth) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("Authorization", "Bearer "+o.token)
 	return o.next.RoundTrip(r)
+}
+
+// documented returns the YAML of the rules that the comment of a package says it needs.
+func documented(t testing.TB, pkg string) string {
+	t.Helper()
+	files := must.Get(filepath.Glob(filepath.Join("..", "..", pkg, "*.go")))(t)
+	var rules strings.Builder
+	for _, name := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.PackageClauseOnly|parser.ParseComments)
+		require.NoError(t, err)
+		inside := false
+		for line := range strings.Lines(f.Doc.Text()) {
+			inside = line == "\trules:\n" || inside && strings.HasPrefix(line, "\t")
+			if inside {
+				rules.WriteString(strings.TrimPrefix(line, "\t"))
+			}
+		}
+	}
+	require.NotEmpty(t, rules.String(), "the comment of %s has no rules", pkg)
+	return rules.String()
+}
+
+// grant gives an account rules in YAML, in a Role of its namespace or in a ClusterRole, and waits until the API server
+// knows. It returns the path of the role.
+func grant(t testing.TB, c *peers.Cluster, namespace, account, kind, rules string) string {
+	t.Helper()
+	const group = "/apis/rbac.authorization.k8s.io/v1"
+	at, name := group, namespace+"-"+account
+	if kind == "Role" {
+		at += "/namespaces/" + namespace
+	}
+	roles := at + "/" + strings.ToLower(kind) + "s"
+	c.Create(t, fmt.Sprintf(`POST %s
+apiVersion: rbac.authorization.k8s.io/v1
+kind: %s
+metadata: {name: %s}
+%s
+POST %sbindings
+apiVersion: rbac.authorization.k8s.io/v1
+kind: %sBinding
+metadata: {name: %s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: %s, name: %s}
+subjects: [{kind: ServiceAccount, namespace: %s, name: %s}]
+`, roles, kind, name, rules, strings.TrimSuffix(roles, "s"), kind, name, kind, name, namespace, account))
+	path := roles + "/" + name
+	holds(t, c, namespace, account, rulesAt(t, c, path), rule{})
+	return path
+}
+
+// rule is one of a role.
+type rule struct {
+	Groups    []string `json:"apiGroups" yaml:"apiGroups"`
+	Resources []string `json:"resources"`
+	Names     []string `json:"resourceNames,omitempty" yaml:"resourceNames"`
+	Verbs     []string `json:"verbs"`
+}
+
+func (r rule) String() string {
+	return strings.TrimSuffix(fmt.Sprint(strings.Join(r.Verbs, ","), " ", strings.Join(r.Resources, ","), " ", strings.Join(r.Names, ",")), " ")
+}
+
+func rulesAt(t testing.TB, c *peers.Cluster, path string) []rule {
+	t.Helper()
+	var role struct{ Rules []rule }
+	c.Do(t, "GET", path, nil, &role)
+	require.NotEmpty(t, role.Rules)
+	return role.Rules
+}
+
+// single returns the rules one by one: each has one resource and one verb.
+func single(t testing.TB, rules []rule) (out []rule) {
+	t.Helper()
+	for _, r := range rules {
+		require.Len(t, r.Groups, 1)
+		require.Len(t, r.Resources, 1)
+		for _, v := range r.Verbs {
+			r.Verbs = []string{v}
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// holds waits until an account has the rules, and does not have the one that is missing.
+func holds(t testing.TB, c *peers.Cluster, namespace, account string, rules []rule, missing rule) {
+	t.Helper()
+	allowed := func(r rule) bool {
+		resource, sub, _ := strings.Cut(r.Resources[0], "/")
+		attributes := map[string]any{
+			"namespace": namespace, "group": r.Groups[0], "version": "v1", "resource": resource, "subresource": sub, "verb": r.Verbs[0],
+		}
+		if len(r.Names) > 0 {
+			attributes["name"] = r.Names[0]
+		}
+		var answer struct{ Status struct{ Allowed bool } }
+		c.Do(t, "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", map[string]any{
+			"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": map[string]any{
+				"user":               "system:serviceaccount:" + namespace + ":" + account,
+				"groups":             []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+				"resourceAttributes": attributes,
+			},
+		}, &answer)
+		return answer.Status.Allowed
+	}
+	for _, r := range single(t, rules) {
+		require.Eventually(t, func() bool { return allowed(r) }, passing, often, "%s is not allowed", r)
+	}
+	if len(missing.Verbs) > 0 {
+		require.Eventually(t, func() bool { return !allowed(missing) }, passing, often, "%s is allowed", missing)
+	}
+}
+
+// testRights shows that the rules in the comments of our packages are sufficient, and that none of them is too much:
+// without any of them something does not work.
+func testRights(t *testing.T, c *cluster) {
+	for _, p := range []struct {
+		pkg, kind string
+		use       func(t *testing.T, c *cluster, namespace string, client *http.Client) error
+	}{
+		{"pki/ca/kubesecret", "Role", useStore},
+		{"authn/kube", "ClusterRole", useTokens},
+		{"pki/ra", "ClusterRole", useSigner},
+		{"sds/kubesecrets", "ClusterRole", useSecrets},
+	} {
+		rules := documented(t, p.pkg)
+		base := "rights-" + strings.ReplaceAll(p.pkg, "/", "-")
+		t.Run(p.pkg, func(t *testing.T) {
+			t.Parallel()
+			c.Account(t, base, "server")
+			path := grant(t, c.Cluster, base, "server", p.kind, rules)
+			require.NoError(t, p.use(t, c, base, c.ClientOf(t, base, "server")), "the rules are sufficient")
+			all := single(t, rulesAt(t, c.Cluster, path))
+			for i, without := range all {
+				rest := slices.Delete(slices.Clone(all), i, i+1)
+				t.Run("without "+without.String(), func(t *testing.T) {
+					t.Parallel()
+					namespace := fmt.Sprint(base, "-", i)
+					c.Account(t, namespace, "server")
+					path := grant(t, c.Cluster, namespace, "server", p.kind, rules)
+					var role map[string]any
+					c.Do(t, "GET", path, nil, &role)
+					role["rules"] = rest
+					c.Do(t, "PUT", path, role, nil)
+					holds(t, c.Cluster, namespace, "server", rest, without)
+					err := p.use(t, c, namespace, c.ClientOf(t, namespace, "server"))
+					require.Error(t, err)
+					t.Log(err)
+				})
+			}
+		})
+	}
+}
+
+// useStore does everything that a store of a CA does.
+func useStore(t *testing.T, c *cluster, namespace string, client *http.Client) error {
+	s := secretStore(t, c.Cluster, namespace, client)
+	if _, err := s.Load(t.Context()); !errors.Is(err, ca.ErrNoRecord) {
+		return fmt.Errorf("want no record: %w", err)
+	}
+	data := map[string][]byte{"svidkit-test": []byte("1")}
+	version, err := s.Save(t.Context(), ca.NewRecord("", data))
+	if err != nil {
+		return err
+	}
+	if _, err := s.Load(t.Context()); err != nil {
+		return err
+	}
+	return must.Err(s.Save(t.Context(), ca.NewRecord(version, data)))
+}
+
+// useTokens reviews a token, and asks for a workload of the node of its pod.
+func useTokens(t *testing.T, c *cluster, namespace string, client *http.Client) error {
+	c.Account(t, namespace, "proxy")
+	c.Pod(t, namespace, "proxy", "proxy", "node-a")
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: client}))(t)
+	nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: client, Accounts: []string{namespace + "/proxy"}})
+	require.NoError(t, err)
+
+	account, errReview := reviewer.Review(t.Context(), c.Token(t, namespace, "proxy", "proxy", "istio-ca"), []string{"istio-ca"})
+	assert.Equal(t, errReview == nil, reviewer.Check(t.Context()) == nil, "Check says what Review does")
+	if errReview != nil {
+		return errReview
+	}
+	id := must.Get(domain.KubernetesID(account.Namespace, account.ServiceAccount))(t)
+	errNodes := nodes.Authorize(t.Context(), &authn.Caller{ID: id, Pod: &spiffe.Pod{
+		Namespace: account.Namespace, ServiceAccount: account.ServiceAccount, Name: account.Name, UID: account.UID,
+	}}, id)
+	assert.Equal(t, errNodes == nil, nodes.Check(t.Context()) == nil, "Check says what Authorize does")
+	return errNodes
+}
+
+// useSigner has a certificate signed while another client edits the request, so that the first approval conflicts.
+func useSigner(t *testing.T, c *cluster, namespace string, client *http.Client) error {
+	client.Transport = &meddler{t: t, cluster: c.Cluster, next: client.Transport, done: map[string]bool{}}
+	a := c.signer.registration(t, client, func(c *ra.Config) { c.Timeout = 5 * time.Second })
+	_, err := a.Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID})
+	if err == nil && c.signer.pending(t, namespace, "server") > 0 {
+		err = errors.New("the request was not deleted")
+	}
+	return err
 }

@@ -8,11 +8,13 @@ import (
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"maps"
 	"net"
 	"net/http"
@@ -24,6 +26,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,12 +36,15 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
@@ -71,8 +77,7 @@ type meshCA struct {
 
 func newMeshCA(t *testing.T) *meshCA {
 	t.Helper()
-	authority, err := ca.New(ca.Config{TrustDomain: domain})
-	require.NoError(t, err)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 	return &meshCA{authority, "a-token-of-the-workload", authority.Bundle().MarshalPEM()}
 }
 
@@ -88,8 +93,7 @@ func (m *meshCA) serve(t *testing.T, l net.Listener, ads http.Handler) func() fa
 		}
 		return nil, errors.New("test: another token")
 	})
-	api, err := istioca.New(istioca.Options{Signer: m.Authority, Authenticator: proven})
-	require.NoError(t, err)
+	api := must.Get(istioca.New(istioca.Options{Signer: m.Authority, Authenticator: proven}))(t)
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/envoy.service.discovery.v3.") {
 			if _, err := proven(r); err != nil || ads == nil {
@@ -124,19 +128,14 @@ func (m *meshCA) serve(t *testing.T, l net.Listener, ads http.Handler) func() fa
 // svid returns an identity for an hour. With addresses it is that of istiod, and has its name.
 func (m *meshCA) svid(t *testing.T, id spiffe.ID, ips ...net.IP) *spiffe.SVID {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	var names []string
 	if len(ips) > 0 {
 		names = []string{"istiod.istio-system.svc"}
 	}
-	chain, err := m.Sign(t.Context(), ca.Request{CSR: csr, ID: id, IPs: ips, DNSNames: names, TTL: time.Hour})
-	require.NoError(t, err)
-	svid, err := spiffe.NewSVID(chain, key)
-	require.NoError(t, err)
-	return svid
+	chain := must.Get(m.Sign(t.Context(), ca.Request{CSR: csr, ID: id, IPs: ips, DNSNames: names, TTL: time.Hour}))(t)
+	return must.Get(spiffe.NewSVID(chain, key))(t)
 }
 
 // see notes the facts about certificates or a key in PEM.
@@ -290,8 +289,7 @@ func (m *meshCA) observe(t *testing.T, a *agent, before map[string]fs.FileMode) 
 		}
 		f["file "+name+" mode"] = mode.String()
 		if mode.IsRegular() && strings.HasPrefix(name, "certs/") {
-			data, err := os.ReadFile(filepath.Join(a.dir, name))
-			require.NoError(t, err)
+			data := must.Get(os.ReadFile(filepath.Join(a.dir, name)))(t)
 			m.see(f, "file "+name, data)
 		}
 	}
@@ -355,12 +353,11 @@ func (m *meshCA) ask(t *testing.T, client *grpchttp.Client, what string, node *e
 		}
 		request.VersionInfo, request.ResponseNonce, request.Node = response.GetVersionInfo(), response.GetNonce(), nil
 	}
-	msg, err := proto.Marshal(request)
-	require.NoError(t, err)
+	msg := must.Get(proto.Marshal(request))(t)
 	_ = stream.Send(msg) // Receive says what is wrong
 	quiet := time.AfterFunc(500*time.Millisecond, cancel)
 	defer quiet.Stop()
-	_, err = stream.Receive()
+	_, err := stream.Receive()
 	f[what+" after ACK"] = outcome(ctx, err)
 	return f
 }
@@ -422,13 +419,10 @@ var moves = map[string]struct {
 	"live socket": {
 		env: []string{"SECRET_TTL=1h"},
 		files: func(t *testing.T, m *meshCA, dir string) {
-			issuer, err := local.New(m.Authority, webID)
-			require.NoError(t, err)
-			manager, err := secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: issuer})
-			require.NoError(t, err)
+			issuer := must.Get(local.New(m.Authority, webID))(t)
+			manager := must.Get(secretcache.Start(t.Context(), secretcache.Config{ID: webID, CA: issuer}))(t)
 			t.Cleanup(func() { _ = manager.Close() })
-			h, err := sds.NewHandler(manager, nil)
-			require.NoError(t, err)
+			h := must.Get(sds.NewHandler(manager, nil))(t)
 			server := &unixsocket.Server{Path: filepath.Join(dir, workloadSocket), Handler: h}
 			require.NoError(t, server.Listen())
 			background(t, func(ctx context.Context) { _ = server.Run(ctx) })
@@ -583,8 +577,7 @@ func (m *meshCA) mount(t *testing.T, dir string, other *spiffetest.CA) {
 	for _, at := range []string{"etc/istio/ingressgateway-certs/tls.crt etc/istio/ingressgateway-certs/tls.key etc/istio/ingressgateway-ca-certs/ca.crt",
 		"elsewhere/tls.crt elsewhere/tls.key elsewhere/ca.crt", "mounted/cert-chain.pem mounted/key.pem mounted/root-cert.pem"} {
 		names := strings.Fields(at)
-		certs, key, err := other.SVID("/ns/prod/sa/files").MarshalPEM()
-		require.NoError(t, err)
+		certs, key := must.Get2(other.SVID("/ns/prod/sa/files").MarshalPEM())(t)
 		write(t, filepath.Join(dir, names[0]), string(certs))
 		write(t, filepath.Join(dir, names[1]), string(key))
 		require.NoError(t, os.Chmod(filepath.Join(dir, names[1]), 0o600))
@@ -596,8 +589,7 @@ func (m *meshCA) mount(t *testing.T, dir string, other *spiffetest.CA) {
 // credentials puts an identity of the mesh into a folder.
 func (m *meshCA) credentials(t *testing.T, dir string) {
 	t.Helper()
-	certs, key, err := m.svid(t, webID).MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(m.svid(t, webID).MarshalPEM())(t)
 	write(t, filepath.Join(dir, "cert-chain.pem"), string(certs))
 	write(t, filepath.Join(dir, "key.pem"), string(key))
 	write(t, filepath.Join(dir, "root-cert.pem"), string(m.roots))
@@ -630,7 +622,7 @@ func inbound(t *testing.T) []byte {
 			m.Message(2, content)
 		})
 	}
-	b, err := protofield.Write(func(m w) {
+	b := must.Get(protofield.Write(func(m w) {
 		m.AddText(1, "virtualInbound")
 		m.Message(2, func(m w) { m.Message(1, func(m w) { m.AddText(2, "127.0.0.1"); m.AddVarint(3, 15006) }) })
 		m.Message(3, func(m w) {
@@ -661,8 +653,7 @@ func inbound(t *testing.T) []byte {
 			})
 		})
 		m.AddVarint(16, 1) // traffic_direction: INBOUND
-	})
-	require.NoError(t, err)
+	}))(t)
 	return b
 }
 
@@ -752,9 +743,7 @@ func TestIstioBootstrap(t *testing.T) {
 		for _, bin := range bins {
 			t.Run(envoytest.Version(t, bin), func(t *testing.T) {
 				t.Parallel()
-				bin, err := filepath.Abs(bin)
-				require.NoError(t, err)
-				cmd := exec.Command(bin, arguments...)
+				cmd := exec.Command(must.Get(filepath.Abs(bin))(t), arguments...)
 				cmd.Dir = dir
 				envoy, _ := peers.StartIsolated(t, filepath.Join(t.TempDir(), "log"), cmd, 9) // with a port that it does not need
 				client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
@@ -765,8 +754,7 @@ func TestIstioBootstrap(t *testing.T) {
 					TLSClientConfig: &tls.Config{
 						MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*probe.TLSCertificate()}, InsecureSkipVerify: true, // there is no DNS name
 						VerifyConnection: func(c tls.ConnectionState) error {
-							_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots})
-							return err
+							return must.Err(c.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots}))
 						},
 					},
 				}}
@@ -864,8 +852,7 @@ func TestOurAgentOfIstioCA(t *testing.T) {
 	a.Stop()
 	a = start() // without a token, too
 	renewed(2)
-	got, err := os.ReadFile(filepath.Join(dir, "certs/root-cert.pem"))
-	require.NoError(t, err)
+	got := must.Get(os.ReadFile(filepath.Join(dir, "certs/root-cert.pem")))(t)
 	require.True(t, mustBundle(t, got).Equal(bundle))
 }
 
@@ -893,4 +880,233 @@ func forward(ctx context.Context, l net.Listener, address string) {
 			_, _ = io.Copy(near, far)
 		})
 	}
+}
+
+// agent is Istio's agent in a folder of its own, as in a pod.
+type agent struct {
+	*peers.Process
+	dir string
+	ca  net.Listener // where it calls the CA
+}
+
+// startAgent starts Istio's agent with a token. Its Envoy is a program that does nothing.
+func startAgent(t *testing.T, dir, token string, roots []byte) *agent {
+	t.Helper()
+	peers.Program(t, "pilot-agent")
+	podFolder(t, dir, token, roots)
+	return startPilotAgent(t, dir, podEnvironment(t, dir, "SECRET_TTL=4s"))
+}
+
+// podFolder puts into a folder what the files of a pod are to Istio's agent.
+func podFolder(t *testing.T, dir, token string, roots []byte) {
+	t.Helper()
+	for name, data := range map[string]string{
+		"var/run/secrets/tokens/istio-token":   token,
+		"var/run/secrets/istio/root-cert.pem":  string(roots),
+		"var/run/secrets/workload-spiffe-uds/": "",
+		"etc/istio/proxy/":                     "",
+		"certs/":                               "",
+		"envoy":                                "#!/bin/sh\nexec sleep 60\n",
+	} {
+		write(t, filepath.Join(dir, name)+strings.Repeat("/", strings.Count(name[len(name)-1:], "/")), data)
+	}
+}
+
+// podEnvironment is the environment of Istio's agent in a folder that podFolder has filled, with more variables.
+func podEnvironment(t *testing.T, dir string, more ...string) []string {
+	t.Helper()
+	module := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "istio.io/istio")
+	module.Dir = filepath.Join("programs", "istio")
+	module.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+	source := must.Get(module.Output())(t)
+	metadata := map[string]string{} // which the injector makes variables of, too
+	for _, e := range more {
+		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, "ISTIO_META_") {
+			metadata[name] = value
+		}
+	}
+	config := must.Get(json.Marshal(map[string]any{
+		"proxyMetadata": metadata,
+		"binaryPath":    filepath.Join(dir, "envoy"), "configPath": filepath.Join(dir, "etc/istio/proxy"), "discoveryAddress": "127.0.0.1:15012", "terminationDrainDuration": "1s",
+		"proxyBootstrapTemplatePath": filepath.Join(strings.TrimSpace(string(source)), "tools/packaging/common/envoy_bootstrap.json"),
+	}))(t)
+	return append([]string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "CA_ADDR=127.0.0.1:15012", "TRUST_DOMAIN=" + domain.String(), "POD_NAMESPACE=prod", "SERVICE_ACCOUNT=web",
+		"POD_NAME=web-1", "INSTANCE_IP=127.0.0.1", "OUTPUT_CERTS=" + filepath.Join(dir, "certs"), "SECRET_GRACE_PERIOD_RATIO=0.5",
+		"ISTIO_META_CLUSTER_ID=Kubernetes", "JWT_POLICY=third-party-jwt", "PILOT_CERT_PROVIDER=istiod", "TOKEN_AUDIENCES=istio-ca", "PROXY_CONFIG=" + string(config),
+	}, more...)
+}
+
+// startPilotAgent starts Istio's agent with an environment.
+func startPilotAgent(t *testing.T, dir string, environment []string) *agent {
+	t.Helper()
+	cmd := exec.Command(peers.Program(t, "pilot-agent"), "proxy", "sidecar", "--domain", "prod.svc.cluster.local", "--proxyLogLevel=warning")
+	cmd.Dir, cmd.Env = dir, environment
+	a := &agent{dir: dir}
+	a.Process, a.ca = peers.StartIsolated(t, filepath.Join(dir, "log"), cmd, 15012)
+	return a
+}
+
+// TestPilotAgent runs Istio's agent against our CA, which asks a real API server about its token, and beside our SDS
+// socket.
+func TestPilotAgent(t *testing.T) {
+	t.Parallel()
+	peers.Program(t, "pilot-agent")
+	c := peers.NewCluster(t)
+	c.Account(t, "istio-system", "ca")
+	grant(t, c, "istio-system", "ca", "ClusterRole", documented(t, "authn/kube"))
+	c.Account(t, "prod", "web")
+	c.Pod(t, "prod", "web", "web-1", "node-a")
+	token := c.Token(t, "prod", "web", "web-1", "istio-ca")
+
+	authority := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
+	var roots []byte
+	for root := range authority.Bundle().X509Authorities() {
+		roots = append(roots, pki.MarshalCertificatesPEM(root)...)
+	}
+	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: c.ClientOf(t, "istio-system", "ca")})
+	require.NoError(t, err)
+	tokens, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: domain, Cluster: "Kubernetes"})
+	require.NoError(t, err)
+
+	// serve serves our CA where the agent calls it, and counts the calls.
+	serve := func(t *testing.T, l net.Listener) *atomic.Int64 {
+		var calls atomic.Int64
+		server := must.Get(caserver.New(caserver.Options{
+			CA: authority, TrustDomain: domain,
+			Identity: caservertest.Identity(t, authority, spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/ca"), pki.IPSAN(net.IPv4(127, 0, 0, 1))),
+			Istio: &istioca.Options{Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
+				calls.Add(1)
+				return tokens.Authenticate(r)
+			})},
+		}))(t)
+		background(t, func(ctx context.Context) { _ = server.Run(ctx, caserver.Listeners{Istio: l}) })
+		return &calls
+	}
+
+	t.Run("our CA", func(t *testing.T) {
+		t.Parallel()
+		a := startAgent(t, shortDir(t), token, roots)
+		calls := serve(t, a.ca)
+		socket := filepath.Join(a.dir, "var/run/secrets/workload-spiffe-uds/socket")
+		a.Ready(t, func() error { _, err := os.Stat(socket); return err })
+		seen := map[string]bool{}
+		for svid := range subscribe(t, socket) {
+			require.Equal(t, webID, svid.ID())
+			verifies(t, authority.Bundle(), svid.Chain())
+			if seen[svid.Leaf().SerialNumber.String()] = true; len(seen) == 3 {
+				break
+			}
+		}
+		require.GreaterOrEqual(t, calls.Load(), int64(3))
+		a.Ready(t, func() error { // the agent writes its files one after the other
+			svid, err := a.output()
+			if err == nil {
+				verifies(t, authority.Bundle(), svid.Chain())
+			}
+			return err
+		})
+		got := must.Get(os.ReadFile(filepath.Join(a.dir, "certs/root-cert.pem")))(t)
+		require.True(t, mustBundle(t, got).Equal(mustBundle(t, roots)))
+	})
+	t.Run("our SDS socket", func(t *testing.T) {
+		t.Parallel()
+		dir := shortDir(t)
+		socket := filepath.Join(dir, "var/run/secrets/workload-spiffe-uds/socket")
+		require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+		issuer := must.Get(local.New(authority, webID))(t)
+		m := must.Get(secretcache.New(secretcache.Config{ID: webID, CA: issuer}))(t)
+		h := must.Get(sds.NewHandler(m, nil))(t)
+		background(t, func(ctx context.Context) { _ = m.Run(ctx) })
+		server := &unixsocket.Server{Path: socket, Handler: h}
+		background(t, func(ctx context.Context) { _ = server.Run(ctx) })
+		require.Eventually(t, func() bool {
+			conn, err := net.Dial("unix", socket)
+			if err != nil {
+				return false
+			}
+			return conn.Close() == nil
+		}, passing, often)
+
+		a := startAgent(t, dir, token, roots)
+		calls := serve(t, a.ca)
+		a.Ready(t, func() error {
+			log, err := os.ReadFile(filepath.Join(dir, "log"))
+			if err != nil {
+				return err
+			}
+			for _, want := range []string{"Existing workload SDS socket found", "Envoy command"} {
+				if !strings.Contains(string(log), want) {
+					return fmt.Errorf("its log does not say %q", want)
+				}
+			}
+			return nil
+		})
+		bootstrap := must.Get(os.ReadFile(filepath.Join(dir, "etc/istio/proxy/envoy-rev.json")))(t)
+		require.Contains(t, string(bootstrap), "workload-spiffe-uds/socket", "Envoy is to ask our socket")
+		for svid := range subscribe(t, socket) {
+			require.Equal(t, webID, svid.ID())
+			verifies(t, authority.Bundle(), svid.Chain())
+			break
+		}
+		require.Zero(t, calls.Load(), "the agent itself asks no CA")
+	})
+}
+
+// subscribe asks an SDS socket for the secret default as an Envoy does, and yields each one that it gets.
+func subscribe(t *testing.T, socket string) iter.Seq[*spiffe.SVID] {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), passing)
+	t.Cleanup(cancel)
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	transport := &http.Transport{Protocols: &protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	t.Cleanup(transport.CloseIdleConnections)
+	client := grpchttp.NewClient(&http.Client{Transport: transport}, "http://localhost", 1<<20)
+	return func(yield func(*spiffe.SVID) bool) {
+		stream := client.Open(ctx, "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets", nil)
+		defer stream.Close()
+		request := &envoysds.DiscoveryRequest{
+			Node: &envoysds.Node{Id: "sidecar~127.0.0.1~web-1.prod~prod.svc.cluster.local"}, ResourceNames: []string{"default"},
+			TypeUrl: "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret",
+		}
+		for {
+			msg := must.Get(proto.Marshal(request))(t)
+			require.NoError(t, stream.Send(msg))
+			var response envoysds.DiscoveryResponse
+			msg = must.Get(stream.Receive())(t)
+			require.NoError(t, proto.Unmarshal(msg, &response))
+			for _, r := range response.Resources {
+				var secret envoysds.Secret
+				require.NoError(t, proto.Unmarshal(r.Value, &secret))
+				pair := secret.GetTlsCertificate()
+				svid, err := spiffe.ParseSVIDPEM(pair.GetCertificateChain().GetInlineBytes(), pair.GetPrivateKey().GetInlineBytes())
+				require.NoError(t, err)
+				if !yield(svid) {
+					return
+				}
+			}
+			request.VersionInfo, request.ResponseNonce = response.VersionInfo, response.Nonce
+		}
+	}
+}
+
+// output returns what the agent has written.
+func (a *agent) output() (*spiffe.SVID, error) {
+	chain, err := os.ReadFile(filepath.Join(a.dir, "certs/cert-chain.pem"))
+	if err != nil {
+		return nil, err
+	}
+	key, err := os.ReadFile(filepath.Join(a.dir, "certs/key.pem"))
+	if err != nil {
+		return nil, err
+	}
+	return spiffe.ParseSVIDPEM(chain, key)
+}
+
+func mustBundle(t *testing.T, pem []byte) *spiffe.Bundle {
+	t.Helper()
+	return must.Get(spiffe.ParseBundlePEM(domain, pem))(t)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -24,9 +25,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -131,9 +136,7 @@ func (i *injector) run(t *testing.T, args ...string) string {
 	cmd.Env = append(os.Environ(), "HOME="+i.dir)
 	var said strings.Builder
 	cmd.Stderr = &said
-	out, err := cmd.Output()
-	require.NoError(t, err, "%s", said.String())
-	return string(out)
+	return string(must.Get(cmd.Output())(t, "%s", said.String()))
 }
 
 // inject renders a pod, or the template of one in a Deployment.
@@ -166,8 +169,7 @@ func (i *injector) inject(t *testing.T, name, text string) *podSpec {
 // of containers.
 func (i *injector) patched(t *testing.T, text, list string) string {
 	t.Helper()
-	patch, err := os.ReadFile("../../examples/deploy/istio-pod.yaml")
-	require.NoError(t, err)
+	patch := must.Get(os.ReadFile("../../examples/deploy/istio-pod.yaml"))(t)
 	c := i.cluster
 	c.Create(t, "POST /apis/apps/v1/namespaces/prod/deployments\n"+text)
 	o := objectsOf(t, strings.ReplaceAll(string(patch), "\n      containers:", "\n      "+list+":"))[0]
@@ -176,9 +178,7 @@ func (i *injector) patched(t *testing.T, text, list string) string {
 	c.Do(t, "GET", o.path(), nil, &whole)
 	delete(whole, "status")
 	c.Do(t, "DELETE", o.path(), nil, nil)
-	out, err := yaml.Marshal(whole)
-	require.NoError(t, err)
-	return string(out)
+	return string(must.Get(yaml.Marshal(whole))(t))
 }
 
 // proxy returns the container with the proxy, and the one with the application, if there is one.
@@ -226,8 +226,7 @@ func (s *podSpec) start(t *testing.T, c *container, m *meshCA, program string) *
 	t.Helper()
 	dir := shortDir(t)
 	require.NoError(t, os.Chmod(dir, 0o755))
-	envoy, err := filepath.Abs(envoytest.Binary(t))
-	require.NoError(t, err)
+	envoy := must.Get(filepath.Abs(envoytest.Binary(t)))(t)
 	bin := filepath.Join(dir, "usr/local/bin")
 	write(t, filepath.Join(bin, "envoy"), "the real one is bound here")
 	write(t, filepath.Join(bin, "pilot-agent"), "ours is bound here")
@@ -428,10 +427,8 @@ func TestIstioPod(t *testing.T) {
 				}
 				return resp, err
 			}
-			resp, err := hello(*probe.TLSCertificate())
-			require.NoError(t, err)
-			assert.False(t, resp.Close)
-			_, err = hello()
+			assert.False(t, must.Get(hello(*probe.TLSCertificate()))(t).Close)
+			_, err := hello()
 			require.Error(t, err, "a client without a certificate")
 
 			// Its metrics are those of the Envoy, the agent and the application.
@@ -446,8 +443,7 @@ func TestIstioPod(t *testing.T) {
 			if name == "sidecar" { // whose application is probed and asked for its metrics
 				require.Error(t, p.probe(app.ReadinessProbe))
 				require.Error(t, p.probe(app.LivenessProbe))
-				l, err := p.Listen("tcp", ":8080")
-				require.NoError(t, err)
+				l := must.Get(p.Listen("tcp", ":8080"))(t)
 				var ready sync.Map
 				server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if _, ok := ready.Load(r.URL.Path); !ok {
@@ -468,8 +464,7 @@ func TestIstioPod(t *testing.T) {
 				require.NoError(t, err)
 				assert.Contains(t, body, "\napp_requests 7\n")
 			}
-			log, err := os.ReadFile(filepath.Join(p.dir, "log"))
-			require.NoError(t, err)
+			log := must.Get(os.ReadFile(filepath.Join(p.dir, "log")))(t)
 			for scan := bufio.NewScanner(strings.NewReader(string(log))); scan.Scan(); {
 				assert.NotRegexp(t, `level=(WARN|ERROR)`, scan.Text(), "the start is healthy")
 			}
@@ -489,8 +484,7 @@ func TestIstioPod(t *testing.T) {
 			}
 
 			// It drains.
-			connection, err := p.Dial("tcp", podIP+":15090")
-			require.NoError(t, err)
+			connection := must.Get(p.Dial("tcp", podIP+":15090"))(t)
 			defer connection.Close()
 			begun := time.Now()
 			if command := proxy.Lifecycle.PreStop.Exec.Command; command != nil {
@@ -507,8 +501,7 @@ func TestIstioPod(t *testing.T) {
 			require.Error(t, p.probe(proxy.ReadinessProbe), "it is not ready")
 			if proxy.Lifecycle.PreStop.Exec.Command != nil {
 				time.Sleep(time.Until(begun.Add(6 * time.Second)))
-				_, err = hello(*probe.TLSCertificate())
-				require.NoError(t, err, "it serves until it is told to end")
+				must.Get(hello(*probe.TLSCertificate()))(t, "it serves until it is told to end")
 				begun = time.Now()
 				require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 			}
@@ -527,8 +520,78 @@ func TestIstioPod(t *testing.T) {
 				assert.Less(t, took, 2*time.Second, "it has drained before")
 			}
 			require.NoError(t, connection.SetReadDeadline(time.Now().Add(5*time.Second)))
-			_, err = connection.Read(make([]byte, 1))
-			require.ErrorIs(t, err, io.EOF, "the Envoy has ended, too")
+			require.ErrorIs(t, must.Err(connection.Read(make([]byte, 1))), io.EOF, "the Envoy has ended, too")
 		})
 	}
+}
+
+// TestPod runs examples/ca as in a pod: it finds the API server and its account there, keeps its CA in a Secret, its roots
+// in a ConfigMap of each namespace, and reviews tokens, with the rights that the documentation names.
+func TestPod(t *testing.T) {
+	t.Parallel()
+	c := peers.NewCluster(t)
+	c.Account(t, "istio-system", "ca")
+	grant(t, c, "istio-system", "ca", "Role", documented(t, "pki/ca/kubesecret"))
+	grant(t, c, "istio-system", "ca", "ClusterRole", documented(t, "authn/kube")+strings.TrimPrefix(documented(t, "examples/ca/caconfig"), "rules:\n"))
+	c.Account(t, "prod", "web")
+	c.Pod(t, "prod", "web", "web-1", "node-a")
+
+	dir := t.TempDir()
+	program, account, state := filepath.Join(dir, "ca"), filepath.Join(dir, "account"), filepath.Join(dir, "state")
+	out, err := exec.Command("go", "build", "-o", program, "github.com/svidkit/svidkit/examples/ca").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.NoError(t, os.Mkdir(account, 0o755))
+	write := func(name string, data []byte) {
+		require.NoError(t, os.WriteFile(filepath.Join(account, name), data, 0o600))
+	}
+	api := must.Get(os.ReadFile(c.RootsFile()))(t)
+	write("ca.crt", api)
+	write("namespace", []byte("istio-system"))
+	write("token", []byte(c.Token(t, "istio-system", "ca", "", peers.Issuer)))
+
+	port := peers.FreePorts(t, 1)[0]
+	cmd := exec.Command(program, "-kubernetes", "-trust-domain", domain.String(), "-state-dir", state,
+		"-istio-addr", fmt.Sprint("127.0.0.1:", port), "-linkerd-addr=", "-bundle-addr=", "-admin-addr=")
+	cmd.Env = append(os.Environ(), "PILOT_CA_CERT_CONFIGMAP=istio-ca-root-cert", "CA_CREATE=true")
+	p := peers.StartInPod(t, filepath.Join(dir, "log"), cmd, c, account)
+	roots := filepath.Join(state, "root-cert.pem")
+	token := c.Token(t, "prod", "web", "web-1", "istio-ca")
+	client := must.Get(istioca.New(istioca.Options{ClusterID: "Kubernetes", Endpoint: caclient.Endpoint{
+		URL: fmt.Sprint("https://localhost:", port), TrustDomain: domain, RootsFile: roots,
+		Token: func(context.Context) (string, error) { return token, nil },
+	}}))(t)
+	p.Ready(t, func() error { _, err := checked(t, client, webID); return err })
+
+	chain := must.Get(checked(t, client, webID))(t)
+	secret := must.Get(spiffe.ParseBundlePEM(domain, secretOf(t, c, "istio-system")["root-cert.pem"]))(t)
+	verifies(t, secret, chain)
+	pem := must.Get(os.ReadFile(roots))(t)
+	require.Equal(t, serials(pem), serials(pki.MarshalCertificatesPEM(bundleCerts(secret)...)))
+
+	mounted := func(namespace string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			code, answer, err := c.Send("GET", "/api/v1/namespaces/"+namespace+"/configmaps/istio-ca-root-cert", nil)
+			var o struct{ Data map[string]string }
+			return err == nil && code == http.StatusOK && json.Unmarshal(answer, &o) == nil && o.Data["root-cert.pem"] == string(pem)
+		}, passing, often, "the roots are in namespace %s", namespace)
+	}
+	mounted("prod")
+	mounted("default")
+	c.Account(t, "later", "web")
+	mounted("later")
+	c.Do(t, "DELETE", "/api/v1/namespaces/prod/configmaps/istio-ca-root-cert", nil, nil)
+	mounted("prod")
+	other := map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "istio-ca-root-cert"}}
+	other["data"] = map[string]string{"root-cert.pem": "of another", "other": "stays"}
+	c.Do(t, "PUT", "/api/v1/namespaces/later/configmaps/istio-ca-root-cert", other, nil)
+	mounted("later")
+	_, changed := must.Get2(c.Send("GET", "/api/v1/namespaces/later/configmaps/istio-ca-root-cert", nil))(t)
+	require.Contains(t, string(changed), `"other":"stays"`)
+	require.Equal(t, http.StatusNotFound, c.Status(t, "GET", "/api/v1/namespaces/kube-system/configmaps/istio-ca-root-cert"))
+
+	write("token", []byte("garbage"))
+	require.ErrorIs(t, must.Err(checked(t, client, webID)), caclient.ErrUnavailable, "the CA reads its token anew")
+	write("token", []byte(c.Token(t, "istio-system", "ca", "", peers.Issuer)))
+	require.Eventually(t, func() bool { _, err := checked(t, client, webID); return err == nil }, passing, time.Second)
 }

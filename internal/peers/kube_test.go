@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -18,12 +20,16 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/kubesecret"
+	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 const (
@@ -69,8 +75,7 @@ func TestKubernetes(t *testing.T) {
 
 func secretStore(t testing.TB, c *peers.Cluster, namespace string, client *http.Client) *kubesecret.Store {
 	t.Helper()
-	s, err := kubesecret.New(kubesecret.Options{Namespace: namespace, APIServer: c.URL, HTTPClient: client})
-	require.NoError(t, err)
+	s := must.Get(kubesecret.New(kubesecret.Options{Namespace: namespace, APIServer: c.URL, HTTPClient: client}))(t)
 	return s
 }
 
@@ -129,8 +134,7 @@ func watchSecret(t *testing.T, c *peers.Cluster, namespace string) func() []vers
 	require.NoError(t, err)
 	client := *c.Admin()
 	client.Timeout = 0
-	response, err := client.Do(r)
-	require.NoError(t, err)
+	response := must.Get(client.Do(r))(t)
 	require.Equal(t, http.StatusOK, response.StatusCode)
 
 	var mu sync.Mutex
@@ -232,8 +236,7 @@ func testReplicas(t *testing.T, c *cluster) {
 		converged(round + 2)
 		for _, a := range replicas {
 			require.EventuallyWithT(t, func(t *assert.CollectT) {
-				chain, err := a.Sign(context.Background(), ca.Request{CSR: request(t), ID: web})
-				require.NoError(t, err)
+				chain := must.Get(a.Sign(context.Background(), ca.Request{CSR: request(t), ID: web}))(t)
 				require.NoError(t, chain[0].CheckSignatureFrom(rootOf(t, a, winners[0])), "the new root signs")
 			}, passing, often)
 		}
@@ -263,11 +266,8 @@ func testReplicas(t *testing.T, c *cluster) {
 }
 
 func request(t require.TestingT) *pki.CSR {
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	return csr
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 }
 
 func rootOf(t require.TestingT, a *ca.Authority, id string) *x509.Certificate {
@@ -291,17 +291,14 @@ func testTokenReview(t *testing.T, c *cluster) {
 
 	reviewer := func(o kube.ReviewerOptions) *kube.Reviewer {
 		o.APIServer, o.HTTPClient = c.URL, c.ClientOf(t, namespace, "server")
-		r, err := kube.NewReviewer(&o)
-		require.NoError(t, err)
-		return r
+		return must.Get(kube.NewReviewer(&o))(t)
 	}
 	r := reviewer(kube.ReviewerOptions{})
 	require.NoError(t, r.Check(t.Context()))
 
 	good := c.Token(t, namespace, "web", "web-1", "istio-ca", "other")
 	t.Run("bound to a pod", func(t *testing.T) {
-		a, err := r.Review(t.Context(), good, []string{"istio-ca"})
-		require.NoError(t, err)
+		a := must.Get(r.Review(t.Context(), good, []string{"istio-ca"}))(t)
 		assert.NotEmpty(t, a.ServiceAccountUID)
 		a.ServiceAccountUID = ""
 		assert.Equal(t, &spiffe.Pod{
@@ -317,11 +314,9 @@ func testTokenReview(t *testing.T, c *cluster) {
 	t.Run("as an authenticator", func(t *testing.T) {
 		a, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: r, TrustDomain: domain, AllowPlaintext: true})
 		require.NoError(t, err)
-		hr, err := http.NewRequestWithContext(t.Context(), "POST", "http://ca.test/", nil)
-		require.NoError(t, err)
+		hr := must.Get(http.NewRequestWithContext(t.Context(), "POST", "http://ca.test/", nil))(t)
 		hr.Header.Set("Authorization", "Bearer "+good)
-		caller, err := a.Authenticate(hr)
-		require.NoError(t, err)
+		caller := must.Get(a.Authenticate(hr))(t)
 		assert.Equal(t, "spiffe://example.org/ns/review/sa/web", caller.ID.String())
 		assert.Equal(t, "web-1", caller.Pod.Name)
 	})
@@ -362,8 +357,7 @@ func testTokenReview(t *testing.T, c *cluster) {
 		c.Account(t, namespace, "db")
 		token := c.Token(t, namespace, "db", "", "istio-ca")
 		for _, token := range []string{good, token} {
-			_, err := r.Review(t.Context(), token, []string{"istio-ca"})
-			require.NoError(t, err)
+			must.Get(r.Review(t.Context(), token, []string{"istio-ca"}))(t)
 		}
 		c.DeletePod(t, namespace, "web-1")
 		c.Do(t, "DELETE", "/api/v1/namespaces/"+namespace+"/serviceaccounts/db", nil, nil)
@@ -414,8 +408,7 @@ func testNodeAuthorizer(t *testing.T, c *cluster) {
 	c.Do(t, "PATCH", "/api/v1/namespaces/"+apps+"/pods/failed/status", map[string]any{"status": map[string]any{"phase": "Failed"}}, nil)
 
 	client := c.ClientOf(t, mesh, "ca")
-	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: client})
-	require.NoError(t, err)
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: client}))(t)
 	n, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: client, Accounts: []string{mesh + "/ztunnel"}})
 	require.NoError(t, err)
 	require.NoError(t, n.Check(t.Context()))
@@ -423,14 +416,11 @@ func testNodeAuthorizer(t *testing.T, c *cluster) {
 	caller := func(account, pod string) *authn.Caller {
 		a, err := reviewer.Review(t.Context(), c.Token(t, mesh, account, pod, "istio-ca"), []string{"istio-ca"})
 		require.NoError(t, err)
-		id, err := domain.KubernetesID(a.Namespace, a.ServiceAccount)
-		require.NoError(t, err)
+		id := must.Get(domain.KubernetesID(a.Namespace, a.ServiceAccount))(t)
 		return &authn.Caller{ID: id, Pod: &spiffe.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.Name, UID: a.UID}}
 	}
 	id := func(account string) spiffe.ID {
-		id, err := domain.KubernetesID(apps, account)
-		require.NoError(t, err)
-		return id
+		return must.Get(domain.KubernetesID(apps, account))(t)
 	}
 	proxy := caller("ztunnel", "ztunnel")
 	require.NoError(t, n.Authorize(t.Context(), proxy, id("near")))
@@ -460,8 +450,7 @@ func TestOutage(t *testing.T) {
 	grant(t, c, namespace, "ca", "Role", documented(t, "pki/ca/kubesecret"))
 	cfg := quick()
 	open := func() *ca.Authority {
-		a, err := ca.Open(t.Context(), cfg, secretStore(t, c, namespace, c.ClientOf(t, namespace, "ca")))
-		require.NoError(t, err)
+		a := must.Get(ca.Open(t.Context(), cfg, secretStore(t, c, namespace, c.ClientOf(t, namespace, "ca"))))(t)
 		return a
 	}
 	token := c.Token(t, namespace, "ca", "", "istio-ca")
@@ -470,8 +459,7 @@ func TestOutage(t *testing.T) {
 	run(t, b)
 	web := spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")
 	sign := func(a *ca.Authority) error {
-		_, err := a.Sign(t.Context(), ca.Request{CSR: request(t), ID: web, TTL: time.Minute})
-		return err
+		return must.Err(a.Sign(t.Context(), ca.Request{CSR: request(t), ID: web, TTL: time.Minute}))
 	}
 	require.NoError(t, sign(a))
 	before := a.Bundle()
@@ -500,8 +488,7 @@ func TestOutage(t *testing.T) {
 	require.NoError(t, sign(a), "it goes on signing with what it read last")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	_, err = a.Rotate(ctx)
-	require.Error(t, err, "a root that no replica can learn of is not made")
+	require.Error(t, must.Err(a.Rotate(ctx)), "a root that no replica can learn of is not made")
 	require.True(t, a.Bundle().Equal(before))
 	stop() // a replica that ends in the outage
 
@@ -519,8 +506,7 @@ func TestOutage(t *testing.T) {
 	require.Eventually(t, func() bool { return b.Health().Store == nil }, passing, often, "it has recovered")
 	require.NoError(t, <-opened)
 	require.True(t, b.Bundle().Equal(before))
-	root, err := b.Rotate(t.Context())
-	require.NoError(t, err)
+	root := must.Get(b.Rotate(t.Context()))(t)
 	require.Eventually(t, func() bool {
 		chain, err := b.Sign(t.Context(), ca.Request{CSR: request(t), ID: web})
 		return err == nil && chain[0].CheckSignatureFrom(root.Certificate) == nil
@@ -531,8 +517,7 @@ func TestOutage(t *testing.T) {
 // shortDir returns a folder whose name leaves room for that of a Unix socket.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pa")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "pa"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // the agent has ended
 	return dir
 }
@@ -543,4 +528,195 @@ func background(t *testing.T, f func(ctx context.Context)) {
 	var running sync.WaitGroup
 	running.Go(func() { f(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
+}
+
+// pairOf returns the content of a Secret with a new certificate.
+func pairOf(t testing.TB, ca *spiffetest.CA) map[string][]byte {
+	t.Helper()
+	certs, key := must.Get2(ca.SVID("/gateway").MarshalPEM())(t)
+	return map[string][]byte{"tls.crt": certs, "tls.key": key}
+}
+
+// putSecret creates or replaces a Secret.
+func putSecret(t testing.TB, c *peers.Cluster, namespace, name, kind string, data map[string][]byte) {
+	t.Helper()
+	path := "/api/v1/namespaces/" + namespace + "/secrets"
+	object := map[string]any{
+		"apiVersion": "v1", "kind": "Secret", "type": kind, "data": data,
+		"metadata": map[string]any{"name": name, "labels": map[string]string{"gateway": "yes"}},
+	}
+	if c.Status(t, "GET", path+"/"+name) == http.StatusOK {
+		c.Do(t, "PUT", path+"/"+name, object, nil)
+	} else {
+		c.Do(t, "POST", path, object, nil)
+	}
+}
+
+// callerOf returns the context of a request of a service account.
+func callerOf(t testing.TB, namespace, account string) (ctx context.Context) {
+	t.Helper()
+	id := must.Get(domain.KubernetesID(namespace, account))(t)
+	method := authn.Func(func(*http.Request) (*authn.Caller, error) { return &authn.Caller{ID: id, Method: "test"}, nil })
+	next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { ctx = r.Context() })
+	authn.Require(method, next, nil).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+	return ctx
+}
+
+// testGatewaySecrets follows Secrets, in pages and by watches, and asks what service accounts may read.
+func testGatewaySecrets(t *testing.T, c *cluster) {
+	const namespace, other = "gateways", "gateways-other"
+	ca := spiffetest.NewCA(t, "servers.test")
+	c.Account(t, namespace, "agent")
+	c.Account(t, namespace, "gateway")
+	c.Account(t, namespace, "unbound")
+	c.Account(t, other, "gateway")
+	grant(t, c.Cluster, namespace, "agent", "ClusterRole", documented(t, "sds/kubesecrets"))
+	may := "rules:\n- {apiGroups: [\"\"], resources: [secrets], verbs: [get, list, watch]}\n"
+	role := grant(t, c.Cluster, namespace, "gateway", "Role", may)
+	first := pairOf(t, ca)
+	for i := range 130 { // more than one page
+		putSecret(t, c.Cluster, namespace, fmt.Sprint("web-", i), "kubernetes.io/tls", first)
+	}
+	putSecret(t, c.Cluster, other, "web", "kubernetes.io/tls", first)
+	putSecret(t, c.Cluster, namespace, "generic", "Opaque", map[string][]byte{"cert": first["tls.crt"], "key": first["tls.key"], "cacert": ca.Bundle().MarshalPEM()})
+	putSecret(t, c.Cluster, namespace, "helm", "helm.sh/release.v1", first)
+
+	for _, cfg := range []kubesecrets.Config{
+		{AllNamespaces: true, LabelSelector: "gateway=yes", TrustDomain: domain, ReviewInterval: time.Second},
+		{AllNamespaces: true, Type: "kubernetes.io/tls"},
+		{Namespace: namespace},
+	} {
+		cfg.APIServer, cfg.HTTPClient = c.URL, c.ClientOf(t, namespace, "agent")
+		src := must.Get(kubesecrets.Start(t.Context(), cfg))(t)
+		defer src.Close()
+		await := func(name string, want map[string][]byte) {
+			t.Helper()
+			require.Eventually(t, func() bool {
+				secret, err := src.GenerateSecret(t.Context(), name)
+				if err != nil {
+					return want == nil && errors.Is(err, fs.ErrNotExist)
+				}
+				chain, _, _ := secret.KeyPair()
+				return string(chain) == string(want["tls.crt"])
+			}, passing, often, name)
+		}
+		name := "kubernetes://" + namespace + "/web-"
+		putSecret(t, c.Cluster, namespace, "web-0", "kubernetes.io/tls", first)
+		for _, i := range []int{0, 64, 129} {
+			await(fmt.Sprint(name, i), first)
+		}
+		await("kubernetes://"+namespace+"/helm", nil)
+		if cfg.Type == "" {
+			await("kubernetes://"+namespace+"/generic", first)
+			must.Get(src.GenerateSecret(t.Context(), "kubernetes://"+namespace+"/generic-cacert"))(t)
+		}
+		if cfg.AllNamespaces {
+			await("kubernetes://"+other+"/web", first)
+		}
+		for range 3 {
+			next := pairOf(t, ca)
+			putSecret(t, c.Cluster, namespace, "web-0", "kubernetes.io/tls", next)
+			await(name+"0", next)
+		}
+		c.Do(t, "DELETE", "/api/v1/namespaces/"+namespace+"/secrets/web-0", nil, nil)
+		await(name+"0", nil)
+		putSecret(t, c.Cluster, namespace, "web-0", "kubernetes.io/tls", first)
+		await(name+"0", first)
+		require.NoError(t, src.Report().Upstreams[0].Err)
+		if cfg.TrustDomain.IsZero() {
+			continue
+		}
+
+		allowed := func(namespace, account string) func() bool {
+			ctx := callerOf(t, namespace, account)
+			return func() bool {
+				got, err := src.Resolve(ctx, "kubernetes://web")
+				return err == nil && got == "kubernetes://"+namespace+"/web"
+			}
+		}
+		require.Eventually(t, allowed(namespace, "gateway"), passing, often)
+		assert.Never(t, allowed(namespace, "unbound"), 3*time.Second, often)
+		assert.Never(t, allowed(other, "gateway"), time.Second, often, "an account of the same name")
+		require.Error(t, must.Err(src.Resolve(callerOf(t, namespace, "gateway"), "kubernetes://"+other+"/web")))
+		c.Do(t, "DELETE", role, nil, nil)
+		still := allowed(namespace, "gateway")
+		require.Eventually(t, func() bool { return !still() }, passing, often, "the right is taken")
+	}
+}
+
+// useSecrets follows a Secret that changes, and asks what an account may read.
+func useSecrets(t *testing.T, c *cluster, namespace string, client *http.Client) error {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	src, err := kubesecrets.Start(ctx, kubesecrets.Config{AllNamespaces: true, TrustDomain: domain, APIServer: c.URL, HTTPClient: client})
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	ca := spiffetest.NewCA(t, "servers.test")
+	putSecret(t, c.Cluster, namespace, "web", "kubernetes.io/tls", pairOf(t, ca))
+	for end := time.Now().Add(passing); ; time.Sleep(often) {
+		_, err := src.GenerateSecret(t.Context(), "kubernetes://"+namespace+"/web")
+		if failed := src.Report().Upstreams[0].Err; failed != nil {
+			return failed
+		}
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			return err
+		}
+	}
+	c.Account(t, namespace, "gateway")
+	grant(t, c.Cluster, namespace, "gateway", "Role", "rules:\n- {apiGroups: [\"\"], resources: [secrets], verbs: [get]}\n")
+	for end := time.Now().Add(passing); ; time.Sleep(often) {
+		_, err := src.Resolve(callerOf(t, namespace, "gateway"), "kubernetes://web")
+		if err == nil || time.Now().After(end) || strings.Contains(err.Error(), "may not ask") {
+			return err
+		}
+	}
+}
+
+// testTokenRequest requests tokens from the API server, with the one right that takes.
+func testTokenRequest(t *testing.T, c *cluster) {
+	const namespace = "request"
+	c.Account(t, namespace, "issuer")
+	grant(t, c.Cluster, namespace, "issuer", "Role",
+		`rules: [{apiGroups: [""], resources: [serviceaccounts/token], resourceNames: [web], verbs: [create]}]`)
+	c.Account(t, namespace, "server")
+	grant(t, c.Cluster, namespace, "server", "ClusterRole", documented(t, "authn/kube"))
+	c.Account(t, namespace, "web")
+	c.Account(t, namespace, "db")
+	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: c.ClientOf(t, namespace, "server")})
+	require.NoError(t, err)
+
+	request := func(client *http.Client, edit func(*tokensource.KubernetesOptions)) (string, error) {
+		o := tokensource.KubernetesOptions{
+			APIServer: c.URL, HTTPClient: client, Namespace: namespace, ServiceAccount: "web", Audiences: []string{"istio-ca", "other"},
+			Lifetime: 20 * time.Minute,
+		}
+		if edit != nil {
+			edit(&o)
+		}
+		return must.Get(tokensource.Kubernetes(o))(t).Token(t.Context())
+	}
+	issuer := c.ClientOf(t, namespace, "issuer")
+	token := must.Get(request(issuer, nil))(t)
+	a := must.Get(reviewer.Review(t.Context(), token, []string{"istio-ca"}))(t)
+	assert.Equal(t, "web", a.ServiceAccount)
+	assert.Empty(t, a.Name)
+
+	token = must.Get(request(issuer, func(o *tokensource.KubernetesOptions) { o.Audiences = nil }))(t)
+	a, err = reviewer.Review(t.Context(), token, []string{peers.Issuer})
+	require.NoError(t, err, "without audiences the token is for the API server")
+
+	for name, edit := range map[string]func(*tokensource.KubernetesOptions){
+		"an account without the right": func(o *tokensource.KubernetesOptions) { o.HTTPClient = c.ClientOf(t, namespace, "db") },
+		"another account":              func(o *tokensource.KubernetesOptions) { o.ServiceAccount = "db" },
+		"a client without a token":     func(o *tokensource.KubernetesOptions) { o.HTTPClient = c.Client("garbage") },
+	} {
+		_, err := request(issuer, edit)
+		assert.Error(t, err, name)
+		assert.False(t, errors.Is(err, tokensource.ErrNoToken), name)
+	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
@@ -34,9 +35,7 @@ func testLinkerdMesh(t *testing.T, c *cluster) {
 		c.Account(t, names[0], "web")
 		install := exec.Command(program, "-install", scheme, "-anchor-dir", filepath.Join(t.TempDir(), "anchors"), "-linkerd-namespace", names[0])
 		install.Stderr = t.Output()
-		text, err := install.Output()
-		require.NoError(t, err)
-		objects := strings.Split(string(text), "\n---\n")
+		objects := strings.Split(string(must.Get(install.Output())(t)), "\n---\n")
 		require.Len(t, objects, 12)
 		for i, path := range []string{
 			"/api/v1/namespaces/%s/configmaps", "/api/v1/namespaces/%s/secrets", "/api/v1/namespaces/%s/serviceaccounts",
@@ -69,11 +68,10 @@ func testLinkerdMesh(t *testing.T, c *cluster) {
 		assert.Equal(t, anchors, string(s.Data["ca.crt"]))
 	}
 
-	in, err := inject.New(inject.Config{
+	in := must.Get(inject.New(inject.Config{
 		Mesh:         linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"},
 		TrustAnchors: []byte(anchors), TokenAudience: "identity.l5d.io", DownwardAPI: true,
-	})
-	require.NoError(t, err)
+	}))(t)
 	server := httptest.NewTLSServer(in)
 	t.Cleanup(server.Close)
 	const namespace = "emojivoto"
@@ -137,8 +135,7 @@ func testLinkerdMesh(t *testing.T, c *cluster) {
 	var p struct{ Spec podSpec }
 	require.NoError(t, json.Unmarshal(pod, &p))
 	check(p.Spec)
-	name, err := in.Identity(pod, 80)
-	require.NoError(t, err)
+	name := must.Get(in.Identity(pod, 80))(t)
 	assert.Equal(t, "web.emojivoto.serviceaccount.identity.linkerd.cluster.local", name)
 	// An update of the pod does not try to change what cannot be changed.
 	c.Do(t, "PATCH", fmt.Sprintf("/api/v1/namespaces/%s/pods/web-%d", namespace, n), map[string]any{"metadata": map[string]any{"labels": map[string]string{"a": "b"}}}, nil)

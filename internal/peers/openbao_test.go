@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
@@ -60,20 +61,15 @@ func baoClient(t *testing.T, b *peers.OpenBao, token string, edit ...func(*vault
 	for _, e := range edit {
 		e(&o)
 	}
-	inner, err := vault.New(o)
-	require.NoError(t, err)
-	ca, err := caclient.New(inner, nil)
-	require.NoError(t, err)
-	return ca
+	inner := must.Get(vault.New(o))(t)
+	return must.Get(caclient.New(inner, nil))(t)
 }
 
 // signBy has a CA sign for web.
 func signBy(t *testing.T, ca caclient.CA, lifetime time.Duration) (*pki.Credential, error) {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 	chain, err := ca.Sign(t.Context(), csr, lifetime)
 	if err != nil {
 		return nil, err
@@ -101,8 +97,7 @@ func TestOpenBao(t *testing.T) {
 	got, err := signBy(t, ca, 10*time.Minute)
 	require.NoError(t, err)
 	assert.WithinDuration(t, time.Now().Add(10*time.Minute), got.NotAfter(), 30*time.Second)
-	got, err = signBy(t, ca, 48*time.Hour)
-	require.NoError(t, err)
+	got = must.Get(signBy(t, ca, 48*time.Hour))(t)
 	assert.WithinDuration(t, time.Now().Add(24*time.Hour), got.NotAfter(), time.Minute, "max_ttl of the role")
 
 	// A token that is bad, missing or ended is another thing than one whose policies do not allow the call.
@@ -125,20 +120,15 @@ func TestOpenBao(t *testing.T) {
 	refusedAs(t, err, caclient.ErrUnavailable, true, "make a root in it")
 
 	// A second root, and a namespace of its own.
-	set, err := ca.FetchBundles(t.Context())
-	require.NoError(t, err)
-	before, err := set.Bundle(domain)
-	require.NoError(t, err)
+	set := must.Get(ca.FetchBundles(t.Context()))(t)
+	before := must.Get(set.Bundle(domain))(t)
 	b.Do(t, "", http.MethodPost, "pki/root/generate/internal", doc{"common_name": "next", "key_type": "ec", "ttl": "90h"}, nil)
-	set, err = baoClient(t, b, token).FetchBundles(t.Context())
-	require.NoError(t, err)
-	after, err := set.Bundle(domain)
-	require.NoError(t, err)
+	set = must.Get(baoClient(t, b, token).FetchBundles(t.Context()))(t)
+	after := must.Get(set.Bundle(domain))(t)
 	assert.Equal(t, []int{1, 2}, []int{count(before.X509Authorities()), count(after.X509Authorities())})
 	b.Do(t, "", http.MethodPost, "sys/namespaces/team", doc{}, nil)
 	mountPKI(t, b, "team", "pki", true)
-	_, err = signBy(t, baoClient(t, b, "root", func(o *vault.Options) { o.Namespace = "team" }), 0)
-	require.NoError(t, err)
+	must.Get(signBy(t, baoClient(t, b, "root", func(o *vault.Options) { o.Namespace = "team" }), 0))(t)
 }
 
 func count[V any](all func(func(V) bool)) (n int) {
@@ -164,10 +154,8 @@ func TestOpenBaoCertLogin(t *testing.T) {
 	refusedAs(t, err, caclient.ErrUnauthenticated, false, "this one has none: give it one, or log in with a token")
 
 	chain, key := ours.Certificate(webID.Path(), func(c *x509.Certificate) { c.Subject.CommonName = "web" })
-	named, err := pki.NewCredential(chain, key)
-	require.NoError(t, err)
-	_, err = signBy(t, login(*named.TLSCertificate()), 0)
-	require.NoError(t, err)
+	named := must.Get(pki.NewCredential(chain, key))(t)
+	must.Get(signBy(t, login(*named.TLSCertificate()), 0))(t)
 }
 
 // TestOpenBaoJWTLogin logs in with JWT-SVIDs of our CA, by the method jwt.
@@ -176,11 +164,9 @@ func TestOpenBaoJWTLogin(t *testing.T) {
 	b := newBao(t)
 	b.Policy(t, "sign", signPolicy)
 	ours := func() (a *ca.Authority, public string) {
-		a, err := ca.New(ca.Config{TrustDomain: domain, JWT: &ca.JWTConfig{}})
-		require.NoError(t, err)
+		a = must.Get(ca.New(ca.Config{TrustDomain: domain, JWT: &ca.JWTConfig{}}))(t)
 		for _, key := range a.Bundle().JWTAuthorities() {
-			der, err := x509.MarshalPKIXPublicKey(key)
-			require.NoError(t, err)
+			der := must.Get(x509.MarshalPKIXPublicKey(key))(t)
 			public = string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
 		}
 		return a, public
@@ -200,8 +186,7 @@ func TestOpenBaoJWTLogin(t *testing.T) {
 	}
 	sign := func(a *ca.Authority, id spiffe.ID, audience string, ttl time.Duration) string {
 		t.Helper()
-		token, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: id, Audience: []string{audience}, TTL: ttl})
-		require.NoError(t, err)
+		token := must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: id, Audience: []string{audience}, TTL: ttl}))(t)
 		return token
 	}
 	require.NoError(t, login(sign(authority, webID, "openbao", time.Minute)))
@@ -228,8 +213,7 @@ func TestOpenBaoSealed(t *testing.T) {
 	defer m.Close()
 	serials := map[string]bool{}
 	look := func() {
-		svid, err := m.SVID()
-		require.NoError(t, err)
+		svid := must.Get(m.SVID())(t)
 		require.True(t, time.Now().Before(svid.NotAfter()), "it has expired")
 		serials[svid.Leaf().SerialNumber.String()] = true
 	}
@@ -260,8 +244,7 @@ func testOpenBaoLogin(t *testing.T, c *cluster) {
 		c.Account(t, namespace, account)
 	}
 	grant(t, c.Cluster, namespace, "reviewer", "ClusterRole", documented(t, "authn/kube"))
-	roots, err := os.ReadFile(c.RootsFile())
-	require.NoError(t, err)
+	roots := must.Get(os.ReadFile(c.RootsFile()))(t)
 	b.Policy(t, "sign", signPolicy)
 	b.Do(t, "", http.MethodPost, "sys/auth/kubernetes", doc{"type": "kubernetes"}, nil)
 	b.Do(t, "", http.MethodPost, "auth/kubernetes/config", doc{
@@ -275,12 +258,10 @@ func testOpenBaoLogin(t *testing.T, c *cluster) {
 	}
 	web := login("web")
 	for range 2 {
-		_, err = signBy(t, web, 0)
-		require.NoError(t, err)
+		must.Get(signBy(t, web, 0))(t)
 	}
-	_, err = signBy(t, login("db"), 0)
+	_, err := signBy(t, login("db"), 0)
 	refusedAs(t, err, caclient.ErrUnauthenticated, false, "not authorized")
 	time.Sleep(11 * time.Second)
-	_, err = signBy(t, web, 0)
-	require.NoError(t, err, "the token of the login has ended")
+	must.Get(signBy(t, web, 0))(t, "the token of the login has ended")
 }

@@ -36,6 +36,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -143,8 +144,7 @@ func newPodCA(t testing.TB, c *peers.Cluster, dir string, replicas int, more ...
 		a.start(i)
 		if i == 0 { // which makes the CA
 			a.replicas[i].Ready(t, func() error {
-				_, err := os.Stat(filepath.Join(a.states[i], "root-cert.pem"))
-				return err
+				return must.Err(os.Stat(filepath.Join(a.states[i], "root-cert.pem")))
 			})
 		}
 	}
@@ -177,8 +177,7 @@ func (a *podCA) active() string {
 // relay passes connections on to a server that starts later.
 func relay(t testing.TB) (addr string, to func(string)) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { l.Close() })
 	target := make(chan string, 1)
 	go func() {
@@ -244,8 +243,7 @@ func talk(t testing.TB, dir string, folders ...string) (stop func()) {
 		}
 		for i, p := range all {
 			<-p.Ended()
-			text, err := os.ReadFile(logs[i])
-			require.NoError(t, err)
+			text := must.Get(os.ReadFile(logs[i]))(t)
 			require.NotContains(t, string(text), "level=ERROR")
 			lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 			found := slices.IndexFunc(lines, func(s string) bool { return strings.HasSuffix(s, ", no failure") })
@@ -273,8 +271,7 @@ func TestPods(t *testing.T) {
 	stop := talk(t, dir, web, api)
 
 	// A library reads the folder without knowing more than its path.
-	source, err := filesource.Start(t.Context(), filesource.Config{Folder: web})
-	require.NoError(t, err)
+	source := must.Get(filesource.Start(t.Context(), filesource.Config{Folder: web}))(t)
 	defer source.Close()
 	require.Equal(t, 1, source.Bundles().Len())
 
@@ -326,8 +323,7 @@ func TestPods(t *testing.T) {
 	require.Eventually(t, func() bool { return a.active() != old }, 60*time.Second, time.Second)
 	renew()
 	signedBy := func(svid *spiffe.SVID) string {
-		bundle, err := source.Bundle(svid.ID().TrustDomain())
-		require.NoError(t, err)
+		bundle := must.Get(source.Bundle(svid.ID().TrustDomain()))(t)
 		for root := range bundle.X509Authorities() {
 			if svid.Leaf().CheckSignatureFrom(root) == nil {
 				return root.SerialNumber.Text(16)
@@ -393,9 +389,7 @@ func TestPods(t *testing.T) {
 	// The records say which pod asked, on which node.
 	var records []byte
 	for _, state := range a.states {
-		text, err := os.ReadFile(filepath.Join(state, "audit.jsonl"))
-		require.NoError(t, err)
-		records = append(records, text...)
+		records = append(records, must.Get(os.ReadFile(filepath.Join(state, "audit.jsonl")))(t)...)
 	}
 	require.Regexp(t, `"caller":"system:node:node-0","method":"pod-certificate-request",[^\n]*"pod":"web-0",[^\n]*"node":"node-0",[^\n]*"request":"req-`, string(records))
 }
@@ -417,18 +411,15 @@ func podRequest(t testing.TB, c *peers.Cluster, signer, namespace, pod, account,
 	t.Helper()
 	uid := func(path string) string {
 		var o struct{ Metadata struct{ UID string } }
-		code, answer, err := c.Send("GET", path, nil)
-		require.NoError(t, err)
+		code, answer := must.Get2(c.Send("GET", path, nil))(t)
 		if code == http.StatusNotFound { // a node without a record
 			return "00000000-0000-0000-0000-000000000000"
 		}
 		require.NoError(t, json.Unmarshal(answer, &o))
 		return o.Metadata.UID
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	der := must.Get(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key))(t)
 	spec := map[string]any{
 		"signerName": signer, "podName": pod, "podUID": uid("/api/v1/namespaces/" + namespace + "/pods/" + pod), "serviceAccountName": account,
 		"serviceAccountUID": uid("/api/v1/namespaces/" + namespace + "/serviceaccounts/" + account), "nodeName": node, "nodeUID": uid("/api/v1/nodes/" + node),
@@ -447,19 +438,13 @@ func podRequest(t testing.TB, c *peers.Cluster, signer, namespace, pod, account,
 func askAs(t testing.TB, c *peers.Cluster, k *nodes, as, pod, node string) (int, string) {
 	t.Helper()
 	account := strings.TrimSuffix(pod, "-0")
-	body, err := json.Marshal(podRequest(t, c, podSigner, "shop", pod, account, node, nil))
-	require.NoError(t, err)
-	token, err := os.ReadFile(filepath.Join(k.tokens, as))
-	require.NoError(t, err)
-	r, err := http.NewRequest(http.MethodPost, c.URL+podRequests("shop"), bytes.NewReader(body))
-	require.NoError(t, err)
+	body := must.Get(json.Marshal(podRequest(t, c, podSigner, "shop", pod, account, node, nil)))(t)
+	token := must.Get(os.ReadFile(filepath.Join(k.tokens, as)))(t)
+	r := must.Get(http.NewRequest(http.MethodPost, c.URL+podRequests("shop"), bytes.NewReader(body)))(t)
 	r.Header.Set("Content-Type", "application/json")
-	answer, err := c.Client(string(token)).Do(r)
-	require.NoError(t, err)
+	answer := must.Get(c.Client(string(token)).Do(r))(t)
 	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
-	return answer.StatusCode, string(text)
+	return answer.StatusCode, string(must.Get(io.ReadAll(answer.Body))(t))
 }
 
 func podRequests(namespace string) string {
@@ -495,8 +480,7 @@ type stopwatch struct {
 func startStopwatch(t testing.TB, c *peers.Cluster) *stopwatch {
 	t.Helper()
 	s := &stopwatch{asked: map[string]time.Time{}}
-	api, err := kube.New(kube.Options{URL: c.URL, Client: c.Admin()})
-	require.NoError(t, err)
+	api := must.Get(kube.New(kube.Options{URL: c.URL, Client: c.Admin()}))(t)
 	var list struct {
 		Metadata struct{ ResourceVersion string }
 	}
@@ -578,12 +562,10 @@ func TestPodStorm(t *testing.T) {
 	p50, p99 = s.take(t, pods, patience)
 	t.Logf("restart of the kubelets: all after %v, half within %v, 99 of 100 within %v", time.Since(began), p50, p99)
 	assert.Less(t, p50, 10*time.Second)
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.replicas[0].PID()))
-	require.NoError(t, err)
+	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", a.replicas[0].PID())))(t)
 	peak := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
 	require.NotNil(t, peak)
-	kilobytes, err := strconv.Atoi(string(peak[1]))
-	require.NoError(t, err)
+	kilobytes := must.Get(strconv.Atoi(string(peak[1])))(t)
 	t.Logf("the CA had %d MB at most", kilobytes/1024)
 	require.Less(t, kilobytes, 200<<10)
 }

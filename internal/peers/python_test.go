@@ -11,8 +11,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/secretcache"
@@ -54,35 +57,29 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 	socket := filepath.Join(shortDir(t), "api.sock")
 	cfg := quick()
 	cfg.JWT = &ca.JWTConfig{}
-	authority, err := ca.New(cfg)
-	require.NoError(t, err)
+	authority := must.Get(ca.New(cfg))(t)
 	other, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("other.test"), JWT: &ca.JWTConfig{}})
 	require.NoError(t, err)
 	stranger, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("stranger.test"), JWT: &ca.JWTConfig{}})
 	require.NoError(t, err)
 	foreign, err := stranger.IssueJWTSVID(t.Context(), spiffe.MustParseID("spiffe://stranger.test/web"), []string{"db"})
 	require.NoError(t, err)
-	set, err := spiffe.NewBundleSet(other.Bundle())
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(other.Bundle()))(t)
 
-	issuer, err := local.New(authority, webID)
-	require.NoError(t, err)
+	issuer := must.Get(local.New(authority, webID))(t)
 	mine := secretcache.Config{ID: webID, CA: issuer, Lifetime: 5 * time.Second, Federated: federated{set}}
 	if machine {
 		mine.ID, mine.TrustDomain = spiffe.ID{}, webID.TrustDomain()
 	}
-	m, err := secretcache.New(mine)
-	require.NoError(t, err)
-	validator, err := jwtsvid.NewAgentValidator(m, nil)
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(mine))(t)
+	validator := must.Get(jwtsvid.NewAgentValidator(m, nil))(t)
 	var h http.Handler
 	if machine {
 		file := filepath.Join(filepath.Dir(socket), "workloads.json")
 		require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `{"workloads": [{"match": {"uid": %d}, "identities": [{"id": %q, "audiences": ["db"]}]}]}`, os.Getuid(), webID), 0o600))
-		agent, err := workloadagent.New(workloadagent.Config{
+		agent := must.Get(workloadagent.New(workloadagent.Config{
 			File: file, Source: m, TrustDomain: webID.TrustDomain(), IssueJWTSVID: authority.IssueJWTSVID, ValidateJWTSVID: validator.ValidateJWTSVID,
-		})
-		require.NoError(t, err)
+		}))(t)
 		background(t, func(ctx context.Context) { _ = agent.Run(ctx) })
 		h = agent
 	} else {
@@ -98,8 +95,7 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 	cmd := peers.Python(t, "testdata/workload.py", socket, foreign, strconv.Itoa(svids))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	type line struct {
 		Call, ID, Bad, Text, Error string
@@ -115,8 +111,7 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 		calls = append(calls, l.Call)
 		got[l.Call+l.Bad] = l
 		if l.Call == "streams" {
-			_, err := authority.RotateJWT(t.Context())
-			require.NoError(t, err)
+			must.Get(authority.RotateJWT(t.Context()))(t)
 		}
 	}
 	require.NoError(t, cmd.Wait(), "%s", stderr.String())
@@ -164,4 +159,46 @@ func keyIDs(b *spiffe.Bundle) (out []string) {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// TestReadme compares the versions in README.md with the module files and scripts that name them.
+func TestReadme(t *testing.T) {
+	t.Parallel()
+	read := func(name string) string {
+		return string(must.Get(os.ReadFile(filepath.FromSlash(name)))(t))
+	}
+	readme := read("README.md")
+	row := func(peer string) string {
+		m := regexp.MustCompile(`(?m)^\| ` + regexp.QuoteMeta(peer) + ` \| real \| ([^ |]+) \|`).FindStringSubmatch(readme)
+		require.NotNil(t, m, "README.md has no row of %s", peer)
+		return m[1]
+	}
+	for peer, from := range map[string]struct{ file, module string }{
+		"Kubernetes API server": {"programs/kube-apiserver/go.mod", "k8s.io/kubernetes"},
+		"etcd":                  {"programs/etcd/go.mod", "go.etcd.io/etcd/server/v3"},
+		"Istio CA server":       {"programs/istio/go.mod", "istio.io/istio"},
+		"Istio pilot-agent":     {"programs/istio/go.mod", "istio.io/istio"},
+		"step-ca":               {"programs/step-ca/go.mod", "github.com/smallstep/certificates"},
+		"zts-svccert":           {"programs/athenz/go.mod", "github.com/AthenZ/athenz"},
+		"nats-server":           {"programs/nats-server/go.mod", "github.com/nats-io/nats-server/v2"},
+		"go-oidc":               {"go.mod", "github.com/coreos/go-oidc/v3"},
+		"go-spiffe":             {"../compare/go.mod", "github.com/spiffe/go-spiffe/v2"},
+		"grpc-go":               {"../compare/go.mod", "google.golang.org/grpc"},
+		"connect":               {"../compare/go.mod", "connectrpc.com/connect"},
+		"go-control-plane":      {"../compare/go.mod", "github.com/envoyproxy/go-control-plane"},
+		"Linkerd proxy API":     {"../compare/go.mod", "github.com/linkerd/linkerd2-proxy-api"},
+	} {
+		m := regexp.MustCompile(`(?m)^(?:require )?\s*` + regexp.QuoteMeta(from.module) + ` v(\S+)`).FindStringSubmatch(read(from.file))
+		if assert.NotNil(t, m, "%s does not require %s", from.file, from.module) {
+			version := m[1]
+			if _, commit, ok := strings.Cut(strings.TrimPrefix(version, "0.0.0-"), "-"); ok { // of a module without versions
+				version = commit
+			}
+			assert.Equal(t, version, row(peer), peer)
+		}
+	}
+	assert.Equal(t, peers.PySpiffe, row("py-spiffe"))
+	assert.Equal(t, peers.OpenBaoVersion, row("OpenBao"))
+	assert.Equal(t, peers.KeycloakVersion, row("Keycloak"))
+	assert.Contains(t, read("../../.ci/run"), "\nenvoy_version="+row("Envoy")+"\n")
 }

@@ -32,6 +32,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/filesink"
@@ -120,8 +121,7 @@ var databaseID = spiffe.MustParseID("spiffe://example.org/db")
 // onPage returns the block of SERVERS.md with a name.
 func onPage(t *testing.T, name string) string {
 	t.Helper()
-	page, err := os.ReadFile("../../examples/SERVERS.md")
-	require.NoError(t, err)
+	page := must.Get(os.ReadFile("../../examples/SERVERS.md"))(t)
 	m := regexp.MustCompile(`<!-- file: ` + regexp.QuoteMeta(name) + ` -->\n\n((?:    .*\n|\n)+)`).FindStringSubmatch(string(page))
 	require.NotNil(t, m, "SERVERS.md has no %s", name)
 	return regexp.MustCompile(`(?m)^    `).ReplaceAllString(m[1], "")
@@ -165,16 +165,13 @@ func newDatabase(t *testing.T, s databaseKind) *database {
 	}
 	// The names are those of svid watch.
 	var err error
-	d.sink, err = filesink.New(filesink.Config{
+	d.sink = must.Get(filesink.New(filesink.Config{
 		Source: d.self, Dir: d.file("identity"), CertName: "svid.pem", KeyName: "svid-key.pem", RootsName: "bundle.pem", KeyMode: mode,
-	})
-	require.NoError(t, err)
-	_, err = d.sink.Write()
-	require.NoError(t, err)
+	}))(t)
+	must.Get(d.sink.Write())(t)
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Allow: spiffe.AllowIDs(databaseID)})
 	require.NoError(t, err)
-	d.config, err = endpoint.ClientConfig()
-	require.NoError(t, err)
+	d.config = must.Get(endpoint.ClientConfig())(t)
 	s.prepare(t, d)
 	d.serve(t)
 	d.process.Ready(t, func() error { return d.connect(t.Context(), d.config) })
@@ -240,8 +237,7 @@ func (d *database) reload(t *testing.T) error {
 // watch runs the command of the page, with an agent that has the identity of the server.
 func (d *database) watch(t *testing.T) {
 	t.Helper()
-	handler, err := workloadserver.NewHandler(d.self, nil)
-	require.NoError(t, err)
+	handler := must.Get(workloadserver.NewHandler(d.self, nil))(t)
 	agent := &unixsocket.Server{Path: d.file("api.sock"), Handler: handler}
 	require.NoError(t, agent.Listen())
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -273,12 +269,9 @@ func (d *database) shown(ctx context.Context) (*x509.Certificate, error) {
 // await waits until new connections have the leaf of the server's source.
 func (d *database) await(t *testing.T) {
 	t.Helper()
-	svid, err := d.self.SVID()
-	require.NoError(t, err)
+	svid := must.Get(d.self.SVID())(t)
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		leaf, err := d.shown(t.Context())
-		require.NoError(c, err)
-		require.Equal(c, svid.Leaf().SerialNumber, leaf.SerialNumber)
+		require.Equal(c, svid.Leaf().SerialNumber, must.Get(d.shown(t.Context()))(c).SerialNumber)
 	}, time.Minute, 5*time.Millisecond)
 }
 
@@ -390,9 +383,7 @@ func (d *database) client(t *testing.T, svid *spiffe.SVID) *tls.Config {
 	t.Helper()
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: d.ca.Bundle(), Allow: spiffe.AllowIDs(databaseID)})
 	require.NoError(t, err)
-	config, err := endpoint.ClientConfig()
-	require.NoError(t, err)
-	return config
+	return must.Get(endpoint.ClientConfig())(t)
 }
 
 // withCert returns the configuration of a client that presents this identity, and trusts any server.
@@ -406,8 +397,7 @@ func (d *database) prove(t *testing.T) {
 	l := d.load(t)
 	old := d.svid("/web")
 	require.NoError(t, d.connect(t.Context(), withCert(old)))
-	stays, err := d.open(t.Context(), d, d.config)
-	require.NoError(t, err)
+	stays := must.Get(d.open(t.Context(), d, d.config))(t)
 	n := rounds.Of(2)
 	for range n {
 		d.rotate(t, l)
@@ -438,10 +428,8 @@ func (d *database) prove(t *testing.T) {
 	require.Error(t, d.connect(t.Context(), withCert(old)), "a client of the old root")
 	require.Error(t, d.connect(t.Context(), withCert(spiffetest.NewCA(t, "other.test").SVID("/web"))), "a client of another CA")
 	require.Error(t, d.connect(t.Context(), &tls.Config{InsecureSkipVerify: true}), "a client without a certificate")
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Allow: spiffe.AllowIDs(webID)})
-	require.NoError(t, err)
-	wrong, err := endpoint.ClientConfig()
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: d.web, Peers: d.web, Allow: spiffe.AllowIDs(webID)}))(t)
+	wrong := must.Get(endpoint.ClientConfig())(t)
 	require.ErrorContains(t, d.connect(t.Context(), wrong), "not allowed by policy")
 
 	require.NoError(t, stays.ask(t.Context()), "no reload ends a connection")
@@ -455,8 +443,7 @@ func (d *database) prove(t *testing.T) {
 func (d *database) take(t *testing.T) {
 	t.Helper()
 	if d.watcher == nil {
-		_, err := d.sink.Write()
-		require.NoError(t, err)
+		must.Get(d.sink.Write())(t)
 		require.NoError(t, d.reload(t))
 	}
 	d.await(t)
@@ -470,20 +457,16 @@ func (d *database) forget(t *testing.T) {
 	until := func(c *x509.Certificate) { c.NotAfter = end }
 	d.renew(d.self, "/db", until)
 	d.take(t)
-	have, err := d.shown(t.Context())
-	require.NoError(t, err)
-	stays, err := d.open(t.Context(), d, d.client(t, d.svid("/web", until)))
-	require.NoError(t, err)
+	have := must.Get(d.shown(t.Context()))(t)
+	stays := must.Get(d.open(t.Context(), d, d.client(t, d.svid("/web", until))))(t)
 
 	d.ca.Prepare()
 	d.renew(d.web, "/web") // trusts both roots
 	d.ca.Rotate()
 	d.issuer = d.ca.Intermediate(backdate)
 	d.renew(d.self, "/db")
-	_, err = d.sink.Write()
-	require.NoError(t, err)
-	leaf, err := d.shown(t.Context())
-	require.NoError(t, err)
+	must.Get(d.sink.Write())(t)
+	leaf := must.Get(d.shown(t.Context()))(t)
 	assert.Equal(t, have.SerialNumber, leaf.SerialNumber, "no server reads its files by itself")
 	require.Error(t, d.connect(t.Context(), withCert(d.svid("/web"))), "a client of the new root")
 	require.Less(t, time.Now(), end)
@@ -500,35 +483,27 @@ func (d *database) forget(t *testing.T) {
 // it does not start. Then the certificate is gone.
 func (d *database) mix(t *testing.T) {
 	t.Helper()
-	have, err := d.shown(t.Context())
-	require.NoError(t, err)
-	_, key, err := d.svid("/db").MarshalPEM()
-	require.NoError(t, err)
+	have := must.Get(d.shown(t.Context()))(t)
+	_, key := must.Get2(d.svid("/db").MarshalPEM())(t)
 	require.NoError(t, os.WriteFile(d.file("identity/svid-key.pem"), key, 0o640))
 	logged := func() int {
-		log, err := os.ReadFile(d.file("log"))
-		require.NoError(t, err)
-		return strings.Count(string(log), d.wrongKey)
+		return strings.Count(string(must.Get(os.ReadFile(d.file("log")))(t)), d.wrongKey)
 	}
 	before := logged()
-	err = d.reload(t)
+	err := d.reload(t)
 	if d.says {
 		require.ErrorContains(t, err, d.wrongKey)
 	} else {
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { return logged() > before }, time.Minute, 10*time.Millisecond)
 	}
-	leaf, err := d.shown(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, have.SerialNumber, leaf.SerialNumber)
+	assert.Equal(t, have.SerialNumber, must.Get(d.shown(t.Context()))(t).SerialNumber)
 
 	d.process.Stop()
 	d.doesNotStart(t)
 	require.NoError(t, os.Remove(d.file("identity/svid.pem")))
 	d.doesNotStart(t)
-	changed, err := d.sink.Write()
-	require.NoError(t, err)
-	assert.True(t, changed, "the Sink mends the files")
+	assert.True(t, must.Get(d.sink.Write())(t), "the Sink mends the files")
 	d.serve(t)
 	d.process.Ready(t, func() error { return d.connect(t.Context(), d.config) })
 	d.await(t)
@@ -775,8 +750,7 @@ func TestPostgreSQL(t *testing.T) {
 	c, err := pgx.ParseConfig("postgres://web:" + databasePassword + "@" + d.addr + "/postgres?sslmode=disable")
 	require.NoError(t, err)
 	c.TLSConfig = d.client(t, other)
-	conn, err := pgx.ConnectConfig(t.Context(), c)
-	require.NoError(t, err)
+	conn := must.Get(pgx.ConnectConfig(t.Context(), c))(t)
 	var serial string
 	require.NoError(t, conn.QueryRow(t.Context(), "SELECT client_serial::text FROM pg_stat_ssl WHERE pid = pg_backend_pid()").Scan(&serial))
 	assert.Equal(t, other.Leaf().SerialNumber.String(), serial)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/internal/test/wire/workloadapi"
@@ -298,8 +299,7 @@ func check(t *testing.T, data []byte) {
 		require.NoError(t, err)
 		require.Equal(t, ours.from(generated), ours)
 
-		b, err := protofield.Write(ours.write)
-		require.NoError(t, err)
+		b := must.Get(protofield.Write(ours.write))(t)
 		again := p.generated()
 		require.NoError(t, proto.Unmarshal(b, again))
 		require.Equal(t, ours, ours.from(again))
@@ -311,14 +311,11 @@ func TestGenerated(t *testing.T) {
 	t.Parallel()
 	for _, p := range pairs {
 		for _, example := range p.examples {
-			want, err := proto.MarshalOptions{Deterministic: true}.Marshal(example)
-			require.NoError(t, err)
+			want := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(example))(t)
 			m := p.ours()
 			require.NoError(t, protofield.Read(want, m.read))
 			require.Equal(t, m.from(example), m)
-			got, err := protofield.Write(m.write)
-			require.NoError(t, err)
-			assert.Equal(t, string(want), string(got))
+			assert.Equal(t, string(want), string(must.Get(protofield.Write(m.write))(t)))
 			check(t, want)
 			check(t, append(want, want...)) // merged
 		}
@@ -328,8 +325,7 @@ func TestGenerated(t *testing.T) {
 func FuzzRead(f *testing.F) {
 	for _, p := range pairs {
 		for _, example := range p.examples {
-			b, err := proto.Marshal(example)
-			require.NoError(f, err)
+			b := must.Get(proto.Marshal(example))(f)
 			f.Add(b)
 		}
 	}
@@ -345,8 +341,7 @@ func FuzzRead(f *testing.F) {
 func TestFail(t *testing.T) {
 	t.Parallel()
 	inner := []byte{0x08, 7, 0x11, 1, 0, 0, 0, 0, 0, 0, 0x80, 0x1d, 1, 0, 0, 0x80}
-	data, err := proto.Marshal(&anypb.Any{TypeUrl: "t", Value: inner})
-	require.NoError(t, err)
+	data := must.Get(proto.Marshal(&anypb.Any{TypeUrl: "t", Value: inner}))(t)
 	stop := errors.New("stop")
 	var values []uint64
 	read := func(f *protofield.Field) {
@@ -372,8 +367,7 @@ func TestFail(t *testing.T) {
 // What is kept of a message shares no memory with it.
 func TestCopies(t *testing.T) {
 	t.Parallel()
-	data, err := proto.Marshal(&linkerd.CertifyRequest{Identity: "identity", Token: []byte("token")})
-	require.NoError(t, err)
+	data := must.Get(proto.Marshal(&linkerd.CertifyRequest{Identity: "identity", Token: []byte("token")}))(t)
 	var text string
 	var token []byte
 	require.NoError(t, protofield.Read(data, func(f *protofield.Field) {
@@ -398,16 +392,14 @@ func TestWriteFails(t *testing.T) {
 		w.Text(2, "\xff")
 	})
 	assert.Equal(t, stop, err)
-	_, err = protofield.Write(func(w *protofield.Writer) { w.Text(2, "\xff") })
-	assert.ErrorContains(t, err, "UTF-8")
+	assert.ErrorContains(t, must.Err(protofield.Write(func(w *protofield.Writer) { w.Text(2, "\xff") })), "UTF-8")
 	_, err = protofield.Write(func(w *protofield.Writer) { w.Entry(2, "\xff", nil) })
 	assert.ErrorContains(t, err, "UTF-8")
-	b, err := protofield.Write(func(w *protofield.Writer) {
+	b := must.Get(protofield.Write(func(w *protofield.Writer) {
 		w.AddVarint(1, 0)
 		w.AddFixed64(2, math.Float64bits(1))
 		w.Raw([]byte{0x18, 5})
-	})
-	require.NoError(t, err)
+	}))(t)
 	assert.Equal(t, []byte{0x08, 0, 0x11, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0x18, 5}, b)
 }
 

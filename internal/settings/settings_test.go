@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/settings"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 var table = settings.Table{
@@ -39,8 +40,7 @@ var table = settings.Table{
 
 func TestRead(t *testing.T) {
 	t.Parallel()
-	v, err := table.Read(nil)
-	require.NoError(t, err)
+	v := must.Get(table.Read(nil))(t)
 	assert.Equal(t, "web", v.Text("NAME"))
 	assert.Equal(t, 24*time.Hour, v.Duration("SECRET_TTL"))
 	assert.Equal(t, 2048, v.Int("SIZE"))
@@ -52,11 +52,10 @@ func TestRead(t *testing.T) {
 	assert.Empty(t, v.Unused())
 	assert.False(t, v.Set("NAME"))
 
-	v, err = table.Read([]string{
+	v = must.Get(table.Read([]string{
 		"NAME=db=2", "KIND=two", "FILE=/etc/x", "SECRET_TTL=90s", "SIZE=0", "SECRET_RATIO=1", "ON=F", "ITEMS= a,,b ,", "PASSWORD=7",
 		"CA_HEADER_x-Key=1", "CA_HEADER_OF=2", "CA_HEADER_=3", "SECRET_TLL=1s", "CA_X=y", "GONE=what", "GONE_B=1", "GONE_A=1", "OTHER=1", "NO", "EMPTY=",
-	})
-	require.NoError(t, err)
+	}))(t)
 	assert.Equal(t, "db=2", v.Text("NAME"))
 	assert.Equal(t, "/etc/x", v.Text("FILE"))
 	assert.Equal(t, 90*time.Second, v.Duration("SECRET_TTL"))
@@ -74,8 +73,7 @@ func TestRead(t *testing.T) {
 	assert.Equal(t, []string{"GONE: it is always on", "GONE_A: they are gone", "GONE_B: they are gone"}, unused)
 	assert.True(t, v.Set("NAME"))
 
-	v, err = table.Read([]string{"NAME=", "SECRET_TTL="})
-	require.NoError(t, err)
+	v = must.Get(table.Read([]string{"NAME=", "SECRET_TTL="}))(t)
 	assert.Equal(t, "web", v.Text("NAME"), "an empty text is like none")
 	assert.Equal(t, 24*time.Hour, v.Duration("SECRET_TTL"))
 }
@@ -96,12 +94,10 @@ func TestServiceLink(t *testing.T) {
 		assert.False(t, settings.ServiceLink(line), line)
 	}
 	port := settings.Table{Prefixes: []string{"A_"}, Variables: []settings.Variable{{Name: "A_PORT", Form: settings.Integer, Default: "1"}, {Name: "A_*", Unused: true}}}
-	v, err := port.Read([]string{"A_PORT=tcp://10.0.0.1:80", "A_SERVICE_HOST=10.0.0.1"})
-	require.NoError(t, err)
+	v := must.Get(port.Read([]string{"A_PORT=tcp://10.0.0.1:80", "A_SERVICE_HOST=10.0.0.1"}))(t)
 	assert.Equal(t, 1, v.Int("A_PORT"))
 	assert.Empty(t, v.Unused())
-	v, err = port.Read([]string{"A_PORT=2", "A_SERVICE_HOST=10.0.0.1"})
-	require.NoError(t, err)
+	v = must.Get(port.Read([]string{"A_PORT=2", "A_SERVICE_HOST=10.0.0.1"}))(t)
 	assert.Equal(t, 2, v.Int("A_PORT"))
 }
 
@@ -130,8 +126,7 @@ func TestBad(t *testing.T) {
 
 func TestValuesPrintNothing(t *testing.T) {
 	t.Parallel()
-	v, err := table.Read([]string{"PASSWORD=4711"})
-	require.NoError(t, err)
+	v := must.Get(table.Read([]string{"PASSWORD=4711"}))(t)
 	assert.NotContains(t, fmt.Sprintf("%v %+v %#v %s", v, v, v, v), "4711")
 }
 
@@ -151,8 +146,7 @@ func TestNear(t *testing.T) {
 
 func TestPanics(t *testing.T) {
 	t.Parallel()
-	v, err := table.Read(nil)
-	require.NoError(t, err)
+	v := must.Get(table.Read(nil))(t)
 	assert.Panics(t, func() { v.Text("NAMES") })
 	assert.Panics(t, func() { v.Text("SIZE") })
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -28,8 +29,7 @@ func TestDocumentsInMemory(t *testing.T) {
 	}
 	c := newCluster(t)
 	const limit = 1000 // what the agent knows of a pod is shorter
-	key, err := rsa.GenerateKey(rand.Reader, 4096)
-	require.NoError(t, err)
+	key := must.Get(rsa.GenerateKey(rand.Reader, 4096))(t)
 	c.Keys.Add(t, "v2", key) // its signatures are long
 	var documents []string
 	c.config.Signer = athenztest.SignFunc(func(ctx context.Context, subject athenz.PodSubject) (string, error) {
@@ -42,10 +42,8 @@ func TestDocumentsInMemory(t *testing.T) {
 	before := os.Environ()
 
 	programtest.Seal(t, limit)
-	first, err := pod.Init(t.Context())
-	require.NoError(t, err)
-	_, err = pod.Refresh(t.Context(), first.Credential)
-	require.NoError(t, err)
+	first := must.Get(pod.Init(t.Context()))(t)
+	must.Get(pod.Refresh(t.Context(), first.Credential))(t)
 	require.Len(t, documents, 1)
 	require.Greater(t, len(documents[0]), limit)
 	assert.Equal(t, before, os.Environ())

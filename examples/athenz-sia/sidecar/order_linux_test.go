@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -18,8 +19,7 @@ func TestCertificateComesLast(t *testing.T) {
 	t.Parallel()
 	ca, f := spiffetest.NewCA(t, "athenz.example"), filesIn(t.TempDir())
 	require.NoError(t, f.Write(t.Context(), identityOf(t, ca, newKey(t)), discard))
-	w, err := fsnotify.NewWatcher()
-	require.NoError(t, err)
+	w := must.Get(fsnotify.NewWatcher())(t)
 	defer w.Close()
 	require.NoError(t, w.Add(filepath.Dir(f.KeyFile)))
 	for range 3 {

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/ca/caconfig"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -34,11 +35,10 @@ func newConfig(t *testing.T, dir string, more ...string) *caconfig.Config {
 	if _, err := os.Stat(plugged); err != nil {
 		plugged = ""
 	}
-	c, err := caconfig.Parse(fs, append([]string{
+	c := must.Get(caconfig.Parse(fs, append([]string{
 		"-state-dir", dir, "-create", "-root-ca-dir", plugged,
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "", "-bundle-addr", "", "-admin-addr", "127.0.0.1:0",
-	}, more...), func(string) string { return "" })
-	require.NoError(t, err)
+	}, more...), func(string) string { return "" }))(t)
 	return c
 }
 
@@ -103,13 +103,11 @@ func TestServeRefuses(t *testing.T) {
 		require.ErrorContains(t, err, flag+" names another address")
 		require.NoDirExists(t, filepath.Join(dir, "ca"))
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	free := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	require.NoError(t, free.Close())
 	err = newConfig(t, dir, "-istio-addr", free.Addr().String(), "-admin-addr", l.Addr().String()).Serve(t.Context(), nil, none)
 	require.Error(t, err)
-	again, err := net.Listen("tcp", free.Addr().String())
-	require.NoError(t, err, "what was opened is closed")
+	again := must.Get(net.Listen("tcp", free.Addr().String()))(t, "what was opened is closed")
 	require.NoError(t, again.Close())
 }
 
@@ -123,16 +121,13 @@ func TestWithoutCreate(t *testing.T) {
 	err := c.Serve(ctx, nil, func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves"); cancel() })
 	require.ErrorIs(t, err, ca.ErrNoRecord)
 	require.EqualError(t, err, "there is no CA in "+filepath.Join(dir, "ca")+"; if there was one, name its folder in -state-dir, mount its volume or restore it from a backup; to make a new one, start the server once with -create")
-	_, err = c.Open(t.Context(), caconfig.OpenOptions{})
-	require.ErrorIs(t, err, ca.ErrNoRecord)
+	require.ErrorIs(t, must.Err(c.Open(t.Context(), caconfig.OpenOptions{})), ca.ErrNoRecord)
 	require.NoFileExists(t, filepath.Join(dir, "ca", "CURRENT"))
 
-	a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
-	require.NoError(t, err)
+	a := must.Get(newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{}))(t)
 	root := a.Own.Status().Roots[0].ID
 	a.Close()
-	a, err = c.Open(t.Context(), caconfig.OpenOptions{})
-	require.NoError(t, err, "it is there now")
+	a = must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t, "it is there now")
 	require.Equal(t, root, a.Own.Status().Roots[0].ID)
 	a.Close()
 }
@@ -151,9 +146,7 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 	require.NoError(t, os.MkdirAll(dir, 0o700))
 	_, err = newConfig(t, dir, "-create=false").Open(t.Context(), caconfig.OpenOptions{})
 	require.ErrorIs(t, err, ca.ErrNoRecord)
-	left, err := os.ReadDir(dir)
-	require.NoError(t, err, "it was there before")
-	require.Empty(t, left)
+	require.Empty(t, must.Get(os.ReadDir(dir))(t, "it was there before"))
 
 	audit := filepath.Join(dir, "audit.jsonl")
 	require.NoError(t, os.WriteFile(audit, nil, 0o600))
@@ -171,17 +164,14 @@ func TestLostPointer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	c := newConfig(t, dir)
-	a, err := c.Open(t.Context(), caconfig.OpenOptions{})
-	require.NoError(t, err)
+	a := must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t)
 	a.Close()
 	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
-	_, err = c.Open(t.Context(), caconfig.OpenOptions{})
+	_, err := c.Open(t.Context(), caconfig.OpenOptions{})
 	require.ErrorIs(t, err, ca.ErrUnfit)
 	require.ErrorContains(t, err, "recover the newest version that is complete; -recover goes on with v-")
-	_, err = c.Recover(t.Context())
-	require.NoError(t, err)
-	a, err = c.Open(t.Context(), caconfig.OpenOptions{})
-	require.NoError(t, err)
+	must.Get(c.Recover(t.Context()))(t)
+	a = must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t)
 	a.Close()
 }
 
@@ -241,12 +231,11 @@ func TestUnsafeFolders(t *testing.T) {
 func TestPluggedInBesideTheOwn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	a, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
-	require.NoError(t, err)
+	a := must.Get(newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{}))(t)
 	own := a.Own.Status().Roots[0].ID
 	a.Close()
 	plugIn(t, filepath.Join(dir, "plugged-in"))
-	_, err = newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
+	_, err := newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{})
 	require.ErrorContains(t, err, "-replace-own-ca")
 	require.ErrorContains(t, err, filepath.Join(dir, "ca"))
 	for _, more := range [][]string{nil, {"-replace-own-ca"}} {
@@ -254,12 +243,10 @@ func TestPluggedInBesideTheOwn(t *testing.T) {
 		require.ErrorContains(t, err, "-root-ca-dir: there is a CA in")
 	}
 	require.NoFileExists(t, filepath.Join(dir, "root-cert.pem"), "what clients trust was not replaced")
-	a, err = newConfig(t, dir, "-replace-own-ca").Open(t.Context(), caconfig.OpenOptions{})
-	require.NoError(t, err)
+	a = must.Get(newConfig(t, dir, "-replace-own-ca").Open(t.Context(), caconfig.OpenOptions{}))(t)
 	require.NotEqual(t, own, a.Own.Status().Roots[0].ID)
 	a.Close()
-	a, err = newConfig(t, dir, "-root-ca-dir", "").Open(t.Context(), caconfig.OpenOptions{})
-	require.NoError(t, err)
+	a = must.Get(newConfig(t, dir, "-root-ca-dir", "").Open(t.Context(), caconfig.OpenOptions{}))(t)
 	require.Equal(t, own, a.Own.Status().Roots[0].ID, "it is there as before")
 	a.Close()
 }
@@ -267,13 +254,11 @@ func TestPluggedInBesideTheOwn(t *testing.T) {
 // plugIn writes a root and its key in the files of Istio.
 func plugIn(t testing.TB, dir string) {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	now := time.Now()
 	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("cluster.local").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
 	require.NoError(t, err)
-	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	keyPEM := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	cert := pki.MarshalCertificatesPEM(root.Certificate())
 	require.NoError(t, os.MkdirAll(dir, 0o700))
 	for name, text := range map[string][]byte{"ca-cert.pem": cert, "ca-key.pem": keyPEM, "cert-chain.pem": cert, "root-cert.pem": cert} {
@@ -287,42 +272,29 @@ func TestOpen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	c := newConfig(t, dir, "-refresh-hint", "1s", "-propagation", "1m", "-istio-addr", "")
 	for _, o := range []caconfig.OpenOptions{{Existing: true}, {ReadOnly: true}} {
-		_, err := c.Open(t.Context(), o)
-		require.ErrorIs(t, err, ca.ErrNoRecord)
+		require.ErrorIs(t, must.Err(c.Open(t.Context(), o)), ca.ErrNoRecord)
 		require.NoDirExists(t, filepath.Join(dir, "ca"))
 	}
-	a, err := c.Open(t.Context(), caconfig.OpenOptions{})
-	require.NoError(t, err)
+	a := must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t)
 	defer a.Close()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://cluster.local/x")})
-	require.NoError(t, err)
-	_, err = a.Own.Rotate(t.Context())
-	require.NoError(t, err)
-	log, err := os.ReadFile(c.AuditLog)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+	must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://cluster.local/x")}))(t)
+	must.Get(a.Own.Rotate(t.Context()))(t)
+	log := must.Get(os.ReadFile(c.AuditLog))(t)
 	require.Equal(t, 1, bytes.Count(log, []byte(`"kind":"x509-svid"`)))
 	require.Equal(t, 3, bytes.Count(log, []byte(`"event":`)), "a root and a key for tokens were created, and a root prepared")
 
-	store, err := ca.NewDirStore(filepath.Join(dir, "ca"))
-	require.NoError(t, err)
-	before, err := store.Load(t.Context())
-	require.NoError(t, err)
-	reader, err := c.Open(t.Context(), caconfig.OpenOptions{ReadOnly: true})
-	require.NoError(t, err)
+	store := must.Get(ca.NewDirStore(filepath.Join(dir, "ca")))(t)
+	before := must.Get(store.Load(t.Context()))(t)
+	reader := must.Get(c.Open(t.Context(), caconfig.OpenOptions{ReadOnly: true}))(t)
 	defer reader.Close()
 	require.ErrorContains(t, reader.Own.Taint(t.Context(), a.Own.Status().Roots[0].ID), "to look only")
 	var status bytes.Buffer
 	reader.WriteStatus(&status)
 	require.Contains(t, status.String(), "distributing, signs from ")
 	require.NotContains(t, status.String(), "tainted")
-	after, err := store.Load(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, before.Version, after.Version, "the store is as it was")
+	require.Equal(t, before.Version, must.Get(store.Load(t.Context()))(t).Version, "the store is as it was")
 
-	_, err = newConfig(t, "").Open(t.Context(), caconfig.OpenOptions{})
-	require.ErrorContains(t, err, "-state-dir")
+	require.ErrorContains(t, must.Err(newConfig(t, "").Open(t.Context(), caconfig.OpenOptions{})), "-state-dir")
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -40,11 +41,10 @@ func (l *logs) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, ni
 func serve(t *testing.T, l *logs, getenv func(string) string, args ...string) (*Config, caserver.Listeners) {
 	t.Helper()
 	dir := t.TempDir()
-	c, err := parse(append([]string{
+	c := must.Get(parse(append([]string{
 		"-state-dir", filepath.Join(dir, "state"), "-create", "-root-ca-dir=", "-istio-addr", "127.0.0.1:0",
 		"-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0",
-	}, args...), getenv, io.Discard, true)
-	require.NoError(t, err)
+	}, args...), getenv, io.Discard, true))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, ended := make(chan caserver.Listeners, 1), make(chan error, 1)
 	go func() {
@@ -70,8 +70,7 @@ func TestWithoutCAServer(t *testing.T) {
 	require.Nil(t, at.Istio)
 	require.Nil(t, at.Linkerd)
 	require.NotNil(t, at.Bundle)
-	resp, err := http.Get("http://" + at.Admin.Addr().String() + "/ready")
-	require.NoError(t, err)
+	resp := must.Get(http.Get("http://" + at.Admin.Addr().String() + "/ready"))(t)
 	defer resp.Body.Close()
 	require.Equal(t, http.StatusOK, resp.StatusCode)
 	require.Equal(t, 1, strings.Count(l.String(), "no certificate API is served"))
@@ -108,8 +107,7 @@ func TestWait(t *testing.T) {
 			}
 		}()
 		start = time.Now()
-		a, err := flags().await(t.Context(), l.logger())
-		require.NoError(t, err)
+		a := must.Get(flags().await(t.Context(), l.logger()))(t)
 		defer a.Close()
 		require.Equal(t, 15*time.Second, time.Since(start))
 		require.Equal(t, <-made, a.Own.Status().Roots[0].ID)
@@ -126,8 +124,7 @@ func TestVariables(t *testing.T) {
 	} {
 		t.Setenv(name, value)
 	}
-	c, err := parse(nil, os.Getenv, io.Discard, false)
-	require.NoError(t, err)
+	c := must.Get(parse(nil, os.Getenv, io.Discard, false))(t)
 	l := new(logs)
 	c.variables(l.logger())
 	for _, want := range []string{
@@ -157,8 +154,7 @@ func TestServerCertificateFromFiles(t *testing.T) {
 	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	write := func(certName string) (chain []*x509.Certificate) {
 		chain, private := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{certName} })
-		pem, err := pki.MarshalPrivateKeyPEM(private)
-		require.NoError(t, err)
+		pem := must.Get(pki.MarshalPrivateKeyPEM(private))(t)
 		require.NoError(t, os.WriteFile(cert, pki.MarshalCertificatesPEM(chain...), 0o600))
 		require.NoError(t, os.WriteFile(key, pem, 0o600))
 		return chain
@@ -179,8 +175,7 @@ func TestServerCertificateFromFiles(t *testing.T) {
 	write("second.test")
 	require.Eventually(t, func() bool { return presented() == "second.test" }, time.Minute, 20*time.Millisecond)
 
-	_, err := parse([]string{"-tls-cert", cert}, env{}.get, io.Discard, true)
-	require.ErrorIs(t, err, ErrUsage)
+	require.ErrorIs(t, must.Err(parse([]string{"-tls-cert", cert}, env{}.get, io.Discard, true)), ErrUsage)
 }
 
 // M.1: the roots of the CA are in a ConfigMap of every namespace, and are kept there whatever others do.
@@ -208,8 +203,7 @@ func TestRootConfigMap(t *testing.T) {
 	c.cluster.API.HTTPClient = api.Client()
 	l := new(logs)
 	for range 2 { // replicas
-		stop, err := c.handOutRoots(t.Context(), a, 100*time.Millisecond, l.logger())
-		require.NoError(t, err)
+		stop := must.Get(c.handOutRoots(t.Context(), a, 100*time.Millisecond, l.logger()))(t)
 		defer stop()
 	}
 	require.Eventually(t, func() bool { return strings.Contains(l.String(), "list, watch, create and patch configmaps") }, time.Minute, 5*time.Millisecond, "%s", l)
@@ -237,8 +231,7 @@ func TestRootConfigMap(t *testing.T) {
 	for _, ns := range rootless {
 		require.False(t, api.Get(at(ns), &object), ns)
 	}
-	_, err = a.Rotate(t.Context())
-	require.NoError(t, err)
+	must.Get(a.Rotate(t.Context()))(t)
 	require.NotEqual(t, roots, string(a.Bundle().MarshalPEM()))
 	has("prod", string(a.Bundle().MarshalPEM()))
 	written := func() int { return len(api.History(at("new"))) }
@@ -288,16 +281,14 @@ func TestRemoteCluster(t *testing.T) {
 		r.Header.Set("ClusterID", cluster)
 		return r
 	}
-	caller, err := o.Istio.Authenticator.Authenticate(request("east"))
-	require.NoError(t, err)
+	caller := must.Get(o.Istio.Authenticator.Authenticate(request("east")))(t)
 	require.Equal(t, "spiffe://cluster.local/ns/prod/sa/web", caller.ID.String())
 	require.Equal(t, "east", caller.Pod.Cluster)
 	require.NotEmpty(t, sent)
 	for _, s := range sent {
 		require.Equal(t, "/apis/authentication.k8s.io/v1/tokenreviews Bearer remote-token", s)
 	}
-	_, err = o.Istio.Authenticator.Authenticate(request("west"))
-	require.Error(t, err)
+	require.Error(t, must.Err(o.Istio.Authenticator.Authenticate(request("west"))))
 	for args, text := range map[string]string{
 		"east=http://x,/d": "ID=https://HOST:PORT,/FOLDER", "=https://x,/d": "ID=https", "east=https://x": "ID=https", "east=https://x,d": "ID=https",
 		"Kubernetes=https://x,/d": "cluster of the server itself",

@@ -1,21 +1,37 @@
 package caconfig
 
 import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/linkerd"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // env is an environment.
@@ -42,8 +58,7 @@ func TestDefaults(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-1.1-7", "IST-3.1-9", "IST-3.2-2", "IST-3.2-3", "IST-3.2-4", "IST-3.2-5", "IST-3.2-6", "IST-3.2-7", "IST-3.2-8",
 		"IST-3.2-9", "IST-3.2-21", "IST-3.8-7")
-	c, err := parse([]string{"-kubernetes"}, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse([]string{"-kubernetes"}, env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get, io.Discard, true))(t)
 	assert.Equal(t, "cluster.local", c.CA.TrustDomain.String())
 	assert.Equal(t, "/etc/cacerts", c.pluggedIn.Dir)
 	assert.Equal(t, "/etc/external-ca-cert/root-cert.pem", c.rootsOfRA)
@@ -73,8 +88,7 @@ func TestDefaults(t *testing.T) {
 // Without -kubernetes no file of a relative folder is read, and what is signed lasts an hour.
 func TestDevelopmentDefaults(t *testing.T) {
 	t.Parallel()
-	c, err := parse(nil, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse(nil, env{}.get, io.Discard, true))(t)
 	assert.False(t, c.Kubernetes)
 	assert.Empty(t, c.pluggedIn.Dir)
 	assert.Empty(t, c.rootsOfRA)
@@ -85,11 +99,9 @@ func TestDevelopmentDefaults(t *testing.T) {
 		_, err := parse(strings.Fields(args), env{}.get, io.Discard, true)
 		require.ErrorContains(t, err, strings.Fields(args)[0], args)
 		require.ErrorContains(t, err, ": it is more than an hour", args)
-		_, err = parse(strings.Fields(args), env{}.get, io.Discard, false)
-		require.NoError(t, err, "a command takes no tokens: %s", args)
+		must.Get(parse(strings.Fields(args), env{}.get, io.Discard, false))(t, "a command takes no tokens: %s", args)
 	}
-	_, err = parse([]string{"-max-ttl", "1h", "-linkerd-ttl", "59m"}, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	must.Get(parse([]string{"-max-ttl", "1h", "-linkerd-ttl", "59m"}, env{}.get, io.Discard, true))(t)
 }
 
 // An issuer whose tokens prove callers takes the place of the secret, and of the limits that go with it.
@@ -114,8 +126,7 @@ func TestDevelopment(t *testing.T) {
 		{[]string{"-trusted-gateway-cidr", "10.0.0.0/8"}, nil, true},
 		{[]string{"-jwt-rule", rule}, inPod, false},
 	} {
-		c, err := parse(tc.args, tc.env.get, io.Discard, false)
-		require.NoError(t, err)
+		c := must.Get(parse(tc.args, tc.env.get, io.Discard, false))(t)
 		assert.Equal(t, tc.want, c.Development(), tc.args)
 		assert.Equal(t, tc.want && c.inCluster, c.check(true) != nil, "in development mode it does not run in a pod: %q", tc.args)
 		if !tc.want && !c.Kubernetes {
@@ -131,8 +142,7 @@ func TestDevelopment(t *testing.T) {
 func TestRenewByCertificate(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]renewal{"off": -1, "unlimited": 0, "720h": renewal(720 * time.Hour)} {
-		c, err := parse([]string{"-renew-by-certificate", text}, env{}.get, io.Discard, true)
-		require.NoError(t, err)
+		c := must.Get(parse([]string{"-renew-by-certificate", text}, env{}.get, io.Discard, true))(t)
 		assert.Equal(t, want, c.renew)
 		assert.Equal(t, text, strings.Replace(c.renew.String(), "h0m0s", "h", 1))
 	}
@@ -143,17 +153,14 @@ func TestRenewByCertificate(t *testing.T) {
 	ra := []string{"-kubernetes", "-external-ca", kubernetesRA, "-k8s-signer", "example.com/mesh", "-renew-by-certificate"}
 	_, err := parse(append(ra, "720h"), env{}.get, io.Discard, false)
 	require.ErrorContains(t, err, "-renew-by-certificate")
-	_, err = parse(append(ra, "off"), env{}.get, io.Discard, false)
-	require.NoError(t, err)
+	must.Get(parse(append(ra, "off"), env{}.get, io.Discard, false))(t)
 }
 
 // A CA is made in the default folder if that is empty, and elsewhere if the operator says so.
 func TestMayCreate(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	may := func(args ...string) bool {
-		c, err := parse(args, env{}.get, io.Discard, false)
-		require.NoError(t, err)
-		return c.mayCreate()
+		return must.Get(parse(args, env{}.get, io.Discard, false))(t).mayCreate()
 	}
 	elsewhere := t.TempDir()
 	assert.True(t, may(), "there is no folder yet")
@@ -235,8 +242,7 @@ func TestEnvironment(t *testing.T) {
 		if variable == "EXTERNAL_CA" {
 			e["K8S_SIGNER"] = "example.com/mesh"
 		}
-		c, err := parse([]string{"-kubernetes"}, e.get, io.Discard, true)
-		require.NoError(t, err, variable)
+		c := must.Get(parse([]string{"-kubernetes"}, e.get, io.Discard, true))(t, variable)
 		assert.Equal(t, tc.want, tc.get(c), variable)
 	}
 	assert.Len(t, variables(), 28)
@@ -247,8 +253,7 @@ func TestEnvironment(t *testing.T) {
 	assert.Equal(t, 5*time.Hour-20*time.Second, c.linkerd.Lifetime)
 	assert.Equal(t, "b.test", c.CA.TrustDomain.String())
 
-	c, err = parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard, true)
-	require.NoError(t, err)
+	c = must.Get(parse(nil, env{"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL": "0"}.get, io.Discard, true))(t)
 	assert.True(t, c.CA.Rotation.Manual, "as with Istio, this switches the rotator off")
 }
 
@@ -343,10 +348,8 @@ func TestBadFlags(t *testing.T) {
 		"-kubernetes -default-ttl 480h",           // and so a new key for tokens is distributed for 480h
 		"-kubernetes -rate 1e3 -queue 0",
 	} {
-		c, err := parse(strings.Fields(args), env{}.get, io.Discard, true)
-		require.NoError(t, err, args)
-		_, err = ca.New(c.CA)
-		require.NoError(t, err, args)
+		c := must.Get(parse(strings.Fields(args), env{}.get, io.Discard, true))(t, args)
+		must.Get(ca.New(c.CA))(t, args)
 	}
 }
 
@@ -399,14 +402,11 @@ func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 			}
 		}
 		for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080", "example.org:8080"} {
-			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
-			require.ErrorContains(t, err, flag, addr)
-			_, err = parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard, true)
-			require.NoError(t, err)
+			require.ErrorContains(t, must.Err(parse([]string{flag, addr}, env{}.get, io.Discard, true)), flag, addr)
+			must.Get(parse([]string{"-kubernetes", flag, addr}, env{}.get, io.Discard, true))(t)
 		}
 		for _, addr := range []string{"", "127.0.0.2:0", "[::1]:1", "localhost:8080"} {
-			_, err := parse([]string{flag, addr}, env{}.get, io.Discard, true)
-			require.NoError(t, err, addr)
+			must.Get(parse([]string{flag, addr}, env{}.get, io.Discard, true))(t, addr)
 		}
 	}
 }
@@ -414,11 +414,9 @@ func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 // Names that Linkerd cannot have are good enough for the rest.
 func TestWithoutLinkerd(t *testing.T) {
 	t.Parallel()
-	c, err := parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard, true))(t)
 	require.Equal(t, "my_domain", c.CA.TrustDomain.String())
-	_, err = parse([]string{"-trust-domain", "my_domain"}, env{}.get, io.Discard, false)
-	require.NoError(t, err)
+	must.Get(parse([]string{"-trust-domain", "my_domain"}, env{}.get, io.Discard, false))(t)
 }
 
 // Each trust domain has a folder of its own, so that one CA is not in the way of another.
@@ -426,20 +424,17 @@ func TestStateDir(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	dirs := make(map[string]bool)
 	for _, td := range []string{"cluster.local", "example.org", "a", "a.b"} {
-		c, err := parse([]string{"-trust-domain", td}, env{}.get, io.Discard, true)
-		require.NoError(t, err)
+		c := must.Get(parse([]string{"-trust-domain", td}, env{}.get, io.Discard, true))(t)
 		dirs[c.StateDir] = true
 		require.Equal(t, filepath.Join(os.Getenv("XDG_STATE_HOME"), "svidkit-ca", td), c.StateDir)
 		require.Equal(t, filepath.Join(c.StateDir, "audit.jsonl"), c.AuditLog)
 	}
 	require.Len(t, dirs, 4)
 	for _, td := range []string{".", ".."} {
-		c, err := parse([]string{"-trust-domain", td, "-linkerd-addr="}, env{}.get, io.Discard, true)
-		require.NoError(t, err)
+		c := must.Get(parse([]string{"-trust-domain", td, "-linkerd-addr="}, env{}.get, io.Discard, true))(t)
 		require.Empty(t, c.StateDir, "it would be the folder of others")
 	}
-	c, err := parse([]string{"-state-dir="}, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse([]string{"-state-dir="}, env{}.get, io.Discard, true))(t)
 	require.Empty(t, c.StateDir, "a temporary one was asked for")
 }
 
@@ -460,8 +455,7 @@ func TestHelp(t *testing.T) {
 // In development mode a name of loopback that leads elsewhere is refused when the port is open.
 func TestPortBeyondLoopback(t *testing.T) {
 	t.Parallel()
-	c, err := parse([]string{"-state-dir", t.TempDir()}, env{}.get, io.Discard, true)
-	require.NoError(t, err)
+	c := must.Get(parse([]string{"-state-dir", t.TempDir()}, env{}.get, io.Discard, true))(t)
 	for _, kubernetes := range []bool{false, true} {
 		c.Kubernetes = kubernetes
 		l, err := c.listen("Istio's API", "istio-addr", "0.0.0.0:0") // as the address of localhost may be
@@ -473,4 +467,191 @@ func TestPortBeyondLoopback(t *testing.T) {
 		require.ErrorContains(t, err, "not on loopback")
 		require.Nil(t, l)
 	}
+}
+
+func TestCommandHasNoSecrets(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{nil, ""},
+		{[]string{"/usr/bin/ca"}, "ca"},
+		{[]string{"ca", "-taint", "1f", "-state-dir=/x"}, "ca -taint 1f -state-dir=/x"},
+		{[]string{"ca", "-api-token", "hunter2", "-rotate"}, "ca -api-token … -rotate"},
+		{[]string{"ca", "--API-Token=hunter2", "-rotate"}, "ca --API-Token=… -rotate"},
+		{[]string{"ca", "-password=", "-v"}, "ca -password=… -v"},
+		{[]string{"ca", "-client-secret", "-rotate"}, "ca -client-secret -rotate"},
+		{[]string{"ca", "-credentials", "hunter2", "hunter"}, "ca -credentials … hunter"},
+		{[]string{"ca", "-server", "https://me:hunter2@host/x"}, "ca -server https://…@host/x"},
+		{[]string{"ca", "-server=https://hunter2@host"}, "ca -server=https://…@host"},
+		{[]string{"ca", "-a=https://x:y@h/1,http://b@h,ftp://h/p@q,://@"}, "ca -a=https://…@h/1,http://…@h,ftp://h/p@q,://…@"},
+		{[]string{"ca", "bad\xff"}, "ca bad\uFFFD"},
+		{[]string{"ca", strings.Repeat("ä", 2000)}, "ca " + strings.Repeat("ä", 510) + "…"},
+	} {
+		assert.Equal(t, tc.want, command(tc.args))
+	}
+}
+
+func TestCurrentActor(t *testing.T) {
+	t.Parallel()
+	a := currentActor()
+	assert.Equal(t, must.Get(os.Hostname())(t), a.Host)
+	if runtime.GOOS != "windows" {
+		assert.Equal(t, strconv.Itoa(os.Getuid()), a.UID)
+	}
+	assert.True(t, strings.HasPrefix(a.Command, filepath.Base(os.Args[0])), a.Command)
+}
+
+func TestParseJWTPolicy(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{"": false, "third-party-jwt": false, "first-party-jwt": true} {
+		assert.Equal(t, want, must.Get(parseJWTPolicy(text))(t), text)
+	}
+	for _, text := range []string{"none", "first-party-jwt ", "FIRST-PARTY-JWT", "third-party"} {
+		require.ErrorContains(t, must.Err(parseJWTPolicy(text)), "neither third-party-jwt nor first-party-jwt")
+	}
+}
+
+// TestRecord has a client that has gone before the event is recorded, and more of them than are reported.
+func TestRecord(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	r := newRecorder(nil, "linkerd", slog.New(slog.NewTextHandler(&log, nil)))
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	failed := linkerd.Event{Reason: "IssuerValidationFailed", Warning: true, Message: "x"}
+	r.record(gone, failed)
+	require.Len(t, r.queue, 1)
+	assert.Empty(t, log.String())
+	for range 100 {
+		r.record(t.Context(), failed)
+	}
+	assert.Len(t, r.queue, 25)
+	assert.Contains(t, log.String(), "there are too many")
+	r.record(t.Context(), linkerd.Event{Reason: "IssuedLeafCertificate", Namespace: "n", ServiceAccount: "a"})
+	assert.Len(t, r.queue, 26, "of another object")
+}
+
+// A second workload that is granted less than it asks for is seen in the log.
+func TestShortenedAreNamed(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	l := lifetimes{time.Hour, true, ratelog.New(slog.New(slog.NewTextHandler(&log, nil)), 0)}
+	for range 5 {
+		for _, name := range []string{"/web", "/db"} {
+			r := ca.Request{ID: spiffe.MustParseID("spiffe://example.org" + name), TTL: 2 * time.Hour}
+			must.Get(l.grant(t.Context(), granted{t: t}, r))(t)
+			assert.Contains(t, log.String(), "id="+r.ID.String())
+		}
+	}
+	assert.Equal(t, 2, strings.Count(log.String(), "\n"), log.String())
+}
+
+type granted struct {
+	ca.Signer
+	t *testing.T
+}
+
+func (g granted) Sign(_ context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	assert.Equal(g.t, time.Hour, r.TTL)
+	return nil, nil
+}
+
+// A pair of -tls-cert that cannot be used now, as its life is over or has not begun, does not take the place of the one that is presented; the one after it does. At the
+// start it is refused.
+func TestServerCertificateOutOfTime(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	host := spiffetest.NewCA(t, "server.test")
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	write := func(certName string, change func(*x509.Certificate)) {
+		chain, private := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{certName}; change(c) })
+		require.NoError(t, os.WriteFile(key, must.Get(pki.MarshalPrivateKeyPEM(private))(t), 0o600))
+		require.NoError(t, os.WriteFile(cert, pki.MarshalCertificatesPEM(chain...), 0o600))
+	}
+	ended := func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Minute)
+	}
+	write("first.test", func(*x509.Certificate) {})
+	l := new(logs)
+	_, at := serve(t, l, env{}.get, "-tls-cert", cert, "-tls-key", key)
+	presented := func() string {
+		conn, err := tls.Dial("tcp", at.Istio.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // to look
+		require.NoError(t, err)
+		defer conn.Close()
+		return strings.Join(conn.ConnectionState().PeerCertificates[0].DNSNames, ",")
+	}
+	require.Equal(t, "first.test", presented())
+	write("ended.test", ended)
+	require.Eventually(t, func() bool {
+		return strings.Contains(l.String(), cert+": the certificate has expired at ")
+	}, time.Minute, 10*time.Millisecond, "%s", l)
+	require.Equal(t, "first.test", presented())
+	write("early.test", func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
+	})
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), cert+": the certificate is valid from ") }, time.Minute, 10*time.Millisecond, "%s", l)
+	require.Equal(t, "first.test", presented())
+	data := must.Get(os.ReadFile(cert))(t)
+	require.NoError(t, os.WriteFile(cert, append(data, "-----BEGIN CERTIFICATE-----\nMIIB\n"...), 0o600))
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), cert+": 1 damaged PEM block") }, time.Minute, 10*time.Millisecond, "%s", l)
+	require.Equal(t, "first.test", presented())
+	write("third.test", func(*x509.Certificate) {})
+	require.Eventually(t, func() bool { return presented() == "third.test" }, time.Minute, 20*time.Millisecond)
+
+	write("ended.test", ended)
+	_, _, err := followTLS(t.Context(), "-tls-cert", cert, key, l.logger())
+	require.ErrorContains(t, err, "-tls-cert: ")
+	require.ErrorContains(t, err, "has expired at")
+}
+
+// Where istiod has its certificate is where its successor looks, and what the help says.
+func TestFolderOfIstiod(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "/var/run/secrets/istiod/tls", istiodTLS)
+	var help bytes.Buffer
+	require.ErrorIs(t, must.Err(parse([]string{"-help"}, env{}.get, &help, false)), flag.ErrHelp)
+	require.Contains(t, strings.Join(strings.Fields(help.String()), " "), "/var/run/secrets/istiod/tls/tls.crt")
+}
+
+// Roots go into no namespace that is being deleted, and a ConfigMap that another replica has written since it was read is not written over.
+func TestRootConfigMapOfOthers(t *testing.T) {
+	t.Parallel()
+	api := kubetest.Start(t)
+	api.Put("/api/v1/namespaces/ending", map[string]any{"metadata": map[string]any{"deletionTimestamp": time.Now().UTC().Format(time.RFC3339)}})
+	api.Put("/api/v1/namespaces/prod", map[string]any{"metadata": map[string]any{}})
+	at := func(ns string) string { return "/api/v1/namespaces/" + ns + "/configmaps/roots" }
+	write := func(roots string) {
+		api.Put(at("prod"), map[string]any{"metadata": map[string]any{}, "data": map[string]string{"root-cert.pem": roots}})
+	}
+	write("old")
+	var raced atomic.Bool
+	api.Faults(func(r *http.Request) *kubetest.Fault {
+		if r.Method == http.MethodPatch && raced.CompareAndSwap(false, true) {
+			write("of another replica")
+		}
+		return nil
+	})
+	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
+	c, err := parse([]string{"-kubernetes", "-kubernetes-api", api.URL(), "-root-configmap", "roots"}, env{}.get, new(bytes.Buffer), true)
+	require.NoError(t, err)
+	c.cluster.API.HTTPClient = api.Client()
+	l := new(logs)
+	stop := must.Get(c.handOutRoots(t.Context(), a, 50*time.Millisecond, l.logger()))(t)
+	defer stop()
+	var o struct{ Data map[string]string }
+	require.Eventually(t, func() bool {
+		return api.Get(at("prod"), &o) && o.Data["root-cert.pem"] == string(a.Bundle().MarshalPEM())
+	}, time.Minute, 10*time.Millisecond, "%s", l)
+	var codes []int
+	for _, r := range api.Requests() {
+		require.NotContains(t, r.Path, "/ending/", "%+v", r)
+		if r.Method == http.MethodPatch {
+			codes = append(codes, r.Code)
+		}
+	}
+	require.Equal(t, []int{http.StatusConflict, http.StatusOK}, codes)
+	require.NotContains(t, l.String(), "level=WARN", "another replica is no failure")
 }

@@ -12,9 +12,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -30,6 +34,9 @@ import (
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -210,15 +217,11 @@ func (w *world) serveCA(signer ca.Signer) (stop func()) {
 
 // startAgent runs the parts of an agent that serves the Workload API and SDS.
 func (w *world) startAgent() {
-	from, err := local.New(w.ca, web)
-	require.NoError(w, err)
+	from := must.Get(local.New(w.ca, web))(w)
 	w.issuer = &issuer{CA: from}
-	w.manager, err = secretcache.New(secretcache.Config{ID: web, CA: w.issuer})
-	require.NoError(w, err)
-	w.secrets, err = sds.NewHandler(w.manager, nil)
-	require.NoError(w, err)
-	workloads, err := workloadserver.NewHandler(w.manager, nil)
-	require.NoError(w, err)
+	w.manager = must.Get(secretcache.New(secretcache.Config{ID: web, CA: w.issuer}))(w)
+	w.secrets = must.Get(sds.NewHandler(w.manager, nil))(w)
+	workloads := must.Get(workloadserver.NewHandler(w.manager, nil))(w)
 	run(w.T, w.manager.Run)
 	l := memconn.Listen()
 	w.socket = faulty.Start(w, faulty.Config{Listener: l, Handler: workloads, Deny: http.NotFoundHandler(), Garble: http.NotFoundHandler()})
@@ -235,10 +238,8 @@ func (w *world) startService() {
 	transport := &http.Transport{Protocols: new(http.Protocols), DialContext: w.dial}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	w.Cleanup(transport.CloseIdleConnections)
-	client, err := workloadapi.NewClient("", &http.Client{Transport: transport})
-	require.NoError(w, err)
-	source, err := workloadapi.New(workloadapi.Config{Client: client})
-	require.NoError(w, err)
+	client := must.Get(workloadapi.NewClient("", &http.Client{Transport: transport}))(w)
+	source := must.Get(workloadapi.New(workloadapi.Config{Client: client}))(w)
 	run(w.T, source.Run)
 	h, err := health.New(health.Part{Name: "identity", Source: source}, health.Part{Name: "tls", Source: new(spiffetls.Metrics)})
 	require.NoError(w, err)
@@ -258,14 +259,11 @@ func minutes(from, to float64) window {
 // TestHealthyHour: no alert fires in an hour in which all certificates are renewed, and the root is replaced.
 func TestHealthyHour(t *testing.T) {
 	within(t, nil, func(w *world) {
-		before, err := w.manager.SVID()
-		require.NoError(w, err)
+		before := must.Get(w.manager.SVID())(w)
 		w.lasts(10)
-		_, err = w.ca.Rotate(w.Context())
-		require.NoError(w, err)
+		must.Get(w.ca.Rotate(w.Context()))(w)
 		w.lasts(50)
-		after, err := w.manager.SVID()
-		require.NoError(w, err)
+		after := must.Get(w.manager.SVID())(w)
 		require.NotEqual(w, before.Leaf().SerialNumber, after.Leaf().SerialNumber)
 		require.NotEqual(w, before.Leaf().AuthorityKeyId, after.Leaf().AuthorityKeyId, "the root was replaced")
 		w.expect(nil)
@@ -321,8 +319,7 @@ func TestNoFreshRoot(t *testing.T) {
 		c.Rotation = ca.Rotation{RootTTL: 160 * time.Minute, Propagation: 2 * time.Minute, Manual: true}
 	}, func(w *world) {
 		w.lasts(152)
-		_, err := w.ca.Rotate(w.Context())
-		require.NoError(w, err)
+		must.Get(w.ca.Rotate(w.Context()))(w)
 		w.lasts(18)
 		w.expect(map[string]window{"SvidkitNoFreshRoot": minutes(140, 144), "SvidkitRootEnding": minutes(147, 151)})
 	})
@@ -393,25 +390,20 @@ func reject(t *testing.T, h http.Handler) {
 	defer out.Close()
 	send := func(m *envoysds.DiscoveryRequest) {
 		m.TypeUrl, m.ResourceNames = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", []string{"default"}
-		b, err := proto.Marshal(m)
-		require.NoError(t, err)
-		_, err = out.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...))
-		require.NoError(t, err)
+		b := must.Get(proto.Marshal(m))(t)
+		must.Get(out.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)))(t)
 	}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets", in)
 	require.NoError(t, err)
 	r.Header.Set("Content-Type", "application/grpc")
 	r.Header.Set("Workload.spiffe.io", "true")
 	go send(&envoysds.DiscoveryRequest{})
-	resp, err := transport.RoundTrip(r)
-	require.NoError(t, err)
+	resp := must.Get(transport.RoundTrip(r))(t)
 	defer resp.Body.Close()
 	var head [5]byte
-	_, err = io.ReadFull(resp.Body, head[:])
-	require.NoError(t, err)
+	must.Get(io.ReadFull(resp.Body, head[:]))(t)
 	b := make([]byte, binary.BigEndian.Uint32(head[1:]))
-	_, err = io.ReadFull(resp.Body, b)
-	require.NoError(t, err)
+	must.Get(io.ReadFull(resp.Body, b))(t)
 	var answer envoysds.DiscoveryResponse
 	require.NoError(t, proto.Unmarshal(b, &answer))
 	send(&envoysds.DiscoveryRequest{ResponseNonce: answer.GetNonce(), ErrorDetail: &envoysds.Status{Code: 13, Message: "no"}})
@@ -429,17 +421,14 @@ type healthy interface{ Health() ca.Health }
 // TestPluggedIn: the intermediate that was plugged into a signer ends, until an operator plugs in the next one.
 func TestPluggedIn(t *testing.T) {
 	within(t, nil, func(w *world) {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(w, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
 		root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(1000 * time.Hour)})
 		require.NoError(w, err)
 		plug := func() ca.Signer {
-			key, err := pki.NewKey(pki.ECDSAP256)
-			require.NoError(w, err)
+			key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
 			cert, err := root.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(2 * time.Hour)})
 			require.NoError(w, err)
-			keyPEM, err := pki.MarshalPrivateKeyPEM(key)
-			require.NoError(w, err)
+			keyPEM := must.Get(pki.MarshalPrivateKeyPEM(key))(w)
 			dir := w.TempDir()
 			for name, data := range map[string][]byte{
 				"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": keyPEM, "cert-chain.pem": pki.MarshalCertificatesPEM(cert), "root-cert.pem": pki.MarshalCertificatesPEM(root.Certificate()),
@@ -467,8 +456,7 @@ func TestSignerOfCluster(t *testing.T) {
 		const requests = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 		api := kubetest.StartOn(w, 1, memconn.Listen())
 		w.Cleanup(api.Client().CloseIdleConnections)
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(w, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
 		root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(1000 * time.Hour)})
 		require.NoError(w, err)
 		bundle, err := spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
@@ -494,10 +482,8 @@ func TestSignerOfCluster(t *testing.T) {
 		w.lasts(5)
 		api.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Code: http.StatusServiceUnavailable} })
 		ask := func() {
-			key, err := pki.NewKey(pki.ECDSAP256)
-			require.NoError(w, err)
-			csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web)}})
-			require.NoError(w, err)
+			key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
+			csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web)}}))(w)
 			_, _ = authority.Sign(w.Context(), ca.Request{CSR: csr, ID: web})
 		}
 		for range 15 {
@@ -517,10 +503,8 @@ func TestPodsWaiting(t *testing.T) {
 		api := kubetest.StartOn(w, 1, memconn.Listen())
 		w.Cleanup(api.Client().CloseIdleConnections)
 		var registered atomic.Bool
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(w, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{})
-		require.NoError(w, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
+		csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(w)
 		w.stopCA()
 		w.targets = w.targets[:1]
 		server, err := caserver.New(caserver.Options{CA: w.ca, TrustDomain: domain, Identity: caservertest.Identity(w.T, w.ca, serverID), Pods: func(signer ca.Signer) (caserver.Part, error) {
@@ -605,11 +589,9 @@ func sign(api *kubetest.Server, requests string, root *pki.Issuer) error {
 // TestRenewsEarly: an agent that renews early, when three quarters of the life are left, cannot for a third of the life.
 func TestRenewsEarly(t *testing.T) {
 	within(t, nil, func(w *world) {
-		manager, err := secretcache.New(secretcache.Config{ID: web, CA: w.issuer, GraceRatio: 0.75})
-		require.NoError(w, err)
+		manager := must.Get(secretcache.New(secretcache.Config{ID: web, CA: w.issuer, GraceRatio: 0.75}))(w)
 		run(w.T, manager.Run)
-		h, err := health.New(health.Part{Name: "identity", Source: manager})
-		require.NoError(w, err)
+		h := must.Get(health.New(health.Part{Name: "identity", Source: manager}))(w)
 		w.targets = []target{handled("svidkit-early", h)}
 		w.lasts(2)
 		w.issuer.away.Store(true)
@@ -618,4 +600,168 @@ func TestRenewsEarly(t *testing.T) {
 		w.lasts(3)
 		w.expect(map[string]window{"SvidkitRenewalFailing": minutes(9, 14)}) // a random part of the life earlier
 	})
+}
+
+// demo is a program of the folder examples as prometheus.yaml has it.
+type demo struct {
+	args    []string // beside those for free ports
+	named   string   // how the program prints where its metrics are
+	address string   // what prometheus.yaml has
+	at      string
+}
+
+// demos starts the programs of prometheus.yaml, on free ports.
+func demos(t *testing.T) map[string]*demo {
+	dir := programtest.Build(t, "ca", "agent", "workload-agent", "service")
+	home := t.TempDir()
+	all := map[string]*demo{
+		"ca": {
+			[]string{"-state-dir", filepath.Join(home, "ca"), "-create", "-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0"},
+			"metrics, health", "127.0.0.1:15014", "",
+		},
+		"agent":          {[]string{"-demo", "-admin", "127.0.0.1:0"}, "status page", "127.0.0.1:15020", ""},
+		"workload-agent": {[]string{"-demo", "-admin", "127.0.0.1:0"}, "health", "127.0.0.1:15024", ""},
+		"service":        {[]string{"-requests", "0", "-health-addr", "127.0.0.1:0"}, "health", "127.0.0.1:15026", ""},
+	}
+	for name, d := range all {
+		p := programtest.Start(t, filepath.Join(dir, name), nil, []string{"HOME=" + home, "TMPDIR=" + t.TempDir()}, d.args...)
+		d.at = address(t, p, d.named)
+	}
+	return all
+}
+
+// address returns the address in the URL that a program has printed with a name.
+func address(t *testing.T, p *programtest.Program, name string) string {
+	_, rest, found := strings.Cut(p.Addr(name), "http://")
+	require.True(t, found)
+	at, _, _ := strings.Cut(rest, "/")
+	return at
+}
+
+// TestServer: a Prometheus with prometheus.yaml scrapes the demos, evaluates the rules, and has nothing to tell.
+func TestServer(t *testing.T) {
+	rounds.Slow(t)
+	t.Parallel()
+	path := tool(t, "prometheus")
+	all := demos(t)
+	data := must.Get(os.ReadFile("prometheus.yaml"))(t)
+	config := strings.ReplaceAll(string(data), ": 15s", ": 1s")
+	require.NotEqual(t, string(data), config)
+	for name, d := range all {
+		resp := must.Get(http.Get("http://"+d.at+"/metrics"))(t, name)
+		page := must.Get(io.ReadAll(resp.Body))(t)
+		_ = resp.Body.Close()
+		assert.NoError(t, must.Err(metricstest.Page(string(page))), name)
+		require.Equal(t, 1, strings.Count(config, `"`+d.address+`"`), name)
+		config = strings.ReplaceAll(config, `"`+d.address+`"`, `"`+d.at+`"`)
+	}
+	dir := t.TempDir()
+	text := must.Get(os.ReadFile("rules.yaml"))(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "rules.yaml"), text, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), []byte(config), 0o600))
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	at := l.Addr().String()
+	require.NoError(t, l.Close())
+	log := new(programtest.Log)
+	cmd := exec.Command(path, "--config.file="+filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+at)
+	cmd.Stderr = log
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Log(log.String())
+		}
+	})
+	get := func(path string, into any) error {
+		resp, err := http.Get("http://" + at + "/api/v1/" + path)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		return json.NewDecoder(resp.Body).Decode(into)
+	}
+	query := func(expr string) (results int) {
+		var answer struct {
+			Data struct{ Result []any }
+		}
+		_ = get("query?query="+url.QueryEscape(expr), &answer)
+		return len(answer.Data.Result)
+	}
+	for _, expr := range []string{
+		`count(up{job=~"svidkit-.+"} == 1) == 4`, `count(count by (job) (svidkit_ready == 1)) == 4`, `svidkit_ca_signing{job="svidkit-ca"} == 1`,
+		`svidkit:identity_life_left:ratio{job="svidkit-service"} > 0`, `svidkit:identity_life_left:ratio{job="svidkit-agent"} > 0`,
+		`svidkit:bundle_life_left:ratio{job="svidkit-workload-agent"} > 0`, `svidkit:connection_descriptors_used:ratio{job="svidkit-ca"} < 0.5`,
+		`increase(svidkit_secretcache_attempts_total{outcome="good"}[10s])`,
+	} {
+		require.Eventually(t, func() bool { return query(expr) > 0 }, time.Minute, 200*time.Millisecond, expr)
+	}
+	time.Sleep(3 * time.Second) // three evaluations more
+	assert.Zero(t, query("ALERTS"))
+	var answer struct {
+		Data struct {
+			Groups []struct {
+				Rules []struct{ Name, Health, LastError string }
+			}
+		}
+	}
+	require.NoError(t, get("rules", &answer))
+	n := 0
+	for _, g := range answer.Data.Groups {
+		for _, r := range g.Rules {
+			n++
+			assert.Equal(t, "ok", r.Health, "%s: %s", r.Name, r.LastError)
+		}
+	}
+	assert.Len(t, rules(t), n)
+}
+
+// TestDescriptors: one user holds all connections of a CA that he gets, who has few descriptors.
+func TestDescriptors(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	tool(t, "promtool")
+	if runtime.GOOS != "linux" {
+		t.Skip("the limit is set by sh")
+	}
+	dir := programtest.Build(t, "ca")
+	home := t.TempDir()
+	p := programtest.Start(t, "/bin/sh", nil, []string{"HOME=" + home}, "-c", `ulimit -n 128; exec "$0" "$@"`, filepath.Join(dir, "ca"),
+		"-state-dir", filepath.Join(home, "ca"), "-create", "-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr", "127.0.0.1:0")
+	admin := address(t, p, "metrics, health")
+	scraped := fetched("svidkit-ca", &http.Client{Timeout: 10 * time.Second}, "http://"+admin+"/metrics") // a connection that was there before
+	r := record(t)
+	each := func(n int, also func()) {
+		for range n {
+			also()
+			r.scrape(scraped)
+		}
+	}
+	each(8, func() {})
+	var held []net.Conn
+	drop := func() {
+		for _, c := range held {
+			_ = c.Close()
+		}
+		held = nil
+	}
+	defer drop()
+	each(40, func() {
+		for len(held) < 100 {
+			held = append(held, must.Get(net.Dial("tcp", admin))(t))
+		}
+		if r.n%2 == 0 { // those that were closed at once come again
+			for _, c := range held[80:] {
+				_ = c.Close()
+			}
+			held = held[:80]
+		}
+	})
+	drop()
+	require.Eventually(t, func() bool {
+		page, err := scraped.page()
+		return err == nil && strings.Contains(page, `svidkit_connection_descriptors{state="used"} 1`+"\n")
+	}, time.Minute, 50*time.Millisecond)
+	each(48, func() {})
+	r.require(t, map[string]window{"SvidkitDescriptorsUsedUp": minutes(6.5, 8), "SvidkitLimitReached": minutes(6.5, 8)})
 }

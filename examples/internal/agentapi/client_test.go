@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/agentapi"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -29,38 +30,30 @@ type object = map[string]any
 
 func mustKey(t testing.TB) []byte {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	text, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
-	return text
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 }
 
 func TestClient(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-1", "ATH-7.1-2", "ATH-8-10")
 	for _, args := range [][2]string{{"", "/x"}, {"/x", ""}} {
-		_, err := agentapi.NewClient(args[0], args[1])
-		require.ErrorContains(t, err, "is empty")
+		require.ErrorContains(t, must.Err(agentapi.NewClient(args[0], args[1])), "is empty")
 	}
 	dir := t.TempDir()
 	socket, id := filepath.Join(dir, "agent.sock"), filepath.Join(dir, "id")
-	c, err := agentapi.NewClient(socket, id)
-	require.NoError(t, err)
-	_, err = c.Init(t.Context())
-	require.ErrorIs(t, err, os.ErrNotExist)
+	c := must.Get(agentapi.NewClient(socket, id))(t)
+	require.ErrorIs(t, must.Err(c.Init(t.Context())), os.ErrNotExist)
 	require.NoError(t, os.WriteFile(id, []byte("x"), 0o600))
-	_, err = c.Init(t.Context())
-	require.ErrorContains(t, err, "43 letters")
+	require.ErrorContains(t, must.Err(c.Init(t.Context())), "43 letters")
 	handle := agentapi.Handle(make([]byte, 32), "/x")
 	require.NoError(t, os.WriteFile(id, []byte(handle+"\n"), 0o600))
-	_, err = c.Init(t.Context())
+	_, err := c.Init(t.Context())
 	require.ErrorContains(t, err, "connect:")
 	assert.NotContains(t, err.Error(), handle)
 
 	var answer atomic.Value
-	l, err := net.Listen("unix", socket)
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", socket))(t)
 	server := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := new(bytes.Buffer)
 		_, _ = body.ReadFrom(r.Body)
@@ -76,24 +69,19 @@ func TestClient(t *testing.T) {
 	t.Cleanup(func() { _ = server.Close(); wg.Wait() })
 	if os.Geteuid() != 0 { // whom no mode stops
 		require.NoError(t, os.Chmod(socket, 0))
-		_, err = c.Init(t.Context())
-		require.ErrorContains(t, err, "this user may not connect to the agent")
+		require.ErrorContains(t, must.Err(c.Init(t.Context())), "this user may not connect to the agent")
 		require.NoError(t, os.Chmod(socket, 0o700))
 	}
 	cluster := cafake.NewZTS(t, spiffetest.NewCA(t, "athenz.example"), "/ns/a/sa/b")
 	good := cluster.Credential("a.b")
-	certs, key, err := good.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(good.MarshalPEM())(t)
 	body := func(edit func(object)) string {
 		o := object{"ntoken": "v=S1;s=secret", "keyPEM": key, "certPEM": certs, "caCertPEM": certs}
 		edit(o)
-		data, err := json.Marshal(o)
-		require.NoError(t, err)
-		return string(data)
+		return string(must.Get(json.Marshal(o))(t))
 	}
 	answer.Store(body(func(object) {}))
-	i, err := c.Init(t.Context())
-	require.NoError(t, err)
+	i := must.Get(c.Init(t.Context()))(t)
 	assert.True(t, i.Credential.Leaf().Equal(good.Leaf()))
 	assert.Equal(t, "v=S1;s=secret", i.Token())
 	assert.NotContains(t, fmt.Sprintf("%v %+v %#v", i, i, i), "secret")
@@ -103,8 +91,7 @@ func TestClient(t *testing.T) {
 		"2 MiB": body(func(o object) { o["x"] = strings.Repeat("x", 2<<20) }), "echo": "echo",
 	} {
 		answer.Store(text)
-		_, err = c.Init(t.Context())
-		require.Error(t, err, name)
+		require.Error(t, must.Err(c.Init(t.Context())), name)
 		_, err = c.Refresh(t.Context(), good)
 		require.Error(t, err, name)
 		assert.NotContains(t, err.Error(), string(key)[40:80], name)

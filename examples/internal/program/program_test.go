@@ -6,7 +6,16 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"io/fs"
 	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +26,8 @@ import (
 
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/internal/settings"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 )
 
@@ -69,8 +80,7 @@ func TestParse(t *testing.T) {
 		err := program.Parse(flags, args, &out, program.Help{
 			Args: "WORD", Doc: "It does something.", Groups: []program.FlagGroup{{Title: "Names", Flags: "long-name for gone"}},
 			More: func(w io.Writer) error {
-				_, err := io.WriteString(w, "  SOME_VARIABLE\n        "+strings.Repeat("is a text ", 20)+"\n")
-				return err
+				return must.Err(io.WriteString(w, "  SOME_VARIABLE\n        "+strings.Repeat("is a text ", 20)+"\n"))
 			},
 		})
 		return out.String(), err
@@ -132,8 +142,7 @@ Environment variables:
 	out, err = parse("-version")
 	require.ErrorIs(t, err, flag.ErrHelp)
 	assert.Regexp(t, `^some \S.*, go\S+\n$`, out)
-	_, err = parse("-for", "1m", "-log-format", "json")
-	require.NoError(t, err)
+	must.Get(parse("-for", "1m", "-log-format", "json"))(t)
 }
 
 // The flags of a service are refused by their names, and -for ends its context without a deadline.
@@ -179,17 +188,15 @@ func TestRead(t *testing.T) {
 		program.Var("SOME_ADDR", "127.0.0.1:0", "address", "this program", program.IsAddr),
 		program.Var("SOME_DIR", "/run", "folder", "this program", program.IsAbsolute),
 	}}
-	s, err := d.Read([]string{"SOME_ADDR=", "OTHER=x", "SOME_DIR=/var=1"})
-	require.NoError(t, err)
+	s := must.Get(d.Read([]string{"SOME_ADDR=", "OTHER=x", "SOME_DIR=/var=1"}))(t)
 	assert.Equal(t, "127.0.0.1:0", s.Text("SOME_ADDR"))
 	assert.Equal(t, "/var=1", s.Text("SOME_DIR"))
 	require.NoError(t, s.Need("SOME_DIR"))
-	_, err = d.Read([]string{"SOME_ADDR=80", "SOME_DIR=var"})
+	_, err := d.Read([]string{"SOME_ADDR=80", "SOME_DIR=var"})
 	for _, want := range []string{`SOME_ADDR="80"`, "HOST:PORT", `SOME_DIR="var"`, "begins with a slash"} {
 		require.ErrorContains(t, err, want)
 	}
-	s, err = program.Daemon{Variables: []settings.Variable{program.Var("SOME_DIR", "", "", "", nil)}}.Read(nil)
-	require.NoError(t, err)
+	s = must.Get(program.Daemon{Variables: []settings.Variable{program.Var("SOME_DIR", "", "", "", nil)}}.Read(nil))(t)
 	require.ErrorContains(t, s.Need("SOME_DIR"), "SOME_DIR")
 }
 
@@ -216,4 +223,195 @@ func TestChecks(t *testing.T) {
 			require.Error(t, c.check(s), "%s %q", name, s)
 		}
 	}
+}
+
+// TestLocal asks over loopback, by names that lead nowhere else and by others.
+func TestLocal(t *testing.T) {
+	t.Parallel()
+	h := program.Local(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for host, want := range map[string]int{
+		"localhost": 200, "LOCALHOST:15020": 200, "127.0.0.1:15020": 200, "[::1]:15020": 200, "[::1]": 200, "10.0.0.1": 200,
+		"rebound.example": 421, "rebound.example:15020": 421, "localhost.evil.test": 421, "": 421, "[rebound.example]": 421,
+	} {
+		for at, refused := range map[string]bool{"127.0.0.1": true, "10.1.2.3": false} {
+			r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+			r.Host = host
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.ParseIP(at)})))
+			code := 200
+			if refused {
+				code = want
+			}
+			assert.Equal(t, code, w.Code, "%q at %s", host, at)
+		}
+	}
+}
+
+const manifest = `# What it is.
+#
+#   image=registry.example.org/web:1 the image
+#   name=? of it
+#   more= nothing
+kind: Deployment
+metadata: {name: ${name}}
+image: ${image}
+args: [$(POD_NAME), "${more}"]
+`
+
+func TestManifest(t *testing.T) {
+	t.Parallel()
+	printed := func(args ...string) (string, error) {
+		flags := flag.NewFlagSet("web", flag.ContinueOnError)
+		(&program.Manifest{Text: manifest}).Register(flags)
+		var out bytes.Buffer
+		err := program.ParseFlags(flags, args, &out, program.Help{})
+		return out.String(), err
+	}
+	out, err := printed("-install", "kubernetes", "-with", "name=web", "-with", "image=other/web@sha256:0a")
+	require.ErrorIs(t, err, flag.ErrHelp, "the program ends")
+	assert.Equal(t, `# What it is.
+#
+#   image=other/web@sha256:0a the image
+#   name=web of it
+#   more= nothing
+kind: Deployment
+metadata: {name: web}
+image: other/web@sha256:0a
+args: [$(POD_NAME), ""]
+`, out)
+	out = must.Get(printed())(t, "the program runs")
+	assert.Empty(t, out)
+
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"-with name=VALUE", []string{"-install", "kubernetes"}},
+		{`there is no "imgae" here, but image, more, name`, []string{"-install", "kubernetes", "-with", "imgae=x", "-with", "name=x"}},
+		{"set it to kubernetes", []string{"-install", "docker"}},
+		{"it is for -install kubernetes", []string{"-with", "name=x"}},
+		{"want NAME=VALUE", []string{"-install", "kubernetes", "-with", "name"}},
+		{"a value of letters", []string{"-install", "kubernetes", "-with", "name=x}\nkind: Secret"}},
+		{"a value of letters", []string{"-install", "kubernetes", "-with", "name=x, y: z"}},
+	} {
+		out, err := printed(c.args...)
+		require.ErrorAs(t, err, new(program.UsageError), c.args)
+		require.ErrorContains(t, err, c.want)
+		assert.Empty(t, out)
+	}
+}
+
+// The pods of our own are told nothing of the Services of their namespace; those that a manifest adds a container to stay as they are.
+func TestServiceLinks(t *testing.T) {
+	t.Parallel()
+	names := must.Get(filepath.Glob("../../*/*.yaml"))(t)
+	own, added := 0, 0
+	for _, name := range names {
+		text := must.Get(os.ReadFile(name))(t)
+		for object := range strings.SplitSeq(string(text), "\n---\n") {
+			switch {
+			case !regexp.MustCompile(`(?m)^kind: (Deployment|DaemonSet|StatefulSet)$`).MatchString(object):
+			case strings.Contains(object, "\n  selector: "):
+				own++
+				assert.Contains(t, object, "\n      enableServiceLinks: false\n", name)
+			default:
+				added++
+				assert.NotContains(t, object, "enableServiceLinks: false", name)
+				assert.Contains(t, object, "(enableServiceLinks) stays as it is", name)
+			}
+		}
+	}
+	assert.Equal(t, 6, own)
+	assert.Equal(t, 4, added)
+}
+
+// rightsOf returns what testdata/rights.txt says: the rights of which the texts of the tree speak, by the file, and the code that uses each. What
+// -install prints has an account for each; what is written to an operator has none. That programs use these and need no others is shown where they
+// run: by a guard of package kubetest, and by a real API server in internal/peers.
+func rightsOf(t *testing.T) map[string]map[string]string {
+	t.Helper()
+	rights, name := map[string]map[string]string{}, ""
+	for line := range strings.Lines(string(must.Get(os.ReadFile("testdata/rights.txt"))(t))) {
+		if right, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "\t"); ok {
+			right, why, _ := strings.Cut(right, "\t")
+			rights[name][right] = why
+		} else if !strings.HasPrefix(line, "#") {
+			name = strings.TrimSpace(line)
+			rights[name] = map[string]string{}
+		}
+	}
+	return rights
+}
+
+// blocks are the parts of a file that may be objects of Kubernetes.
+var blocks = map[string]*regexp.Regexp{
+	".yaml": regexp.MustCompile(`(?s).+`),
+	".md":   regexp.MustCompile("(?s)(?:```yaml\n.*?\n```|(?:^|\n)(?:    .*?(?:\n|$))+)"),
+	".go":   regexp.MustCompile("(?:(?m:^//\t.*\n)+|(?s)`[^`]*`)"),
+}
+
+// yamlOf returns the objects and rules in a file.
+func yamlOf(t *testing.T, name string, data []byte) string {
+	t.Helper()
+	ext := filepath.Ext(name)
+	if ext == ".yaml" && bytes.Contains(data, []byte("${")) {
+		m := program.Manifest{Text: regexp.MustCompile(`(?m)^(#   [a-z-]+=)\?`).ReplaceAllString(string(data), "${1}value")}
+		var out bytes.Buffer
+		require.NoError(t, m.Print(&out), name)
+		return out.String()
+	}
+	var found []string
+	for _, block := range blocks[ext].FindAllString(string(data), -1) {
+		for text := range strings.SplitSeq(block, "\n---\n") {
+			if !strings.Contains(text, "rules:") && !strings.Contains(text, "roleRef:") {
+				continue
+			}
+			text = strings.Trim(strings.TrimPrefix(text, "```yaml"), "`\n")
+			text = regexp.MustCompile(`(?m)^(?://\t|    )`).ReplaceAllString(text, "")
+			found = append(found, regexp.MustCompile(`%(?:\[\d+\])?s`).ReplaceAllString(text, "VALUE"))
+		}
+	}
+	return strings.Join(found, "\n---\n")
+}
+
+// TestRights: each right that a text of the tree gives, or asks an operator for, is in the table with the code that uses it. One that is missing,
+// and one that is wider, by a name, a namespace, a verb or an account, is a failure.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	rights, got := rightsOf(t), map[string]map[string]bool{}
+	tree := os.DirFS("../../..")
+	require.NoError(t, fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if base := d.Name(); d.IsDir() && name != "." && (base == "testdata" || base[0] == '.' || base[0] == '_') {
+			return fs.SkipDir
+		}
+		if d.IsDir() || blocks[filepath.Ext(name)] == nil || strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		data, err := fs.ReadFile(tree, name)
+		if err != nil || !bytes.Contains(data, []byte("apiGroups:")) && !bytes.Contains(data, []byte("roleRef:")) || strings.HasPrefix(name, "internal/") {
+			return err
+		}
+		all := must.Get(kubetest.Rights(yamlOf(t, name, data)))(t, name)
+		if len(all) == 0 {
+			return nil // a webhook has apiGroups, too
+		}
+		got[name] = map[string]bool{}
+		for who, list := range all {
+			for _, r := range list {
+				got[name][who+": "+r.String()] = true
+			}
+		}
+		return nil
+	}))
+	for _, name := range slices.Sorted(maps.Keys(rights)) {
+		assert.ElementsMatch(t, slices.Collect(maps.Keys(rights[name])), slices.Collect(maps.Keys(got[name])), name)
+		for right, why := range rights[name] {
+			assert.NotEmpty(t, why, "%s: %s", name, right)
+		}
+		delete(got, name)
+	}
+	assert.Empty(t, got, "files with rights that are not in the table")
 }

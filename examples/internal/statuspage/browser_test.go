@@ -27,6 +27,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -63,8 +64,7 @@ type tab struct {
 func open(t *testing.T, address string) *tab {
 	t.Helper()
 	dir := t.TempDir()
-	log, err := os.Create(filepath.Join(dir, "log"))
-	require.NoError(t, err)
+	log := must.Get(os.Create(filepath.Join(dir, "log")))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, browser(t), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-port=0",
@@ -87,8 +87,7 @@ func open(t *testing.T, address string) *tab {
 	}, time.Minute, 10*time.Millisecond, "Chromium does not start")
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://127.0.0.1:"+port+"/json/new?about:blank", nil)
 	require.NoError(t, err)
-	resp, err := http.DefaultClient.Do(r)
-	require.NoError(t, err)
+	resp := must.Get(http.DefaultClient.Do(r))(t)
 	defer resp.Body.Close()
 	var target struct {
 		URL string `json:"webSocketDebuggerUrl"`
@@ -105,20 +104,16 @@ func open(t *testing.T, address string) *tab {
 // dial opens a WebSocket.
 func dial(t *testing.T, address string) *tab {
 	t.Helper()
-	u, err := url.Parse(address)
-	require.NoError(t, err)
-	conn, err := net.Dial("tcp", u.Host)
-	require.NoError(t, err)
+	u := must.Get(url.Parse(address))(t)
+	conn := must.Get(net.Dial("tcp", u.Host))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	key := make([]byte, 16)
 	_, _ = rand.Read(key)
-	_, err = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
+	_, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n",
 		u.Path, u.Host, base64.StdEncoding.EncodeToString(key))
 	require.NoError(t, err)
 	in := bufio.NewReader(conn)
-	resp, err := http.ReadResponse(in, nil)
-	require.NoError(t, err)
-	require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+	require.Equal(t, http.StatusSwitchingProtocols, must.Get(http.ReadResponse(in, nil))(t).StatusCode)
 	return &tab{t: t, conn: conn, in: in}
 }
 
@@ -232,8 +227,7 @@ func TestBrowser(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, me.Close()) })
 	renewed := ca.Source("/db")
-	secrets, err := sds.NewHandler(me, nil)
-	require.NoError(t, err)
+	secrets := must.Get(sds.NewHandler(me, nil))(t)
 	t.Cleanup(func() { require.NoError(t, secrets.Close()) })
 	start, fine := time.Now(), new(atomic.Bool)
 	h := newPage(t,

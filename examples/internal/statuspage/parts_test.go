@@ -27,6 +27,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -54,14 +55,12 @@ type secrets struct {
 
 func (s *secrets) add(t testing.TB, key crypto.Signer) {
 	t.Helper()
-	pem, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all = append(s.all, strings.Split(string(pem), "\n")[1])
 	if k, ok := key.(*ecdsa.PrivateKey); ok {
-		b, err := k.Bytes()
-		require.NoError(t, err)
+		b := must.Get(k.Bytes())(t)
 		s.all = append(s.all, hex.EncodeToString(b), base64.StdEncoding.EncodeToString(b))
 	}
 }
@@ -86,8 +85,7 @@ func (s *secrets) absent(t testing.TB, h http.Handler) {
 // http2 serves h without TLS.
 func http2(t testing.TB, h http.Handler) (client *http.Client, address string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	server := &http.Server{Handler: h, Protocols: new(http.Protocols), ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute}
 	server.Protocols.SetUnencryptedHTTP2(true)
 	go func() { _ = server.Serve(l) }()
@@ -104,9 +102,7 @@ func discovery(t testing.TB, h http.Handler, method string, r *envoysds.Discover
 	s = grpchttp.NewClient(c, address, 1<<20).Open(t.Context(), method, nil)
 	t.Cleanup(func() { _ = s.Close() })
 	send = func(r *envoysds.DiscoveryRequest) {
-		b, err := proto.Marshal(r)
-		require.NoError(t, err)
-		require.NoError(t, s.Send(b))
+		require.NoError(t, s.Send(must.Get(proto.Marshal(r))(t)))
 	}
 	send(r)
 	return s, send
@@ -125,8 +121,7 @@ func TestManager(t *testing.T) {
 		return key, err
 	}})
 	require.NoError(t, err)
-	handler, err := sds.NewHandler(m, nil)
-	require.NoError(t, err)
+	handler := must.Get(sds.NewHandler(m, nil))(t)
 	t.Cleanup(func() { require.NoError(t, handler.Close()) })
 	h := newPage(t, statuspage.Part{Name: "identity", Source: m}, statuspage.Part{Name: "envoy", Source: handler})
 
@@ -143,12 +138,10 @@ func TestManager(t *testing.T) {
 	t.Cleanup(func() { cancel(); <-done })
 	require.NoError(t, m.Add(spiffe.MustParseID("spiffe://example.org/db")))
 	require.NoError(t, m.Ready(t.Context()))
-	_, err = m.GenerateSecret(t.Context(), "spiffe://example.org/db")
-	require.NoError(t, err)
+	must.Get(m.GenerateSecret(t.Context(), "spiffe://example.org/db"))(t)
 
 	stream, send := discovery(t, handler, streamSecrets, &envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: "<b>envoy"}, ResourceNames: []string{"default"}})
-	b, err := stream.Receive()
-	require.NoError(t, err)
+	b := must.Get(stream.Receive())(t)
 	var r envoysds.DiscoveryResponse
 	require.NoError(t, proto.Unmarshal(b, &r))
 	send(&envoysds.DiscoveryRequest{ResponseNonce: r.GetNonce(), ResourceNames: []string{"default"}, ErrorDetail: &envoysds.Status{Message: "KEY_VALUES_MISMATCH"}})
@@ -217,8 +210,7 @@ func TestSources(t *testing.T) {
 	var keys secrets
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/files")
-	certs, key, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certs, key := must.Get2(svid.MarshalPEM())(t)
 	keys.add(t, svid.Signer())
 	dir := t.TempDir()
 	write := func(name string, b []byte) string {
@@ -229,43 +221,35 @@ func TestSources(t *testing.T) {
 	certFile, keyFile, rootFile := write("cert.pem", certs), write("key.pem", key), write("root.pem", ca.Bundle().MarshalPEM())
 
 	api := workloadapitest.NewServer(t, ca, "/workload")
-	agent, err := workloadapi.Start(t.Context(), api.Config())
-	require.NoError(t, err)
+	agent := must.Get(workloadapi.Start(t.Context(), api.Config()))(t)
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
-	workload, err := agent.SVID()
-	require.NoError(t, err)
+	workload := must.Get(agent.SVID())(t)
 	keys.add(t, workload.Signer())
 
-	files, err := filesource.Start(t.Context(), filesource.Config{
+	files := must.Get(filesource.Start(t.Context(), filesource.Config{
 		CertFile: certFile, KeyFile: keyFile, Bundles: []filesource.BundleFile{{Path: rootFile, TrustDomain: ca.Bundle().TrustDomain()}},
-	})
-	require.NoError(t, err)
+	}))(t)
 	t.Cleanup(func() { require.NoError(t, files.Close()) })
 
-	sink, err := filesink.Start(t.Context(), filesink.Config{Source: agent, Dir: t.TempDir()})
-	require.NoError(t, err)
+	sink := must.Get(filesink.Start(t.Context(), filesink.Config{Source: agent, Dir: t.TempDir()}))(t)
 	t.Cleanup(func() { require.NoError(t, sink.Close()) })
 
-	named, err := sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{dir}})
-	require.NoError(t, err)
+	named := must.Get(sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{dir}}))(t)
 	t.Cleanup(func() { require.NoError(t, named.Close()) })
 	for _, name := range []string{"file-cert:" + certFile + "~" + keyFile, "file-root:" + rootFile} {
-		_, err = named.GenerateSecret(t.Context(), name)
-		require.NoError(t, err)
+		must.Get(named.GenerateSecret(t.Context(), name))(t)
 	}
 
 	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
-	partners, err := federation.Start(t.Context(), federation.Config{
+	partners := must.Get(federation.Start(t.Context(), federation.Config{
 		Relationships: []federation.Relationship{partner.Relationship()}, Fetch: federationtest.Options(partner),
-	})
-	require.NoError(t, err)
+	}))(t)
 	t.Cleanup(func() { require.NoError(t, partners.Close()) })
 
 	lastGood, err := source.NewLastGood(source.LastGoodConfig{Source: agent, Dir: filepath.Join(t.TempDir(), "last"), MaxAge: time.Hour, Identity: true})
 	require.NoError(t, err)
 	fixture := ca.Source("/fixture")
-	own, err := fixture.SVID()
-	require.NoError(t, err)
+	own := must.Get(fixture.SVID())(t)
 	keys.add(t, own.Signer())
 
 	const token = "sesame-sesame-sesame-sesame"
@@ -275,14 +259,12 @@ func TestSources(t *testing.T) {
 		w.Header().Set("Grpc-Status", "7")
 		w.Header().Set("Grpc-Message", "refused: "+r.Header.Get("Authorization"))
 	}))
-	proxy, err := xdsproxy.NewHandler(xdsproxy.Config{
+	proxy := must.Get(xdsproxy.NewHandler(xdsproxy.Config{
 		URL: address, HTTPClient: control, AllowPlaintext: true, Token: func(context.Context) (string, error) { return token, nil },
-	})
-	require.NoError(t, err)
+	}))(t)
 	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
 	stream, _ := discovery(t, proxy, "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources", &envoysds.DiscoveryRequest{})
-	_, err = stream.Receive()
-	require.Error(t, err)
+	require.Error(t, must.Err(stream.Receive()))
 
 	h := newPage(t,
 		statuspage.Part{Name: "agent", Source: agent},

@@ -2,21 +2,27 @@ package statuspage_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"encoding/xml"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,7 +33,9 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/sourcereport"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -50,8 +58,7 @@ func TestNew(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "statuspage: new: ")
 	}
-	h, err := statuspage.New("", good)
-	require.NoError(t, err)
+	h := must.Get(statuspage.New("", good))(t)
 	require.NoError(t, h.Close())
 	require.NoError(t, h.Close())
 }
@@ -68,8 +75,7 @@ func TestGolden(t *testing.T) {
 			if *update {
 				require.NoError(t, os.WriteFile(file, []byte(got), 0o600))
 			}
-			want, err := os.ReadFile(file)
-			require.NoError(t, err)
+			want := must.Get(os.ReadFile(file))(t)
 			assert.Equal(t, string(want), got, "%s: go test ./examples/internal/statuspage -update", file)
 		}
 	})
@@ -176,8 +182,7 @@ func TestEscaping(t *testing.T) {
 	for _, s := range hostile {
 		r := everywhere(s)
 		r.Bundles = []report.Bundle{sourcereport.Bundle(ca.Bundle(), s)}
-		h, err := statuspage.New(s, statuspage.Part{Name: "part", Source: fixed(r)})
-		require.NoError(t, err)
+		h := must.Get(statuspage.New(s, statuspage.Part{Name: "part", Source: fixed(r)}))(t)
 		html := page(t, h)
 		assert.Equal(t, want, elements(html), "%.60q", s)
 		wellFormed(t, html)
@@ -303,8 +308,7 @@ func TestEachProblem(t *testing.T) {
 	now := time.Now()
 	var r report.Report
 	for _, name := range []string{"one", "two"} {
-		empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(name+".test"), spiffe.BundleContents{})
-		require.NoError(t, err)
+		empty := must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain(name+".test"), spiffe.BundleContents{}))(t)
 		r.Identities = append(r.Identities, report.Identity{Name: name, NotAfter: now.Add(-time.Hour)})
 		r.Bundles = append(r.Bundles, sourcereport.Bundle(empty, "CA"))
 	}
@@ -320,8 +324,7 @@ func TestEachProblem(t *testing.T) {
 // Origins are texts of others, too: a line in one must not begin an event.
 func TestOrigin(t *testing.T) {
 	t.Parallel()
-	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{}))(t)
 	h := of(t, report.Report{Bundles: []report.Bundle{sourcereport.Bundle(empty, "a\r\revent: summary\rdata: No problems"+strings.Repeat("x", 3000))}})
 	assert.NotContains(t, page(t, h), "\r")
 	s := read(t, h)
@@ -444,8 +447,7 @@ func TestRate(t *testing.T) {
 func TestRoots(t *testing.T) {
 	t.Parallel()
 	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
-	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{}))(t)
 	h := newPage(t,
 		statuspage.Part{Name: "identity", Source: fixed(report.Report{Bundles: []report.Bundle{sourcereport.Bundle(ca.Bundle(), "CA"), sourcereport.Bundle(partner.Bundle(), "CA")}})},
 		statuspage.Part{Name: "federation", Source: fixed(report.Report{Bundles: []report.Bundle{
@@ -472,10 +474,8 @@ type sse struct{ name, data string }
 func listen(t testing.TB, address string) (next func() (sse, error), closeIt func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address+"/events", nil)
-	require.NoError(t, err)
-	resp, err := http.DefaultClient.Do(r)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, address+"/events", nil))(t)
+	resp := must.Get(http.DefaultClient.Do(r))(t)
 	closeIt = func() {
 		cancel()
 		_ = resp.Body.Close()
@@ -511,8 +511,7 @@ func events(t testing.TB, h http.Handler, n int) (all []sse) {
 	next, closeIt := listen(t, server.URL)
 	defer closeIt()
 	for clocks := 0; ; {
-		e, err := next()
-		require.NoError(t, err)
+		e := must.Get(next())(t)
 		if e.name == "clock" {
 			if clocks++; clocks > n {
 				return all
@@ -542,8 +541,7 @@ func TestEvents(t *testing.T) {
 	html := page(t, h)
 	next, _ := listen(t, server.URL)
 	for _, want := range []string{"clock", "host", "summary", "problems", "identities", "attempts", "upstreams", "servers", "names", "events", "roots"} {
-		e, err := next()
-		require.NoError(t, err)
+		e := must.Get(next())(t)
 		require.Equal(t, want, e.name)
 		if want == "identities" {
 			assert.Equal(t, section(t, html, "identities"), strings.TrimSpace(e.data))
@@ -552,8 +550,7 @@ func TestEvents(t *testing.T) {
 	failing.Store(true)
 	seen := map[string]bool{}
 	for !seen["upstreams"] {
-		e, err := next()
-		require.NoError(t, err)
+		e := must.Get(next())(t)
 		seen[e.name] = true
 		assert.Contains(t, []string{"clock", "host", "summary", "problems", "attempts", "upstreams"}, e.name, "nothing else has changed")
 		if e.name == "upstreams" {
@@ -598,8 +595,7 @@ func TestEventsBound(t *testing.T) {
 	var closeOne func()
 	for range 8 {
 		next, closeIt := listen(t, server.URL)
-		_, err := next()
-		require.NoError(t, err)
+		must.Get(next())(t)
 		closeOne = closeIt
 	}
 	of := func(user string) func(*http.Request) {
@@ -618,8 +614,7 @@ func TestEventsBound(t *testing.T) {
 	t.Cleanup(func() { _ = h.Close() })
 	for range 8 {
 		next, _ := listen(t, another.URL)
-		_, err := next()
-		require.NoError(t, err, "another user")
+		must.Get(next())(t, "another user")
 	}
 	r = ask(t, h, http.MethodGet, "/events", of("uid 8"))
 	require.Equal(t, http.StatusServiceUnavailable, r.StatusCode, "all are taken")
@@ -671,3 +666,270 @@ func TestEventsStuck(t *testing.T) {
 		})
 	}
 }
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
+}
+
+// sample has something of everything.
+func sample(now time.Time) report.Report {
+	return report.Report{
+		Identities: []report.Identity{
+			{Name: "spiffe://example.org/retrying", NotBefore: now.Add(-40 * time.Minute), NotAfter: now.Add(20 * time.Minute), Renewal: now.Add(30 * time.Second), Failures: 3, Err: errCA},
+			{Name: "spiffe://example.org/expired", NotBefore: now.Add(-2 * time.Hour), NotAfter: now.Add(-time.Hour)},
+			{Name: "spiffe://example.org/missing", Err: errors.New("not registered")},
+			{Name: "file-cert:/etc/certs/cert.pem~/etc/certs/key.pem", NotAfter: now.Add(90 * 24 * time.Hour)},
+		},
+		Upstreams: []report.Upstream{
+			{Name: "https://istiod.istio-system.svc:15012", LastSuccess: now.Add(-2 * time.Minute), NextAttempt: now.Add(30 * time.Second), Failures: 3, Err: errCA},
+			{Name: "/etc/certs", LastSuccess: now.Add(-3 * time.Second)},
+			{Name: "unix:///run/spire/agent.sock", NextAttempt: now.Add(time.Second)},
+		},
+		Servers: []report.Server{{
+			Protocol: "SDS", Streams: 3, Names: map[string]string{"default": "0123456789abcdef0123456789abcdef", "ROOTCA": "fedcba9876543210fedcba9876543210", "late": ""},
+			Pushes: []report.Push{
+				{Time: now.Add(-5 * time.Second), Names: []string{"default"}, Version: "0123456789abcdef0123456789abcdef", Streams: 2},
+				{Time: now.Add(-4 * time.Second), NACK: true, Names: []string{"default"},
+					Version: "0123456789abcdef0123456789abcdef", Streams: 1, Client: "sidecar~10.1.2.3~web-1.ns~ns.svc.cluster.local",
+					Message: "KEY_VALUES_MISMATCH"},
+			},
+		}},
+		Problems: []error{errors.New("an entry of a bundle was skipped")},
+	}
+}
+
+// dialled is the error of a connection.
+func dialled(err error) error {
+	addr := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 15012}
+	return fmt.Errorf("sign: %w", &net.OpError{Op: "dial", Net: "tcp", Addr: addr, Err: err})
+}
+
+// TestWords: what has one cause is one problem, which says in words since when it lasts, when it is tried again, and what to do;
+// what has expired, or ends first, comes first.
+func TestWords(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now()
+		refused := dialled(os.NewSyscallError("connect", syscall.ECONNREFUSED))
+		one := func(name string, end time.Duration, err error) report.Identity {
+			return report.Identity{
+				Name: name, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(end), Renewal: now.Add(5 * time.Second), Since: now.Add(-40 * time.Second), Failures: 2, Err: err,
+			}
+		}
+		h := of(t, report.Report{
+			Identities: []report.Identity{
+				one("spiffe://example.org/late", 10*time.Minute, refused),
+				one("spiffe://example.org/gone", -16*time.Second, refused),
+				one("spiffe://example.org/soon", 20*time.Second, refused),
+				one("spiffe://example.org/denied", 30*time.Second, errors.New("denied")),
+				{Name: "spiffe://example.org/none", Err: errors.New("not registered")},
+				{Name: "spiffe://example.org/file", NotBefore: now.Add(-time.Hour), NotAfter: now.Add(-20 * time.Second)},
+				{Name: "spiffe://example.org/future", NotBefore: now.Add(time.Minute), NotAfter: now.Add(time.Hour)},
+			},
+			Upstreams: []report.Upstream{
+				{Name: "CA 127.0.0.1:15012", Since: now.Add(-40 * time.Second), NextAttempt: now.Add(5 * time.Second), Err: refused},
+				{Name: "files", Err: &fs.PathError{Op: "open", Path: "/etc/certs/key.pem", Err: syscall.EACCES}},
+			},
+			Problems: []error{errors.New("an entry was skipped")},
+		})
+		text := page(t, h)
+		at := 0
+		for _, want := range []string{
+			"<code>spiffe://example.org/file</code> expired 20 s ago",
+			"To do: see why what writes or renews it has no newer one: CA 127.0.0.1:15012.",
+			"<code>spiffe://example.org/gone</code> expired 16 s ago; 127.0.0.1:15012 refuses connections, for 40 s; next attempt in 5 s; 3 identities",
+			"To do: start what listens there, or correct the address.",
+			"connection refused",
+			"<code>spiffe://example.org/none</code> there is none yet; not registered",
+			"<code>spiffe://example.org/denied</code> expires in 30 s; denied, for 40 s; next attempt in 5 s",
+			"<code>spiffe://example.org/future</code> valid in 60 s",
+			"To do: compare the clocks of this machine and of the CA.",
+			"<code>files</code> this process may not open /etc/certs/key.pem",
+			"To do: let the user of this process read it.",
+			"an entry was skipped",
+		} {
+			next := strings.Index(text[at:], want)
+			require.GreaterOrEqual(t, next, 0, "%s\nin %s", want, text[at:min(at+3000, len(text))])
+			at += next
+		}
+		assert.Equal(t, 4, strings.Count(text, "To do: "), "an error whose remedy is not known has none but its own")
+		assert.NotContains(t, text, "the log")
+		assert.Contains(t, text, ">7 problems<", "the CA that refuses is no other one than that of the identities")
+	})
+}
+
+func TestCauses(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[string]error{
+		"127.0.0.1:15012 does not answer in time":          dialled(os.ErrDeadlineExceeded),
+		"the other side does not answer in time":           fmt.Errorf("sign: %w", context.DeadlineExceeded),
+		"/run/agent.sock is not there":                     &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: "/run/agent.sock", Net: "unix"}, Err: os.NewSyscallError("connect", syscall.ENOENT)},
+		"/var/run/token is not there":                      fmt.Errorf("token: %w", &fs.PathError{Op: "open", Path: "/var/run/token", Err: syscall.ENOENT}),
+		"no address is known for ca.test":                  dialled(&net.DNSError{Err: "no such host", Name: "ca.test", IsNotFound: true}),
+		"does not lead to the roots that are trusted here": dialled(x509.UnknownAuthorityError{}),
+		"something else":                                   errors.New("something else"),
+	} {
+		assert.Contains(t, page(t, of(t, report.Report{Problems: []error{err}})), want)
+	}
+}
+
+// TestOpenSSL: serial, fingerprint and issuer are what openssl prints, of an identity that is kept for others, too.
+func TestOpenSSL(t *testing.T) {
+	t.Parallel()
+	openssl, err := exec.LookPath("openssl")
+	if err != nil {
+		t.Skip("there is no openssl: ", err)
+	}
+	ca := spiffetest.NewCA(t, "example.org")
+	m, err := secretcache.Start(t.Context(), secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: ca, CAName: "ca.test:15012"})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, m.Close()) })
+	other := spiffe.MustParseID("spiffe://example.org/db")
+	require.NoError(t, m.Add(other))
+	chain, _, ok := must.Get(m.GenerateSecret(t.Context(), other.String()))(t).KeyPair()
+	require.True(t, ok)
+	svid := must.Get(m.SVID())(t)
+	r := m.Report()
+	text := page(t, of(t, r))
+	for _, cert := range [][]byte{
+		chain, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: svid.Leaf().Raw}), ca.Bundle().MarshalPEM(),
+	} {
+		cmd := exec.Command(openssl, "x509", "-noout", "-serial", "-fingerprint", "-sha256", "-issuer", "-nameopt", "RFC2253")
+		cmd.Stdin = bytes.NewReader(cert)
+		out := must.Get(cmd.Output())(t)
+		for line := range strings.Lines(string(out)) {
+			line = strings.TrimSpace(line)
+			if _, sum, ok := strings.Cut(line, "ingerprint="); ok {
+				line = "SHA-256 " + strings.ToLower(strings.ReplaceAll(sum, ":", ""))
+			} else if serial, ok := strings.CutPrefix(line, "serial="); ok { // hexadecimal has one form here
+				line = "serial=" + strings.TrimLeft(strings.ToLower(serial), "0")
+			}
+			assert.Contains(t, text, ">"+line+"<")
+		}
+	}
+	assert.Contains(t, text, "CA ca.test:15012")
+	assert.Contains(t, text, "renewed")
+	require.NotEmpty(t, r.Attempts)
+}
+
+// TestRemedyOfExpired: an identity that has expired without an error is told with where the next one comes from: a file, a socket, or
+// the address of a CA.
+func TestRemedyOfExpired(t *testing.T) {
+	t.Parallel()
+	i := report.Identity{Name: "spiffe://example.org/web", NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(-time.Minute)}
+	for _, from := range []string{"/etc/certs/tls.crt", "unix:///run/agent.sock (X.509)", "CA ca.test:15012"} {
+		assert.Contains(t, page(t, of(t, report.Report{Identities: []report.Identity{i}, Upstreams: []report.Upstream{{Name: from, OK: true}}})),
+			"To do: see why what writes or renews it has no newer one: "+from+".")
+	}
+	assert.Contains(t, page(t, of(t, report.Report{Identities: []report.Identity{i}})), "To do: see why what writes or renews it has no newer one.")
+}
+
+// reporter is a part that says what it is told to.
+type reporter func() report.Report
+
+func (r reporter) Report() report.Report { return r() }
+
+// fixed says always the same.
+func fixed(r report.Report) reporter { return func() report.Report { return r } }
+
+func newPage(t testing.TB, parts ...statuspage.Part) *statuspage.Handler {
+	t.Helper()
+	h := must.Get(statuspage.New("agent", parts...))(t)
+	t.Cleanup(func() { assert.NoError(t, h.Close()) })
+	return h
+}
+
+// of is a page of one part.
+func of(t testing.TB, r report.Report) *statuspage.Handler {
+	t.Helper()
+	return newPage(t, statuspage.Part{Name: "part", Source: fixed(r)})
+}
+
+// ask returns the answer to a request as of a client on the same machine.
+func ask(t testing.TB, h http.Handler, method, path string, edit ...func(*http.Request)) *http.Response {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // for events that should not have begun
+	defer cancel()
+	r := httptest.NewRequestWithContext(ctx, method, "http://localhost"+path, nil)
+	for _, e := range edit {
+		e(r)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result()
+}
+
+func body(t testing.TB, r *http.Response) string {
+	t.Helper()
+	return string(must.Get(io.ReadAll(r.Body))(t))
+}
+
+func page(t testing.TB, h http.Handler) string {
+	t.Helper()
+	r := ask(t, h, http.MethodGet, "/")
+	require.Equal(t, http.StatusOK, r.StatusCode)
+	return body(t, r)
+}
+
+// status is the JSON form, as a client reads it.
+type status struct {
+	Title      string
+	Problems   list[struct{ Part, What, Error string }]
+	Identities list[identity]
+	Roots      list[struct {
+		TrustDomain               string `json:"trust_domain"`
+		Kind, Name, SHA256, State string
+		From                      []string
+	}]
+	Upstreams list[struct {
+		Part, Name, State, Error string
+		LastSuccess              string `json:"last_success"`
+		NextAttempt              string `json:"next_attempt"`
+		Failures                 int
+	}]
+	Servers list[struct {
+		Part, Protocol           string
+		Streams, Served, Waiting int
+	}]
+	Names  list[struct{ Part, Name, Version string }]
+	Events list[struct {
+		Part, Kind, Version, Client, Message string
+		Names                                []string
+		Streams                              int
+	}]
+}
+
+type identity struct {
+	Part, Name, State, Error, Renewal string
+	NotBefore                         string `json:"not_before"`
+	NotAfter                          string `json:"not_after"`
+	Failures                          int
+}
+
+type list[T any] struct {
+	Rows    []T
+	Omitted int
+}
+
+func read(t testing.TB, h http.Handler) (s status) {
+	t.Helper()
+	r := ask(t, h, http.MethodGet, "/status.json")
+	require.Equal(t, http.StatusOK, r.StatusCode)
+	require.Equal(t, "application/json", r.Header.Get("Content-Type"))
+	require.NoError(t, json.Unmarshal([]byte(body(t, r)), &s))
+	return s
+}
+
+// section returns what is in the element of that ID that is replaced while the page is live.
+func section(t testing.TB, html, id string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(html, ` id="`+id+`">`)
+	require.True(t, ok, id)
+	if end := strings.Index(rest, "</div>"); end >= 0 {
+		rest = rest[:end]
+	}
+	return rest
+}
+
+var errCA = errors.New("the CA is down")

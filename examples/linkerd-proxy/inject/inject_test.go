@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -26,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/linkerdname"
@@ -44,9 +46,7 @@ func anchors(t testing.TB) []byte {
 			require.NoError(t, os.WriteFile(anchorsFile, pki.MarshalCertificatesPEM(spiffetest.NewCA(t, "cluster.local").Root()), 0o644))
 		}
 	}
-	b, err := os.ReadFile(anchorsFile)
-	require.NoError(t, err)
-	return b
+	return must.Get(os.ReadFile(anchorsFile))(t)
 }
 
 var mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
@@ -57,9 +57,7 @@ func injector(t testing.TB, edit ...func(*inject.Config)) *inject.Injector {
 	for _, e := range edit {
 		e(&cfg)
 	}
-	in, err := inject.New(cfg)
-	require.NoError(t, err)
-	return in
+	return must.Get(inject.New(cfg))(t)
 }
 
 func seed(c *inject.Config)     { c.Mesh.FirstDesign = true }
@@ -67,9 +65,7 @@ func audience(c *inject.Config) { c.TokenAudience = "identity.l5d.io" }
 
 func read(t testing.TB, name string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("testdata", name))
-	require.NoError(t, err)
-	return b
+	return must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
 }
 
 // apply applies a JSON Patch that only adds.
@@ -95,8 +91,7 @@ func apply(t testing.TB, object, patch []byte) []byte {
 			at := root
 			for _, s := range steps[:len(steps)-1] {
 				if l, ok := at.([]any); ok {
-					i, err := strconv.Atoi(s)
-					require.NoError(t, err)
+					i := must.Get(strconv.Atoi(s))(t)
 					at = l[i]
 					continue
 				}
@@ -107,9 +102,7 @@ func apply(t testing.TB, object, patch []byte) []byte {
 			at.(map[string]any)[steps[len(steps)-1]] = op.Value
 		}
 	}
-	out, err := json.MarshalIndent(root, "", "  ")
-	require.NoError(t, err)
-	return append(out, '\n')
+	return append(must.Get(json.MarshalIndent(root, "", "  "))(t), '\n')
 }
 
 // env returns the variables of the proxy.
@@ -152,8 +145,7 @@ func TestGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			in, pod := injector(t, edit), read(t, "pod.json")
-			got, err := in.Inject(pod, "")
-			require.NoError(t, err)
+			got := must.Get(in.Inject(pod, ""))(t)
 			want := "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
 			switch name {
 			case "seed":
@@ -168,13 +160,10 @@ func TestGolden(t *testing.T) {
 			if *update {
 				require.NoError(t, os.WriteFile(golden, patched, 0o644))
 			}
-			b, err := os.ReadFile(golden)
-			require.NoError(t, err)
-			assert.Equal(t, string(b), string(patched))
+			assert.Equal(t, string(must.Get(os.ReadFile(golden))(t)), string(patched))
 
 			// Once more changes nothing.
-			again, err := in.Inject(patched, "")
-			require.NoError(t, err)
+			again := must.Get(in.Inject(patched, ""))(t)
 			assert.Nil(t, again.Patch, "%s", again.Patch)
 			assert.Equal(t, got.Identity, again.Identity)
 		})
@@ -239,12 +228,9 @@ func TestDownwardAPI(t *testing.T) {
 				return fmt.Appendf(nil, `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": %q}, "spec": {"serviceAccountName": %q,
 					"containers": [{"name": "linkerd-proxy", "env": [%s {"name": "LINKERD2_PROXY_LOG", "value": "info"}]}]}}`, namespace, account, before)
 			}
-			got, err := in.Inject(pod("emojivoto", "web"), "")
-			require.NoError(t, err)
+			got := must.Get(in.Inject(pod("emojivoto", "web"), ""))(t)
 			patched := apply(t, pod("emojivoto", "web"), got.Patch)
-			again, err := in.Inject(patched, "")
-			require.NoError(t, err)
-			assert.Nil(t, again.Patch)
+			assert.Nil(t, must.Get(in.Inject(patched, ""))(t).Patch)
 
 			// Both names are there in one of the cases; the proxy is given the one of its form.
 			for _, of := range [][2]string{{"emojivoto", "web"}, {"books", "authors"}} {
@@ -257,8 +243,7 @@ func TestDownwardAPI(t *testing.T) {
 						environ = append(environ, line)
 					}
 				}
-				e, err := linkerdproxy.FromEnviron(environ, nil)
-				require.NoError(t, err, "%s", moved)
+				e := must.Get(linkerdproxy.FromEnviron(environ, nil))(t, "%s", moved)
 				assert.Equal(t, want, e.Name, "%s", moved)
 			}
 		}
@@ -271,10 +256,8 @@ func TestDisabled(t *testing.T) {
 	conformance.Covers(t, "LNK-9-1", "LNK-13-1")
 	pod := []byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "emojivoto", "annotations": {"linkerd.io/identity": "disabled"}},
 		"spec": {"serviceAccountName": "web", "containers": [{"name": "linkerd-proxy"}]}}`)
-	got, err := injector(t, func(c *inject.Config) { c.DownwardAPI = true }).Inject(pod, "")
-	require.NoError(t, err)
-	e, err := linkerdproxy.FromEnviron(kubelet(t, apply(t, pod, got.Patch)), nil)
-	require.NoError(t, err)
+	got := must.Get(injector(t, func(c *inject.Config) { c.DownwardAPI = true }).Inject(pod, ""))(t)
+	e := must.Get(linkerdproxy.FromEnviron(kubelet(t, apply(t, pod, got.Patch)), nil))(t)
 	assert.Empty(t, e.Name)
 }
 
@@ -283,12 +266,9 @@ func TestDocument(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-9-7", "LNK-12.1-8", "LNK-13-11")
 	pod := read(t, "pod.json")
-	got, err := injector(t, seed).Inject(pod, "")
-	require.NoError(t, err)
-	patched := apply(t, pod, got.Patch)
+	patched := apply(t, pod, must.Get(injector(t, seed).Inject(pod, ""))(t).Patch)
 	vars := env(t, patched)
-	blob, err := base64.StdEncoding.DecodeString(vars["LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB"])
-	require.NoError(t, err)
+	blob := must.Get(base64.StdEncoding.DecodeString(vars["LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB"]))(t)
 	assert.Equal(t, anchors(t), blob)
 	delete(vars, "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB")
 	assert.Equal(t, map[string]string{
@@ -327,8 +307,7 @@ func TestCertifier(t *testing.T) {
 	pod := bytes.ReplaceAll(bytes.ReplaceAll(read(t, "pod.json"), []byte(`"emojivoto"`), []byte(`"linkerd"`)), []byte(`"serviceAccountName": "web"`), []byte(`"serviceAccountName": "linkerd-identity"`))
 	pod = bytes.Replace(pod, []byte(`{"name": "LINKERD2_PROXY_LOG", "value": "info"}`), []byte(`{"name": "LINKERD2_PROXY_IDENTITY_IDENTITY", "value": "x"}, {"name": "LINKERD2_PROXY_IDENTITY_SVC_NAME", "value": "x"}`), 1)
 	for _, edit := range []func(*inject.Config){seed, audience} {
-		got, err := injector(t, edit).Inject(pod, "")
-		require.NoError(t, err)
+		got := must.Get(injector(t, edit).Inject(pod, ""))(t)
 		assert.True(t, strings.HasPrefix(got.Identity, "linkerd-identity.linkerd."), "its own account: %s", got.Identity)
 		vars := env(t, apply(t, pod, got.Patch))
 		if vars["LINKERD2_PROXY_LOCAL_IDENTITY_NAME"] != "" {
@@ -440,8 +419,7 @@ func TestObjects(t *testing.T) {
 func TestAccountToken(t *testing.T) {
 	t.Parallel()
 	pod := read(t, "pod.json")
-	got, err := injector(t).Inject(pod, "")
-	require.NoError(t, err)
+	got := must.Get(injector(t).Inject(pod, ""))(t)
 	assert.Equal(t, 2, strings.Count(string(apply(t, pod, got.Patch)), `"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"`))
 }
 
@@ -449,28 +427,23 @@ func TestSetTrustAnchors(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-13-3")
 	in, pod := injector(t), read(t, "pod.json")
-	before, err := in.Inject(pod, "")
-	require.NoError(t, err)
+	before := must.Get(in.Inject(pod, ""))(t)
 	for _, bad := range []string{"", "x", "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"} {
 		require.Error(t, in.SetTrustAnchors([]byte(bad)))
 	}
 	one := pki.MarshalCertificatesPEM(spiffetest.NewCA(t, "cluster.local").Root())
 	most := bytes.Repeat(one, 90<<10/len(one))
 	require.ErrorIs(t, in.SetTrustAnchors(append(most, one...)), spiffe.ErrTooLarge)
-	full, err := injector(t, seed, func(c *inject.Config) { c.TrustAnchors = most }).Inject(pod, "")
-	require.NoError(t, err)
+	full := must.Get(injector(t, seed, func(c *inject.Config) { c.TrustAnchors = most }).Inject(pod, ""))(t)
 	for name, value := range env(t, apply(t, pod, full.Patch)) {
 		require.Less(t, len(name)+len("=")+len(value), 128<<10, "of more Linux makes no variable")
 	}
-	same, err := in.Inject(pod, "")
-	require.NoError(t, err)
-	assert.Equal(t, before, same)
+	assert.Equal(t, before, must.Get(in.Inject(pod, ""))(t))
 	next := pki.MarshalCertificatesPEM(spiffetest.NewCA(t, "cluster.local").Root())
 	require.NoError(t, in.SetTrustAnchors(next))
 	clear(next)
 	// A pod that was admitted before has the old ones, and gets the new ones when it is created again.
-	after, err := in.Inject(apply(t, pod, before.Patch), "")
-	require.NoError(t, err)
+	after := must.Get(in.Inject(apply(t, pod, before.Patch), ""))(t)
 	assert.Contains(t, string(after.Patch), "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS")
 	assert.Contains(t, string(after.Patch), "-----BEGIN CERTIFICATE-----")
 }
@@ -479,8 +452,7 @@ func TestIdentity(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-1-7", "LNK-15-2", "LNK-15-3")
 	in, pod := injector(t), read(t, "pod.json")
-	got, err := in.Inject(pod, "")
-	require.NoError(t, err)
+	got := must.Get(in.Inject(pod, ""))(t)
 	ours := string(apply(t, pod, got.Patch))
 	const note = `"example.org/kept": "yes"`
 	for name, v := range map[string]struct {
@@ -498,16 +470,14 @@ func TestIdentity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			name, err := in.Identity([]byte(v.pod), v.port)
-			require.NoError(t, err)
+			name := must.Get(in.Identity([]byte(v.pod), v.port))(t)
 			assert.Equal(t, v.want, name)
 			if name == "" {
 				return
 			}
 			// The injector has said the same, and so does the certifier, which has the mesh.
 			assert.Equal(t, got.Identity, name)
-			namespace, account, err := mesh.Parse(name)
-			require.NoError(t, err)
+			namespace, account := must.Get2(mesh.Parse(name))(t)
 			assert.Equal(t, "emojivoto web", namespace+" "+account)
 		})
 	}
@@ -522,8 +492,7 @@ func TestIdentity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := in.Identity([]byte(bad), 80)
-			require.Error(t, err)
+			require.Error(t, must.Err(in.Identity([]byte(bad), 80)))
 		})
 	}
 }
@@ -543,8 +512,7 @@ func TestNew(t *testing.T) {
 	} {
 		cfg := inject.Config{Mesh: mesh, TrustAnchors: anchors(t)}
 		edit(&cfg)
-		_, err := inject.New(cfg)
-		require.Error(t, err, name)
+		require.Error(t, must.Err(inject.New(cfg)), name)
 	}
 }
 
@@ -560,15 +528,12 @@ func TestWebhook(t *testing.T) {
 		return fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"group":"","version":"v1","kind":%q},"namespace":"emojivoto","operation":%q,"object":%s,"oldObject":null,"newField":1}}`, kind, operation, object)
 	}
 	send := func(method, media, body string) (int, string) {
-		req, err := http.NewRequestWithContext(t.Context(), method, server.URL, strings.NewReader(body))
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), method, server.URL, strings.NewReader(body)))(t)
 		req.Header.Set("Content-Type", media)
-		resp, err := server.Client().Do(req)
-		require.NoError(t, err)
+		resp := must.Get(server.Client().Do(req))(t)
 		defer resp.Body.Close()
 		var b bytes.Buffer
-		_, err = b.ReadFrom(resp.Body)
-		require.NoError(t, err)
+		must.Get(b.ReadFrom(resp.Body))(t)
 		return resp.StatusCode, b.String()
 	}
 	type answer struct {
@@ -681,9 +646,8 @@ func TestWebhookSlowClients(t *testing.T) {
 		defer time.Sleep(time.Second) // net/http lingers after an answer that ends a connection
 		defer server.Close()
 		send := func(length int, body, more string) net.Conn {
-			c, err := l.DialContext(t.Context(), "tcp", "")
-			require.NoError(t, err)
-			_, err = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s", length, more, body)
+			c := must.Get(l.DialContext(t.Context(), "tcp", ""))(t)
+			_, err := fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s", length, more, body)
 			require.NoError(t, err)
 			return c
 		}
@@ -696,15 +660,11 @@ func TestWebhookSlowClients(t *testing.T) {
 		body := `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":"DELETE"}}`
 		c := send(len(body), body, "Connection: close\r\n")
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
-		answer, err := io.ReadAll(c)
-		require.NoError(t, err)
-		assert.Contains(t, string(answer), "HTTP/1.1 200 OK")
+		assert.Contains(t, string(must.Get(io.ReadAll(c))(t)), "HTTP/1.1 200 OK")
 		assert.Zero(t, time.Since(begun))
 		for _, c := range slow {
 			require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
-			answer, err := io.ReadAll(c)
-			require.NoError(t, err)
-			assert.Contains(t, string(answer), "HTTP/1.1 400 Bad Request")
+			assert.Contains(t, string(must.Get(io.ReadAll(c))(t)), "HTTP/1.1 400 Bad Request")
 		}
 		assert.LessOrEqual(t, time.Since(begun), 15*time.Second)
 
@@ -716,8 +676,7 @@ func TestWebhookSlowClients(t *testing.T) {
 				defer c.Close()
 				continue
 			}
-			answer, err := io.ReadAll(c)
-			require.NoError(t, err)
+			answer := must.Get(io.ReadAll(c))(t)
 			assert.Contains(t, string(answer), "HTTP/1.1 503 Service Unavailable", "of this peer, more than its share")
 		}
 	})
@@ -744,8 +703,7 @@ func TestManyValues(t *testing.T) {
 		"of a member":     []byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"annotations":{` + members.String() + `"x":""}}}`),
 		"behind a string": pod(`\\\"`, strings.Repeat("{},", n), ""),
 	} {
-		_, err := in.Inject(object, "emojivoto")
-		require.ErrorContains(t, err, "too many ", name)
+		require.ErrorContains(t, must.Err(in.Inject(object, "emojivoto")), "too many ", name)
 	}
 	got, err := in.Inject(pod(strings.Repeat(`{,[\",`, n/10), "", strings.Repeat(`{"name":"b","value":"1,2"},`, 10_000)), "emojivoto")
 	require.NoError(t, err)
@@ -772,9 +730,52 @@ func FuzzInject(f *testing.F) {
 		if got.Patch != nil {
 			patched = apply(t, data, got.Patch)
 		}
-		again, err := in.Inject(patched, "n")
-		require.NoError(t, err)
+		again := must.Get(in.Inject(patched, "n"))(t)
 		assert.Equal(t, got.Identity, again.Identity)
 		assert.Nil(t, again.Patch, "%s\n%s", got.Patch, again.Patch)
 	})
+}
+
+// A pod of the mesh has the label of this control plane: one without gets it, one of another control plane gets it in the place of that, and the other
+// labels stay. A pod without an identity keeps what it has.
+func TestControlPlaneLabel(t *testing.T) {
+	t.Parallel()
+	const owner = "linkerd.io/control-plane-ns"
+	for name, labels := range map[string]map[string]string{
+		"none":                     nil,
+		"others":                   {"app": "web", "linkerd.io/proxy-deployment": "web"},
+		"its own":                  {"app": "web", owner: "linkerd"},
+		"of another control plane": {"app": "web", owner: "linkerd-old"},
+		"empty":                    {owner: ""},
+	} {
+		for annotation, joined := range map[string]bool{"enabled": true, "disabled": false} {
+			text := must.Get(json.Marshal(labels))(t)
+			for _, form := range []string{
+				`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x","labels":%s,"annotations":{"linkerd.io/identity":%q}},` + spec + `}`,
+				`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"x"},"spec":{"template":{"metadata":{"labels":%s,"annotations":{"linkerd.io/identity":%q}},` + spec + `}}}`,
+			} {
+				object := fmt.Appendf(nil, form, text, annotation)
+				got := must.Get(injector(t).Inject(object, "n"))(t)
+				require.Equal(t, joined, got.Enabled)
+				type meta struct{ Labels map[string]string }
+				var patched struct {
+					Metadata meta
+					Spec     struct{ Template struct{ Metadata meta } }
+				}
+				require.NoError(t, json.Unmarshal(apply(t, object, got.Patch), &patched))
+				want := maps.Clone(labels)
+				if joined {
+					if want == nil {
+						want = map[string]string{}
+					}
+					want[owner] = "linkerd"
+				}
+				is := patched.Metadata.Labels
+				if is == nil {
+					is = patched.Spec.Template.Metadata.Labels
+				}
+				assert.Equal(t, want, is, "%s, %s", name, annotation)
+			}
+		}
+	}
 }

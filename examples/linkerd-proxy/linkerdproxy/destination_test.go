@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 var (
@@ -179,9 +180,7 @@ func TestDestinationLeavesOut(t *testing.T) {
 		}
 		return meshtest.Added(all...)
 	}())
-	all, err := client.Endpoints(t.Context(), "limit:80")
-	require.NoError(t, err)
-	assert.Len(t, all, 10_000)
+	assert.Len(t, must.Get(client.Endpoints(t.Context(), "limit:80"))(t), 10_000)
 }
 
 // While the destination service is away, its last answer counts; the first of the next stream takes its place. A service that
@@ -218,16 +217,13 @@ func TestDestinationLimits(t *testing.T) {
 	t.Parallel()
 	d := meshtest.NewDestination(t, nil)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	client, err := linkerdproxy.NewDestinations(ctx, nil, d.Service, nil)
-	require.NoError(t, err)
+	client := must.Get(linkerdproxy.NewDestinations(ctx, nil, d.Service, nil))(t)
 	over, stop := context.WithCancel(t.Context())
 	stop()
 	for i := range 1000 {
-		_, err := client.Endpoints(over, fmt.Sprintf("app-%d:80", i))
-		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, must.Err(client.Endpoints(over, fmt.Sprintf("app-%d:80", i))), context.Canceled)
 	}
-	_, err = client.Endpoints(over, "app-1000:80")
-	require.ErrorContains(t, err, "1000 services are followed")
+	require.ErrorContains(t, must.Err(client.Endpoints(over, "app-1000:80")), "1000 services are followed")
 	d.Push("app-7:80", meshtest.Added(one))
 	eventually(t, func() bool { return d.Streams() == 1000 }, "streams")
 	d.Push("app-8:80", meshtest.Added(one))
@@ -235,8 +231,7 @@ func TestDestinationLimits(t *testing.T) {
 	gone := errors.New("the proxy ends")
 	cancel(gone)
 	eventually(t, func() bool { return d.Streams() == 0 }, "the end of the streams")
-	_, err = client.Endpoints(t.Context(), "app-9:80")
-	require.ErrorIs(t, err, gone)
+	require.ErrorIs(t, must.Err(client.Endpoints(t.Context(), "app-9:80")), gone)
 }
 
 // Elsewhere than on loopback the destination service proves its name by the trust anchors, and the proxy its own, before anything
@@ -253,8 +248,7 @@ func TestDestinationIdentity(t *testing.T) {
 	has(t, client, app, one)
 	assert.Equal(t, []meshtest.Ask{{Scheme: "k8s", Authority: app, Client: voting}}, d.Asked())
 
-	own, err := id.Credential()
-	require.NoError(t, err)
+	own := must.Get(id.Credential())(t)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*own.TLSCertificate()}})
 	require.NoError(t, err)
 	defer l.Close()
@@ -291,15 +285,13 @@ func TestDestinationIdentity(t *testing.T) {
 		{id, linkerdproxy.Service{Addr: near.Addr, Name: web}, "leave the name empty"},
 		{nil, linkerdproxy.Service{Addr: "dst.linkerd", Name: web}, "without an identity"},
 	} {
-		_, err := linkerdproxy.NewDestinations(t.Context(), bad.id, bad.s, nil)
-		require.ErrorContains(t, err, bad.want)
+		require.ErrorContains(t, must.Err(linkerdproxy.NewDestinations(t.Context(), bad.id, bad.s, nil)), bad.want)
 	}
 	for _, good := range []struct {
 		id *linkerdproxy.Identity
 		s  linkerdproxy.Service
 	}{{id, near}, {nil, near}, {nil, linkerdproxy.Service{Addr: "dst.linkerd"}}} {
-		_, err := linkerdproxy.NewDestinations(t.Context(), good.id, good.s, nil)
-		require.NoError(t, err)
+		must.Get(linkerdproxy.NewDestinations(t.Context(), good.id, good.s, nil))(t)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const (
@@ -43,7 +44,7 @@ func TestFirstDesign(t *testing.T) {
 	conformance.Covers(t, "LNK-9-1", "LNK-12.1-1", "LNK-12.1-2", "LNK-12.1-3", "LNK-12.1-4", "LNK-12.1-5", "LNK-12.1-6", "LNK-12.1-8", "LNK-17-2")
 	s := newService(t, time.Hour)
 	anchors := s.ca.Bundle().MarshalPEM()
-	e, err := linkerdproxy.FromEnviron([]string{
+	e := must.Get(linkerdproxy.FromEnviron([]string{
 		"PATH=/bin",
 		"LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(anchors),
 		"LINKERD2_PROXY_IDENTITY_STORE_DIR=/var/run/linkerd/identity",
@@ -54,8 +55,7 @@ func TestFirstDesign(t *testing.T) {
 		"LINKERD2_PROXY_IDENTITY_ADDR=linkerd-identity.linkerd.svc.cluster.local",
 		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + seedCertifier,
 		"LINKERD2_PROXY_POD_NAMESPACE=emojivoto", "LINKERD2_PROXY_TLS_CERT=/cert", // of the injector before
-	}, nil)
-	require.NoError(t, err)
+	}, nil))(t)
 	assert.Equal(t, &linkerdproxy.Environment{
 		Config: linkerdproxy.Config{
 			Name: seedWeb, Anchors: anchors, TokenFile: "/var/run/secrets/kubernetes.io/serviceaccount", Dir: "/var/run/linkerd/identity",
@@ -64,8 +64,7 @@ func TestFirstDesign(t *testing.T) {
 		},
 		Destination: linkerdproxy.Service{Addr: "linkerd-destination.linkerd.svc.cluster.local", Name: seedDst},
 	}, e)
-	_, err = linkerdproxy.New(e.Config)
-	require.NoError(t, err)
+	must.Get(linkerdproxy.New(e.Config))(t)
 }
 
 // The environment that an injector of today writes.
@@ -91,8 +90,7 @@ func TestToday(t *testing.T) {
 		"_pod_sa=web", "_pod_ns=emojivoto", "_l5d_ns=linkerd", "_l5d_trustdomain=cluster.local",
 		"LINKERD2_PROXY_LOG=info", // not of the identity
 	}
-	e, err := linkerdproxy.FromEnviron(env, nil)
-	require.NoError(t, err)
+	e := must.Get(linkerdproxy.FromEnviron(env, nil))(t)
 	assert.Equal(t, &linkerdproxy.Environment{
 		Config: linkerdproxy.Config{
 			Name: web, Anchors: []byte(anchors), TokenFile: "/var/run/secrets/tokens/linkerd-identity-token",
@@ -104,18 +102,15 @@ func TestToday(t *testing.T) {
 		Policy:      linkerdproxy.Service{Addr: "linkerd-policy.linkerd.svc.cluster.local.:8090", Name: dst},
 		RequireTLS:  []int{8080, 9000, 9001, 9002}, RequireIdentity: []int{9001},
 	}, e)
-	_, err = linkerdproxy.New(e.Config)
-	require.NoError(t, err)
+	must.Get(linkerdproxy.New(e.Config))(t)
 
 	// In the pod of the certifier today's name is there, and counts for nothing.
-	e, err = linkerdproxy.FromEnviron(change(env, "LINKERD2_PROXY_IDENTITY_SVC_ADDR=localhost.:8080"), nil)
-	require.NoError(t, err)
+	e = must.Get(linkerdproxy.FromEnviron(change(env, "LINKERD2_PROXY_IDENTITY_SVC_ADDR=localhost.:8080"), nil))(t)
 	assert.Equal(t, linkerdproxy.Service{Addr: "localhost.:8080"}, e.Certifier)
 
 	// SERVER_ID and SERVER_NAME in the place of LOCAL_NAME.
 	env = change(env, "LINKERD2_PROXY_IDENTITY_LOCAL_NAME=", "LINKERD2_PROXY_IDENTITY_SERVER_ID="+web, "LINKERD2_PROXY_IDENTITY_SERVER_NAME="+web)
-	e, err = linkerdproxy.FromEnviron(env, nil)
-	require.NoError(t, err)
+	e = must.Get(linkerdproxy.FromEnviron(env, nil))(t)
 	assert.Equal(t, web, e.Name)
 }
 
@@ -141,8 +136,7 @@ func TestEnvironRefuses(t *testing.T) {
 	conformance.Covers(t, "LNK-9-2", "LNK-11-14", "LNK-11-15", "LNK-12.2-5", "LNK-12.2-9", "LNK-12.2-10", "LNK-12.2-11")
 	s := newService(t, time.Hour)
 	good := seed(t, s)
-	_, err := linkerdproxy.FromEnviron(good, nil)
-	require.NoError(t, err)
+	must.Get(linkerdproxy.FromEnviron(good, nil))(t)
 	const p = "LINKERD2_PROXY_IDENTITY_"
 	for _, c := range []struct{ set, name, want string }{
 		{p + "TRUST_ANCHORS_BLOB=", p + "TRUST_ANCHORS_BLOB", "required"},
@@ -189,7 +183,7 @@ func TestEnvironRefuses(t *testing.T) {
 		require.ErrorContains(t, err, "environment variable "+c.name, c.set)
 		require.ErrorContains(t, err, c.want, c.set)
 	}
-	_, err = linkerdproxy.FromEnviron(change(good, "LINKERD2_PROXY_LOCAL_IDENTITY_NAME=", p+"SERVER_ID=spiffe://root.linkerd.cluster.local/x", p+"SERVER_NAME="+web), nil)
+	_, err := linkerdproxy.FromEnviron(change(good, "LINKERD2_PROXY_LOCAL_IDENTITY_NAME=", p+"SERVER_ID=spiffe://root.linkerd.cluster.local/x", p+"SERVER_NAME="+web), nil)
 	require.ErrorContains(t, err, p+"SERVER_ID")
 	_, err = linkerdproxy.FromEnviron(change(good, "LINKERD2_PROXY_LOCAL_IDENTITY_NAME=", p+"SERVER_ID=x", p+"SERVER_NAME=x"), nil)
 	require.ErrorContains(t, err, p+"SERVER_ID")
@@ -234,8 +228,7 @@ func FuzzFromEnviron(f *testing.F) {
 		if e.AnchorsFile != "" {
 			return // New reads it
 		}
-		_, err = linkerdproxy.New(e.Config)
-		require.NoError(t, err)
+		must.Get(linkerdproxy.New(e.Config))(t)
 	})
 }
 
@@ -254,16 +247,13 @@ func TestWithoutIdentity(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-9-1")
 	const p = "LINKERD2_PROXY_IDENTITY_"
-	e, err := linkerdproxy.FromEnviron([]string{"PATH=/bin"}, nil)
-	require.NoError(t, err)
+	e := must.Get(linkerdproxy.FromEnviron([]string{"PATH=/bin"}, nil))(t)
 	assert.Equal(t, new(linkerdproxy.Environment), e)
-	_, err = linkerdproxy.New(e.Config)
-	require.ErrorContains(t, err, "Config.Name")
-	e, err = linkerdproxy.FromEnviron([]string{
+	require.ErrorContains(t, must.Err(linkerdproxy.New(e.Config)), "Config.Name")
+	e = must.Get(linkerdproxy.FromEnviron([]string{
 		"LINKERD2_PROXY_DESTINATION_SVC_ADDR=linkerd-dst.linkerd:8086", "LINKERD2_PROXY_POLICY_SVC_ADDR=linkerd-policy.linkerd:8090",
 		p + "MIN_REFRESH=10s", "_pod_ns=emojivoto", p + "LOCAL_NAME=",
-	}, nil)
-	require.NoError(t, err)
+	}, nil))(t)
 	assert.Empty(t, e.Name)
 	assert.Equal(t, linkerdproxy.Service{Addr: "linkerd-dst.linkerd:8086"}, e.Destination)
 	assert.Equal(t, linkerdproxy.Service{Addr: "linkerd-policy.linkerd:8090"}, e.Policy)
@@ -284,7 +274,6 @@ func TestWithoutIdentity(t *testing.T) {
 		p + "DISABLED=true": "cannot be disabled so", p + "SPIRE_SOCKET=/s": "SPIFFE",
 		p + "SERVER_NAME=" + web: p + "SERVER_ID",
 	} {
-		_, err := linkerdproxy.FromEnviron([]string{bad}, nil)
-		require.ErrorContains(t, err, want, bad)
+		require.ErrorContains(t, must.Err(linkerdproxy.FromEnviron([]string{bad}, nil)), want, bad)
 	}
 }

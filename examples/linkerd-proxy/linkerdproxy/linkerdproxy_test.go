@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,13 +23,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
+	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // A proxy is certified by the identity service over TLS, renews with the one key and the one request, and reads its token anew.
@@ -41,25 +46,20 @@ func TestCertify(t *testing.T) {
 	cfg.Dir, cfg.MaxRefresh = t.TempDir(), 300*time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	id, err := linkerdproxy.Start(ctx, cfg)
-	require.NoError(t, err)
+	id := must.Get(linkerdproxy.Start(ctx, cfg))(t)
 	defer id.Close()
-	first, err := id.Credential()
-	require.NoError(t, err)
+	first := must.Get(id.Credential())(t)
 	assert.Equal(t, []string{web}, first.Leaf().DNSNames)
 
-	key, err := os.ReadFile(filepath.Join(cfg.Dir, "key.der"))
-	require.NoError(t, err)
-	request, err := os.ReadFile(filepath.Join(cfg.Dir, "csr.p8"))
-	require.NoError(t, err)
+	key := must.Get(os.ReadFile(filepath.Join(cfg.Dir, "key.der")))(t)
+	request := must.Get(os.ReadFile(filepath.Join(cfg.Dir, "csr.p8")))(t)
 
 	// The kubelet replaces the token, and the old one is good no longer.
 	require.NoError(t, os.WriteFile(cfg.TokenFile, []byte("another"), 0o600))
 	c.Account("another", "web")
 	c.Account(meshtest.Token(web), "")
 	for changed := id.Changed(); ; changed = id.Changed() {
-		now, err := id.Credential()
-		require.NoError(t, err)
+		now := must.Get(id.Credential())(t)
 		if !now.Leaf().Equal(first.Leaf()) {
 			assert.True(t, pki.PublicKeysEqual(now.Leaf().PublicKey, first.Leaf().PublicKey), "the key is constant")
 			break
@@ -71,14 +71,11 @@ func TestCertify(t *testing.T) {
 		}
 	}
 	assert.Equal(t, []string{meshtest.Token(web), "another"}, c.Seen()[:2])
-	again, err := os.ReadFile(filepath.Join(cfg.Dir, "key.der"))
-	require.NoError(t, err)
+	again := must.Get(os.ReadFile(filepath.Join(cfg.Dir, "key.der")))(t)
 	assert.Equal(t, key, again)
-	again, err = os.ReadFile(filepath.Join(cfg.Dir, "csr.p8"))
-	require.NoError(t, err)
+	again = must.Get(os.ReadFile(filepath.Join(cfg.Dir, "csr.p8")))(t)
 	assert.Equal(t, request, again)
-	parsed, err := x509.ParsePKCS8PrivateKey(key)
-	require.NoError(t, err)
+	parsed := must.Get(x509.ParsePKCS8PrivateKey(key))(t)
 	assert.True(t, pki.PublicKeysEqual(parsed.(*ecdsa.PrivateKey).Public(), first.Leaf().PublicKey))
 
 	var metrics strings.Builder
@@ -95,17 +92,14 @@ func TestCertifyLoopback(t *testing.T) {
 	c := meshtest.New(t, meshtest.Options{Life: time.Minute, Plaintext: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	id, err := linkerdproxy.Start(ctx, c.Config(t, web))
-	require.NoError(t, err)
-	require.NoError(t, id.Close())
+	require.NoError(t, must.Get(linkerdproxy.Start(ctx, c.Config(t, web)))(t).Close())
 }
 
 // The names of this host, as Linkerd writes them, too, lead to it, and not to where a name server says.
 func TestLoopbackNames(t *testing.T) {
 	t.Parallel()
 	c := meshtest.New(t, meshtest.Options{Life: time.Minute, Plaintext: true})
-	_, port, err := net.SplitHostPort(c.Addr)
-	require.NoError(t, err)
+	_, port := must.Get2(net.SplitHostPort(c.Addr))(t)
 	for _, host := range []string{"localhost", "localhost.", "LOCALHOST", "[::ffff:127.0.0.1]"} {
 		cfg := c.Config(t, web)
 		cfg.Certifier.Addr = host + ":" + port
@@ -124,13 +118,12 @@ func TestRogueCertifier(t *testing.T) {
 	c, other := meshtest.New(t, meshtest.Options{Life: time.Minute}), meshtest.New(t, meshtest.Options{Life: time.Minute})
 	cfg := c.Config(t, web)
 	cfg.Certifier.Addr = other.Addr // it has another root
-	id, err := linkerdproxy.New(cfg)
-	require.NoError(t, err)
+	id := must.Get(linkerdproxy.New(cfg))(t)
 	run(t, id)
 	eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a failure")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	err = id.Ready(ctx)
+	err := id.Ready(ctx)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorContains(t, err, "certificate")
 	assert.NotContains(t, err.Error(), "token-of-")
@@ -142,8 +135,7 @@ func TestRefreshIn(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-10-6", "LNK-12.2-8")
 	s := newService(t, time.Hour)
-	id, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s)
-	require.NoError(t, err)
+	id := must.Get(linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s))(t)
 	for left, want := range map[time.Duration]time.Duration{
 		24*time.Hour + 20*time.Second: 16*time.Hour + 48*time.Minute + 14*time.Second,
 		10 * time.Second:              10 * time.Second,
@@ -176,8 +168,7 @@ func TestNoMinRefresh(t *testing.T) {
 				require.NoError(t, err)
 				cfg := config(t, e.Name, s.ca.Bundle().MarshalPEM())
 				cfg.MinRefresh, cfg.MaxRefresh = e.MinRefresh, e.MaxRefresh
-				id, err := linkerdproxy.NewWith(cfg, s)
-				require.NoError(t, err)
+				id := must.Get(linkerdproxy.NewWith(cfg, s))(t)
 				run(t, id)
 				time.Sleep(time.Second)
 				s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
@@ -210,8 +201,7 @@ func TestCloseConnections(t *testing.T) {
 		require.NoError(t, id.Close())
 		eventually(t, func() bool { return c.Open() == 0 }, "the end of the connections to the certifier")
 
-		id, err = linkerdproxy.New(c.Config(t, web))
-		require.NoError(t, err)
+		id = must.Get(linkerdproxy.New(c.Config(t, web)))(t)
 		ctx, cancel = context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- id.Run(ctx) }()
@@ -231,8 +221,7 @@ func TestLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t, 24*time.Hour)
 		s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, MayPass: true, Err: errors.New("invalid argument")})
-		id, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s)
-		require.NoError(t, err)
+		id := must.Get(linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s))(t)
 		run(t, id)
 		admin := id.Handler()
 
@@ -246,23 +235,20 @@ func TestLife(t *testing.T) {
 		}
 		assert.Equal(t, "503 not ready", get(t, admin, "/ready"))
 		assert.Equal(t, "200 live", get(t, admin, "/live"))
-		_, err = id.Credential()
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(id.Credential()), spiffe.ErrNotReady)
 
 		s.fail(nil)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
-		_, err = metricstest.Page(strings.TrimPrefix(get(t, admin, "/metrics"), "200 ") + "\n")
-		require.NoError(t, err)
+		must.Get(metricstest.Page(strings.TrimPrefix(get(t, admin, "/metrics"), "200 ") + "\n"))(t)
 		for host, code := range map[string]int{"127.0.0.1:4191": 200, "localhost:4191": 200, "rebound.test:4191": 421} {
 			w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "http://"+host+"/metrics", nil)
 			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4191}))
 			admin.ServeHTTP(w, r)
 			assert.Equal(t, code, w.Code, host)
 		}
-		first, err := id.Credential()
-		require.NoError(t, err)
+		first := must.Get(id.Credential())(t)
 
 		// 0.7 of what is left.
 		n := len(s.asked())
@@ -272,25 +258,21 @@ func TestLife(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		require.Len(t, s.asked(), n+1)
-		second, err := id.Credential()
-		require.NoError(t, err)
+		second := must.Get(id.Credential())(t)
 		require.True(t, second.NotAfter().After(first.NotAfter()))
 
 		// The certifier is down for longer than the certificate lasts: what there is stays until its end.
 		s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("the certifier is down")})
 		time.Sleep(time.Until(second.NotAfter()) - time.Second)
 		synctest.Wait()
-		now, err := id.Credential()
-		require.NoError(t, err)
-		assert.Same(t, second, now)
+		assert.Same(t, second, must.Get(id.Credential())(t))
 		assert.Equal(t, "200 ready", get(t, admin, "/ready"))
 		assert.Equal(t, "200 live", get(t, admin, "/live"))
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		assert.Equal(t, "503 not ready", get(t, admin, "/ready"))
 		assert.Equal(t, "503 expired", get(t, admin, "/live"))
-		_, err = id.Credential()
-		require.ErrorIs(t, err, linkerdproxy.ErrExpired)
+		require.ErrorIs(t, must.Err(id.Credential()), linkerdproxy.ErrExpired)
 		require.ErrorContains(t, id.Report().Identities[0].Err, "the certifier is down")
 
 		s.fail(nil)
@@ -313,20 +295,16 @@ func TestOutage(t *testing.T) {
 			const life = 24 * time.Hour
 			s := newService(t, life)
 			id := certified(t, s, web)
-			first, err := id.Credential()
-			require.NoError(t, err)
+			first := must.Get(id.Credential())(t)
 			time.Sleep(time.Duration(begin * float64(life)))
 			s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
 			time.Sleep(life / 100 * 45)
 			s.fail(nil)
 			for time.Now().Before(first.NotAfter()) {
-				c, err := id.Credential()
-				require.NoError(t, err)
-				require.True(t, time.Now().Before(c.NotAfter()))
+				require.True(t, time.Now().Before(must.Get(id.Credential())(t).NotAfter()))
 				time.Sleep(time.Minute)
 			}
-			c, err := id.Credential()
-			require.NoError(t, err)
+			c := must.Get(id.Credential())(t)
 			require.True(t, time.Now().Before(c.NotAfter()), "renewed before the end, after an outage from %v", begin)
 		})
 	}
@@ -339,8 +317,7 @@ func TestBadAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService(t, time.Hour)
 		id := certified(t, s, web)
-		first, err := id.Credential()
-		require.NoError(t, err)
+		first := must.Get(id.Credential())(t)
 		for name, edit := range map[string]func(*x509.Certificate){
 			"another name": func(c *x509.Certificate) { c.DNSNames = []string{voting} },
 			"two names":    func(c *x509.Certificate) { c.DNSNames = []string{web, voting} },
@@ -358,17 +335,13 @@ func TestBadAnswers(t *testing.T) {
 				synctest.Wait()
 				require.True(t, time.Now().Before(first.NotAfter()), name)
 			}
-			now, err := id.Credential()
-			require.NoError(t, err)
-			require.Same(t, first, now, name)
+			require.Same(t, first, must.Get(id.Credential())(t), name)
 			require.ErrorIs(t, id.Report().Identities[0].Err, caclient.ErrBadAnswer, name)
 		}
 		s.ca.EditTemplates(nil)
 		time.Sleep(time.Until(first.NotAfter()) - time.Second)
 		synctest.Wait()
-		now, err := id.Credential()
-		require.NoError(t, err)
-		require.True(t, now.NotAfter().After(first.NotAfter()))
+		require.True(t, must.Get(id.Credential())(t).NotAfter().After(first.NotAfter()))
 		var metrics strings.Builder
 		require.NoError(t, id.Report().Metrics(&metrics))
 		assert.NotContains(t, metrics.String(), `{result="error"} 0`)
@@ -419,32 +392,28 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		cfg := config(t, web, anchors)
 		c.edit(&cfg)
-		_, err := linkerdproxy.New(cfg)
-		require.ErrorContains(t, err, c.want, name)
+		require.ErrorContains(t, must.Err(linkerdproxy.New(cfg)), c.want, name)
 	}
 	_, err := linkerdproxy.New(linkerdproxy.Config{Name: "web"})
 	require.ErrorContains(t, err, "is not SERVICEACCOUNT.NAMESPACE")
 	for _, addr := range []string{"linkerd-identity", "linkerd-identity.linkerd.svc.cluster.local.:8080", "10.0.0.1", "[fd00::1]:8080", "fd00::1"} {
 		cfg := config(t, web, anchors)
 		cfg.Certifier.Addr = addr
-		_, err := linkerdproxy.New(cfg)
-		require.NoError(t, err, addr)
+		must.Get(linkerdproxy.New(cfg))(t, addr)
 	}
 	seed := config(t, "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local", anchors)
 	seed.Certifier.Name = "linkerd-identity.linkerd.sa.linkerd-identity.linkerd.cluster.local"
-	_, err = linkerdproxy.New(seed)
-	require.NoError(t, err)
+	must.Get(linkerdproxy.New(seed))(t)
 }
 
 // An Identity runs once at a time, ends well, and does not print its key.
 func TestRun(t *testing.T) {
 	t.Parallel()
 	s := newService(t, time.Hour)
-	id, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s)
-	require.NoError(t, err)
+	id := must.Get(linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s))(t)
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	err = id.Ready(short)
+	err := id.Ready(short)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	ctx, stop := context.WithCancel(t.Context())
@@ -462,9 +431,7 @@ func TestRun(t *testing.T) {
 	}
 	require.NoError(t, id.Close())
 	require.Error(t, id.Run(t.Context()))
-	c, err := id.Credential()
-	require.NoError(t, err)
-	assert.Equal(t, elliptic.P256(), c.Leaf().PublicKey.(*ecdsa.PublicKey).Curve)
+	assert.Equal(t, elliptic.P256(), must.Get(id.Credential())(t).Leaf().PublicKey.(*ecdsa.PublicKey).Curve)
 }
 
 // A certifier that changes its issuer before the proxies have the anchor of the new one replaces nothing.
@@ -473,13 +440,179 @@ func TestIssuerBeforeAnchors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, next := newService(t, 2*time.Second), newService(t, time.Hour)
 		id := certified(t, s, web, func(c *linkerdproxy.Config) { c.MinRefresh = 100 * time.Millisecond })
-		first, err := id.Credential()
-		require.NoError(t, err)
+		first := must.Get(id.Credential())(t)
 		s.sign(next.ca)
 		eventually(t, func() bool { return id.Report().Identities[0].Err != nil }, "a refusal")
-		now, err := id.Credential()
-		require.NoError(t, err)
-		assert.Same(t, first, now)
+		assert.Same(t, first, must.Get(id.Credential())(t))
 		assert.Equal(t, "200 ready", get(t, id.Handler(), "/ready"))
 	})
+}
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
+}
+
+// An answer on the wire that says that it has ended already, and each refusal, leaves what there is, and is followed by another
+// request ten seconds later.
+func TestAnswersOnTheWire(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "LNK-8-2", "LNK-8-6", "LNK-16-4", "LNK-16-10", "LNK-17-15")
+	synctest.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "cluster.local")
+		fake := caclienttest.NewLinkerd(caclienttest.InMemory(t), ca, "/ns/emojivoto/sa/web")
+		service := must.Get(linkerd.New(linkerd.Options{Endpoint: fake.Endpoint(), Mesh: meshtest.Mesh()}))(t)
+		id := must.Get(linkerdproxy.NewWith(config(t, web, ca.Bundle().MarshalPEM()), service))(t)
+		const life = 10 * time.Minute
+		lives := func(d time.Duration) {
+			ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(d) })
+		}
+		lives(life)
+		run(t, id)
+		require.NoError(t, id.Ready(t.Context()))
+		first := must.Get(id.Credential())(t)
+
+		// keeps waits for the next three requests, which change nothing.
+		keeps := func(what string) {
+			t.Helper()
+			n := fake.Requests()
+			for fake.Requests() == n {
+				time.Sleep(time.Second)
+				synctest.Wait()
+			}
+			n = fake.Requests()
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
+			assert.Equal(t, 2, fake.Requests()-n, what)
+			require.Same(t, first, must.Get(id.Credential())(t), what)
+			require.Error(t, id.Report().Identities[0].Err, what)
+		}
+		lives(-time.Second)
+		keeps("valid until a second ago")
+		for kind, code := range map[error]string{caclient.ErrInvalid: "invalid argument", caclient.ErrUnavailable: "unavailable"} {
+			fake.Refuse(&caclient.Error{Op: "sign", Kind: kind, Err: caclient.ErrInvalid})
+			keeps(code)
+		}
+		fake.Refuse(nil)
+		lives(life)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		assert.True(t, must.Get(id.Credential())(t).NotAfter().After(first.NotAfter()))
+		assert.True(t, time.Now().Before(first.NotAfter()), "nothing has expired")
+	})
+}
+
+const (
+	web       = meshtest.Web
+	voting    = meshtest.Voting
+	certifier = meshtest.Certifier
+)
+
+// service is a certifier in this process.
+type service struct {
+	ca      *spiffetest.CA
+	life    time.Duration     // of certificates
+	anchors *spiffe.BundleSet // of the proxies
+
+	mu   sync.Mutex
+	csrs [][]byte
+	at   []time.Time
+	err  error
+}
+
+func newService(t testing.TB, life time.Duration) *service {
+	ca := spiffetest.NewCA(t, "cluster.local")
+	return &service{ca: ca, life: life, anchors: ca.Bundles()}
+}
+
+func (s *service) Sign(ctx context.Context, csr *pki.CSR, _ time.Duration) ([]*x509.Certificate, error) {
+	s.mu.Lock()
+	s.csrs, s.at = append(s.csrs, csr.DER()), append(s.at, time.Now())
+	err, life, ca := s.err, s.life, s.ca
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return ca.Certify(ctx, csr, csr.SANs(), life)
+}
+
+func (s *service) FetchBundles(context.Context) (*spiffe.BundleSet, error) {
+	return s.anchors, nil
+}
+
+// fail has requests fail, until fail(nil).
+func (s *service) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+}
+
+// sign has another CA sign.
+func (s *service) sign(ca *spiffetest.CA) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ca = ca
+}
+
+// asked returns when requests came.
+func (s *service) asked() []time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]time.Time(nil), s.at...)
+}
+
+// config is a good configuration for a certifier elsewhere.
+func config(t testing.TB, name string, anchors []byte) linkerdproxy.Config {
+	t.Helper()
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte(meshtest.Token(name)+"\n"), 0o600))
+	return linkerdproxy.Config{
+		Name: name, Anchors: anchors, TokenFile: token,
+		Certifier: linkerdproxy.Service{Addr: "linkerd-identity.linkerd.svc.cluster.local", Name: certifier},
+	}
+}
+
+// run runs an identity until the test is over.
+func run(t testing.TB, id *linkerdproxy.Identity) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- id.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
+
+// certified returns an identity that has a certificate of s.
+func certified(t testing.TB, s *service, name string, edit ...func(*linkerdproxy.Config)) *linkerdproxy.Identity {
+	t.Helper()
+	cfg := config(t, name, s.ca.Bundle().MarshalPEM())
+	for _, e := range edit {
+		e(&cfg)
+	}
+	id := must.Get(linkerdproxy.NewWith(cfg, s))(t)
+	run(t, id)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	require.NoError(t, id.Ready(ctx))
+	return id
+}
+
+// get returns the status and the body of an answer.
+func get(t testing.TB, h http.Handler, path string) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return fmt.Sprint(w.Code, " ", strings.TrimSpace(w.Body.String()))
+}
+
+// eventually waits until f is true.
+func eventually(t testing.TB, f func() bool, what string) {
+	t.Helper()
+	for end := time.Now().Add(15 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it did not come: " + what)
+		}
+	}
 }

@@ -18,18 +18,16 @@ import (
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 )
 
 // files returns the names in a folder, and checks that each is 0400.
 func files(t *testing.T, dir string) (names []string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
+	entries := must.Get(os.ReadDir(dir))(t)
 	for _, e := range entries {
-		info, err := e.Info()
-		require.NoError(t, err)
-		assert.Equal(t, fs.FileMode(0o400), info.Mode(), e.Name())
+		assert.Equal(t, fs.FileMode(0o400), must.Get(e.Info())(t).Mode(), e.Name())
 		names = append(names, e.Name())
 	}
 	return names
@@ -44,25 +42,19 @@ func TestStore(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "key.der"), []byte("of an earlier process"), 0o400))
 	id := certified(t, s, web, func(c *linkerdproxy.Config) { c.Dir = dir })
 	assert.Equal(t, []string{"csr.p8", "key.der", "trust-anchors.pem"}, files(t, dir))
-	der, err := os.ReadFile(filepath.Join(dir, "key.der"))
-	require.NoError(t, err)
-	parsed, err := x509.ParsePKCS8PrivateKey(der)
-	require.NoError(t, err)
+	der := must.Get(os.ReadFile(filepath.Join(dir, "key.der")))(t)
+	parsed := must.Get(x509.ParsePKCS8PrivateKey(der))(t)
 	key := parsed.(*ecdsa.PrivateKey)
 	assert.Equal(t, elliptic.P256(), key.Curve)
-	der, err = os.ReadFile(filepath.Join(dir, "csr.p8"))
-	require.NoError(t, err)
-	csr, err := pki.ParseCSR(der)
-	require.NoError(t, err)
+	der = must.Get(os.ReadFile(filepath.Join(dir, "csr.p8")))(t)
+	csr := must.Get(pki.ParseCSR(der))(t)
 	assert.Equal(t, []pki.SAN{pki.DNSSAN(web)}, csr.SANs())
 	require.NoError(t, csr.OnlyNames())
 	assert.True(t, pki.PublicKeysEqual(csr.PublicKey(), key.Public()))
 	assert.Equal(t, s.csrs[0], der, "it is what was sent")
-	anchors, err := os.ReadFile(filepath.Join(dir, "trust-anchors.pem"))
-	require.NoError(t, err)
+	anchors := must.Get(os.ReadFile(filepath.Join(dir, "trust-anchors.pem")))(t)
 	assert.Equal(t, s.ca.Bundle().MarshalPEM(), anchors)
-	c, err := id.Credential()
-	require.NoError(t, err)
+	c := must.Get(id.Credential())(t)
 	assert.True(t, pki.PublicKeysEqual(c.Leaf().PublicKey, key.Public()))
 
 	// Two proxies with one name have different keys.
@@ -70,9 +62,7 @@ func TestStore(t *testing.T) {
 	other := certified(t, s, web, func(c *linkerdproxy.Config) { c.Dir, c.CurrentNames = current, true })
 	assert.Equal(t, []string{"csr.der", "key.p8"}, files(t, current))
 	assert.Nil(t, other.Environ())
-	c2, err := other.Credential()
-	require.NoError(t, err)
-	assert.False(t, pki.PublicKeysEqual(c.Leaf().PublicKey, c2.Leaf().PublicKey))
+	assert.False(t, pki.PublicKeysEqual(c.Leaf().PublicKey, must.Get(other.Credential())(t).Leaf().PublicKey))
 }
 
 // Whatever is wrong with the token or the store is found before there is a key.
@@ -108,8 +98,7 @@ func TestBeforeTheKey(t *testing.T) {
 			cfg.Dir = t.TempDir()
 			dir := cfg.Dir
 			c.edit(t, &cfg)
-			id, err := linkerdproxy.NewWith(cfg, s)
-			require.NoError(t, err)
+			id := must.Get(linkerdproxy.NewWith(cfg, s))(t)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			require.ErrorContains(t, id.Run(ctx), c.want)
@@ -141,10 +130,8 @@ func TestHandOver(t *testing.T) {
 	first := certified(t, s, web, func(c *linkerdproxy.Config) { c.Dir = dir })
 	env := append(seed(t, s), first.Environ()...)
 	require.Contains(t, env, "LINKERD2_PROXY_IDENTITY_KEY_FILE="+filepath.Join(dir, "key.der"))
-	e, err := linkerdproxy.FromEnviron(env, nil)
-	require.NoError(t, err)
-	second, err := linkerdproxy.NewWith(e.Config, s)
-	require.NoError(t, err)
+	e := must.Get(linkerdproxy.FromEnviron(env, nil))(t)
+	second := must.Get(linkerdproxy.NewWith(e.Config, s))(t)
 	run(t, second)
 	require.NoError(t, second.Ready(t.Context()))
 	assert.Len(t, files(t, dir), 3)
@@ -157,22 +144,14 @@ func TestHandOver(t *testing.T) {
 func TestHandOverRefuses(t *testing.T) {
 	t.Parallel()
 	s := newService(t, time.Hour)
-	p256, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	another, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	p384, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
-	require.NoError(t, err)
-	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(p256, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(web)}})
-	require.NoError(t, err)
-	two, err := pki.NewCSR(p256, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(web), pki.DNSSAN(voting)}})
-	require.NoError(t, err)
+	p256 := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	another := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	p384 := must.Get(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))(t)
+	rsaKey := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
+	csr := must.Get(pki.NewCSR(p256, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(web)}}))(t)
+	two := must.Get(pki.NewCSR(p256, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(web), pki.DNSSAN(voting)}}))(t)
 	der := func(key any) []byte {
-		b, err := x509.MarshalPKCS8PrivateKey(key)
-		require.NoError(t, err)
-		return b
+		return must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	}
 	for name, c := range map[string]struct {
 		key, csr []byte
@@ -197,14 +176,13 @@ func TestHandOverRefuses(t *testing.T) {
 			require.NoError(t, os.WriteFile(cfg.KeyFile, c.key, 0o600))
 			require.NoError(t, os.Chmod(cfg.KeyFile, c.mode))
 			require.NoError(t, os.WriteFile(cfg.CSRFile, c.csr, 0o400))
-			id, err := linkerdproxy.NewWith(cfg, s)
-			require.NoError(t, err)
+			id := must.Get(linkerdproxy.NewWith(cfg, s))(t)
 			if c.want == "" {
 				run(t, id)
 				require.NoError(t, id.Ready(t.Context()))
 				return
 			}
-			err = id.Run(t.Context())
+			err := id.Run(t.Context())
 			require.ErrorContains(t, err, c.want)
 			assert.NotContains(t, err.Error(), "BEGIN")
 		})

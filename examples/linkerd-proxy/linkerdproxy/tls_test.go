@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -53,9 +54,7 @@ type endpoint struct{ identity, serverName string }
 
 func clientConfig(t testing.TB, id *linkerdproxy.Identity, e endpoint) *tls.Config {
 	t.Helper()
-	config, err := id.ClientConfig(e.identity, e.serverName)
-	require.NoError(t, err)
-	return config
+	return must.Get(id.ClientConfig(e.identity, e.serverName))(t)
 }
 
 // presents returns a configuration with a certificate of s that is changed by edit, and that of a client that trusts anything.
@@ -149,12 +148,10 @@ func TestCryptography(t *testing.T) {
 	// A peer that accepts this signature alone.
 	assert.Contains(t, h.SignatureSchemes, tls.ECDSAWithP256AndSHA256)
 	asked := &tls.CertificateRequestInfo{Version: tls.VersionTLS13, SignatureSchemes: []tls.SignatureScheme{tls.ECDSAWithP256AndSHA256}}
-	cert, err := client.GetClientCertificate(asked)
-	require.NoError(t, err)
+	cert := must.Get(client.GetClientCertificate(asked))(t)
 	require.NoError(t, asked.SupportsCertificate(cert))
 	h.SignatureSchemes = asked.SignatureSchemes
-	cert, err = server.GetCertificate(h)
-	require.NoError(t, err)
+	cert = must.Get(server.GetCertificate(h))(t)
 	require.NoError(t, h.SupportsCertificate(cert))
 }
 
@@ -164,8 +161,7 @@ func TestServers(t *testing.T) {
 	conformance.Covers(t, "LNK-11-7", "LNK-11-9")
 	s, stranger := newService(t, time.Hour), newService(t, time.Hour)
 	client := certified(t, s, voting)
-	spiffeID, err := url.Parse("spiffe://root.linkerd.cluster.local/external-workload")
-	require.NoError(t, err)
+	spiffeID := must.Get(url.Parse("spiffe://root.linkerd.cluster.local/external-workload"))(t)
 	external := endpoint{spiffeID.String(), "external-workload.cluster.local"}
 	plain := endpoint{identity: web}
 	for name, c := range map[string]struct {
@@ -202,8 +198,7 @@ func TestServers(t *testing.T) {
 		require.ErrorContains(t, clientErr, c.want, name)
 	}
 	for _, e := range []endpoint{{}, {identity: "spiffe://x/y"}, {identity: "10.0.0.1"}, {web, "a:1"}} {
-		_, err := client.ClientConfig(e.identity, e.serverName)
-		require.Error(t, err, e)
+		require.Error(t, must.Err(client.ClientConfig(e.identity, e.serverName)), e)
 	}
 }
 
@@ -213,8 +208,7 @@ func TestClients(t *testing.T) {
 	conformance.Covers(t, "LNK-11-6", "LNK-11-8")
 	s, stranger := newService(t, time.Hour), newService(t, time.Hour)
 	server := certified(t, s, web).ServerConfig()
-	spiffeID, err := url.Parse("spiffe://root.linkerd.cluster.local/external-workload")
-	require.NoError(t, err)
+	spiffeID := must.Get(url.Parse("spiffe://root.linkerd.cluster.local/external-workload"))(t)
 	for name, c := range map[string]struct {
 		by   *service
 		edit func(*x509.Certificate)
@@ -269,8 +263,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		mine := newService(t, life)
 		mine.ca, mine.anchors = s.ca, s.anchors
 		mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
-		strict, err := linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), mine)
-		require.NoError(t, err)
+		strict := must.Get(linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), mine))(t)
 		cfg := config(t, web, s.ca.Bundle().MarshalPEM())
 		cfg.AnonymousAfterExpiry = true
 		first, err := linkerdproxy.NewWith(cfg, mine) // by the first design
@@ -296,9 +289,7 @@ func TestHandshakesOverALife(t *testing.T) {
 		}
 		synctest.Wait()
 		for _, id := range []*linkerdproxy.Identity{strict, first} {
-			name, err := client(id)
-			require.NoError(t, err)
-			assert.Empty(t, name)
+			assert.Empty(t, must.Get(client(id))(t))
 			require.ErrorIs(t, server(id), spiffe.ErrNotReady)
 		}
 
@@ -307,19 +298,14 @@ func TestHandshakesOverALife(t *testing.T) {
 		synctest.Wait()
 		mine.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: errors.New("down")})
 		for _, id := range []*linkerdproxy.Identity{strict, first} {
-			name, err := client(id)
-			require.NoError(t, err)
-			assert.Equal(t, web, name)
+			assert.Equal(t, web, must.Get(client(id))(t))
 			require.NoError(t, server(id))
 		}
 
 		time.Sleep(life + time.Minute)
 		synctest.Wait()
-		_, err = client(strict)
-		require.ErrorIs(t, err, linkerdproxy.ErrExpired)
-		name, err := client(first)
-		require.NoError(t, err)
-		assert.Empty(t, name)
+		require.ErrorIs(t, must.Err(client(strict)), linkerdproxy.ErrExpired)
+		assert.Empty(t, must.Get(client(first))(t))
 		require.ErrorIs(t, server(strict), linkerdproxy.ErrExpired)
 		require.ErrorIs(t, server(first), linkerdproxy.ErrExpired)
 
@@ -327,12 +313,9 @@ func TestHandshakesOverALife(t *testing.T) {
 		time.Sleep(11 * time.Second)
 		synctest.Wait()
 		for _, id := range []*linkerdproxy.Identity{strict, first} {
-			name, err := client(id)
-			require.NoError(t, err)
-			assert.Equal(t, web, name)
+			assert.Equal(t, web, must.Get(client(id))(t))
 			require.NoError(t, server(id))
-			c, err := id.Credential()
-			require.NoError(t, err)
+			c := must.Get(id.Credential())(t)
 			cs, _, _, _ := shake(t, clientConfig(t, other, endpoint{identity: web}), id.ServerConfig())
 			assert.True(t, cs.PeerCertificates[0].Equal(c.Leaf()))
 			assert.True(t, pki.PublicKeysEqual(c.Leaf().PublicKey, cs.PeerCertificates[0].PublicKey))
@@ -349,12 +332,11 @@ func TestExpiryInHandshake(t *testing.T) {
 			s.fail(nil)
 			id := certified(t, s, web, func(c *linkerdproxy.Config) { c.AnonymousAfterExpiry = anonymous })
 			cfg := clientConfig(t, id, endpoint{identity: voting})
-			c, err := cfg.GetClientCertificate(nil)
-			require.NoError(t, err)
+			c := must.Get(cfg.GetClientCertificate(nil))(t)
 			require.NotEmpty(t, c.Certificate)
 			s.fail(errors.New("down"))
 			time.Sleep(2 * time.Minute)
-			c, err = cfg.GetClientCertificate(nil)
+			c, err := cfg.GetClientCertificate(nil)
 			server, _ := presents(t, s, func(c *x509.Certificate) { c.DNSNames = []string{voting} })
 			server.ClientAuth = tls.NoClientCert
 			_, _, clientErr, _ := shake(t, cfg, server)

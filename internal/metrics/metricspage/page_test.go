@@ -9,14 +9,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/metrics/metricspage"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func TestServe(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
 	require.NoError(t, new(metricspage.Page).Serve(w, func(w io.Writer) error {
-		_, err := io.WriteString(w, "more 1\n")
-		return err
+		return must.Err(io.WriteString(w, "more 1\n"))
 	}))
 	assert.Regexp(t, "(?s)svidkit_build_info.*more 1\n$", w.Body.String())
 	w = httptest.NewRecorder()

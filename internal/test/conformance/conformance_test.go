@@ -3,15 +3,25 @@ package conformance
 import (
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -26,15 +36,13 @@ func TestPages(t *testing.T) {
 	t.Parallel()
 	tables, known := []*table(nil), map[string]bool{}
 	for _, b := range books {
-		tab, err := b.readTable(b.embedded)
-		require.NoError(t, err, b.name)
+		tab := must.Get(b.readTable(b.embedded))(t, b.name)
 		for _, id := range tab.ids() {
 			known[id] = true
 		}
 		tables = append(tables, tab)
 	}
-	ties, functions, err := scan(os.DirFS(root), func(id string) bool { return known[id] })
-	require.NoError(t, err)
+	ties, functions := must.Get2(scan(os.DirFS(root), func(id string) bool { return known[id] }))(t)
 	for _, tab := range tables {
 		tab.add(ties)
 		for _, p := range tab.problems(functions) {
@@ -44,8 +52,7 @@ func TestPages(t *testing.T) {
 		if *update {
 			require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
 		}
-		have, err := os.ReadFile(file)
-		require.NoError(t, err)
+		have := must.Get(os.ReadFile(file))(t)
 		if string(have) != want {
 			t.Errorf("%s is stale: go test ./internal/test/conformance -update", tab.page)
 		}
@@ -63,8 +70,7 @@ func TestPages(t *testing.T) {
 func TestData(t *testing.T) {
 	t.Parallel()
 	for _, b := range books {
-		tab, err := b.readTable(b.embedded)
-		require.NoError(t, err)
+		tab := must.Get(b.readTable(b.embedded))(t)
 		require.NotEmpty(t, tab.rows, b.name)
 		for _, r := range tab.rows {
 			assert.NotContains(t, r.requirement, "|", "%s: it ends the column", r.id)
@@ -76,15 +82,12 @@ func TestData(t *testing.T) {
 
 func TestExpand(t *testing.T) {
 	t.Parallel()
-	got, err := expand("XV-09..XV-11 XV-19b ID-1")
-	require.NoError(t, err)
+	got := must.Get(expand("XV-09..XV-11 XV-19b ID-1"))(t)
 	assert.Equal(t, []string{"XV-09", "XV-10", "XV-11", "XV-19b", "ID-1"}, got)
-	got, err = expand("IST-9.4-9..IST-9.4-11 LNK-1-2")
-	require.NoError(t, err)
+	got = must.Get(expand("IST-9.4-9..IST-9.4-11 LNK-1-2"))(t)
 	assert.Equal(t, []string{"IST-9.4-9", "IST-9.4-10", "IST-9.4-11", "LNK-1-2"}, got)
 	for _, bad := range []string{"ID", "id-1", "ID-1..", "ID-1..X5-2", "ID-2..ID-1", "ID-1b..ID-3", "ID-1,ID-2", "IST-9.4", "IST-9.4-1..IST-9.5-2", "ID-1..ID-99999999999999999999"} {
-		_, err := expand(bad)
-		assert.Error(t, err, bad)
+		assert.Error(t, must.Err(expand(bad)), bad)
 	}
 }
 
@@ -113,13 +116,12 @@ func TestProblems(t *testing.T) {
 		{"reasons.tsv", "ID-2", "ID-2 ID-9", []string{"reasons.tsv: ID-9 is not a row"}},
 		{"rows.tsv", "ID-3", "ID-4\tMUST V\tfour\nID-3", []string{"ID-4 (MUST V: four): neither a test nor a reason"}},
 	} {
-		tab, err := spiffe.readTable(func(name string) (string, error) {
+		tab := must.Get(spiffe.readTable(func(name string) (string, error) {
 			if name == c.file {
 				return strings.Replace(good[name], c.old, c.new, 1), nil
 			}
 			return good[name], nil
-		})
-		require.NoError(t, err)
+		}))(t)
 		assert.Equal(t, c.want, tab.problems(functions), "%+v", c)
 	}
 
@@ -212,4 +214,291 @@ func TestMarkdown(t *testing.T) {
 		assert.Contains(t, text, "\n"+line+"\n")
 	}
 	assert.Equal(t, "IV-1 to IV-3, IV-5, XV-19b", ranges([]string{"IV-1", "IV-2", "IV-3", "IV-5", "XV-19b"}, []string{"IV-1", "IV-2", "IV-3", "IV-4", "IV-5", "XV-19b"}))
+}
+
+const importPath = "github.com/svidkit/svidkit/internal/test/conformance"
+
+// scan reads all test files below fsys and returns the ties of their calls of Covers, and the names
+// of all functions that go test runs, as "spiffe.TestIDVectors".
+func scan(fsys fs.FS, known func(id string) bool) (ties []tie, functions map[string]bool, err error) {
+	files, err := testFiles(fsys)
+	if err != nil {
+		return nil, nil, err
+	}
+	functions = map[string]bool{}
+	for _, f := range files {
+		found, err := scanFile(f, known, functions)
+		if err != nil {
+			return nil, nil, err
+		}
+		ties = append(ties, found...)
+	}
+	return ties, functions, nil
+}
+
+func scanFile(f file, known func(id string) bool, functions map[string]bool) ([]tie, error) {
+	covers := "" // how the file calls this package
+	for _, i := range f.Imports {
+		if p, err := strconv.Unquote(i.Path.Value); err == nil && p == importPath {
+			covers = path.Base(importPath)
+			if i.Name != nil {
+				covers = i.Name.Name
+			}
+		}
+	}
+	var ties []tie
+	for _, d := range f.Decls {
+		fn, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		test, runs := f.test(fn)
+		if runs {
+			functions[test] = true
+		}
+		if covers == "" || fn.Body == nil {
+			continue
+		}
+		for n := range ast.Preorder(fn.Body) {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || !isCovers(call, covers) {
+				continue
+			}
+			where := f.Positions.Position(call.Pos()).String()
+			if !runs {
+				return nil, fmt.Errorf("%s: Covers is called in %s, which go test does not run", where, fn.Name.Name)
+			}
+			ties = append(ties, tie{rowsOf(call, fn, known), []string{test}, where})
+		}
+	}
+	return ties, nil
+}
+
+func isCovers(call *ast.CallExpr, pkg string) bool {
+	sel, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || sel.Sel.Name != "Covers" {
+		return false
+	}
+	x, ok := sel.X.(*ast.Ident)
+	return ok && x.Name == pkg
+}
+
+// rowsOf returns the literals of the call and, if it has other arguments, all ids among the literals
+// of the function.
+func rowsOf(call *ast.CallExpr, fn *ast.FuncDecl, known func(id string) bool) []string {
+	var rows []string
+	table := false
+	for _, a := range call.Args[min(1, len(call.Args)):] {
+		if s, ok := literal(a); ok {
+			rows = append(rows, s)
+		} else {
+			table = true
+		}
+	}
+	if table {
+		for n := range ast.Preorder(fn.Body) {
+			if s, ok := literal(n); ok && known(s) && !slices.Contains(rows, s) {
+				rows = append(rows, s)
+			}
+		}
+	}
+	return rows
+}
+
+func literal(n ast.Node) (string, bool) {
+	l, ok := n.(*ast.BasicLit)
+	if !ok || l.Kind != token.STRING {
+		return "", false
+	}
+	s, err := strconv.Unquote(l.Value)
+	return s, err == nil
+}
+
+// file is a test file.
+type file struct {
+	*ast.File
+	Path      string // below the root
+	Positions *token.FileSet
+}
+
+// testFiles parses all test files below the root of fsys, those of nested modules too. Directories that the go command leaves out
+// are left out.
+func testFiles(fsys fs.FS) ([]file, error) {
+	var files []file
+	err := fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if base := d.Name(); d.IsDir() && name != "." && (base == "testdata" || base[0] == '.' || base[0] == '_') {
+			return fs.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		src, err := fs.ReadFile(fsys, name)
+		if err != nil {
+			return err
+		}
+		positions := token.NewFileSet()
+		f, err := parser.ParseFile(positions, name, src, parser.SkipObjectResolution)
+		files = append(files, file{f, name, positions})
+		return err
+	})
+	return files, err
+}
+
+// test returns the name of a function of the file with the directory of its package, such as "spiffe.TestIDVectors", and
+// whether go test runs it.
+func (f file) test(fn *ast.FuncDecl) (name string, runs bool) {
+	runs = fn.Recv == nil && slices.ContainsFunc([]string{"Test", "Fuzz", "Example", "Benchmark"}, func(p string) bool {
+		rest, ok := strings.CutPrefix(fn.Name.Name, p)
+		c, _ := utf8.DecodeRuneInString(rest)
+		return ok && !unicode.IsLower(c)
+	})
+	return path.Dir(f.Path) + "." + fn.Name.Name, runs
+}
+
+const made = `This page is made from the tests by ` + "`go test ./internal/test/conformance -update`" + `
+and a test fails when it is stale, or when a rule has neither a test nor a reason for having none.
+`
+
+const spiffeIntro = `# Conformance
+
+Which test proves which rule. ` + made + `
+The rules are those of the SPIFFE standards at commit 665a28f3253ecdce59f26f3ef29c0d6408b37c3d (1 July 2026), restated in
+our words: SPIFFE-ID, X509-SVID, JWT-SVID, Trust Domain and Bundle, Federation, Workload Endpoint and Workload API, which are Stable,
+and WIT-SVID, Broker API and Broker Endpoint, which are Incubating. Whatever is built on an Incubating document is off unless asked for.
+
+The level is the word of the standard; † marks a rule of a document that it makes binding (an RFC, or a WIMSE draft). ADVICE is a
+recommendation without such a word, REC our reading where the standard leaves room, fact a definition with nothing to demand.
+The letters say whose rule it is: **P** producer, issuer or publisher; **V** validator or consumer; **C** client; **S** server; **O** operator.
+`
+
+const marksIntro = `
+The mark says where a rule comes from. Those that the design states have a test, or a reason for having none: **S** the design, and
+the current program agrees (also S=I); **S≠**, **S≠I** the design, and the current program does something else; **S/I**, **S/H** the
+thing is in the design, its name or details in the current or an older program. The others are for interoperation, and have tests
+where it depends on them: **S-era** published beside the design; **I** only in the current program; **H** only in older ones;
+**N** defined nowhere.
+`
+
+const istioIntro = `# Istio's agent and CA: conformance
+
+What Istio's agent and its CA do for identity, and which test of ours proves that we do it. ` + made + `
+The rules are those of their founding designs and of Istio's master branch of 22 August 2026, restated in our words. Numbers
+are those of the sections of our description.
+` + marksIntro
+
+const linkerdIntro = `# Linkerd's identity: conformance
+
+What Linkerd's certifier and its workloads do, and which test of ours proves that we do it. ` + made + `
+The rules are those of Linkerd's proposal for transparent mutual identity and of its current control plane and proxy, restated in
+our words. Numbers are those of the sections of our description.
+` + marksIntro
+
+const athenzIntro = `# Athenz on Kubernetes: conformance
+
+What Athenz does to give pods an identity, and which test of ours proves that we do it. ` + made + `
+The rules are those of the design for bootstrapping service identities on Kubernetes, and of the programs since, restated in our
+words. Numbers are those of the sections of our description.
+` + marksIntro
+
+// markdown returns the page.
+func (t *table) markdown() string {
+	var b strings.Builder
+	b.WriteString(t.intro)
+	tests := t.tests()
+	b.WriteString("\n" + t.summary(tests))
+	for _, d := range t.documents {
+		fmt.Fprintf(&b, "\n## %s\n\n| row | %s | requirement | tests |\n|---|---|---|---|\n", d.title, t.columns[0])
+		for _, r := range t.rows {
+			if d.has(r.id) {
+				fmt.Fprintf(&b, "| %s | %s | %s |%s |\n", r.id, r.level, r.requirement, t.proof(r.id, tests))
+			}
+		}
+	}
+	if len(t.vectors) == 0 {
+		return b.String()
+	}
+	b.WriteString("\n## Test vectors\n\n| vectors | what | tests |\n|---|---|---|\n")
+	for _, s := range t.vectors {
+		var proofs []string // in order of appearance
+		by := map[string][]string{}
+		for _, id := range s.ids {
+			p := t.proof(id, tests)
+			if by[p] == nil {
+				proofs = append(proofs, p)
+			}
+			by[p] = append(by[p], id)
+		}
+		for _, p := range proofs {
+			fmt.Fprintf(&b, "| %s | %s |%s |\n", ranges(by[p], s.ids), s.what, p)
+		}
+	}
+	return b.String()
+}
+
+// summary counts the rows that a test proves, by document.
+func (t *table) summary(tests map[string][]string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| document | rows | with tests | with a reason for none | %s |\n|---|---|---|---|---|\n", t.columns[1])
+	for _, d := range t.documents {
+		var all, tested, reasoned int
+		for _, r := range t.rows {
+			if !d.has(r.id) {
+				continue
+			}
+			all++
+			switch {
+			case len(tests[r.id]) > 0:
+				tested++
+			case t.reasons[r.id] != "":
+				reasoned++
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d |\n", d.title, all, tested, reasoned, all-tested-reasoned)
+	}
+	return b.String()
+}
+
+// proof returns the cell that says what proves the row, with a space in front if there is any.
+func (t *table) proof(id string, tests map[string][]string) string {
+	if reason := t.reasons[id]; reason != "" {
+		return " *" + reason + "*"
+	}
+	var b strings.Builder
+	last := ""
+	for _, test := range tests[id] {
+		i := strings.LastIndexByte(test, '.')
+		pkg, name := test[:i], test[i+1:]
+		switch {
+		case pkg == last:
+			b.WriteString(", " + name)
+		case last == "":
+			fmt.Fprintf(&b, " `%s` %s", pkg, name)
+		default:
+			fmt.Fprintf(&b, "; `%s` %s", pkg, name)
+		}
+		last = pkg
+	}
+	return b.String()
+}
+
+// ranges writes ids, some of all, with runs of three and more as "IV-1 to IV-3".
+func ranges(ids, all []string) string {
+	var parts []string
+	for i := 0; i < len(ids); {
+		at, n := slices.Index(all, ids[i]), 1
+		for i+n < len(ids) && at+n < len(all) && all[at+n] == ids[i+n] {
+			n++
+		}
+		if n < 3 {
+			n = 1
+			parts = append(parts, ids[i])
+		} else {
+			parts = append(parts, ids[i]+" to "+ids[i+n-1])
+		}
+		i += n
+	}
+	return strings.Join(parts, ", ")
 }

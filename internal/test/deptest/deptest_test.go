@@ -3,10 +3,12 @@
 package deptest
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io"
@@ -14,7 +16,9 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +27,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -87,9 +94,7 @@ const rootDir = "../../.."
 
 func packages(t *testing.T) map[string]pkg {
 	t.Helper()
-	pkgs, err := listed()
-	require.NoError(t, err)
-	return pkgs
+	return must.Get(listed())(t)
 }
 
 // ours returns the packages of this module in the order of their paths.
@@ -127,9 +132,7 @@ func reach(t *testing.T, name string) map[string]pkg {
 
 func root(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.Abs(rootDir)
-	require.NoError(t, err)
-	return dir
+	return must.Get(filepath.Abs(rootDir))(t)
 }
 
 // TestImports compares what each package imports beside the standard library with imports.txt.
@@ -171,8 +174,7 @@ func compare(t *testing.T, name, want string) {
 	if *update {
 		require.NoError(t, os.WriteFile(name, []byte(want), 0o644))
 	}
-	have, err := os.ReadFile(name)
-	require.NoError(t, err)
+	have := must.Get(os.ReadFile(name))(t)
 	assert.Equal(t, string(have), want, "if the change is meant, run the test with -update")
 }
 
@@ -252,8 +254,7 @@ func TestPrograms(t *testing.T) {
 			return err
 		}
 		for _, imp := range file.Imports {
-			name, err := strconv.Unquote(imp.Path.Value)
-			require.NoError(t, err)
+			name := must.Get(strconv.Unquote(imp.Path.Value))(t)
 			ours := among(name, module) && slices.Contains(strings.Split(name, "/"), "internal")
 			assert.False(t, ours, "%s imports %s, which the code of a user cannot", path, name)
 		}
@@ -285,8 +286,7 @@ func TestTopLevel(t *testing.T) {
 		"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "RELEASING.md", "SECURITY.md", "authn", "caclient", "doc.go",
 		"examples", "go.mod", "go.sum", "internal", "pki", "sds", "secretcache", "spiffe",
 	}
-	entries, err := os.ReadDir(root(t))
-	require.NoError(t, err)
+	entries := must.Get(os.ReadDir(root(t)))(t)
 	var got []string
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") {
@@ -299,4 +299,257 @@ func TestTopLevel(t *testing.T) {
 func std(imp string) bool {
 	first, _, _ := strings.Cut(imp, "/")
 	return !strings.Contains(first, ".")
+}
+
+// silent has the parts that programs start without their logger, by file and type, with the reason.
+var silent = map[string]string{
+	"quickstart":                        "it prints what happens",
+	"grpc":                              "it prints what happens",
+	"agent/demo.go":                     "it prints what happens",
+	"ca/demo.go":                        "it prints what happens",
+	"service/demo.go":                   "it prints what happens",
+	"svid/doctor.go":                    "it prints each failure",
+	"svid/inspect.go":                   "it prints each failure",
+	"svid/fetch.go: workloadapi.Config": "watch sets it, and fetch prints each failure",
+	"ca/caconfig/authority.go: istioca.Options":   "the server sets it",
+	"ca/caconfig/cluster.go: caclient.TLSOptions": "each failure is the error of a request",
+	"workload-agent/ca.go: workloadagent.Config":  "serve sets it",
+	"ca/operator.go: caconfig.OpenOptions":        "a command ends with its failure",
+	"service/main.go: workloadapi.Config":         "one of two checks an address alone",
+	"athenz-agent/agent.go: caclient.Endpoint":    "the agent sets it",
+}
+
+// TestProgramsLog: each part of the library that a program starts has the program's logger, if it can have one.
+func TestProgramsLog(t *testing.T) {
+	t.Parallel()
+	loggers := map[string]bool{} // by import path and type
+	walk := func(dir string, do func(path string, file *ast.File)) {
+		require.NoError(t, filepath.WalkDir(filepath.Join(rootDir, dir), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() && (d.Name() == "testdata" || d.Name() == "test" && dir == "") || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+			if err == nil {
+				rel, _ := filepath.Rel(filepath.Join(rootDir, dir), path)
+				do(filepath.ToSlash(rel), file)
+			}
+			return err
+		}))
+	}
+	walk("", func(path string, file *ast.File) {
+		ast.Inspect(file, func(n ast.Node) bool {
+			if spec, ok := n.(*ast.TypeSpec); ok {
+				if s, ok := spec.Type.(*ast.StructType); ok {
+					for _, f := range s.Fields.List {
+						if len(f.Names) == 1 && f.Names[0].Name == "Logger" {
+							loggers[module+"/"+filepath.ToSlash(filepath.Dir(path))+"."+spec.Name.Name] = true
+						}
+					}
+				}
+			}
+			return true
+		})
+	})
+	require.Greater(t, len(loggers), 30)
+	used, found := map[string]bool{}, 0
+	walk("examples", func(path string, file *ast.File) {
+		imports := map[string]string{}
+		for _, imp := range file.Imports {
+			name, _ := strconv.Unquote(imp.Path.Value)
+			short := name[strings.LastIndexByte(name, '/')+1:]
+			if imp.Name != nil {
+				short = imp.Name.Name
+			}
+			imports[short] = name
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			lit, ok := n.(*ast.CompositeLit)
+			if !ok {
+				return true
+			}
+			sel, ok := lit.Type.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			pkg, _ := sel.X.(*ast.Ident)
+			if pkg == nil || !loggers[imports[pkg.Name]+"."+sel.Sel.Name] {
+				return true
+			}
+			found++
+			for _, e := range lit.Elts {
+				if kv, ok := e.(*ast.KeyValueExpr); ok {
+					if key, ok := kv.Key.(*ast.Ident); ok && key.Name == "Logger" {
+						return true
+					}
+				}
+			}
+			what := path + ": " + pkg.Name + "." + sel.Sel.Name
+			program, _, _ := strings.Cut(path, "/")
+			for _, known := range []string{program, path, what} {
+				if _, ok := silent[known]; ok {
+					used[known] = true
+					return true
+				}
+			}
+			assert.Fail(t, what+" has no Logger: its failures are silent")
+			return true
+		})
+	})
+	assert.Greater(t, found, 20)
+	for known := range silent {
+		assert.True(t, used[known], "%s has its logger: take it out of the list", known)
+	}
+}
+
+// directories are those of the library. What is in one and its internal packages count; kits do not.
+var directories = []string{"authn", "caclient", "pki", "sds", "secretcache", "spiffe"}
+
+// left are the pairs of directories that import each other, and may not for long.
+var left []string
+
+// betweenDirectories returns, for each directory that imports another, the imports, as "package -> package".
+func betweenDirectories(t *testing.T) map[[2]string][]string {
+	t.Helper()
+	imports := map[[2]string][]string{}
+	for _, p := range ours(t) {
+		from, _, _ := strings.Cut(p.name(), "/")
+		if !slices.Contains(directories, from) || slices.Contains(floors[kits].packages, p.name()) {
+			continue
+		}
+		for _, imp := range p.Imports {
+			path, ours := strings.CutPrefix(imp, module+"/")
+			if to, _, _ := strings.Cut(path, "/"); ours && to != from && slices.Contains(directories, to) {
+				edge := [2]string{from, to}
+				imports[edge] = append(imports[edge], p.name()+" -> "+path)
+			}
+		}
+	}
+	return imports
+}
+
+// TestDirectories: of two directories of the library, one at most imports the other.
+func TestDirectories(t *testing.T) {
+	t.Parallel()
+	imports, found := betweenDirectories(t), map[string]bool{}
+	for edge, there := range imports {
+		back := imports[[2]string{edge[1], edge[0]}]
+		if edge[0] > edge[1] || back == nil {
+			continue
+		}
+		pair := edge[0] + " and " + edge[1]
+		found[pair] = true
+		assert.Contains(t, left, pair, "they import each other:\n%s\n\n%s", strings.Join(there, "\n"), strings.Join(back, "\n"))
+	}
+	assert.ElementsMatch(t, left, slices.Collect(maps.Keys(found)), "take what is mended out of the list")
+}
+
+var (
+	metricName = regexp.MustCompile(`^[a-z*][a-z0-9*]*(_[a-z0-9*]+)*$`)
+	metricHelp = regexp.MustCompile(`^[A-Z][^\n]* [^\n]*\.$`)
+)
+
+type metric struct{ name, help, pkg string }
+
+// TestMetrics writes the table of examples/METRICS.md: a metric is a name beside its help, as arguments or in a table. A
+// function that completes names has their common beginning. What is not constant is a star.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	var all []metric
+	tree := os.DirFS(root(t))
+	require.NoError(t, fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() && (d.Name() == "testdata" || name == "internal/test" || name == "internal/peers" || name == "internal/compare") {
+			return cmp.Or(err, fs.SkipDir)
+		}
+		if d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		src, err := fs.ReadFile(tree, name)
+		if err != nil {
+			return err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, src, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		uses := strings.Contains(string(src), "svidkit/internal/metrics\"")
+		for _, decl := range f.Decls {
+			for _, m := range metricsOf(decl, constsOf(f), path.Dir(name)) {
+				if uses || strings.HasPrefix(m.name, "svidkit_") {
+					all = append(all, m)
+				}
+			}
+		}
+		return nil
+	}))
+	slices.SortFunc(all, func(a, b metric) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.pkg, b.pkg)) })
+	require.Greater(t, len(all), 50)
+	table := "\n| metric | meaning | package |\n|---|---|---|\n"
+	for _, m := range slices.Compact(all) {
+		table += fmt.Sprintf("| `%s` | %s | [`%s`](../%s) |\n", m.name, m.help, m.pkg, m.pkg)
+	}
+	programtest.Section(t, *update, "../../../examples/METRICS.md", "<!-- metrics -->", "<!-- /metrics -->", table)
+}
+
+func metricsOf(decl ast.Decl, consts map[string]string, pkg string) []metric {
+	var found []metric
+	prefix := ""
+	ast.Inspect(decl, func(n ast.Node) bool {
+		var list []ast.Expr
+		switch n := n.(type) {
+		case *ast.BinaryExpr:
+			if s := textOf(n.X, consts); strings.HasSuffix(s, "_") && !strings.Contains(s, "*") {
+				prefix = s
+			}
+		case *ast.CallExpr:
+			list = n.Args
+		case *ast.CompositeLit:
+			list = n.Elts
+		}
+		for i := range max(len(list)-1, 0) {
+			name, help := textOf(list[i], consts), textOf(list[i+1], consts)
+			if metricName.MatchString(name) && metricHelp.MatchString(help) {
+				found = append(found, metric{name, strings.ReplaceAll(help, "*", "…"), pkg})
+			}
+		}
+		return true
+	})
+	for i := range found {
+		if first, _, _ := strings.Cut(prefix, "_"); !strings.HasPrefix(found[i].name, first+"_") {
+			found[i].name = prefix + found[i].name
+		}
+	}
+	return slices.DeleteFunc(found, func(m metric) bool { return strings.HasPrefix(m.name, "*") })
+}
+
+// textOf returns the text of an expression, with * for each part that is not constant.
+func textOf(e ast.Expr, consts map[string]string) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if s, err := strconv.Unquote(e.Value); err == nil {
+			return s
+		}
+	case *ast.Ident:
+		if s, ok := consts[e.Name]; ok {
+			return s
+		}
+	case *ast.BinaryExpr:
+		return textOf(e.X, consts) + textOf(e.Y, consts)
+	}
+	return "*"
+}
+
+// constsOf returns the constant texts of a file.
+func constsOf(f *ast.File) map[string]string {
+	consts := map[string]string{}
+	ast.Inspect(f, func(n ast.Node) bool {
+		if v, ok := n.(*ast.ValueSpec); ok && len(v.Values) == len(v.Names) {
+			for i, name := range v.Names {
+				if s := textOf(v.Values[i], consts); !strings.Contains(s, "*") {
+					consts[name.Name] = s
+				}
+			}
+		}
+		return true
+	})
+	return consts
 }

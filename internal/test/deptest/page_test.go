@@ -2,16 +2,23 @@ package deptest
 
 import (
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // The floors of the house, from the top. A package imports its own floor and those below, and a kit imports all of them.
@@ -64,8 +71,7 @@ func TestFloors(t *testing.T) {
 			assert.True(t, ok, "there is no package %s", name)
 		}
 	}
-	doc, err := os.ReadFile(filepath.Join(rootDir, "doc.go"))
-	require.NoError(t, err)
+	doc := must.Get(os.ReadFile(filepath.Join(rootDir, "doc.go")))(t)
 	for _, p := range ours(t) {
 		name := p.name()
 		if name == "" || among(name, "examples") || slices.Contains(strings.Split(name, "/"), "internal") {
@@ -96,8 +102,7 @@ var row = regexp.MustCompile("(?m)^\\| \\[`([^`]+)`\\].*\\| ([0-9.]+|–) \\|$")
 // TestWeight measures them.
 func TestPage(t *testing.T) {
 	t.Parallel()
-	old, err := os.ReadFile(pageName)
-	require.NoError(t, err)
+	old := must.Get(os.ReadFile(pageName))(t)
 	compare(t, pageName, page(t, sizes(string(old))))
 }
 
@@ -205,4 +210,131 @@ func links(t *testing.T, name string) string {
 	}
 	slices.Sort(cells)
 	return strings.Join(cells, ", ")
+}
+
+// TestReleases: go.mod names the older one of the two releases of Go that are supported, the next one is the newest, and
+// CI, the workflow and the pages have these two.
+func TestReleases(t *testing.T) {
+	t.Parallel()
+	read := func(name string) string {
+		return string(must.Get(os.ReadFile(filepath.Join(root(t), filepath.FromSlash(name))))(t))
+	}
+	minor := regexp.MustCompile(`(?m)^go 1\.(\d+)`).FindStringSubmatch(read("go.mod"))
+	require.NotNil(t, minor)
+	n := must.Get(strconv.Atoi(minor[1]))(t)
+	older, newest := "1."+strconv.Itoa(n), "1."+strconv.Itoa(n+1)
+
+	assert.Regexp(t, `(?m)^older=go`+regexp.QuoteMeta(older)+`\.\d+ newest=go`+regexp.QuoteMeta(newest)+`\.\d+ `, read(".ci/run"))
+	workflow := read(".github/workflows/ci.yml")
+	assert.Contains(t, workflow, `go: ["`+older+`.x", "`+newest+`.x"]`)
+	assert.Contains(t, workflow, `go-version: "${{ matrix.go }}"`)
+	for _, page := range []string{"README.md", "RELEASING.md"} {
+		assert.Contains(t, strings.Join(strings.Fields(read(page)), " "), "Go "+older+" and "+newest, page)
+	}
+	for _, page := range []string{"examples/MACHINE.md", "examples/SERVICE.md"} {
+		assert.Contains(t, read(page), "Go "+older+" ", page)
+	}
+}
+
+// TestAPI compares the exported names, methods and fields of all packages that a user can import, those of nested modules
+// too, with api.txt. A change of the file shows in review what a release promises or takes away.
+func TestAPI(t *testing.T) {
+	t.Parallel()
+	var names []string
+	require.NoError(t, filepath.WalkDir(rootDir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(rootDir, path)
+		rel = filepath.ToSlash(rel)
+		switch name := d.Name(); {
+		case d.IsDir() && (rel == "examples" || name == "internal" || name == "testdata" || name == ".git"):
+			return fs.SkipDir
+		case d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err == nil && file.Name.Name != "main" {
+			for _, name := range exported(file) {
+				names = append(names, rel[:max(0, strings.LastIndexByte(rel, '/'))]+"."+name)
+			}
+		}
+		return err
+	}))
+	slices.Sort(names)
+	names = slices.Compact(names) // a name can stand once for each system
+	assert.Greater(t, len(names), 1000)
+	compare(t, "api.txt", strings.Join(names, "\n")+"\n")
+}
+
+// exported returns the exported names of a file: "Func", "Type", "Type.Method" and "Type.Field".
+func exported(file *ast.File) (names []string) {
+	add := func(parts ...string) {
+		if !slices.ContainsFunc(parts, func(p string) bool { return !ast.IsExported(p) }) {
+			names = append(names, strings.Join(parts, "."))
+		}
+	}
+	for _, d := range file.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			if d.Recv == nil {
+				add(d.Name.Name)
+			} else {
+				add(typeName(d.Recv.List[0].Type), d.Name.Name)
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				switch spec := spec.(type) {
+				case *ast.ValueSpec:
+					for _, name := range spec.Names {
+						add(name.Name)
+					}
+				case *ast.TypeSpec:
+					add(spec.Name.Name)
+					for _, member := range members(spec.Type) {
+						add(spec.Name.Name, member)
+					}
+				}
+			}
+		}
+	}
+	return names
+}
+
+// members returns the fields of a struct, and the methods of an interface. What is embedded has the name of its type.
+func members(of ast.Expr) (names []string) {
+	var list *ast.FieldList
+	switch of := of.(type) {
+	case *ast.StructType:
+		list = of.Fields
+	case *ast.InterfaceType:
+		list = of.Methods
+	default:
+		return nil
+	}
+	for _, field := range list.List {
+		for _, name := range field.Names {
+			names = append(names, name.Name)
+		}
+		if field.Names == nil {
+			names = append(names, typeName(field.Type))
+		}
+	}
+	return names
+}
+
+// typeName returns the name of a type without its package, pointer and type parameters.
+func typeName(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.StarExpr:
+		return typeName(e.X)
+	case *ast.SelectorExpr:
+		return e.Sel.Name
+	case *ast.IndexExpr:
+		return typeName(e.X)
+	default:
+		return ""
+	}
 }

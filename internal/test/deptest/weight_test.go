@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // TestWeight compares the sizes in examples/PACKAGES.md with those of stripped programs that use the packages, each of
@@ -23,9 +25,7 @@ func TestWeight(t *testing.T) {
 	if !*long {
 		t.Skip("links a program with each package; run it with -long")
 	}
-	old, err := os.ReadFile(pageName)
-	require.NoError(t, err)
-	stated := sizes(string(old))
+	stated := sizes(string(must.Get(os.ReadFile(pageName))(t)))
 	for _, c := range []struct {
 		name  string
 		uses  string  // what the program has of it
@@ -84,8 +84,7 @@ func TestWeight(t *testing.T) {
 			continue
 		}
 		assert.Less(t, mb, c.maxMB, c.name)
-		size, err := strconv.ParseFloat(stated[c.name], 64)
-		require.NoError(t, err, "examples/PACKAGES.md has no size for %s", c.name)
+		size := must.Get(strconv.ParseFloat(stated[c.name], 64))(t, "examples/PACKAGES.md has no size for %s", c.name)
 		assert.InDelta(t, mb, size, 0.11, "%s: the size in examples/PACKAGES.md is another one", c.name)
 	}
 	if *update {
@@ -146,9 +145,7 @@ func build(t *testing.T, name, uses string) float64 {
 	require.NoError(t, os.WriteFile(src, []byte(text), 0o600))
 	bin := filepath.Join(dir, "main")
 	goCommand(t, "build", "-trimpath", "-ldflags=-s -w", "-o", bin, src)
-	fi, err := os.Stat(bin)
-	require.NoError(t, err)
-	return float64(fi.Size()) / 1e6
+	return float64(must.Get(os.Stat(bin))(t).Size()) / 1e6
 }
 
 func goCommand(t *testing.T, args ...string) string {

@@ -56,7 +56,13 @@ func (w Writer) Write(p []byte) (int, error) {
 // Get asks the port of HEALTH_ADDR.
 func Get(t *testing.T, at map[string]string, path string) (int, string) {
 	t.Helper()
-	answer, err := http.Get("http://" + at["HEALTH_ADDR"] + path)
+	return Page(t, "http://"+at["HEALTH_ADDR"]+path)
+}
+
+// Page returns the status and the body of an answer.
+func Page(t testing.TB, url string) (int, string) {
+	t.Helper()
+	answer, err := http.Get(url)
 	if err != nil {
 		t.Fatal(err)
 	}

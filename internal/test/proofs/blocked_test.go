@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/inject"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -89,14 +90,11 @@ func TestBlockedLog(t *testing.T) {
 			bothAnswered(t, h, http.StatusUnauthorized, func() *http.Request { return httptest.NewRequest("GET", "/", nil) })
 		},
 		"ca.Config, and the Manager of a secretcache": func(t *testing.T, log *slog.Logger) {
-			authority, err := ca.New(ca.Config{TrustDomain: td, Logger: log})
-			require.NoError(t, err)
-			issuer, err := local.New(authority, id)
-			require.NoError(t, err)
+			authority := must.Get(ca.New(ca.Config{TrustDomain: td, Logger: log}))(t)
+			issuer := must.Get(local.New(authority, id))(t)
 			m, err := secretcache.Start(t.Context(), secretcache.Config{ID: id, CA: issuer, Logger: log, RenewIn: func(time.Duration, int) time.Duration { return 10 * time.Millisecond }})
 			require.NoError(t, err)
-			first, err := m.SVID()
-			require.NoError(t, err)
+			first := must.Get(m.SVID())(t)
 			seen(t, func() bool { now, err := m.SVID(); return err == nil && now != first })
 			require.NoError(t, m.Close())
 		},
@@ -104,14 +102,12 @@ func TestBlockedLog(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "open")
 			require.NoError(t, os.Mkdir(dir, 0o700))
 			require.NoError(t, os.Chmod(dir, 0o777))
-			l, err := auditlog.Open(filepath.Join(dir, "audit.jsonl"), log)
-			require.NoError(t, err)
+			l := must.Get(auditlog.Open(filepath.Join(dir, "audit.jsonl"), log))(t)
 			require.NoError(t, l.RecordKeyEvent(t.Context(), &ca.KeyEvent{Time: time.Now(), Event: "created", Key: "root"}))
 			require.NoError(t, l.Close())
 		},
 		"caserver.ServeOptions": func(t *testing.T, log *slog.Logger) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
+			l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 			ctx, end := context.WithCancel(t.Context())
 			served := make(chan error, 1)
 			authority := spiffetest.NewCA(t, "example.org")
@@ -119,10 +115,8 @@ func TestBlockedLog(t *testing.T) {
 			go func() {
 				served <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: http.NotFoundHandler(), TLS: spiffetest.TLSConfig(chain, key), Logger: log})
 			}()
-			bad, err := net.Dial("tcp", l.Addr().String())
-			require.NoError(t, err)
-			_, err = bad.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
-			require.NoError(t, err)
+			bad := must.Get(net.Dial("tcp", l.Addr().String()))(t)
+			must.Get(bad.Write([]byte("GET / HTTP/1.1\r\n\r\n")))(t)
 			defer bad.Close()
 			good, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 			require.NoError(t, err)
@@ -144,12 +138,10 @@ func TestBlockedLog(t *testing.T) {
 			from := spiffetest.NewCA(t, "example.org").Source("/web")
 			sink, err := filesink.Start(t.Context(), filesink.Config{Dir: dir, CertName: "cert.pem", KeyName: "key.pem", RootsName: "roots.pem", Source: from, Logger: log})
 			require.NoError(t, err)
-			src, err := filesource.Start(t.Context(), filesource.Config{
+			src := must.Get(filesource.Start(t.Context(), filesource.Config{
 				CertFile: filepath.Join(dir, "cert.pem"), KeyFile: filepath.Join(dir, "key.pem"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "roots.pem"), TrustDomain: td}}, Logger: log,
-			})
-			require.NoError(t, err)
-			first, err := src.SVID()
-			require.NoError(t, err)
+			}))(t)
+			first := must.Get(src.SVID())(t)
 			from.Renew()
 			seen(t, func() bool { now, err := src.SVID(); return err == nil && now != first })
 			require.NoError(t, src.Close())
@@ -165,10 +157,8 @@ func TestBlockedLog(t *testing.T) {
 			})
 		},
 		"jwtsvid.MiddlewareOptions": func(t *testing.T, log *slog.Logger) {
-			v, err := jwtsvid.NewValidator(spiffetest.NewCA(t, "example.org").Bundle(), []string{"me"}, nil)
-			require.NoError(t, err)
-			wrap, err := jwtsvid.Middleware(v, spiffe.AllowIDs(id), &jwtsvid.MiddlewareOptions{Logger: log})
-			require.NoError(t, err)
+			v := must.Get(jwtsvid.NewValidator(spiffetest.NewCA(t, "example.org").Bundle(), []string{"me"}, nil))(t)
+			wrap := must.Get(jwtsvid.Middleware(v, spiffe.AllowIDs(id), &jwtsvid.MiddlewareOptions{Logger: log}))(t)
 			bothAnswered(t, wrap(http.NotFoundHandler()), http.StatusUnauthorized, func() *http.Request { return httptest.NewRequest("GET", "https://localhost/", nil) })
 		},
 		"sds.Options": func(t *testing.T, log *slog.Logger) {
@@ -201,14 +191,12 @@ func TestBlockedLog(t *testing.T) {
 		},
 		"source.LastGoodConfig": func(t *testing.T, log *slog.Logger) {
 			server := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/web")
-			from, err := workloadapi.New(server.Config())
-			require.NoError(t, err)
+			from := must.Get(workloadapi.New(server.Config()))(t)
 			dir := t.TempDir()
 			require.NoError(t, os.Chmod(dir, 0o777))
 			l, err := source.StartLastGood(t.Context(), source.LastGoodConfig{Source: from, MaxAge: time.Hour, Dir: filepath.Join(dir, "last"), Logger: log})
 			require.NoError(t, err)
-			first, err := l.SVID()
-			require.NoError(t, err)
+			first := must.Get(l.SVID())(t)
 			server.Rotate()
 			seen(t, func() bool { now, err := l.SVID(); return err == nil && now != first })
 			require.NoError(t, l.Close())
@@ -221,15 +209,13 @@ func TestBlockedLog(t *testing.T) {
 			endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(td), Logger: log, Governor: g})
 			require.NoError(t, err)
 			require.NoError(t, endpoint.ConfigureServer(server))
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
+			l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 			go func() { _ = server.ServeTLS(l, "", "") }()
 			t.Cleanup(func() { _ = server.Close() })
 			for _, who := range []*spiffetest.Source{stranger, me} {
 				endpoint, err := spiffetls.New(spiffetls.Config{Self: who, Peers: me, Allow: spiffe.AllowMembersOf(td)})
 				require.NoError(t, err)
-				rt, err := endpoint.Transport()
-				require.NoError(t, err)
+				rt := must.Get(endpoint.Transport())(t)
 				resp, err := (&http.Client{Transport: rt, Timeout: 20 * time.Second}).Get("https://" + l.Addr().String())
 				if who == stranger {
 					require.Error(t, err)
@@ -240,8 +226,7 @@ func TestBlockedLog(t *testing.T) {
 			}
 		},
 		"unixsocket.Server": func(t *testing.T, log *slog.Logger) {
-			dir, err := os.MkdirTemp("", "blocked")
-			require.NoError(t, err)
+			dir := must.Get(os.MkdirTemp("", "blocked"))(t)
 			t.Cleanup(func() { _ = os.RemoveAll(dir) })
 			require.NoError(t, os.Chmod(dir, 0o777))
 			s := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: http.NotFoundHandler(), Logger: log}
@@ -249,9 +234,7 @@ func TestBlockedLog(t *testing.T) {
 			require.NoError(t, s.Listen())
 			served := make(chan error, 1)
 			go func() { served <- s.Run(ctx) }()
-			resp, err := sds.UnixClient(s.Path).Get("http://localhost/")
-			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
+			require.NoError(t, must.Get(sds.UnixClient(s.Path).Get("http://localhost/"))(t).Body.Close())
 			end()
 			require.NoError(t, <-served)
 		},
@@ -259,10 +242,8 @@ func TestBlockedLog(t *testing.T) {
 			server := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/web")
 			cfg := server.Config()
 			cfg.Logger = log
-			s, err := workloadapi.Start(t.Context(), cfg)
-			require.NoError(t, err)
-			first, err := s.SVID()
-			require.NoError(t, err)
+			s := must.Get(workloadapi.Start(t.Context(), cfg))(t)
+			first := must.Get(s.SVID())(t)
 			server.Rotate()
 			seen(t, func() bool { now, err := s.SVID(); return err == nil && now != first })
 			require.NoError(t, s.Close())

@@ -1,8 +1,11 @@
 package readme_test
 
 import (
+	"encoding/json"
 	"io/fs"
 	"os"
+	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -10,12 +13,16 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/readme"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // files returns the files of the project with this ending.
 func files(t *testing.T, ending string) []string {
 	var all []string
-	err := filepath.WalkDir("../../..", func(path string, d fs.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir("../../..", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -25,8 +32,7 @@ func files(t *testing.T, ending string) []string {
 			all = append(all, path)
 		}
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 	require.NotEmpty(t, all)
 	return all
 }
@@ -55,8 +61,7 @@ func TestPages(t *testing.T) {
 	var code strings.Builder
 	for _, file := range files(t, ".go") {
 		if !strings.HasSuffix(file, "_test.go") {
-			text, err := os.ReadFile(file)
-			require.NoError(t, err)
+			text := must.Get(os.ReadFile(file))(t)
 			code.Write(text)
 		}
 	}
@@ -65,8 +70,7 @@ func TestPages(t *testing.T) {
 		written[m] = true
 	}
 	for _, page := range files(t, ".md") {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(page))(t)
 		for _, m := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
 			if strings.Contains(m[1], "://") || strings.HasPrefix(m[1], "mailto:") {
 				continue
@@ -80,8 +84,7 @@ func TestPages(t *testing.T) {
 			if !assert.NoError(t, err, "%s: %s", page, m[1]) || anchor == "" || info.IsDir() {
 				continue
 			}
-			there, err := os.ReadFile(target)
-			require.NoError(t, err)
+			there := must.Get(os.ReadFile(target))(t)
 			assert.True(t, anchors(string(there))[anchor], "%s: %s has no heading for this link", page, m[1])
 		}
 		if filepath.Base(page) == "METRICS.md" { // package deptest makes it from the code
@@ -101,8 +104,7 @@ func TestTestCommands(t *testing.T) {
 	run := regexp.MustCompile(`-(?:run|bench) '?([A-Z]\w+)`)
 	found := 0
 	for _, page := range files(t, ".md") {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(page))(t)
 		for _, line := range command.FindAllString(string(text), -1) {
 			_, after, _ := strings.Cut(line, " -long")
 			assert.NotContains(t, after, "./", "%s: %s", page, line)
@@ -112,12 +114,10 @@ func TestTestCommands(t *testing.T) {
 			}
 			for _, dir := range regexp.MustCompile(`\./[\w/]+`).FindAllString(line, -1) {
 				found++
-				tests, err := filepath.Glob(filepath.Join("../../..", dir, "*_test.go"))
-				require.NoError(t, err)
+				tests := must.Get(filepath.Glob(filepath.Join("../../..", dir, "*_test.go")))(t)
 				var code strings.Builder
 				for _, file := range tests {
-					text, err := os.ReadFile(file)
-					require.NoError(t, err)
+					text := must.Get(os.ReadFile(file))(t)
 					code.Write(text)
 				}
 				assert.Regexp(t, `func \w*`+name[1]+`\w*\(`, code.String(), "%s: %s", page, line)
@@ -125,4 +125,36 @@ func TestTestCommands(t *testing.T) {
 		}
 	}
 	assert.Greater(t, found, 5)
+}
+
+// TestReadme compiles the Go snippets of README.md, as they stand.
+func TestReadme(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	root := must.Get(filepath.Abs("../../.."))(t)
+	files := must.Get(readme.Snippets(root))(t)
+
+	// The files are laid over places in the module, so that nothing is written to the tree.
+	dir := t.TempDir()
+	flag := "-overlay=" + filepath.Join(dir, "overlay.json")
+	build, test := []string{"build", flag, "-o", dir + string(filepath.Separator)}, []string{"test", "-c", "-vet=off", flag, "-o", dir}
+	replace := map[string]string{}
+	for name, text := range files {
+		file := filepath.Join(dir, filepath.Base(name))
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		replace[filepath.Join(root, "internal", "test", "readme", filepath.FromSlash(name))] = file
+		if at := "./internal/test/readme/" + path.Dir(name); strings.HasSuffix(name, "_test.go") {
+			test = append(test, at)
+		} else {
+			build = append(build, at)
+		}
+	}
+	overlay := must.Get(json.Marshal(map[string]any{"Replace": replace}))(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
+	for _, args := range [][]string{build, test} {
+		cmd := exec.Command("go", args...)
+		cmd.Dir = root
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "go %v: %s", args, out)
+	}
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	server "github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -57,9 +58,7 @@ func fragments(cell string) []string {
 
 // table returns the rows below a heading of a page, by cells.
 func table(t *testing.T, page, heading string) [][]string {
-	text, err := os.ReadFile(page)
-	require.NoError(t, err)
-	_, section, ok := strings.Cut(string(text), "\n## "+heading+"\n")
+	_, section, ok := strings.Cut(string(must.Get(os.ReadFile(page))(t)), "\n## "+heading+"\n")
 	require.True(t, ok, heading)
 	section, _, _ = strings.Cut(section, "\n## ")
 	var rows [][]string
@@ -156,10 +155,9 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 	handshake := func(t *testing.T, self spiffe.SVIDSource, bundles spiffe.BundleSource, allow spiffe.PolicySource, client http.RoundTripper, handler http.Handler) symptom {
 		log := new(lines)
 		s := httptest.NewUnstartedServer(handler)
-		endpoint, err := spiffetls.New(spiffetls.Config{
+		endpoint := must.Get(spiffetls.New(spiffetls.Config{
 			Self: self, Peers: bundles, Allow: allow, Logger: slog.New(slog.NewTextHandler(log, nil)),
-		})
-		require.NoError(t, err)
+		}))(t)
 		require.NoError(t, endpoint.ConfigureServer(s.Config))
 		spiffetest.StartTLS(s, s.Config.TLSConfig)
 		c := &http.Client{Transport: client, Timeout: 10 * time.Second}
@@ -182,11 +180,8 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 	}
 	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	ask := func(self spiffe.SVIDSource, bundles spiffe.BundleSource, allow spiffe.PolicySource) http.RoundTripper {
-		endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: allow})
-		require.NoError(t, err)
-		rt, err := endpoint.Transport()
-		require.NoError(t, err)
-		return rt
+		endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: allow}))(t)
+		return must.Get(endpoint.Transport())(t)
 	}
 	broken := func(fault string) func(*testing.T) symptom {
 		return func(t *testing.T) symptom {
@@ -196,19 +191,15 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 	}
 
 	// token has a request with a token refused.
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	issuer, err := jwtsvid.NewIssuer(ours.TrustDomain(), "k1", key, nil)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	issuer := must.Get(jwtsvid.NewIssuer(ours.TrustDomain(), "k1", key, nil))(t)
 	contents := ours.Bundle().Contents()
 	contents.JWTAuthorities = map[string]crypto.PublicKey{"k1": key.Public()}
-	bundle, err := spiffe.NewBundle(ours.TrustDomain(), contents)
-	require.NoError(t, err)
+	bundle := must.Get(spiffe.NewBundle(ours.TrustDomain(), contents))(t)
 	token := func(url, header string) func(*testing.T) symptom {
 		return func(t *testing.T) symptom {
 			log := new(lines)
-			v, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
-			require.NoError(t, err)
+			v := must.Get(jwtsvid.NewValidator(bundle, []string{"db"}, nil))(t)
 			wrap, err := jwtsvid.Middleware(v, all, &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(log, nil))})
 			require.NoError(t, err)
 			r := httptest.NewRequest(http.MethodGet, url, nil)
@@ -220,8 +211,7 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 			return symptom{w.Result().Status + " " + w.Header().Get("WWW-Authenticate"), log.String()}
 		}
 	}
-	elsewhere, err := issuer.Issue(jwtsvid.Request{ID: web.ID(), Audience: []string{"cache"}})
-	require.NoError(t, err)
+	elsewhere := must.Get(issuer.Issue(jwtsvid.Request{ID: web.ID(), Audience: []string{"cache"}}))(t)
 
 	return map[string]func(*testing.T) symptom{
 		"policy": func(t *testing.T) symptom {
@@ -254,21 +244,19 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 			return handshake(t, db, ours.Bundle(), all, plain{}, nothing)
 		},
 		"TLS to plain text": func(t *testing.T) symptom {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
+			l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 			defer l.Close()
 			go func() { // a server of another protocol
 				if c, err := l.Accept(); err == nil {
 					_, _ = c.Write([]byte("+OK hello\r\n"))
 				}
 			}()
-			_, err = (&http.Client{Transport: ask(web, ours.Bundle(), all), Timeout: 10 * time.Second}).Get("https://" + l.Addr().String())
+			_, err := (&http.Client{Transport: ask(web, ours.Bundle(), all), Timeout: 10 * time.Second}).Get("https://" + l.Addr().String())
 			require.Error(t, err)
 			return symptom{client: err.Error()}
 		},
 		"request": func(t *testing.T) symptom {
-			only, err := spiffetls.RequirePeer(spiffe.AllowIDs(db.ID()), nothing)
-			require.NoError(t, err)
+			only := must.Get(spiffetls.RequirePeer(spiffe.AllowIDs(db.ID()), nothing))(t)
 			return handshake(t, db, ours.Bundle(), all, ask(web, ours.Bundle(), all), only)
 		},
 		"no token":       token("https://db.example/", ""),
@@ -277,8 +265,7 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 		"other audience": token("https://db.example/", "Bearer "+elsewhere),
 		"CA": func(t *testing.T) symptom {
 			log := new(lines)
-			authority, err := ca.New(ca.Config{TrustDomain: ours.TrustDomain()})
-			require.NoError(t, err)
+			authority := must.Get(ca.New(ca.Config{TrustDomain: ours.TrustDomain()}))(t)
 			refuse := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrRefused })
 			h, err := server.New(server.Options{Signer: authority, Authenticator: refuse, Logger: slog.New(slog.NewTextHandler(log, nil))})
 			require.NoError(t, err)
@@ -286,14 +273,11 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 			s.EnableHTTP2 = true
 			s.StartTLS()
 			t.Cleanup(s.Close)
-			c, err := istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
+			c := must.Get(istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
 				URL: s.URL, HTTPClient: s.Client(), TrustDomain: ours.TrustDomain(), Token: func(context.Context) (string, error) { return "x", nil },
-			}})
-			require.NoError(t, err)
-			k, err := pki.NewKey(pki.ECDSAP256)
-			require.NoError(t, err)
-			csr, err := pki.NewCSR(k, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web.ID())}})
-			require.NoError(t, err)
+			}}))(t)
+			k := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+			csr := must.Get(pki.NewCSR(k, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web.ID())}}))(t)
 			_, err = c.Sign(t.Context(), csr, time.Hour)
 			require.Error(t, err)
 			return symptom{err.Error(), log.String()}

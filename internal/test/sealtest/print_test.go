@@ -17,6 +17,8 @@ import (
 	"io"
 	"log/slog"
 	"math/big"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -28,8 +30,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
+	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/caclient/vault"
@@ -37,6 +41,7 @@ import (
 	"github.com/svidkit/svidkit/examples/ca/caconfig"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -78,75 +83,58 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	require.NoError(t, err)
 	leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
-	svid, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
-	require.NoError(t, err)
+	svid := must.Get(spiffe.NewSVID([]*x509.Certificate{leaf}, key))(t)
 	bundle, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{issuer.Certificate()}})
 	require.NoError(t, err)
-	set, err := spiffe.NewBundleSet(bundle)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(bundle))(t)
 	snapshot := spiffe.NewSnapshot(svid, set)
-	credential, err := pki.NewCredential(svid.Chain(), svid.Signer())
-	require.NoError(t, err)
-	secret, err := pki.NewKeyPairSecret("default", svid)
-	require.NoError(t, err)
+	credential := must.Get(pki.NewCredential(svid.Chain(), svid.Signer()))(t)
+	secret := must.Get(pki.NewKeyPairSecret("default", svid))(t)
 
 	// A plugged-in CA.
 	dir := t.TempDir()
-	rootPEM, err := pki.MarshalPrivateKeyPEM(root)
-	require.NoError(t, err)
+	rootPEM := must.Get(pki.MarshalPrivateKeyPEM(root))(t)
 	for name, b := range map[string][]byte{
 		"ca-cert.pem": pki.MarshalCertificatesPEM(issuer.Certificate()), "ca-key.pem": rootPEM,
 		"cert-chain.pem": pki.MarshalCertificatesPEM(issuer.Certificate()), "root-cert.pem": pki.MarshalCertificatesPEM(issuer.Certificate()),
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
 	}
-	pair, err := pki.ReadKeyCertBundle(os.DirFS(dir), nil, time.Now())
-	require.NoError(t, err)
+	pair := must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, time.Now()))(t)
 	pluggedIn := ca.PluggedIn{Dir: dir, Key: func() crypto.Signer { return root }}
 
 	// A CA of its own, whose key is in its store.
-	store, err := ca.NewDirStore(filepath.Join(t.TempDir(), "ca"))
-	require.NoError(t, err)
+	store := must.Get(ca.NewDirStore(filepath.Join(t.TempDir(), "ca")))(t)
 	authority, err := ca.Open(t.Context(), ca.Config{TrustDomain: td, Create: true, JWT: &ca.JWTConfig{}, Rotation: ca.Rotation{KeyAlgorithm: alg}}, store)
 	require.NoError(t, err)
-	record, err := store.Load(t.Context())
-	require.NoError(t, err)
-	own, err := pki.ParsePrivateKeyPEM(record.Data()["ca-key.pem"])
-	require.NoError(t, err)
+	record := must.Get(store.Load(t.Context()))(t)
+	own := must.Get(pki.ParsePrivateKeyPEM(record.Data()["ca-key.pem"]))(t)
 	owns := []crypto.Signer{own}
-	client, err := local.New(authority, id)
-	require.NoError(t, err)
-	server, err := caserver.New(caserver.Options{CA: authority, TrustDomain: td, Identity: snapshot})
-	require.NoError(t, err)
+	client := must.Get(local.New(authority, id))(t)
+	server := must.Get(caserver.New(caserver.Options{CA: authority, TrustDomain: td, Identity: snapshot}))(t)
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	config, err := caconfig.Parse(fs, []string{"-trust-domain", td.String(), "-root-ca-dir", dir, "-state-dir", t.TempDir()}, func(string) string { return "" })
 	require.NoError(t, err)
 
 	// What renews itself.
 	cacheConfig := secretcache.Config{ID: id, CA: client, NewKey: func() (crypto.Signer, error) { return key, nil }}
-	manager, err := secretcache.New(cacheConfig)
-	require.NoError(t, err)
+	manager := must.Get(secretcache.New(cacheConfig))(t)
 	cacheConfig.Previous = snapshot
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = manager.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	_, err = manager.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
+	must.Get(manager.GenerateSecret(t.Context(), "default"))(t)
 
 	// What another program has put into files.
-	certsPEM, keyPEM, err := svid.MarshalPEM()
-	require.NoError(t, err)
+	certsPEM, keyPEM := must.Get2(svid.MarshalPEM())(t)
 	mounted := filepath.Join(t.TempDir(), "identity.pem")
 	require.NoError(t, os.WriteFile(mounted, append(keyPEM, certsPEM...), 0o600))
-	files, err := filesource.Start(t.Context(), filesource.Config{CertFile: mounted})
-	require.NoError(t, err)
+	files := must.Get(filesource.Start(t.Context(), filesource.Config{CertFile: mounted}))(t)
 	t.Cleanup(func() { require.NoError(t, files.Close()) })
-	byName, err := sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{mounted}})
-	require.NoError(t, err)
+	byName := must.Get(sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{mounted}}))(t)
 	t.Cleanup(func() { require.NoError(t, byName.Close()) })
-	_, err = byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted)
-	require.NoError(t, err)
+	must.Get(byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted))(t)
 
 	// What an API server has.
 	api := kubetest.Start(t)
@@ -154,13 +142,10 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	gateway, err := kubesecrets.Start(t.Context(), kubesecrets.Config{Namespace: "gw", APIServer: api.URL(), HTTPClient: api.Client()})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, gateway.Close()) })
-	_, err = gateway.GenerateSecret(t.Context(), "kubernetes://web")
-	require.NoError(t, err)
+	must.Get(gateway.GenerateSecret(t.Context(), "kubernetes://web"))(t)
 
-	written, err := filesink.New(filesink.Config{Source: manager, Dir: t.TempDir()})
-	require.NoError(t, err)
-	_, err = written.Write()
-	require.NoError(t, err)
+	written := must.Get(filesink.New(filesink.Config{Source: manager, Dir: t.TempDir()}))(t)
+	must.Get(written.Write())(t)
 
 	// An agent, over files that another program has written.
 	folder, err := os.MkdirTemp("", "seal") // t.TempDir is too long for a Unix socket
@@ -168,56 +153,46 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	t.Cleanup(func() { _ = os.RemoveAll(folder) })
 	roots := filepath.Join(t.TempDir(), "roots.pem")
 	require.NoError(t, os.WriteFile(roots, bundle.MarshalPEM(), 0o600))
-	agentConfig, err := istioagent.FromEnvironment([]string{
+	agentConfig := must.Get(istioagent.FromEnvironment([]string{
 		"TRUST_DOMAIN=" + td.String(), "FILE_MOUNTED_CERTS=true", "PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=0s",
 		"ISTIO_META_TLS_CLIENT_CERT_CHAIN=" + mounted, "ISTIO_META_TLS_CLIENT_KEY=" + mounted, "ISTIO_META_TLS_CLIENT_ROOT_CERT=" + roots,
-	})
-	require.NoError(t, err)
+	}))(t)
 	agentConfig.Root = folder
-	agent, err := istioagent.Start(t.Context(), agentConfig)
-	require.NoError(t, err)
+	agent := must.Get(istioagent.Start(t.Context(), agentConfig))(t)
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
 
-	tokens, err := jwtsvid.NewIssuer(td, "k", token, nil)
-	require.NoError(t, err)
-	wits, err := witsvid.NewIssuer(td, token, nil)
-	require.NoError(t, err)
+	tokens := must.Get(jwtsvid.NewIssuer(td, "k", token, nil))(t)
+	wits := must.Get(witsvid.NewIssuer(td, token, nil))(t)
 
 	testCA := spiffetest.NewCA(t, td.String())
 	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")
 	keys, signers := []crypto.Signer{key}, []crypto.Signer{token}
 	other := newKey(t, pki.ECDSAP256) // of a workload; an issuer refuses its own
 	witSVID := wit(t, wits, other)
-	proving, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: set, Allow: spiffe.AllowIDs(id)})
-	require.NoError(t, err)
-	step, err := stepca.New(stepca.Options{
+	proving := must.Get(spiffetls.New(spiffetls.Config{Self: svid, Peers: set, Allow: spiffe.AllowIDs(id)}))(t)
+	step := must.Get(stepca.New(stepca.Options{
 		Endpoint:    caclient.Endpoint{URL: "https://ca.example.org", TrustDomain: td},
 		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
-	})
-	require.NoError(t, err)
-	vaultCA, err := vault.New(vault.Options{Endpoint: caclient.Endpoint{
+	}))(t)
+	vaultCA := must.Get(vault.New(vault.Options{Endpoint: caclient.Endpoint{
 		URL: "https://vault.example.org", TrustDomain: td, HTTPClient: httpClient(t, leaf, key),
-	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"})
-	require.NoError(t, err)
+	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"}))(t)
 	member, memberKey := linkerdProxy(t, issuer)
 	instance := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
 	}
-	ztsCA, err := ztsclient.New(ztsclient.Options{
+	ztsCA := must.Get(ztsclient.New(ztsclient.Options{
 		Endpoint: caclient.Endpoint{URL: "https://zts.example.org", TrustDomain: td, RootsFile: "roots.pem"}, Instance: instance,
 		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
-	})
-	require.NoError(t, err)
+	}))(t)
 	podFiles := t.TempDir()
 	for name, b := range map[string][]byte{"cert": certsPEM, "key": keyPEM} {
 		require.NoError(t, os.WriteFile(filepath.Join(podFiles, name), b, 0o600))
 	}
-	pod, err := sidecar.New(sidecar.Config{Socket: "agent.sock", HandleFile: "id", Files: sidecar.Files{
+	pod := must.Get(sidecar.New(sidecar.Config{Socket: "agent.sock", HandleFile: "id", Files: sidecar.Files{
 		KeyFile: filepath.Join(podFiles, "key"), CertificateFile: filepath.Join(podFiles, "cert"), RootsFile: filepath.Join(podFiles, "roots"),
-	}})
-	require.NoError(t, err)
-	podIdentity, err := pod.Identity()
-	require.NoError(t, err)
+	}}))(t)
+	podIdentity := must.Get(pod.Identity())(t)
 	return map[string]holder{
 		"examples/linkerd-proxy/linkerdproxy.Identity": {member, memberKey},
 		"examples/athenz-sia/sidecar.Identity":         {podIdentity, keys},
@@ -263,9 +238,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 
 func newKey(t *testing.T, alg pki.KeyAlgorithm) crypto.Signer {
 	t.Helper()
-	key, err := pki.NewKey(alg)
-	require.NoError(t, err)
-	return key
+	return must.Get(pki.NewKey(alg))(t)
 }
 
 // linkerdProxy returns a proxy's identity that has read its key, of which it takes ECDSA only, and asks a certifier that is not there.
@@ -273,18 +246,15 @@ func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []c
 	t.Helper()
 	const name = "web.emojivoto.serviceaccount.identity.linkerd.example.org"
 	key, dir := newKey(t, pki.ECDSAP256), t.TempDir()
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(name)}})
-	require.NoError(t, err)
+	der := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(name)}}))(t)
 	for file, b := range map[string][]byte{"key.der": der, "csr.p8": csr.DER(), "token": []byte("t")} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, file), b, 0o600))
 	}
-	id, err := linkerdproxy.New(linkerdproxy.Config{
+	id := must.Get(linkerdproxy.New(linkerdproxy.Config{
 		Name: name, Anchors: pki.MarshalCertificatesPEM(issuer.Certificate()), Certifier: linkerdproxy.Service{Addr: "127.0.0.1:1"},
 		TokenFile: filepath.Join(dir, "token"), KeyFile: filepath.Join(dir, "key.der"), CSRFile: filepath.Join(dir, "csr.p8"),
-	})
-	require.NoError(t, err)
+	}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- id.Run(ctx) }()
@@ -299,11 +269,8 @@ func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []c
 
 func wit(t *testing.T, by *witsvid.Issuer, key crypto.Signer) *witsvid.SVID {
 	t.Helper()
-	text, err := by.Issue(id, key.Public())
-	require.NoError(t, err)
-	svid, err := witsvid.NewSVID(text, key)
-	require.NoError(t, err)
-	return svid
+	text := must.Get(by.Issue(id, key.Public()))(t)
+	return must.Get(witsvid.NewSVID(text, key))(t)
 }
 
 // verbs are those of package fmt, with the flags that change what is printed.
@@ -384,9 +351,7 @@ func secrets(t *testing.T, key crypto.Signer) (texts [][]byte, words []big.Word)
 	default:
 		t.Fatalf("%T", key)
 	}
-	pem, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
-	return append(texts, pem), words
+	return append(texts, must.Get(pki.MarshalPrivateKeyPEM(key))(t)), words
 }
 
 // leak returns what of key is in out, which fmt printed with verb; empty for nothing.
@@ -470,8 +435,7 @@ func TestLeaksAreFound(t *testing.T) {
 	t.Parallel()
 	for _, alg := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.RSA2048, pki.Ed25519} {
 		key := newKey(t, alg)
-		pem, err := pki.MarshalPrivateKeyPEM(key)
-		require.NoError(t, err)
+		pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 		for name, tt := range map[string]struct {
 			v     any
 			least int // printers
@@ -488,6 +452,61 @@ func TestLeaksAreFound(t *testing.T) {
 				}
 			}
 			assert.GreaterOrEqual(t, found, tt.least, "%v %s", alg, name)
+		}
+	}
+}
+
+// httpClient returns a client that presents a certificate with the key, and has read its files.
+func httpClient(t *testing.T, leaf *x509.Certificate, key crypto.Signer) *http.Client {
+	t.Helper()
+	dir := t.TempDir()
+	pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
+	cert, private := filepath.Join(dir, "cert-chain.pem"), filepath.Join(dir, "key.pem")
+	require.NoError(t, os.WriteFile(cert, pki.MarshalCertificatesPEM(leaf), 0o600))
+	require.NoError(t, os.WriteFile(private, pem, 0o600))
+	c := must.Get(caclient.NewHTTPClient(caclient.TLSOptions{CertificateFile: cert, KeyFile: private}))(t)
+	require.Error(t, must.Err(c.Get("https://127.0.0.1:1/")))
+	return c
+}
+
+// TestNoTokenPrints prints a value of each exported type that holds a token, in every way, and the errors that come out of it.
+func TestNoTokenPrints(t *testing.T) {
+	t.Parallel()
+	if rounds.Race {
+		t.Skip("package fmt reads the fields of values that goroutines are changing")
+	}
+	const token = "sesame-open-sesame-open"
+	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if r.URL.Path == "/good" {
+			_, _ = fmt.Fprintf(w, `{"access_token":%q,"expires_in":3600}`, token)
+			return
+		}
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = fmt.Fprintf(w, `{"error":%q,"error_description":%q}`, token, string(body)+r.Header.Get("Authorization"))
+	}))
+	t.Cleanup(echo.Close)
+	static := tokensource.Static(token)
+	exchange := func(path string) *tokensource.Source {
+		return must.Get(tokensource.Exchange(static, tokensource.ClientOptions{URL: echo.URL + path}))(t)
+	}
+	kept, refused := exchange("/good"), exchange("/bad")
+	require.Equal(t, token, must.Get(kept.Token(t.Context()))(t))
+	_, refusal := refused.Token(t.Context())
+	require.Error(t, refusal)
+	ca := must.Get(istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
+		URL: "https://127.0.0.1:1", TrustDomain: td, Token: func(context.Context) (string, error) { return token, nil },
+	}}))(t)
+	for name, v := range map[string]any{
+		"a static token": static, "a token that is kept": kept, "a token that was refused": refused, "the refusal": refusal,
+		"options": &tokensource.ClientOptions{Issuer: "i", ClientAssertion: static}, "a CA client": ca,
+	} {
+		for how, v := range wrapped(v) {
+			for printer, out := range printed(v) {
+				for _, needle := range []string{token[3:], hex.EncodeToString([]byte(token[3:])), strings.ToUpper(hex.EncodeToString([]byte(token[3:]))), base64.StdEncoding.EncodeToString([]byte(token[3:18])), strings.Trim(fmt.Sprint([]byte(token[3:])), "[]")} {
+					assert.NotContains(t, out, needle, "%s, %s: %s", name, how, printer)
+				}
+			}
 		}
 	}
 }
