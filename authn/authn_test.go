@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +21,6 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 func clientCertificate(t *testing.T, bundles spiffe.BundleSource, allow spiffe.Policy) authn.Authenticator {
@@ -253,50 +250,4 @@ func TestFirstOf(t *testing.T) {
 
 	_, err = authn.FirstOf().Authenticate(request())
 	require.ErrorIs(t, err, authn.ErrNoCredential)
-}
-
-// A real server and client: the handler learns the caller.
-func TestOverTLS(t *testing.T) {
-	t.Parallel()
-	conformance.Covers(t, "IST-5.1-1", "IST-5.2-1")
-	ca := spiffetest.NewCA(t, "example.org")
-	server, web := ca.SVID("/server"), ca.SVID("/web")
-	who := clientCertificate(t, ca.Bundle(), spiffe.AllowIDs(web.ID()))
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c, err := who.Authenticate(r)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusForbidden)
-			return
-		}
-		_, _ = fmt.Fprint(w, c.ID)
-	})}
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: server, Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
-	require.NoError(t, err)
-	require.NoError(t, endpoint.ConfigureServer(srv))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = srv.ServeTLS(l, "", "") })
-	t.Cleanup(func() { _ = srv.Close(); wg.Wait() })
-	for _, c := range []struct {
-		svid   *spiffe.SVID
-		status int
-		body   string
-	}{
-		{web, http.StatusOK, "spiffe://example.org/web"},
-		{ca.SVID("/other"), http.StatusForbidden, "not allowed by policy"},
-	} {
-		endpoint, err := spiffetls.New(spiffetls.Config{Self: c.svid, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(server.ID())})
-		require.NoError(t, err)
-		transport, err := endpoint.Transport()
-		require.NoError(t, err)
-		resp, err := (&http.Client{Transport: transport}).Get("https://" + l.Addr().String())
-		require.NoError(t, err)
-		var body strings.Builder
-		require.NoError(t, resp.Write(&body))
-		_ = resp.Body.Close()
-		assert.Equal(t, c.status, resp.StatusCode)
-		assert.Contains(t, body.String(), c.body)
-		transport.CloseIdleConnections()
-	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -262,6 +263,7 @@ type buffer = logtest.Buffer
 // SDS over TCP: the caller is proven by its certificate, and the handler's hook reads who it is.
 func TestRequireInFrontOfSDS(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.1-1", "IST-5.2-1")
 	ca := spiffetest.NewCA(t, "example.org")
 	server, web, db := ca.SVID("/agent"), ca.SVID("/web"), ca.SVID("/db")
 	manager, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: ca})
@@ -318,15 +320,6 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	e, ok := errors.AsType[*grpchttp.Error](err)
 	require.True(t, ok, "%v", err)
 	assert.Equal(t, grpchttp.Unauthenticated, e.Code)
-}
-
-func BenchmarkRequire(b *testing.B) {
-	h := authn.Require(answering(&authn.Caller{Name: "uid:1000", Method: "m"}, nil), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), nil)
-	r, w := httptest.NewRequest(http.MethodGet, "/", nil), httptest.NewRecorder()
-	b.ReportAllocs()
-	for b.Loop() {
-		h.ServeHTTP(w, r)
-	}
 }
 
 func BenchmarkClientCertificate(b *testing.B) {

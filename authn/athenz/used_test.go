@@ -114,22 +114,6 @@ func TestUsedDocuments(t *testing.T) {
 	assert.NotContains(t, object.Data["documents"], "eyJ")
 }
 
-// TestClocksApart has the clock of the provider be ahead of that of the signing service: a document is good for some seconds
-// more, and even then once.
-func TestClocksApart(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	r := newReplicas(t)
-	r.API.Put(usedObject, map[string]any{})
-	signer, err := athenz.NewSigner(r.Keys.Private, "", time.Second)
-	require.NoError(t, err)
-	document, err := signer.SignDocument(t.Context(), athenztest.Subject())
-	require.NoError(t, err)
-	time.Sleep(1100 * time.Millisecond)
-	assert.Equal(t, 200, r.confirm(0, document))
-	assert.Equal(t, 403, r.confirm(1, document))
-}
-
 // TestUsedDocumentsFail has the ConfigMap be missing, wrong, full and away. None of that lets a document through, or refuses
 // another one for good.
 func TestUsedDocumentsFail(t *testing.T) {

@@ -65,24 +65,3 @@ func BenchmarkAgain(b *testing.B) {
 		})
 	}
 }
-
-// BenchmarkFresh verifies a token for the first time: a cached set of keys, and no memory of the token.
-func BenchmarkFresh(b *testing.B) {
-	for _, id := range []string{"p256", "rsa"} {
-		b.Run(id, func(b *testing.B) {
-			a := newAuthenticator(b, newIssuer(id))
-			requests := make([]*http.Request, 4000) // more than are remembered
-			for i := range requests {
-				requests[i] = request(b, sign(id, map[string]any{"jti": i}))
-			}
-			b.ReportAllocs()
-			i := 0
-			for b.Loop() {
-				if _, err := a.Authenticate(requests[i%len(requests)]); err != nil {
-					b.Fatal(err)
-				}
-				i++
-			}
-		})
-	}
-}

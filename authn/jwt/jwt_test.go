@@ -369,13 +369,13 @@ func TestUnverifiedIssuer(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		sign("p256", map[string]any{"iss": nil}):           "names no issuer",
-		sign("p256", map[string]any{"iss": 5}):             `"iss" is of another type`,
+		sign("p256", map[string]any{"iss": 5}):             "names no issuer",
 		sign("p256", map[string]any{"aud": nil}):           "names no audience",
 		sign("p256", map[string]any{"aud": []string{""}}):  "names no audience",
-		sign("p256", map[string]any{"aud": []any{1, "a"}}): `"aud" is of another type`,
-		"":      "1 parts, not three",
-		"a.b.c": "base64url",
-		sign("p256", map[string]any{"x": strings.Repeat("x", 10<<10)}) + strings.Repeat("A", 1<<20): "longer than",
+		sign("p256", map[string]any{"aud": []any{1, "a"}}): "names no audience",
+		"":      "no JWT",
+		"a.b.c": "no JWT",
+		sign("p256", map[string]any{"x": strings.Repeat("x", 10<<10)}) + strings.Repeat("A", 1<<20): "has more than",
 	} {
 		_, _, err := jwt.UnverifiedIssuer(write(text))
 		require.ErrorContains(t, err, want)

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 )
 
 // secret is a part of every token of these tests, and of no other text.
@@ -136,22 +137,7 @@ func requireNone(t testing.TB, s *tokensource.Source) error {
 }
 
 // logs collects what is logged.
-type logs struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
+type logs struct{ logtest.Buffer }
 
 func (l *logs) count(part string) int { return strings.Count(l.String(), part) }
 

@@ -281,28 +281,6 @@ func TestOneFetch(t *testing.T) {
 	})
 }
 
-func TestOneFetchForAll(t *testing.T) {
-	t.Parallel()
-	good := jwt(inAnHour(), "ca")
-	x, url := serve(t, text(200, good))
-	s := must(tokensource.GCE("ca", &tokensource.GCEOptions{URL: url}))
-	start := make(chan struct{})
-	var wg sync.WaitGroup
-	for range 100 {
-		wg.Go(func() {
-			<-start
-			for range 100 {
-				got, err := s.Token(t.Context())
-				assert.NoError(t, err)
-				assert.Equal(t, good, got)
-			}
-		})
-	}
-	close(start)
-	wg.Wait()
-	assert.Equal(t, 1, x.count())
-}
-
 // A server that does not answer is given up after 5 seconds.
 func TestSilence(t *testing.T) {
 	t.Parallel()
@@ -361,38 +339,4 @@ func TestCachedAllocs(t *testing.T) { // not parallel: allocations are counted
 	require.NoError(t, err)
 	ctx := t.Context()
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = s.Token(ctx) }))
-}
-
-func BenchmarkToken(b *testing.B) {
-	good := jwt(inAnHour(), "ca")
-	b.Run("cached", func(b *testing.B) {
-		s := gce(&exchanged{answer: text(200, good)}, nil)
-		ctx := b.Context()
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, err := s.Token(ctx); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("fetched", func(b *testing.B) {
-		x := &exchanged{answer: text(200, good)}
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, err := gce(x, nil).Token(b.Context()); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("file", func(b *testing.B) {
-		file := filepath.Join(b.TempDir(), "token")
-		require.NoError(b, os.WriteFile(file, []byte(good), 0o600))
-		s := tokensource.File(file)
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, err := s.Token(b.Context()); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
 }

@@ -320,12 +320,12 @@ func TestBadServiceAccounts(t *testing.T) {
 		{"/token is not a bearer token", hunter + " " + hunter, ca},
 		{"/token is not a bearer token", hunter + "\x00", ca},
 		{"/token is not a bearer token", hunter + "é", ca},
-		{"/token is larger than 65536 bytes", strings.Repeat(hunter, 1<<14), ca},
+		{"/token has more than 65536 bytes", strings.Repeat(hunter, 1<<14), ca},
 		{"CA of the API server: not in a pod", hunter, "-"},
 		{"/ca.crt is empty", hunter, ""},
 		{"/ca.crt: no certificate found", hunter, "certificate"},
 		{"/ca.crt: certificate 1: ", hunter, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"},
-		{"/ca.crt is larger than 1048576 bytes", hunter, strings.Repeat(ca, 1<<20/len(ca)+1)},
+		{"/ca.crt has more than 1048576 bytes", hunter, strings.Repeat(ca, 1<<20/len(ca)+1)},
 	} {
 		k, err := s.machine("10.96.0.1", "443", account(c.token, c.ca, "default")).New(kube.Options{})
 		require.NoError(t, err)
@@ -336,7 +336,7 @@ func TestBadServiceAccounts(t *testing.T) {
 	}
 	assert.Empty(t, s.tokens)
 	for want, namespace := range map[string]string{"no such file|not exist": "-", "is empty": "", "Istio": "Istio",
-		"a/b": "a/b", "larger than 1024 bytes": strings.Repeat("a", 1025)} {
+		"a/b": "a/b", "more than 1024 bytes": strings.Repeat("a", 1025)} {
 		_, err := s.machine("", "", account("x", ca, namespace)).Namespace()
 		require.Error(t, err)
 		assert.Regexp(t, want, err.Error())
@@ -365,6 +365,19 @@ func TestParseUser(t *testing.T) {
 	} {
 		_, _, err := kube.ParseUser(s)
 		assert.ErrorContains(t, err, want, s)
+	}
+	for want, all := range map[string][]string{
+		"not a service account": {"system:node:worker-1", "system:serviceaccount:prod:web:", "system:serviceaccount:prod:web:x:y", "System:serviceaccount:prod:web",
+			"system:serviceaccounts:prod:web", " system:serviceaccount:prod:web"},
+		"not a namespace": {"system:serviceaccount:prod/sa:web", "system:serviceaccount:" + strings.Repeat("a", 64) + ":web", "system:serviceaccount:-a:web"},
+		"not a service account's name": {"system:serviceaccount:prod:web/../x", "system:serviceaccount:prod:..", "system:serviceaccount:prod:a..b",
+			"system:serviceaccount:prod:web.", "system:serviceaccount:prod:a_b", "system:serviceaccount:prod:web\x00", "system:serviceaccount:prod:wéb",
+			"system:serviceaccount:prod:web\n"},
+	} {
+		for _, s := range all {
+			_, _, err := kube.ParseUser(s)
+			assert.ErrorContains(t, err, want, s)
+		}
 	}
 }
 
