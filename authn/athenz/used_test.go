@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -134,8 +135,7 @@ func TestUsedDocumentsFail(t *testing.T) {
 		for n := range 4096 {
 			used[fmt.Sprint(n)] = until.Unix()
 		}
-		text, err := json.Marshal(used)
-		require.NoError(t, err)
+		text := must.Get(json.Marshal(used))(t)
 		return string(text)
 	}
 	put(many(time.Now().Add(time.Hour)))

@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // secret is a part of every token of these tests, and of no other text.
@@ -112,7 +113,7 @@ func text(status int, body string) http.HandlerFunc {
 	}
 }
 
-func must(s *tokensource.Source, err error) *tokensource.Source {
+func made(s *tokensource.Source, err error) *tokensource.Source {
 	if err != nil {
 		panic(err)
 	}
@@ -121,8 +122,7 @@ func must(s *tokensource.Source, err error) *tokensource.Source {
 
 func requireToken(t testing.TB, want string, s *tokensource.Source) {
 	t.Helper()
-	got, err := s.Token(t.Context())
-	require.NoError(t, err)
+	got := must.Get(s.Token(t.Context()))(t)
 	require.Equal(t, want, got)
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const asIssuer = "https://as.example/realms/prod"
@@ -51,9 +52,8 @@ func TestClientCredentials(t *testing.T) {
 	} {
 		c.o.URL = server + "/token"
 		c.form.Set("grant_type", "client_credentials")
-		requireToken(t, secret, must(tokensource.ClientCredentials(c.o)))
-		got, err := url.ParseQuery(x.all()[i].body)
-		require.NoError(t, err)
+		requireToken(t, secret, made(tokensource.ClientCredentials(c.o)))
+		got := must.Get(url.ParseQuery(x.all()[i].body))(t)
 		assert.Equal(t, c.form, got)
 		assert.Empty(t, x.all()[i].header.Get("Authorization"))
 	}
@@ -64,10 +64,10 @@ func TestAssertionAudience(t *testing.T) {
 	t.Parallel()
 	x, server := serve(t, text(200, `{"access_token":"a","token_type":"Bearer"}`))
 	for _, audience := range [][]string{{}, {"other"}, {asIssuer, "other"}, {"other", asIssuer}, {asIssuer, asIssuer}, {asIssuer + "/"}} {
-		s := must(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static(jwt(inAnHour(), audience...))}))
+		s := made(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static(jwt(inAnHour(), audience...))}))
 		require.ErrorContains(t, requireNone(t, s), "client credential: the assertion is for", "%q", audience)
 	}
-	s := must(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static("opaque")}))
+	s := made(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static("opaque")}))
 	require.ErrorContains(t, requireNone(t, s), "has to be for the issuer")
 	assert.Zero(t, x.count())
 }
@@ -107,7 +107,7 @@ func TestEchoesOfAssertions(t *testing.T) {
 		text(400, `{"error":"invalid_client","error_description":`+string(quoted)+`}`)(w, r)
 	}}
 	assertion := jwt(inAnHour(), asIssuer)
-	s := must(tokensource.Exchange(tokensource.Static("of-the-subject-0123456789"), tokensource.ClientOptions{
+	s := made(tokensource.Exchange(tokensource.Static("of-the-subject-0123456789"), tokensource.ClientOptions{
 		URL: "https://as.example", HTTPClient: x.client(), ClientAssertion: tokensource.Static(assertion), Issuer: asIssuer,
 	}))
 	err := requireNone(t, s)

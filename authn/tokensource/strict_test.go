@@ -27,7 +27,7 @@ func TestLifeBeginsWithTheRequest(t *testing.T) {
 			text(200, `{"access_token":"`+secret+`","token_type":"Bearer","expires_in":60}`)(w, r)
 		})
 		o := tokensource.ClientOptions{URL: "https://sts.example/token", HTTPClient: x.client()}
-		s, asked := must(tokensource.Exchange(tokensource.Static("subject"), o)), time.Now()
+		s, asked := made(tokensource.Exchange(tokensource.Static("subject"), o)), time.Now()
 		requireToken(t, secret, s)
 		time.Sleep(time.Until(asked.Add(time.Minute - time.Nanosecond)))
 		requireToken(t, secret, s)
@@ -50,7 +50,7 @@ func TestNextOutageBeginsAgain(t *testing.T) {
 			}
 			text(200, `{"access_token":"`+secret+`","token_type":"Bearer","expires_in":3600}`)(w, r)
 		})
-		s := must(tokensource.Exchange(tokensource.Static("subject"), tokensource.ClientOptions{URL: "https://sts.example/token", HTTPClient: x.client()}))
+		s := made(tokensource.Exchange(tokensource.Static("subject"), tokensource.ClientOptions{URL: "https://sts.example/token", HTTPClient: x.client()}))
 		outage := func() (waits []time.Duration) {
 			requireToken(t, secret, s)
 			down = true

@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const pods = "/api/v1/namespaces/default/pods"
@@ -135,8 +136,7 @@ func TestWatchEnds(t *testing.T) {
 		t.Cleanup(func() { _ = srv.Close() })
 		transport := &http.Transport{DialContext: l.DialContext}
 		t.Cleanup(transport.CloseIdleConnections)
-		c, err := kube.New(kube.Options{URL: "http://127.0.0.1", Client: &http.Client{Transport: transport}})
-		require.NoError(t, err)
+		c := must.Get(kube.New(kube.Options{URL: "http://127.0.0.1", Client: &http.Client{Transport: transport}}))(t)
 
 		end := func(q url.Values) (time.Duration, error) {
 			start := time.Now()
