@@ -261,7 +261,6 @@ func readValue(s string) (value, rest string, err error) {
 	return "", "", errors.New("a quote is not closed")
 }
 
-// checkValue checks the form of what is not used.
 // commonName returns the common name in a subject in the form of RFC 2253. It is empty if there is none or more
 // than one, and if the subject is in another form.
 func commonName(subject string) (name string) {
