@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func withHeader(fields ...string) *http.Request {
@@ -107,13 +108,11 @@ func TestBearerPlaintext(t *testing.T) {
 	require.ErrorIs(t, err, authn.ErrNoCredential)
 	assert.NotErrorIs(t, err, authn.ErrRefused)
 
-	token, err = authn.BearerOverPlaintext(r)
-	require.NoError(t, err)
+	token = must.Get(authn.BearerOverPlaintext(r))(t)
 	assert.Equal(t, "sesame", token)
 
 	r.TLS = &tls.ConnectionState{}
-	_, err = authn.Bearer(r)
-	require.NoError(t, err)
+	require.NoError(t, must.Err(authn.Bearer(r)))
 
 	// what the client says of itself does not count
 	r.TLS = nil
@@ -137,11 +136,9 @@ func TestBearerConnections(t *testing.T) {
 	})
 	ask := func(t *testing.T, c *http.Client, url string) string {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
 		r.Header.Set("authorization", "Bearer sesame")
-		resp, err := c.Do(r)
-		require.NoError(t, err)
+		resp := must.Get(c.Do(r))(t)
 		defer func() { _ = resp.Body.Close() }()
 		var b strings.Builder
 		require.NoError(t, resp.Write(&b))
@@ -157,8 +154,7 @@ func TestBearerConnections(t *testing.T) {
 	assert.Contains(t, ask(t, overTLS.Client(), overTLS.URL), "sesame <nil>")
 
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", path))(t)
 	srv := &http.Server{Handler: handler}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = srv.Serve(l) })

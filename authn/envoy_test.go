@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -120,8 +121,7 @@ func startGateway(t *testing.T) *gateway {
 	dir, err := os.MkdirTemp("", "xfcc") // t.TempDir is too long for a Unix socket
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	root, err := os.OpenRoot(dir)
-	require.NoError(t, err)
+	root := must.Get(os.OpenRoot(dir))(t)
 	defer root.Close()
 	certs, key, err := self.MarshalPEM()
 	require.NoError(t, err)
@@ -142,10 +142,8 @@ func startGateway(t *testing.T) *gateway {
 	t.Cleanup(plain.Close)
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/server"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(self.ID())})
 	require.NoError(t, err)
-	config, err := endpoint.ServerConfig()
-	require.NoError(t, err)
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", config)
-	require.NoError(t, err)
+	config := must.Get(endpoint.ServerConfig())(t)
+	listener := must.Get(tls.Listen("tcp", "127.0.0.1:0", config))(t)
 	secure := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
 	served := make(chan struct{})
 	go func() { _ = secure.Serve(listener); close(served) }()
@@ -300,8 +298,7 @@ func TestEnvoyForwardedCertificate(t *testing.T) {
 				assert.Equal(t, &v.want, said.Caller, about)
 			}
 			// A quote that the client opens must not take in what Envoy appends.
-			said, err := g.Ask(listener, from, `URI=spiffe://example.org/admin;Subject="x`)
-			require.NoError(t, err)
+			said := must.Get(g.Ask(listener, from, `URI=spiffe://example.org/admin;Subject="x`))(t)
 			if listener == "APPEND_FORWARD" || v.refused != "" {
 				assert.Nil(t, said.Caller, name)
 				assert.NotEmpty(t, said.Refused, name)
@@ -362,26 +359,22 @@ func TestEnvoySettings(t *testing.T) {
 			}
 		}
 	}
-	_, err := g.Ask("SANITIZE_SET", rogue)
-	require.Error(t, err, "Envoy verifies the certificate")
+	require.Error(t, must.Err(g.Ask("SANITIZE_SET", rogue)), "Envoy verifies the certificate")
 
 	// Envoy writes names as they stand in the certificate. Those of a CA that signs any name can be read as others. The
 	// URIs alone are safe from DNS names.
 	for _, end := range ",;" {
 		for kind, start := range map[byte]string{2: "a", 6: "https://a.test/"} {
 			from := client(g.ca.Certificate("/web", nameOf(kind, start+string(end)+"URI="+admin)))
-			said, err := g.Ask("SANITIZE_SET", from)
-			require.NoError(t, err)
+			said := must.Get(g.Ask("SANITIZE_SET", from))(t)
 			require.NotNil(t, said.Caller, said)
 			assert.Equal(t, admin, said.Caller.ID.String(), "if Envoy does quote names now, the documentation of ForwardedCertificate should say so")
-			said, err = g.Ask("uri", from)
-			require.NoError(t, err)
+			said = must.Get(g.Ask("uri", from))(t)
 			assert.Equal(t, kind == 2, said.Caller == nil && said.Refused != "", said)
 		}
 	}
 	for _, name := range []string{`a"b.test`, `a.test\`, "a b.test"} {
-		said, err := g.Ask("SANITIZE_SET", client(g.ca.Certificate("/web", nameOf(2, name))))
-		require.NoError(t, err)
+		said := must.Get(g.Ask("SANITIZE_SET", client(g.ca.Certificate("/web", nameOf(2, name)))))(t)
 		assert.NotEmpty(t, said.Refused, name)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"unicode"
@@ -205,18 +204,15 @@ func readElement(s string) (e element, rest string, more bool, err error) {
 		}
 		switch key = strings.ToLower(key); key {
 		case "uri":
-			e.uris = appendValue(e.uris, value)
+			e.uris = append(e.uris, value)
 		case "dns":
-			e.dns = appendValue(e.dns, value)
+			e.dns = append(e.dns, value)
 		case "by": // may be there for each URI of the proxy's certificate
 		case "subject", "hash", "cert", "chain":
 			if seen[key] {
 				return e, "", false, fmt.Errorf("an element has %q twice", key)
 			}
 			seen[key] = true
-			if err := checkValue(key, value); err != nil {
-				return e, "", false, err
-			}
 			if key == "subject" {
 				e.subject = value
 			}
@@ -231,14 +227,6 @@ func readElement(s string) (e element, rest string, more bool, err error) {
 			return e, s, true, nil
 		}
 	}
-}
-
-// appendValue appends a value that is not empty: a proxy writes the key of what a certificate does not have, too.
-func appendValue(list []string, value string) []string {
-	if value == "" {
-		return list
-	}
-	return append(list, value)
 }
 
 // readValue reads a value, up to the semicolon, the comma or the end that follows it. A backslash and what follows it
@@ -271,21 +259,6 @@ func readValue(s string) (value, rest string, err error) {
 		}
 	}
 	return "", "", errors.New("a quote is not closed")
-}
-
-// checkValue checks the form of what is not used.
-func checkValue(key, value string) error {
-	switch key {
-	case "hash":
-		if strings.Trim(value, "0123456789abcdefABCDEF") != "" {
-			return errors.New("the hash is not hexadecimal")
-		}
-	case "cert", "chain":
-		if _, err := url.PathUnescape(value); err != nil {
-			return fmt.Errorf("the value of %q is not URL-encoded", key)
-		}
-	}
-	return nil
 }
 
 // commonName returns the common name in a subject in the form of RFC 2253. It is empty if there is none or more

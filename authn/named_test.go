@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -22,8 +23,7 @@ func TestNamedCertificate(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "cluster.local")
 	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
-	name, err := mesh.Name("emojivoto", "web")
-	require.NoError(t, err)
+	name := must.Get(mesh.Name("emojivoto", "web"))(t)
 	a, err := authn.NamedCertificate(ca.TrustDomain(), ca.Bundle(), func(leaf *x509.Certificate) (string, error) {
 		if len(leaf.DNSNames) != 1 || len(leaf.URIs) != 0 {
 			return "", errors.New("it has not one DNS name")
@@ -43,8 +43,7 @@ func TestNamedCertificate(t *testing.T) {
 	}
 	for _, issuer := range []*spiffetest.CA{ca, ca.Intermediate()} {
 		r := request(issuer)
-		caller, err := a.Authenticate(r)
-		require.NoError(t, err)
+		caller := must.Get(a.Authenticate(r))(t)
 		assert.Equal(t, "named-certificate:"+name, caller.String())
 		assert.True(t, caller.ID.IsZero())
 		assert.Equal(t, r.TLS.PeerCertificates[0].NotAfter, caller.NotAfter)
@@ -52,11 +51,9 @@ func TestNamedCertificate(t *testing.T) {
 		assert.Equal(t, []string{name}, caller.DNSNames)
 	}
 	plain := httptest.NewRequest(http.MethodGet, "/", nil)
-	_, err = a.Authenticate(plain)
-	require.ErrorIs(t, err, authn.ErrNoCredential)
+	require.ErrorIs(t, must.Err(a.Authenticate(plain)), authn.ErrNoCredential)
 	plain.TLS = &tls.ConnectionState{}
-	_, err = a.Authenticate(plain)
-	require.ErrorIs(t, err, authn.ErrNoCredential)
+	require.ErrorIs(t, must.Err(a.Authenticate(plain)), authn.ErrNoCredential)
 	many := request(ca)
 	for range 20 {
 		many.TLS.PeerCertificates = append(many.TLS.PeerCertificates, many.TLS.PeerCertificates[0])
@@ -80,13 +77,11 @@ func TestNamedCertificate(t *testing.T) {
 	}
 	nameless, err := authn.NamedCertificate(ca.TrustDomain(), ca.Bundle(), func(*x509.Certificate) (string, error) { return "", nil })
 	require.NoError(t, err)
-	_, err = nameless.Authenticate(request(ca))
-	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorIs(t, must.Err(nameless.Authenticate(request(ca))), authn.ErrRefused)
 
 	// Without a bundle nothing is known of the caller.
 	other := spiffetest.NewCA(t, "other.example")
-	empty, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{}))(t)
 	for _, bundles := range []bundleFunc{
 		func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("not ready") },
 		func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, nil },
@@ -102,6 +97,5 @@ func TestNamedCertificate(t *testing.T) {
 	require.Error(t, err)
 	_, err = authn.NamedCertificate(ca.TrustDomain(), nil, func(*x509.Certificate) (string, error) { return "x", nil })
 	require.Error(t, err)
-	_, err = authn.NamedCertificate(ca.TrustDomain(), ca.Bundle(), nil)
-	require.Error(t, err)
+	require.Error(t, must.Err(authn.NamedCertificate(ca.TrustDomain(), ca.Bundle(), nil)))
 }

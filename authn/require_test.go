@@ -20,7 +20,9 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -112,8 +114,7 @@ func TestRequire(t *testing.T) {
 func TestRequireDenied(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	verifier, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(ca.SVID("/web").ID()), nil)
-	require.NoError(t, err)
+	verifier := must.Get(spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(ca.SVID("/web").ID()), nil))(t)
 	var log strings.Builder
 	h := authn.Require(authn.ClientCertificate(verifier), http.NotFoundHandler(), slog.New(slog.NewTextHandler(&log, nil)))
 	for _, path := range []string{"/a", "/a", "/b"} {
@@ -179,11 +180,9 @@ func TestRequireGRPC(t *testing.T) {
 			require.NoError(t, err)
 			r.Header.Set("Content-Type", "application/grpc+proto")
 			r.Header.Set("Te", "trailers")
-			resp, err := srv.Client().Do(r)
-			require.NoError(t, err)
+			resp := must.Get(srv.Client().Do(r))(t)
 			defer resp.Body.Close()
-			text, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
+			text := must.Get(io.ReadAll(resp.Body))(t)
 			assert.Equal(t, http.StatusOK, resp.StatusCode)
 			assert.Equal(t, "application/grpc", resp.Header.Get("Content-Type"))
 			if c.status == 200 {
@@ -262,6 +261,7 @@ type buffer = logtest.Buffer
 // SDS over TCP: the caller is proven by its certificate, and the handler's hook reads who it is.
 func TestRequireInFrontOfSDS(t *testing.T) {
 	t.Parallel()
+	conformance.Covers(t, "IST-5.1-1", "IST-5.2-1")
 	ca := spiffetest.NewCA(t, "example.org")
 	server, web, db := ca.SVID("/agent"), ca.SVID("/web"), ca.SVID("/db")
 	manager, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: ca})
@@ -282,8 +282,7 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: server, Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
 	require.NoError(t, err)
 	require.NoError(t, endpoint.ConfigureServer(srv))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	done := make(chan error, 1)
 	go func() { done <- srv.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = srv.Close(); <-done })
@@ -291,8 +290,7 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	watch := func(svid *spiffe.SVID, patience time.Duration) (*pki.Secret, error) {
 		endpoint, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(server.ID())})
 		require.NoError(t, err)
-		transport, err := endpoint.Transport()
-		require.NoError(t, err)
+		transport := must.Get(endpoint.Transport())(t)
 		defer transport.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
@@ -302,31 +300,18 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 		return nil, errors.New("nothing")
 	}
 	for _, svid := range []*spiffe.SVID{web, api} {
-		secret, err := watch(svid, 20*time.Second)
-		require.NoError(t, err)
+		secret := must.Get(watch(svid, 20*time.Second))(t)
 		assert.Equal(t, "default", secret.Name())
 		pem, _, _ := secret.KeyPair()
-		chain, err := pki.ParseCertificatesPEM(pem)
-		require.NoError(t, err)
-		id, err := spiffe.IDFromCertificate(chain[0])
-		require.NoError(t, err)
+		chain := must.Get(pki.ParseCertificatesPEM(pem))(t)
+		id := must.Get(spiffe.IDFromCertificate(chain[0]))(t)
 		assert.Equal(t, svid.ID(), id, "each caller has its own default")
 	}
-	_, err = watch(db, 200*time.Millisecond)
-	require.ErrorContains(t, err, "nothing")
+	require.ErrorContains(t, must.Err(watch(db, 200*time.Millisecond)), "nothing")
 	_, err = watch(ca.SVID("/stranger"), 20*time.Second)
 	e, ok := errors.AsType[*grpchttp.Error](err)
 	require.True(t, ok, "%v", err)
 	assert.Equal(t, grpchttp.Unauthenticated, e.Code)
-}
-
-func BenchmarkRequire(b *testing.B) {
-	h := authn.Require(answering(&authn.Caller{Name: "uid:1000", Method: "m"}, nil), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), nil)
-	r, w := httptest.NewRequest(http.MethodGet, "/", nil), httptest.NewRecorder()
-	b.ReportAllocs()
-	for b.Loop() {
-		h.ServeHTTP(w, r)
-	}
 }
 
 func BenchmarkClientCertificate(b *testing.B) {

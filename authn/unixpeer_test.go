@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
@@ -25,11 +26,9 @@ func TestUnixPeer(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("peers are known on Linux")
 	}
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
 	defer l.Close()
-	client, err := net.Dial("unix", l.Addr().String())
-	require.NoError(t, err)
+	client := must.Get(net.Dial("unix", l.Addr().String()))(t)
 	defer client.Close()
 	server, err := l.Accept()
 	require.NoError(t, err)

@@ -45,11 +45,7 @@
 // Services.
 package athenz
 
-import (
-	"crypto/sha256"
-	"errors"
-	"strings"
-)
+import "errors"
 
 var (
 	// ErrDocument says that an identity document, or the subject of one, is not valid.
@@ -61,8 +57,3 @@ var (
 	// ErrServiceToken says that a service token is not valid.
 	ErrServiceToken = errors.New("invalid service token")
 )
-
-// useOf identifies a document that was used. The signature is left out, as ECDSA has two for each.
-func useOf(text string) [32]byte {
-	return sha256.Sum256([]byte(text[:max(strings.LastIndexByte(text, '.'), 0)]))
-}

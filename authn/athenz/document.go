@@ -3,11 +3,13 @@ package athenz
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
@@ -115,7 +117,7 @@ type Document struct {
 	Subject PodSubject
 	Expires time.Time
 
-	use [32]byte // the same for each document with this header and payload
+	use [32]byte // the hash of header and payload; the signature is left out, as ECDSA has two for each
 }
 
 // Verify verifies an identity document: its form, the signature by the version of the key that it names, the
@@ -130,16 +132,14 @@ func (v *Verifier) Verify(text string) (*Document, error) {
 	return d, nil
 }
 
-func kind() *token.Kind {
-	return &token.Kind{Package: "athenz", What: "identity document"}
-}
+var kind = &token.Kind{Package: "athenz", What: "identity document"}
 
 func bad(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrDocument}, args...)...)
 }
 
 func (v *Verifier) verify(text string) (*Document, error) {
-	signed, refused := kind().Parse(text)
+	signed, refused := kind.Parse(text)
 	if refused != nil {
 		return nil, bad("%w", refused.Err)
 	}
@@ -175,7 +175,7 @@ func readClaims(text string, payload []byte, headIssuer string) (*Document, erro
 	var aud, iss, sub []byte
 	var hasAud, hasIss, hasSub, bound bool
 	var exp, iat, nbf token.Date
-	refused := kind().ReadObject(payload, func(name string, r *strictjson.Reader) {
+	refused := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
 		switch name {
 		case "aud":
 			aud, hasAud = r.Text()
@@ -221,5 +221,6 @@ func readClaims(text string, payload []byte, headIssuer string) (*Document, erro
 	if err != nil {
 		return nil, err
 	}
-	return &Document{Subject: subject, Expires: exp.At, use: useOf(text)}, nil
+	use := sha256.Sum256([]byte(text[:strings.LastIndexByte(text, '.')]))
+	return &Document{Subject: subject, Expires: exp.At, use: use}, nil
 }

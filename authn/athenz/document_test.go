@@ -29,6 +29,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -41,20 +42,17 @@ func TestPodSubject(t *testing.T) {
 	s.IP = netip.MustParseAddr("fd00::1")
 	assert.Equal(t, "pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00%3A%3A1", s.String())
 	for _, good := range []athenz.PodSubject{athenztest.Subject(), s} {
-		got, err := athenz.ParsePodSubject(good.String())
-		require.NoError(t, err)
+		got := must.Get(athenz.ParsePodSubject(good.String()))(t)
 		assert.Equal(t, good, got)
 	}
 	for _, same := range []string{
 		"pod:media-sports/web-0?i=10.1.2.3&n=frontend&d=media.sports",
 		"pod:media-sports/web-0?d=media%2Esports&n=%66rontend&i=10.1.2.3&s=10.0.0.1&x",
 	} {
-		got, err := athenz.ParsePodSubject(same)
-		require.NoError(t, err)
+		got := must.Get(athenz.ParsePodSubject(same))(t)
 		assert.Equal(t, athenztest.Subject(), got)
 	}
-	got, err := athenz.ParsePodSubject("pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00::1")
-	require.NoError(t, err)
+	got := must.Get(athenz.ParsePodSubject("pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00::1"))(t)
 	assert.Equal(t, s, got)
 
 	for _, bad := range []string{
@@ -95,8 +93,7 @@ func FuzzParsePodSubject(f *testing.F) {
 			return
 		}
 		require.NoError(t, s.Check())
-		again, err := athenz.ParsePodSubject(s.String())
-		require.NoError(t, err)
+		again := must.Get(athenz.ParsePodSubject(s.String()))(t)
 		require.Equal(t, s, again)
 	})
 }
@@ -127,9 +124,7 @@ func (c *claims) document(t testing.TB) string {
 	b64 := func(v any) string {
 		data, ok := v.([]byte)
 		if !ok {
-			var err error
-			data, err = json.Marshal(v)
-			require.NoError(t, err)
+			data = must.Get(json.Marshal(v))(t)
 		}
 		return base64.RawURLEncoding.EncodeToString(data)
 	}
@@ -150,8 +145,7 @@ func (c *claims) document(t testing.TB) string {
 		s.FillBytes(sig[32:])
 		return data + "." + b64(sig)
 	}
-	sig, err := rsa.SignPKCS1v15(rand.Reader, key.(*rsa.PrivateKey), crypto.SHA256, sum[:])
-	require.NoError(t, err)
+	sig := must.Get(rsa.SignPKCS1v15(rand.Reader, key.(*rsa.PrivateKey), crypto.SHA256, sum[:]))(t)
 	return data + "." + b64(sig)
 }
 
@@ -160,13 +154,11 @@ func TestDocument(t *testing.T) {
 	conformance.Covers(t, "ATH-3.1-1", "ATH-3.1-2", "ATH-3.1-3", "ATH-3.1-4", "ATH-3.1-5", "ATH-3.2-1", "ATH-3.2-2", "ATH-3.2-3", "ATH-3.2-4", "ATH-3.2-5", "ATH-3.2-7",
 		"ATH-3.2-9", "ATH-5-1", "ATH-5-4", "ATH-5-5", "ATH-18-1", "ATH-18-2")
 	k := athenztest.NewKeys(t)
-	text, err := k.Signer(t).SignDocument(t.Context(), athenztest.Subject())
-	require.NoError(t, err)
+	text := must.Get(k.Signer(t).SignDocument(t.Context(), athenztest.Subject()))(t)
 	head, rest, _ := strings.Cut(text, ".")
 	assert.Equal(t, "eyJhbGciOiJSUzI1NiIsImlzcyI6InNlY3JldDphdGhlbnotaW5pdC1zZWNyZXQ_dmVyc2lvbj12MSIsInR5cCI6IkpXVCJ9", head, "the bytes of the vector")
 	payload, _, _ := strings.Cut(rest, ".")
-	data, err := base64.RawURLEncoding.DecodeString(payload)
-	require.NoError(t, err)
+	data := must.Get(base64.RawURLEncoding.DecodeString(payload))(t)
 	var body map[string]any
 	require.NoError(t, json.Unmarshal(data, &body))
 	assert.Len(t, body, 5)
@@ -177,25 +169,21 @@ func TestDocument(t *testing.T) {
 	assert.InDelta(t, float64(time.Now().Unix()), body["iat"], 5)
 
 	for _, text := range []string{text, newClaims().document(t)} {
-		d, err := k.Verifier(t).Verify(text)
-		require.NoError(t, err)
+		d := must.Get(k.Verifier(t).Verify(text))(t)
 		assert.Equal(t, athenztest.Subject(), d.Subject)
 		assert.WithinDuration(t, time.Now(), d.Expires, 15*time.Minute)
 	}
 	// The newest version signs: 10 is more than 9.
 	k.Add(t, "v9", athenztest.RSAKey())
 	k.Add(t, "v10", ecKey(t, elliptic.P256()))
-	text, err = k.Signer(t).SignDocument(t.Context(), athenztest.Subject())
-	require.NoError(t, err)
-	_, err = k.Verifier(t).Verify(text)
-	require.NoError(t, err)
+	text = must.Get(k.Signer(t).SignDocument(t.Context(), athenztest.Subject()))(t)
+	require.NoError(t, must.Err(k.Verifier(t).Verify(text)))
 	head, _, _ = strings.Cut(text, ".")
-	decoded, err := base64.RawURLEncoding.DecodeString(head)
-	require.NoError(t, err)
+	decoded := must.Get(base64.RawURLEncoding.DecodeString(head))(t)
 	assert.JSONEq(t, `{"alg":"ES256","iss":"secret:athenz-init-secret?version=v10","typ":"JWT"}`, string(decoded))
 	// A version that is removed counts no more.
 	require.NoError(t, os.Remove(filepath.Join(k.Public, secret+".v10")))
-	_, err = k.Verifier(t).Verify(text)
+	_, err := k.Verifier(t).Verify(text)
 	require.ErrorIs(t, err, athenz.ErrDocument)
 	require.ErrorContains(t, err, "no version v10")
 }
@@ -211,8 +199,7 @@ func TestDocumentVectors(t *testing.T) {
 	issuer := func(c *claims, s string) { c.head["iss"], c.body["iss"] = s, s }
 	now := time.Now().Unix()
 	symmetric := func(data string) []byte {
-		public, err := os.ReadFile(filepath.Join(k.Public, secret+".v1"))
-		require.NoError(t, err)
+		public := must.Get(os.ReadFile(filepath.Join(k.Public, secret+".v1")))(t)
 		m := hmac.New(sha256.New, public)
 		m.Write([]byte(data))
 		return m.Sum(nil)
@@ -254,8 +241,7 @@ func TestDocumentVectors(t *testing.T) {
 			c.head["alg"] = "RS512"
 			c.sign = func(data string) []byte {
 				sum := sha512.Sum512([]byte(data))
-				sig, err := athenztest.RSAKey().Sign(rand.Reader, sum[:], crypto.SHA512)
-				require.NoError(t, err)
+				sig := must.Get(athenztest.RSAKey().Sign(rand.Reader, sum[:], crypto.SHA512))(t)
 				return sig
 			}
 		}, false},
@@ -357,15 +343,13 @@ func signedRaw(t testing.TB, head, payload string) string {
 	t.Helper()
 	data := base64.RawURLEncoding.EncodeToString([]byte(head)) + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))
 	sum := sha256.Sum256([]byte(data))
-	sig, err := athenztest.RSAKey().Sign(rand.Reader, sum[:], crypto.SHA256)
-	require.NoError(t, err)
+	sig := must.Get(athenztest.RSAKey().Sign(rand.Reader, sum[:], crypto.SHA256))(t)
 	return data + "." + base64.RawURLEncoding.EncodeToString(sig)
 }
 
 func rsaOther(t testing.TB) crypto.Signer {
 	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	return key
 }
 
@@ -374,16 +358,13 @@ func TestDocumentTimes(t *testing.T) {
 	conformance.Covers(t, "ATH-3.2-2", "ATH-3.2-3", "ATH-3.2-7")
 	k := athenztest.NewKeys(t)
 	synctest.Test(t, func(t *testing.T) {
-		signer, err := athenz.NewSigner(k.Private, "", 15*time.Minute)
-		require.NoError(t, err)
-		text, err := signer.SignDocument(t.Context(), athenztest.Subject())
-		require.NoError(t, err)
+		signer := must.Get(athenz.NewSigner(k.Private, "", 15*time.Minute))(t)
+		text := must.Get(signer.SignDocument(t.Context(), athenztest.Subject()))(t)
 		v := k.Verifier(t)
 		time.Sleep(15*time.Minute + 5*time.Second - time.Nanosecond)
-		_, err = v.Verify(text)
-		require.NoError(t, err)
+		require.NoError(t, must.Err(v.Verify(text)))
 		time.Sleep(time.Nanosecond)
-		_, err = v.Verify(text)
+		_, err := v.Verify(text)
 		require.ErrorIs(t, err, athenz.ErrDocument)
 		require.ErrorContains(t, err, "expired at")
 	})
@@ -403,12 +384,10 @@ func TestSignerRefuses(t *testing.T) {
 		"a short life":   {"/keys", "", time.Millisecond},
 		"no life at all": {"/keys", "", -time.Minute},
 	} {
-		_, err := athenz.NewSigner(o.dir, o.key, o.life)
-		require.ErrorContains(t, err, "athenz: new signer: ", name)
+		require.ErrorContains(t, must.Err(athenz.NewSigner(o.dir, o.key, o.life)), "athenz: new signer: ", name)
 	}
 	for _, o := range [][2]string{{}, {"/keys", "a b"}} {
-		_, err := athenz.NewVerifier(o[0], o[1])
-		require.ErrorContains(t, err, "athenz: new verifier: ")
+		require.ErrorContains(t, must.Err(athenz.NewVerifier(o[0], o[1])), "athenz: new verifier: ")
 	}
 
 	k := athenztest.NewKeys(t)
@@ -422,8 +401,7 @@ func TestSignerRefuses(t *testing.T) {
 	} {
 		p := athenztest.Subject()
 		edit(&p)
-		_, err := s.SignDocument(t.Context(), p)
-		require.ErrorIs(t, err, athenz.ErrDocument)
+		require.ErrorIs(t, must.Err(s.SignDocument(t.Context(), p)), athenz.ErrDocument)
 	}
 
 	file := filepath.Join(k.Private, secret+".v2")
@@ -432,38 +410,32 @@ func TestSignerRefuses(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, text, mode))
 		require.NoError(t, os.Chmod(file, mode))
 	}
-	p384, err := pki.MarshalPrivateKeyPEM(ecKey(t, elliptic.P384()))
-	require.NoError(t, err)
+	p384 := must.Get(pki.MarshalPrivateKeyPEM(ecKey(t, elliptic.P384())))(t)
 	_, edKey, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
-	ed, err := pki.MarshalPrivateKeyPEM(edKey)
-	require.NoError(t, err)
+	ed := must.Get(pki.MarshalPrivateKeyPEM(edKey))(t)
 	for name, text := range map[string][]byte{"nothing": nil, "noise": []byte("noise"), "P-384": p384, "Ed25519": ed, "large": make([]byte, 1<<17)} {
 		write(text, 0o600)
 		_, err = s.SignDocument(t.Context(), athenztest.Subject())
 		require.ErrorContains(t, err, "athenz: sign identity document: ", name)
 	}
 	ec := ecKey(t, elliptic.P256())
-	der, err := x509.MarshalECPrivateKey(ec)
-	require.NoError(t, err)
+	der := must.Get(x509.MarshalECPrivateKey(ec))(t)
 	rsaDER := x509.MarshalPKCS1PrivateKey(athenztest.RSAKey().(*rsa.PrivateKey))
 	write(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: rsaDER}), 0o644)
 	_, err = s.SignDocument(t.Context(), athenztest.Subject())
 	require.ErrorContains(t, err, "not safe from other users", "a key that all can read")
 	for label, der := range map[string][]byte{"RSA PRIVATE KEY": rsaDER, "EC PRIVATE KEY": der, "ECDSA PRIVATE KEY": der} {
 		write(pem.EncodeToMemory(&pem.Block{Type: label, Bytes: der}), 0o600)
-		_, err = s.SignDocument(t.Context(), athenztest.Subject())
-		require.NoError(t, err, label)
+		require.NoError(t, must.Err(s.SignDocument(t.Context(), athenztest.Subject())), label)
 	}
 	for _, other := range []string{"x", secret, secret + ".v", secret + ".vx", secret + ".v03", "..data", secret + ".v3.tmp"} {
 		require.NoError(t, os.WriteFile(filepath.Join(k.Private, other), []byte("noise"), 0o600))
 	}
-	_, err = s.SignDocument(t.Context(), athenztest.Subject())
-	require.NoError(t, err, "other files are skipped")
+	require.NoError(t, must.Err(s.SignDocument(t.Context(), athenztest.Subject())), "other files are skipped")
 	require.NoError(t, os.Remove(file))
 	require.NoError(t, os.Remove(filepath.Join(k.Private, secret+".v1")))
-	_, err = s.SignDocument(t.Context(), athenztest.Subject())
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, must.Err(s.SignDocument(t.Context(), athenztest.Subject())), os.ErrNotExist)
 
 	// Public keys that are none.
 	text := newClaims().document(t)

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
@@ -32,10 +33,7 @@ func (k *keyDir) check() error {
 	if k.dir == "" {
 		return errors.New("the Dir is empty: it has to be the directory with the keys")
 	}
-	if k.name == "" || len(k.name) > 200 || strings.ContainsFunc(k.name, func(r rune) bool {
-		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' ||
-			r == '_' || r == '.')
-	}) || k.name[0] == '.' {
+	if k.name == "" || k.name[0] == '.' || !isTokenText(k.name) {
 		return fmt.Errorf("the KeyName %.64q has to be a name of letters, digits, hyphens, periods and "+
 			"underscores", k.name)
 	}
@@ -105,11 +103,7 @@ func (k *keyDir) read(version int) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close() // only read
-	data, err := io.ReadAll(io.LimitReader(f, maxKeyFile+1))
-	if err == nil && len(data) > maxKeyFile {
-		err = fmt.Errorf("the file %q has more than %d bytes", path, maxKeyFile)
-	}
-	return data, err
+	return files.ReadAll(f, path, maxKeyFile)
 }
 
 // signer returns the newest key and its version.

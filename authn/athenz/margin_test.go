@@ -13,6 +13,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // A document is noted until a minute after its end, the fraction of a second included, whatever else is noted meanwhile: a replica whose clock is that far
@@ -23,24 +24,20 @@ func TestUsedUntilTheMarginIsOver(t *testing.T) {
 		api := kubetest.StartOn(t, 1, memconn.Listen())
 		defer api.Client().CloseIdleConnections()
 		api.Put(usedObject, map[string]any{})
-		first, err := athenz.FirstUseInConfigMap(api.URL(), api.Client(), "athenz/used-documents")
-		require.NoError(t, err)
+		first := must.Get(athenz.FirstUseInConfigMap(api.URL(), api.Client(), "athenz/used-documents"))(t)
 		next := byte(1)
 		other := func() {
 			next++
-			is, err := first(t.Context(), [32]byte{next}, time.Now().Add(time.Hour))
-			require.NoError(t, err)
+			is := must.Get(first(t.Context(), [32]byte{next}, time.Now().Add(time.Hour)))(t)
 			require.True(t, is)
 		}
 		expires := time.Now().Truncate(time.Second).Add(10*time.Second + 900*time.Millisecond)
-		is, err := first(t.Context(), [32]byte{1}, expires)
-		require.NoError(t, err)
+		is := must.Get(first(t.Context(), [32]byte{1}, expires))(t)
 		require.True(t, is)
 		for _, after := range []time.Duration{-time.Second, 0, 59 * time.Second, time.Minute - time.Millisecond} {
 			time.Sleep(time.Until(expires.Add(after)))
 			other() // what is over is forgotten
-			is, err = first(t.Context(), [32]byte{1}, expires)
-			require.NoError(t, err)
+			is = must.Get(first(t.Context(), [32]byte{1}, expires))(t)
 			assert.False(t, is, "%v after its end", after)
 		}
 		time.Sleep(time.Until(expires.Add(time.Minute + time.Second)))
@@ -59,17 +56,13 @@ func TestUsedRoom(t *testing.T) {
 	for i := range 4095 {
 		used[strconv.Itoa(i)] = time.Now().Add(time.Hour).Unix()
 	}
-	data, err := json.Marshal(used)
-	require.NoError(t, err)
+	data := must.Get(json.Marshal(used))(t)
 	api.Put(usedObject, map[string]any{"data": map[string]string{"documents": string(data)}})
-	first, err := athenz.FirstUseInConfigMap(api.URL(), api.Client(), "athenz/used-documents")
-	require.NoError(t, err)
-	is, err := first(t.Context(), [32]byte{1}, time.Now().Add(time.Hour))
-	require.NoError(t, err)
+	first := must.Get(athenz.FirstUseInConfigMap(api.URL(), api.Client(), "athenz/used-documents"))(t)
+	is := must.Get(first(t.Context(), [32]byte{1}, time.Now().Add(time.Hour)))(t)
 	require.True(t, is)
-	_, err = first(t.Context(), [32]byte{2}, time.Now().Add(time.Hour))
+	_, err := first(t.Context(), [32]byte{2}, time.Now().Add(time.Hour))
 	require.ErrorContains(t, err, "4096 documents were used lately")
-	is, err = first(t.Context(), [32]byte{1}, time.Now().Add(time.Hour))
-	require.NoError(t, err)
+	is = must.Get(first(t.Context(), [32]byte{1}, time.Now().Add(time.Hour)))(t)
 	require.False(t, is, "what is noted is known")
 }

@@ -15,11 +15,9 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
-	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/ratelog"
-	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -120,42 +118,14 @@ type confirmation struct {
 	Attributes      map[string]string `json:"attributes,omitempty"`
 }
 
-// parseConfirmation reads the JSON of a request strictly: a member that is there twice would be another one for ZTS.
-func parseConfirmation(data []byte) (*confirmation, error) {
+// readConfirmation reads the body of a request.
+func readConfirmation(w http.ResponseWriter, r *http.Request) (*confirmation, error) {
 	c := new(confirmation)
-	good := true
-	text := func(r *strictjson.Reader) string {
-		t, ok := r.Text()
-		good = good && ok
-		return string(t)
+	if err := readBody(w, r, c); err != nil {
+		return nil, malformed("the body is not the JSON of a confirmation, or has more than 64 KiB: %w", err)
 	}
-	r := strictjson.NewReader(data)
-	good = r.Kind() == strictjson.Object
-	for name := range r.Members() {
-		switch string(name) {
-		case "provider":
-			c.Provider = text(r)
-		case "domain":
-			c.Domain = text(r)
-		case "service":
-			c.Service = text(r)
-		case "attestationData":
-			c.AttestationData = text(r)
-		case "attributes":
-			good = good && r.Kind() == strictjson.Object
-			c.Attributes = map[string]string{}
-			for key := range r.Members() {
-				c.Attributes[string(key)] = text(r)
-			}
-		}
-	}
-	switch err := r.End(); {
-	case err != nil:
-		return nil, err
-	case !good:
-		return nil, errors.New("it is not an object with members that are strings")
-	case c.Provider == "" || c.Domain == "" || c.Service == "":
-		return nil, errors.New("one of provider, domain and service is missing or empty")
+	if c.Provider == "" || c.Domain == "" || c.Service == "" {
+		return nil, malformed("one of provider, domain and service is missing or empty")
 	}
 	return c, nil
 }
@@ -177,15 +147,8 @@ func malformed(format string, args ...any) error {
 }
 
 func (p *provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool) {
-	data, err := conns.ReadBody(w, r, maxBody)
-	if err != nil {
-		http.Error(w, "the body cannot be read, or has more than 64 KiB", http.StatusBadRequest)
-		return
-	}
-	c, err := parseConfirmation(data)
-	if err != nil {
-		err = malformed("the body is not the JSON of a confirmation: %w", err)
-	} else {
+	c, err := readConfirmation(w, r)
+	if err == nil {
 		err = p.check(r.Context(), c, refresh)
 	}
 	log := func(level slog.Level, message string, more ...slog.Attr) {

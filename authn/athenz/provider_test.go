@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -49,8 +50,7 @@ type (
 
 func ecKey(t testing.TB, curve elliptic.Curve) *ecdsa.PrivateKey {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(curve, rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(curve, rand.Reader))(t)
 	return key
 }
 
@@ -59,8 +59,7 @@ func call(t testing.TB, h http.Handler, method, path string, body any) (int, str
 	t.Helper()
 	data, ok := body.(string)
 	if !ok && body != nil {
-		text, err := json.Marshal(body)
-		require.NoError(t, err)
+		text := must.Get(json.Marshal(body))(t)
 		data = string(text)
 	}
 	w := httptest.NewRecorder()
@@ -73,15 +72,12 @@ func confirm(t testing.TB, c *athenztest.Cluster, client *http.Client, path stri
 	t.Helper()
 	data, ok := body.(string)
 	if !ok {
-		text, err := json.Marshal(body)
-		require.NoError(t, err)
+		text := must.Get(json.Marshal(body))(t)
 		data = string(text)
 	}
-	answer, err := client.Post(c.Provider+path, "application/json", strings.NewReader(data))
-	require.NoError(t, err)
+	answer := must.Get(client.Post(c.Provider+path, "application/json", strings.NewReader(data)))(t)
 	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	require.NoError(t, err)
+	text := must.Get(io.ReadAll(answer.Body))(t)
 	return answer.StatusCode, string(text)
 }
 
@@ -133,8 +129,7 @@ func TestProvider(t *testing.T) {
 		x.Subject.CommonName = cafake.ZTSName
 		x.DNSNames = []string{"zts"}
 	})
-	forged, err := pki.NewCredential(chain, key)
-	require.NoError(t, err)
+	forged := must.Get(pki.NewCredential(chain, key))(t)
 	tr := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: c.CA.Bundle().CertPool(), Certificates: []tls.Certificate{*forged.TLSCertificate()}}}
 	defer tr.CloseIdleConnections()
 	code, _ := confirm(t, c, &http.Client{Transport: tr}, "/instance", confirmation("x.y.z"))
@@ -242,8 +237,7 @@ func TestProvider(t *testing.T) {
 	code, text = confirm(t, c, client, "/refresh", confirmation(""))
 	assert.Equal(t, http.StatusServiceUnavailable, code, text)
 
-	answer, err := c.MutualTLS("").Get(c.Provider + "/healthz")
-	require.NoError(t, err)
+	answer := must.Get(c.MutualTLS("").Get(c.Provider + "/healthz"))(t)
 	defer answer.Body.Close()
 	assert.Equal(t, http.StatusOK, answer.StatusCode)
 }
@@ -262,12 +256,10 @@ func TestReplayedInAnotherForm(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, text)
 
 	parts := strings.Split(document, ".")
-	signature, err := base64.RawURLEncoding.DecodeString(parts[2])
-	require.NoError(t, err)
+	signature := must.Get(base64.RawURLEncoding.DecodeString(parts[2]))(t)
 	other := new(big.Int).Sub(key.Params().N, new(big.Int).SetBytes(signature[32:]))
 	malleated := parts[0] + "." + parts[1] + "." + base64.RawURLEncoding.EncodeToString(append(signature[:32:32], other.FillBytes(make([]byte, 32))...))
-	_, err = c.Keys.Verifier(t).Verify(malleated)
-	require.NoError(t, err, "it is a good signature, too")
+	require.NoError(t, must.Err(c.Keys.Verifier(t).Verify(malleated)), "it is a good signature, too")
 	code, text = confirm(t, c, client, "/instance", confirmation(malleated))
 	assert.Equal(t, http.StatusForbidden, code)
 	assert.Contains(t, text, "used before")
@@ -335,10 +327,8 @@ func TestUsedAsLongAsGood(t *testing.T) {
 	keys := athenztest.NewKeys(t)
 	subject := athenztest.Subject()
 	synctest.Test(t, func(t *testing.T) {
-		signer, err := athenz.NewSigner(keys.Private, "", life)
-		require.NoError(t, err)
-		verifier, err := athenz.NewVerifier(keys.Public, "")
-		require.NoError(t, err)
+		signer := must.Get(athenz.NewSigner(keys.Private, "", life))(t)
+		verifier := must.Get(athenz.NewVerifier(keys.Public, ""))(t)
 		h, err := athenz.NewProvider(athenz.ProviderConfig{
 			Service: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"},
 			ZTS: authn.Func(func(*http.Request) (*authn.Caller, error) {
@@ -355,8 +345,7 @@ func TestUsedAsLongAsGood(t *testing.T) {
 			return call(t, h, http.MethodPost, "/instance", confirmation(document))
 		}
 		sign := func() string {
-			document, err := signer.SignDocument(t.Context(), subject)
-			require.NoError(t, err)
+			document := must.Get(signer.SignDocument(t.Context(), subject))(t)
 			return document
 		}
 		first, begin := sign(), time.Now()
@@ -372,8 +361,7 @@ func TestUsedAsLongAsGood(t *testing.T) {
 				require.Equal(t, http.StatusOK, code, text)
 			}
 		}
-		_, err = verifier.Verify(first)
-		require.NoError(t, err, "it is good all the time")
+		require.NoError(t, must.Err(verifier.Verify(first)), "it is good all the time")
 		time.Sleep(time.Second)
 		code, text = use(first)
 		require.Equal(t, http.StatusForbidden, code)
@@ -396,8 +384,7 @@ func TestNewProvider(t *testing.T) {
 	} {
 		cfg := good
 		edit(&cfg)
-		_, err := athenz.NewProvider(cfg)
-		require.ErrorContains(t, err, "athenz: new provider: ", name)
+		require.ErrorContains(t, must.Err(athenz.NewProvider(cfg)), "athenz: new provider: ", name)
 	}
 	// A domain with a hyphen: a doubled one in a DNS name would be that of another domain.
 	c.Provider = c.ServeProvider(good)

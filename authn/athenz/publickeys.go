@@ -33,7 +33,7 @@ type PublicKeys func(ctx context.Context, owner athenzname.Service, keyID string
 // keyCache fetches public keys from ZTS and remembers them.
 type keyCache struct {
 	url     string
-	client  http.Client
+	client  *http.Client
 	unknown *limit.Limiter // of keys that are not known: any caller can name them
 	renewal *limit.Limiter // of those that are, each of which is asked for once in a minute
 
@@ -53,18 +53,18 @@ type fetchedKey struct {
 // which is asked again each minute then. The client decides which server is trusted; it is copied, and follows
 // no redirects. Nothing is fetched yet.
 func NewPublicKeys(address string, client *http.Client) (PublicKeys, error) {
-	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" ||
-		u.RawQuery != "" || u.Fragment != "" || client == nil {
-		return nil, errors.New("athenz: new public keys: the address has to be https://host:port, and there has " +
-			"to be a client")
+	c, err := toServer(address, client)
+	if err == nil && strings.Count(strings.TrimRight(address, "/"), "/") > 2 {
+		err = errors.New("the address has a path, and has to be https://host:port")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("athenz: new public keys: %w", err)
 	}
 	p := &keyCache{
-		url: "https://" + u.Host, client: *client, keys: map[string]fetchedKey{},
+		url: strings.TrimRight(address, "/"), client: c, keys: map[string]fetchedKey{},
 		unknown: limit.New(limit.Options{Concurrent: 8, Queue: 256, Rate: 50, Burst: 200}),
 		renewal: limit.New(limit.Options{Concurrent: 8, Queue: maxKeys}),
 	}
-	p.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return p.key, nil
 }
 
@@ -145,7 +145,7 @@ func (p *keyCache) fetch(ctx context.Context, path string, l *limit.Limiter) (cr
 	var body struct {
 		Key string `json:"key"`
 	}
-	err := jsonapi.Call(ctx, &p.client, http.MethodGet, p.url+path, nil, &body)
+	err := jsonapi.Call(ctx, p.client, http.MethodGet, p.url+path, nil, &body)
 	if e, ok := errors.AsType[*jsonapi.StatusError](err); ok && e.Code == http.StatusNotFound {
 		return nil, nil //nolint:nilnil // there is none
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 type answerFunc func(r *http.Request) (int, string, error)
@@ -39,11 +40,9 @@ func (f answerFunc) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestPublicKeys(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-10.1-7", "ATH-14-19", "ATH-14-20")
-	der, err := x509.MarshalPKIXPublicKey(athenztest.RSAKey().Public())
-	require.NoError(t, err)
+	der := must.Get(x509.MarshalPKIXPublicKey(athenztest.RSAKey().Public()))(t)
 	document := func(key string) string {
-		data, err := json.Marshal(object{"key": key, "id": "0"})
-		require.NoError(t, err)
+		data := must.Get(json.Marshal(object{"key": key, "id": "0"}))(t)
 		return string(data)
 	}
 	good := document(y64(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})))
@@ -58,21 +57,18 @@ func TestPublicKeys(t *testing.T) {
 		require.NoError(t, err)
 		owner := athenztest.Subject().Service
 		for range 3 {
-			key, err := p(t.Context(), owner, "v1")
-			require.NoError(t, err)
+			key := must.Get(p(t.Context(), owner, "v1"))(t)
 			assert.Equal(t, athenztest.RSAKey().Public(), key)
 		}
 		assert.Equal(t, 1, calls)
 		time.Sleep(10 * time.Minute)
-		_, err = p(t.Context(), owner, "v1")
-		require.NoError(t, err)
+		require.NoError(t, must.Err(p(t.Context(), owner, "v1")))
 		assert.Equal(t, 2, calls)
 
 		// While ZTS does not answer the key counts for an hour.
 		failure = errors.New("away")
 		time.Sleep(time.Hour - time.Second)
-		_, err = p(t.Context(), owner, "v1")
-		require.NoError(t, err)
+		require.NoError(t, must.Err(p(t.Context(), owner, "v1")))
 		time.Sleep(time.Second)
 		_, err = p(t.Context(), owner, "v1")
 		require.ErrorIs(t, err, failure)
@@ -82,14 +78,12 @@ func TestPublicKeys(t *testing.T) {
 		failure, code = nil, 404
 		calls = 0
 		for range 3 {
-			_, err = p(t.Context(), owner, "v1")
-			require.ErrorIs(t, err, athenz.ErrServiceToken)
+			require.ErrorIs(t, must.Err(p(t.Context(), owner, "v1")), athenz.ErrServiceToken)
 		}
 		assert.Equal(t, 1, calls)
 		time.Sleep(time.Minute)
 		code = 200
-		_, err = p(t.Context(), owner, "v1")
-		require.NoError(t, err)
+		require.NoError(t, must.Err(p(t.Context(), owner, "v1")))
 
 		time.Sleep(2 * time.Hour)
 		for _, bad := range []string{"", "x", "[]", document("?"), document(""), document(y64([]byte("x"))), document(y64(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))), strings.Repeat(" ", 1<<20) + good} {
@@ -100,13 +94,11 @@ func TestPublicKeys(t *testing.T) {
 		}
 		text = good
 		for _, code = range []int{302, 401, 500} {
-			_, err = p(t.Context(), owner, "v1")
-			require.ErrorContains(t, err, "answers")
+			require.ErrorContains(t, must.Err(p(t.Context(), owner, "v1")), "answers")
 		}
 		calls = 0
 		for _, id := range []string{"", ".", "..", "a/b", "a b", strings.Repeat("x", 300)} {
-			_, err = p(t.Context(), owner, id)
-			require.ErrorIs(t, err, athenz.ErrServiceToken, id)
+			require.ErrorIs(t, must.Err(p(t.Context(), owner, id)), athenz.ErrServiceToken, id)
 		}
 		_, err = p(t.Context(), athenzname.Service{Domain: "a/..", Name: "b"}, "v1")
 		require.ErrorIs(t, err, athenz.ErrServiceToken)
@@ -120,13 +112,11 @@ func TestPublicKeys(t *testing.T) {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.TLS = new(tls.ConnectionState)
 		r.Header.Set("Athenz-Principal-Auth", token)
-		caller, err := a.Authenticate(r)
-		require.NoError(t, err)
+		caller := must.Get(a.Authenticate(r))(t)
 		assert.Equal(t, "media.sports.frontend", caller.Name)
 		code = 404
 		time.Sleep(10 * time.Minute)
-		_, err = a.Authenticate(r)
-		require.ErrorIs(t, err, authn.ErrRefused)
+		require.ErrorIs(t, must.Err(a.Authenticate(r)), authn.ErrRefused)
 		code, failure = 200, context.DeadlineExceeded
 		time.Sleep(time.Minute)
 		_, err = a.Authenticate(r)
@@ -136,15 +126,13 @@ func TestPublicKeys(t *testing.T) {
 		_, err := athenz.NewPublicKeys(address, new(http.Client))
 		require.ErrorContains(t, err, "athenz: new public keys: ", address)
 	}
-	_, err = athenz.NewPublicKeys("https://h", nil)
-	require.Error(t, err)
+	require.Error(t, must.Err(athenz.NewPublicKeys("https://h", nil)))
 }
 
 // publicKeyAnswer is what ZTS answers about the public key of rsaKey.
 func publicKeyAnswer(t *testing.T) []byte {
 	t.Helper()
-	der, err := x509.MarshalPKIXPublicKey(athenztest.RSAKey().Public())
-	require.NoError(t, err)
+	der := must.Get(x509.MarshalPKIXPublicKey(athenztest.RSAKey().Public()))(t)
 	answer, err := json.Marshal(object{"key": y64(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))})
 	require.NoError(t, err)
 	return answer
@@ -174,18 +162,15 @@ func TestPublicKeysAway(t *testing.T) {
 			_, err := p(t.Context(), owner, id)
 			return time.Since(begin), err
 		}
-		_, err = key("good")
-		require.NoError(t, err)
+		require.NoError(t, must.Err(key("good")))
 
 		// Names of no key do not push out one that is used.
 		for i := range 5000 {
 			time.Sleep(20 * time.Millisecond) // not faster than ZTS is asked
-			_, err = key("x" + strconv.Itoa(i))
-			require.ErrorIs(t, err, athenz.ErrServiceToken)
+			require.ErrorIs(t, must.Err(key("x"+strconv.Itoa(i))), athenz.ErrServiceToken)
 		}
 		calls = 0
-		_, err = key("good")
-		require.NoError(t, err)
+		require.NoError(t, must.Err(key("good")))
 		assert.Zero(t, calls)
 
 		// A server that is away costs one caller in a minute its patience, and the others nothing.
@@ -193,24 +178,20 @@ func TestPublicKeysAway(t *testing.T) {
 		time.Sleep(11 * time.Minute)
 		var waited time.Duration
 		for range 100 {
-			d, err := key("good")
-			require.NoError(t, err)
+			d := must.Get(key("good"))(t)
 			waited += d
 		}
 		assert.Equal(t, 5*time.Second, waited)
 		assert.Equal(t, 1, calls)
 		time.Sleep(time.Minute)
-		_, err = key("good")
-		require.NoError(t, err)
+		require.NoError(t, must.Err(key("good")))
 		assert.Equal(t, 2, calls)
 		away = false
 		time.Sleep(time.Minute)
-		_, err = key("good")
-		require.NoError(t, err)
+		require.NoError(t, must.Err(key("good")))
 		away = true
 		time.Sleep(9 * time.Minute)
-		d, err := key("good")
-		require.NoError(t, err)
+		d := must.Get(key("good"))(t)
 		assert.Zero(t, d, "it is fresh again")
 	})
 }
@@ -232,18 +213,15 @@ func TestPublicKeysFlood(t *testing.T) {
 		owner := athenztest.Subject().Service
 		gone, leave := context.WithCancel(t.Context())
 		leave()
-		_, err = p(t.Context(), owner, "good")
-		require.NoError(t, err)
+		require.NoError(t, must.Err(p(t.Context(), owner, "good")))
 		withdrawn = true
 		time.Sleep(10 * time.Minute)
 		_, _ = p(gone, owner, "good")
-		_, err = p(t.Context(), owner, "good")
-		require.ErrorIs(t, err, athenz.ErrServiceToken)
+		require.ErrorIs(t, must.Err(p(t.Context(), owner, "good")), athenz.ErrServiceToken)
 
 		withdrawn = false
 		time.Sleep(time.Minute)
-		_, err = p(t.Context(), owner, "good")
-		require.NoError(t, err)
+		require.NoError(t, must.Err(p(t.Context(), owner, "good")))
 		withdrawn = true
 		time.Sleep(10 * time.Minute)
 		refused := 0
@@ -253,7 +231,6 @@ func TestPublicKeysFlood(t *testing.T) {
 			}
 		}
 		assert.Greater(t, refused, 500, "they are limited")
-		_, err = p(t.Context(), owner, "good")
-		require.ErrorIs(t, err, athenz.ErrServiceToken)
+		require.ErrorIs(t, must.Err(p(t.Context(), owner, "good")), athenz.ErrServiceToken)
 	})
 }

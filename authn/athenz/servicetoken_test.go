@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // y64 is the base64 of Athenz, by its definition.
@@ -39,8 +40,7 @@ func y64(data []byte) string {
 func signText(t testing.TB, text string) string {
 	t.Helper()
 	sum := sha256.Sum256([]byte(text))
-	sig, err := rsa.SignPKCS1v15(rand.Reader, athenztest.RSAKey().(*rsa.PrivateKey), crypto.SHA256, sum[:])
-	require.NoError(t, err)
+	sig := must.Get(rsa.SignPKCS1v15(rand.Reader, athenztest.RSAKey().(*rsa.PrivateKey), crypto.SHA256, sum[:]))(t)
 	return text + ";s=" + y64(sig)
 }
 
@@ -105,8 +105,7 @@ func TestServiceTokenVectors(t *testing.T) {
 		"a user":             with("v=S1;d=media.sports;n=frontend", "v=U1;d=user;n=joe"),
 		"ahead by less":      with("t="+strconv.FormatInt(now, 10), "t="+strconv.FormatInt(now+200, 10)),
 	} {
-		_, err := athenz.VerifyServiceToken(t.Context(), token, oneKey(athenztest.RSAKey()))
-		require.NoError(t, err, name)
+		require.NoError(t, must.Err(athenz.VerifyServiceToken(t.Context(), token, oneKey(athenztest.RSAKey()))), name)
 	}
 	sig := good[strings.LastIndex(good, ";s="):]
 	for name, token := range map[string]string{
@@ -140,8 +139,7 @@ func TestServiceTokenVectors(t *testing.T) {
 	require.ErrorIs(t, err, athenz.ErrServiceToken)
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
-	_, err = athenz.VerifyServiceToken(t.Context(), good, oneKey(ed))
-	require.ErrorIs(t, err, athenz.ErrServiceToken)
+	require.ErrorIs(t, must.Err(athenz.VerifyServiceToken(t.Context(), good, oneKey(ed))), athenz.ErrServiceToken)
 	reason := errors.New("ZTS is away")
 	_, err = athenz.VerifyServiceToken(t.Context(), good, func(context.Context, athenzname.Service, string) (crypto.PublicKey, error) { return nil, reason })
 	require.ErrorIs(t, err, reason)
@@ -158,8 +156,7 @@ func TestServiceTokenVectors(t *testing.T) {
 	} {
 		s := athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}
 		edit(&s)
-		_, err := athenz.SignServiceToken(s, athenztest.RSAKey())
-		require.ErrorIs(t, err, athenz.ErrServiceToken, name)
+		require.ErrorIs(t, must.Err(athenz.SignServiceToken(s, athenztest.RSAKey())), athenz.ErrServiceToken, name)
 	}
 	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, nil)
 	require.ErrorIs(t, err, athenz.ErrServiceToken)
@@ -174,8 +171,7 @@ func TestServiceTokenTimes(t *testing.T) {
 		text, err := athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "0"}, athenztest.RSAKey())
 		require.NoError(t, err)
 		time.Sleep(time.Hour - time.Nanosecond)
-		_, err = athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))
-		require.NoError(t, err)
+		require.NoError(t, must.Err(athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))))
 		time.Sleep(time.Nanosecond)
 		_, err = athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))
 		require.ErrorContains(t, err, "expired at")
@@ -196,17 +192,14 @@ func TestServiceTokenAuthenticator(t *testing.T) {
 		}
 		return r
 	}
-	caller, err := a.Authenticate(request(text))
-	require.NoError(t, err)
+	caller := must.Get(a.Authenticate(request(text)))(t)
 	assert.Equal(t, "athenz-service-token:media.sports.frontend", caller.String())
 	assert.WithinDuration(t, time.Now().Add(time.Hour), caller.NotAfter, 5*time.Second)
-	_, err = a.Authenticate(request())
-	require.ErrorIs(t, err, authn.ErrNoCredential)
+	require.ErrorIs(t, must.Err(a.Authenticate(request())), authn.ErrNoCredential)
 	plain := request(text)
 	plain.TLS = nil
 	for name, r := range map[string]*http.Request{"two": request(text, text), "bad": request(text + "x"), "empty": request(""), "readable by others": plain} {
-		_, err = a.Authenticate(r)
-		require.ErrorIs(t, err, authn.ErrRefused, name)
+		require.ErrorIs(t, must.Err(a.Authenticate(r)), authn.ErrRefused, name)
 	}
 	away := athenz.ServiceTokenAuthenticator(func(context.Context, athenzname.Service, string) (crypto.PublicKey, error) {
 		return nil, errors.New("away")

@@ -105,22 +105,30 @@ func readBody(w http.ResponseWriter, r *http.Request, into any) error {
 
 type signingClient struct {
 	url    string
-	client http.Client
+	client *http.Client
+}
+
+// toServer returns a copy of the client that follows no redirects, for a server at an https address.
+func toServer(address string, client *http.Client) (*http.Client, error) {
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" ||
+		client == nil {
+		return nil, errors.New("the address has to be an https URL without a query, and there has to be a client")
+	}
+	c := *client
+	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &c, nil
 }
 
 // NewSigningClient returns a Signer that asks the signing service at an https address, without the path, and
 // waits for 10 seconds at most. The client proves this program by its certificate and decides which server is
 // trusted; it is copied, and follows no redirects.
 func NewSigningClient(address string, client *http.Client) (Signer, error) {
-	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" ||
-		u.Fragment != "" || client == nil {
-		return nil, errors.New("athenz: new signing client: the address has to be an https URL without a query, " +
-			"and the client has to present a certificate")
+	c, err := toServer(address, client)
+	if err != nil {
+		return nil, fmt.Errorf("athenz: new signing client: %w", err)
 	}
-	c := &signingClient{url: strings.TrimRight(address, "/") + "/v1/jwt", client: *client}
-	c.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return c, nil
+	return &signingClient{url: strings.TrimRight(address, "/") + "/v1/jwt", client: c}, nil
 }
 
 func (c *signingClient) SignDocument(ctx context.Context, subject PodSubject) (string, error) {
@@ -141,7 +149,7 @@ func (c *signingClient) sign(ctx context.Context, subject PodSubject) (string, e
 	in.Subject.ID, in.Subject.IP = subject.Namespace+"/"+subject.Pod, subject.IP.String()
 	in.Subject.Domain, in.Subject.Service = subject.Service.Domain, subject.Service.Name
 	var out signAnswer
-	if err := jsonapi.Call(ctx, &c.client, http.MethodPost, c.url, in, &out); err != nil {
+	if err := jsonapi.Call(ctx, c.client, http.MethodPost, c.url, in, &out); err != nil {
 		return "", err
 	}
 	if _, err := jws.Parse(out.JWT); err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -34,16 +35,14 @@ func TestSigningHandler(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-1-3", "ATH-6-1", "ATH-6-2", "ATH-6-3", "ATH-6-4", "ATH-6-5")
 	k := athenztest.NewKeys(t)
-	h, err := athenz.NewSigningHandler(k.Signer(t), authn.Func(anyCaller), nil)
-	require.NoError(t, err)
+	h := must.Get(athenz.NewSigningHandler(k.Signer(t), authn.Func(anyCaller), nil))(t)
 	const good = `{"subject":{"ID":"media-sports/web-0","Domain":"media.sports","Service":"frontend","IP":"10.1.2.3"}}`
 	code, text := call(t, h, http.MethodPost, "/v1/jwt", good)
 	require.Equal(t, http.StatusOK, code, text)
 	var answer map[string]string
 	require.NoError(t, json.Unmarshal([]byte(text), &answer))
 	require.Len(t, answer, 1)
-	d, err := k.Verifier(t).Verify(answer["jwt"])
-	require.NoError(t, err)
+	d := must.Get(k.Verifier(t).Verify(answer["jwt"]))(t)
 	assert.Equal(t, athenztest.Subject(), d.Subject)
 
 	for body, want := range map[string]int{
@@ -64,16 +63,13 @@ func TestSigningHandler(t *testing.T) {
 	assert.Equal(t, http.StatusMethodNotAllowed, code)
 
 	nobody := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential })
-	h, err = athenz.NewSigningHandler(k.Signer(t), nobody, nil)
-	require.NoError(t, err)
+	h = must.Get(athenz.NewSigningHandler(k.Signer(t), nobody, nil))(t)
 	code, _ = call(t, h, http.MethodPost, "/v1/jwt", good)
 	assert.Equal(t, http.StatusUnauthorized, code)
 	code, _ = call(t, h, http.MethodGet, "/healthz", nil)
 	assert.Equal(t, http.StatusOK, code)
-	_, err = athenz.NewSigningHandler(nil, nobody, nil)
-	require.Error(t, err)
-	_, err = athenz.NewSigningHandler(k.Signer(t), nil, nil)
-	require.Error(t, err)
+	require.Error(t, must.Err(athenz.NewSigningHandler(nil, nobody, nil)))
+	require.Error(t, must.Err(athenz.NewSigningHandler(k.Signer(t), nil, nil)))
 }
 
 // TestSigningCallers has callers of all kinds over TLS.
@@ -82,13 +78,10 @@ func TestSigningCallers(t *testing.T) {
 	conformance.Covers(t, "ATH-6-2", "ATH-2-10")
 	c := athenztest.New(t)
 	for cn, good := range map[string]bool{athenztest.Node: true, "K8s.Admin.K8s-Node": true, "": false, "media.sports.frontend": false, "k8s.admin.k8s-nodes": false, "k8s.admin:role.k8s-node": false} {
-		a, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), athenztest.Node)
-		require.NoError(t, err)
-		h, err := athenz.NewSigningHandler(c.Keys.Signer(t), a, nil)
-		require.NoError(t, err)
-		s, err := athenz.NewSigningClient(c.ServeTLS(h, "x.y"), c.MutualTLS(cn))
-		require.NoError(t, err)
-		_, err = s.SignDocument(t.Context(), athenztest.Subject())
+		a := must.Get(athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), athenztest.Node))(t)
+		h := must.Get(athenz.NewSigningHandler(c.Keys.Signer(t), a, nil))(t)
+		s := must.Get(athenz.NewSigningClient(c.ServeTLS(h, "x.y"), c.MutualTLS(cn)))(t)
+		_, err := s.SignDocument(t.Context(), athenztest.Subject())
 		if good {
 			require.NoError(t, err)
 			continue
@@ -99,17 +92,14 @@ func TestSigningCallers(t *testing.T) {
 		_, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), names...)
 		require.ErrorContains(t, err, "athenz: client certificate: ")
 	}
-	_, err := athenz.ClientCertificate(spiffe.TrustDomain{}, c.CA.Bundle(), "a.b")
-	require.Error(t, err)
+	require.Error(t, must.Err(athenz.ClientCertificate(spiffe.TrustDomain{}, c.CA.Bundle(), "a.b")))
 
 	// A SPIFFE ID is no principal.
-	a, err := athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), athenztest.Node)
-	require.NoError(t, err)
+	a := must.Get(athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), athenztest.Node))(t)
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	chain, _ := c.CA.Certificate("/"+athenztest.Node, func(*x509.Certificate) {})
 	r.TLS = &tls.ConnectionState{PeerCertificates: chain}
-	_, err = a.Authenticate(r)
-	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorIs(t, must.Err(a.Authenticate(r)), authn.ErrRefused)
 }
 
 func TestSigningClient(t *testing.T) {
@@ -119,8 +109,7 @@ func TestSigningClient(t *testing.T) {
 		_, err := athenz.NewSigningClient(address, new(http.Client))
 		require.ErrorContains(t, err, "athenz: new signing client: ", address)
 	}
-	_, err := athenz.NewSigningClient("https://h", nil)
-	require.Error(t, err)
+	require.Error(t, must.Err(athenz.NewSigningClient("https://h", nil)))
 
 	var answer string
 	code := http.StatusOK
@@ -136,30 +125,26 @@ func TestSigningClient(t *testing.T) {
 		_, _ = io.WriteString(w, answer)
 	}))
 	t.Cleanup(s.Close)
-	c, err := athenz.NewSigningClient(s.URL+"/base/", s.Client())
-	require.NoError(t, err)
+	c := must.Get(athenz.NewSigningClient(s.URL+"/base/", s.Client()))(t)
 	good := newClaims().document(t)
 	answer = `{"jwt":"` + good + `"}`
-	text, err := c.SignDocument(t.Context(), athenztest.Subject())
-	require.NoError(t, err)
+	text := must.Get(c.SignDocument(t.Context(), athenztest.Subject()))(t)
 	assert.Equal(t, good, text)
 	for _, answer = range []string{"", "x", "{}", `{"jwt":7}`, `{"jwt":""}`, `{"jwt":"a.b"}`, `{"jwt":"` + strings.Repeat("a", 2<<20) + `"}`} {
-		_, err = c.SignDocument(t.Context(), athenztest.Subject())
+		_, err := c.SignDocument(t.Context(), athenztest.Subject())
 		require.ErrorContains(t, err, "athenz: ask the signing service: ", "%.30s", answer)
 	}
 	answer = "a reason"
 	for _, code = range []int{201, 302, 400, 401, 500} {
-		_, err = c.SignDocument(t.Context(), athenztest.Subject())
+		_, err := c.SignDocument(t.Context(), athenztest.Subject())
 		require.ErrorContains(t, err, fmt.Sprint("answers ", code))
 	}
 	bad := athenztest.Subject()
 	bad.Pod = ""
-	_, err = c.SignDocument(t.Context(), bad)
-	require.ErrorIs(t, err, athenz.ErrDocument)
+	require.ErrorIs(t, must.Err(c.SignDocument(t.Context(), bad)), athenz.ErrDocument)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = c.SignDocument(ctx, athenztest.Subject())
-	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, must.Err(c.SignDocument(ctx, athenztest.Subject())), context.Canceled)
 }
 
 func TestPods(t *testing.T) {
@@ -167,23 +152,20 @@ func TestPods(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-1-1", "ATH-7.2-2", "ATH-12-2", "ATH-18-12")
 	api := kubetest.Start(t)
-	pods, err := athenz.NewAPIServer(api.URL(), api.Client())
-	require.NoError(t, err)
+	pods := must.Get(athenz.NewAPIServer(api.URL(), api.Client()))(t)
 	api.Put("/api/v1/namespaces/media-sports/pods/web-0", object{
 		"metadata": object{"uid": "u"}, "spec": object{"serviceAccountName": "frontend"},
 		"status": object{"phase": "Running", "podIP": "10.1.2.3", "podIPs": array{object{"ip": "10.1.2.3"}, object{"ip": "fd00::3"}, object{"ip": "noise"}}},
 	})
-	p, err := pods.Pod(t.Context(), namespace, "web-0")
-	require.NoError(t, err)
+	p := must.Get(pods.Pod(t.Context(), namespace, "web-0"))(t)
 	assert.Equal(t, athenztest.Subject().IP, p.IP)
 	assert.Len(t, p.IPs, 2)
 	assert.Equal(t, []string{"media-sports", "web-0", "u", "frontend", "Running"}, []string{p.Namespace, p.Name, p.UID, p.ServiceAccount, p.Phase})
 	for _, name := range []string{"web-1", "", "..", "A", "a/b"} {
-		_, err = pods.Pod(t.Context(), namespace, name)
-		require.ErrorIs(t, err, athenz.ErrNoPod, name)
+		require.ErrorIs(t, must.Err(pods.Pod(t.Context(), namespace, name)), athenz.ErrNoPod, name)
 	}
 	api.FailNext(1, kubetest.Fault{Code: 403, Reason: "Forbidden", Message: "no"}, nil)
-	_, err = pods.Pod(t.Context(), namespace, "web-0")
+	_, err := pods.Pod(t.Context(), namespace, "web-0")
 	require.ErrorContains(t, err, "athenz: pod")
 	require.NotErrorIs(t, err, athenz.ErrNoPod)
 
@@ -201,20 +183,16 @@ func TestPods(t *testing.T) {
 		_, _ = io.WriteString(w, body)
 	}))
 	t.Cleanup(kubelet.Close)
-	pods, err = athenz.NewKubelet(kubelet.URL, nil)
-	require.NoError(t, err)
-	p, err = pods.Pod(t.Context(), namespace, "web-0")
-	require.NoError(t, err)
+	pods = must.Get(athenz.NewKubelet(kubelet.URL, nil))(t)
+	p = must.Get(pods.Pod(t.Context(), namespace, "web-0"))(t)
 	assert.Equal(t, athenztest.Subject().IP, p.IP)
 	assert.True(t, p.Deleting)
 	assert.Equal(t, "default", p.ServiceAccount)
-	_, err = pods.Pod(t.Context(), namespace, "web-1")
-	require.ErrorIs(t, err, athenz.ErrNoPod)
+	require.ErrorIs(t, must.Err(pods.Pod(t.Context(), namespace, "web-1")), athenz.ErrNoPod)
 	// One that is deleted may be listed beside the one that has its name now.
 	body = strings.Replace(body, `]}`, `,{"metadata":{"name":"web-0","namespace":"media-sports"},"status":{"podIP":"10.1.2.5","phase":"Running"}},
 		{"metadata":{"name":"web-0","namespace":"media-sports"},"status":{"podIP":"10.1.2.6","phase":"Failed"}}]}`, 1)
-	p, err = pods.Pod(t.Context(), namespace, "web-0")
-	require.NoError(t, err)
+	p = must.Get(pods.Pod(t.Context(), namespace, "web-0"))(t)
 	assert.Equal(t, "10.1.2.5", p.IP.String())
 	assert.False(t, p.Deleting)
 	body = "x"
@@ -225,26 +203,19 @@ func TestPods(t *testing.T) {
 	_, err = pods.Pod(t.Context(), namespace, "web-0")
 	require.ErrorContains(t, err, "bind a ClusterRole that may get nodes/pods, or nodes/proxy before Kubernetes 1.33")
 	body = strings.Repeat(" ", 33<<20)
-	_, err = pods.Pod(t.Context(), namespace, "web-0")
-	require.ErrorContains(t, err, "larger than 32 MiB")
+	require.ErrorContains(t, must.Err(pods.Pod(t.Context(), namespace, "web-0")), "larger than 32 MiB")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Nanosecond, errors.New("late"))
 	defer cancel()
-	_, err = pods.Pod(ctx, namespace, "web-0")
-	require.Error(t, err)
+	require.Error(t, must.Err(pods.Pod(ctx, namespace, "web-0")))
 
 	// Without TLS and a token only on this machine, and only where the address says so.
 	for _, address := range []string{"", "http://10.1.2.3:10255", "http://node:10255", "127.0.0.1:10255", "ftp://127.0.0.1"} {
-		_, err = athenz.NewKubelet(address, nil)
-		require.ErrorContains(t, err, "athenz: new kubelet: ", address)
+		require.ErrorContains(t, must.Err(athenz.NewKubelet(address, nil)), "athenz: new kubelet: ", address)
 	}
-	_, err = athenz.NewKubelet("http://10.1.2.3:10255", new(http.Client))
-	require.Error(t, err)
+	require.Error(t, must.Err(athenz.NewKubelet("http://10.1.2.3:10255", new(http.Client))))
 	for _, client := range []*http.Client{nil, new(http.Client)} {
-		_, err = athenz.NewAPIServer("http://10.1.2.3", client)
-		require.ErrorContains(t, err, "athenz: new API server: ")
+		require.ErrorContains(t, must.Err(athenz.NewAPIServer("http://10.1.2.3", client)), "athenz: new API server: ")
 	}
-	pods, err = athenz.NewAPIServer(api.URL(), nil)
-	require.NoError(t, err)
-	_, err = pods.Pod(t.Context(), namespace, "web-0")
-	require.NoError(t, err)
+	pods = must.Get(athenz.NewAPIServer(api.URL(), nil))(t)
+	require.NoError(t, must.Err(pods.Pod(t.Context(), namespace, "web-0")))
 }

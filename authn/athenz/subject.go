@@ -48,9 +48,6 @@ func (s PodSubject) String() string {
 		"&i=" + url.QueryEscape(s.IP.String())
 }
 
-// maxSubject is more bytes than a subject has whose parts are valid.
-const maxSubject = 2 << 10
-
 // parsePodSubject reads a subject back from the URI that [PodSubject.String] writes; alone it proves nothing.
 // The parameters may be in any order, and others are ignored; one of the three that is there twice is refused.
 // The error wraps [ErrDocument].
@@ -64,9 +61,6 @@ func parsePodSubject(text string) (PodSubject, error) {
 }
 
 func readPodSubject(text string) (PodSubject, error) {
-	if len(text) > maxSubject {
-		return PodSubject{}, fmt.Errorf("it has %d bytes, the limit is %d", len(text), maxSubject)
-	}
 	rest, ok := strings.CutPrefix(text, "pod:")
 	if !ok {
 		return PodSubject{}, errors.New(`its scheme is not "pod"`)

@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -114,22 +115,6 @@ func TestUsedDocuments(t *testing.T) {
 	assert.NotContains(t, object.Data["documents"], "eyJ")
 }
 
-// TestClocksApart has the clock of the provider be ahead of that of the signing service: a document is good for some seconds
-// more, and even then once.
-func TestClocksApart(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	r := newReplicas(t)
-	r.API.Put(usedObject, map[string]any{})
-	signer, err := athenz.NewSigner(r.Keys.Private, "", time.Second)
-	require.NoError(t, err)
-	document, err := signer.SignDocument(t.Context(), athenztest.Subject())
-	require.NoError(t, err)
-	time.Sleep(1100 * time.Millisecond)
-	assert.Equal(t, 200, r.confirm(0, document))
-	assert.Equal(t, 403, r.confirm(1, document))
-}
-
 // TestUsedDocumentsFail has the ConfigMap be missing, wrong, full and away. None of that lets a document through, or refuses
 // another one for good.
 func TestUsedDocumentsFail(t *testing.T) {
@@ -150,8 +135,7 @@ func TestUsedDocumentsFail(t *testing.T) {
 		for n := range 4096 {
 			used[fmt.Sprint(n)] = until.Unix()
 		}
-		text, err := json.Marshal(used)
-		require.NoError(t, err)
+		text := must.Get(json.Marshal(used))(t)
 		return string(text)
 	}
 	put(many(time.Now().Add(time.Hour)))

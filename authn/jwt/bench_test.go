@@ -8,6 +8,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -20,10 +21,8 @@ func again(t testing.TB) map[string]struct {
 } {
 	t.Helper()
 	issuer, bundle := mint(t)
-	v, err := jwtsvid.NewValidator(bundle, []string{"ca"}, nil)
-	require.NoError(t, err)
-	svids, err := jwt.SVID(v, spiffe.AllowMembersOf(td))
-	require.NoError(t, err)
+	v := must.Get(jwtsvid.NewValidator(bundle, []string{"ca"}, nil))(t)
+	svids := must.Get(jwt.SVID(v, spiffe.AllowMembersOf(td)))(t)
 	pod := sign("rsa", map[string]any{"kubernetes.io": map[string]any{
 		"namespace": "prod", "node": map[string]any{"name": "node-1", "uid": "3b9a2f6e-5d0c-4d2e-9f4b-0c6f0a2d7f11"},
 		"pod":            map[string]any{"name": "web-6c5d8c7b9-abcde", "uid": "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"},
@@ -61,27 +60,6 @@ func BenchmarkAgain(b *testing.B) {
 				if _, err := c.a.Authenticate(c.r); err != nil {
 					b.Fatal(err)
 				}
-			}
-		})
-	}
-}
-
-// BenchmarkFresh verifies a token for the first time: a cached set of keys, and no memory of the token.
-func BenchmarkFresh(b *testing.B) {
-	for _, id := range []string{"p256", "rsa"} {
-		b.Run(id, func(b *testing.B) {
-			a := newAuthenticator(b, newIssuer(id))
-			requests := make([]*http.Request, 4000) // more than are remembered
-			for i := range requests {
-				requests[i] = request(b, sign(id, map[string]any{"jti": i}))
-			}
-			b.ReportAllocs()
-			i := 0
-			for b.Loop() {
-				if _, err := a.Authenticate(requests[i%len(requests)]); err != nil {
-					b.Fatal(err)
-				}
-				i++
 			}
 		})
 	}

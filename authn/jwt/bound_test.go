@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -72,13 +73,10 @@ func TestBoundTokens(t *testing.T) {
 				client *http.Client
 				says   string
 			}{{holder, c.holder}, {thief, c.thief}, {without, c.without}} {
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
-				require.NoError(t, err)
+				r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil))(t)
 				r.Header.Set("Authorization", "Bearer "+text)
-				resp, err := who.client.Do(r)
-				require.NoError(t, err)
-				body, err := io.ReadAll(resp.Body)
-				require.NoError(t, err)
+				resp := must.Get(who.client.Do(r))(t)
+				body := must.Get(io.ReadAll(resp.Body))(t)
 				require.NoError(t, resp.Body.Close())
 				if who.says == "" {
 					assert.Equal(t, http.StatusOK, resp.StatusCode, "%s: %s", name, body)
@@ -90,6 +88,5 @@ func TestBoundTokens(t *testing.T) {
 		}
 	}
 	null := sign("p256", m{"cnf": m(nil)})
-	_, err := a.Authenticate(request(t, null))
-	require.ErrorContains(t, err, other)
+	require.ErrorContains(t, must.Err(a.Authenticate(request(t, null))), other)
 }

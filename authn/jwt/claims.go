@@ -5,13 +5,12 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -183,36 +182,16 @@ func (a *Authenticator) claimsFault(c *claims, now time.Time) *token.Error {
 // the same audience. Nothing of the token is verified, so whatever can write the file chooses the issuer that is
 // trusted, and the file must be as well protected as a configuration file. An expired token is read, too.
 func UnverifiedIssuer(tokenFile string) (issuer, audience string, err error) {
-	c, err := readFile(tokenFile)
+	text, err := files.Read(tokenFile, jws.MaxSize+2)
+	c, _ := jws.ReadClaims(strings.TrimSpace(string(text)))
 	switch {
 	case err != nil:
-	case c.issuer == "":
-		err = errors.New("the token names no issuer")
-	case len(c.audiences) == 0 || c.audiences[0] == "":
+	case c.Issuer == "":
+		err = errors.New("it is no JWT, or names no issuer")
+	case len(c.Audience) == 0 || c.Audience[0] == "":
 		err = errors.New("the token names no audience")
 	default:
-		return c.issuer, c.audiences[0], nil
+		return c.Issuer, c.Audience[0], nil
 	}
 	return "", "", fmt.Errorf("authn/jwt: token file %q: %w", tokenFile, err)
-}
-
-func readFile(name string) (claims, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return claims{}, err
-	}
-	defer f.Close() // only read
-	text, err := io.ReadAll(io.LimitReader(f, jws.MaxSize+2))
-	if err != nil {
-		return claims{}, err
-	}
-	parts, err := jws.Parse(strings.TrimSpace(string(text)))
-	if err != nil {
-		return claims{}, err
-	}
-	c, e := readClaims(parts.Payload)
-	if e != nil {
-		return claims{}, e
-	}
-	return c, nil
 }

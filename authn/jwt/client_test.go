@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -66,8 +67,7 @@ func newClients(t testing.TB, edit ...func(*jwt.ClientOptions)) (authn.Authentic
 	for _, e := range edit {
 		e(&o)
 	}
-	a, err := jwt.Client(o)
-	require.NoError(t, err)
+	a := must.Get(jwt.Client(o))(t)
 	return a, issuer
 }
 
@@ -79,31 +79,25 @@ func TestClient(t *testing.T) {
 		webID:  asserts(t, token),
 		"shop": asserts(t, token, "client_id", "shop"),
 	} {
-		c, err := a.Authenticate(r)
-		require.NoError(t, err)
+		c := must.Get(a.Authenticate(r))(t)
 		assert.Equal(t, &authn.Caller{ID: spiffe.MustParseID(webID), Name: name, Method: "client-assertion", NotAfter: c.NotAfter}, c)
 		assert.WithinDuration(t, time.Now().Add(5*time.Minute), c.NotAfter, 10*time.Second)
 	}
 	_, err := a.Authenticate(asks(t, "client_assertion", token, "client_assertion_type", bearerType))
 	require.NoError(t, err)
 	other := svidOf(t, issuer, "spiffe://"+td.String()+"/ns/prod/sa/other", asURL)
-	c, err := a.Authenticate(asserts(t, other, "client_id", "shop"))
-	require.NoError(t, err)
+	c := must.Get(a.Authenticate(asserts(t, other, "client_id", "shop")))(t)
 	assert.Equal(t, "shop", c.Name, "one of the instances")
 }
 
 func TestClientRefused(t *testing.T) {
 	t.Parallel()
 	a, issuer := newClients(t)
-	foreign, err := jwtsvid.NewIssuer(spiffe.MustParseTrustDomain("stranger.test"), "k", keys()["p256"], nil)
-	require.NoError(t, err)
-	thief, err := jwtsvid.NewIssuer(td, "k", keys()["other"], nil)
-	require.NoError(t, err)
-	wide, err := jwtsvid.NewIssuer(td, "k", keys()["p256"], &jwtsvid.IssuerOptions{WideAudience: true})
-	require.NoError(t, err)
+	foreign := must.Get(jwtsvid.NewIssuer(spiffe.MustParseTrustDomain("stranger.test"), "k", keys()["p256"], nil))(t)
+	thief := must.Get(jwtsvid.NewIssuer(td, "k", keys()["other"], nil))(t)
+	wide := must.Get(jwtsvid.NewIssuer(td, "k", keys()["p256"], &jwtsvid.IssuerOptions{WideAudience: true}))(t)
 	issue := func(i *jwtsvid.Issuer, id string, life time.Duration, audience ...string) string {
-		text, err := i.Issue(jwtsvid.Request{ID: spiffe.MustParseID(id), Audience: audience, Lifetime: life})
-		require.NoError(t, err)
+		text := must.Get(i.Issue(jwtsvid.Request{ID: spiffe.MustParseID(id), Audience: audience, Lifetime: life}))(t)
 		return text
 	}
 	good := issue(issuer, webID, 0, asURL)
@@ -139,16 +133,14 @@ func TestClientRefused(t *testing.T) {
 		assert.NotContains(t, err.Error(), "password")
 	}
 	for _, r := range []*http.Request{asks(t), asks(t, "client_id", "shop", "client_secret", "password")} {
-		_, err := a.Authenticate(r)
-		require.ErrorIs(t, err, authn.ErrNoCredential, "for another method to judge")
+		require.ErrorIs(t, must.Err(a.Authenticate(r)), authn.ErrNoCredential, "for another method to judge")
 	}
-	_, err = a.Authenticate(httptest.NewRequest(http.MethodPost, "https://as.example/token", strings.NewReader("")))
+	_, err := a.Authenticate(httptest.NewRequest(http.MethodPost, "https://as.example/token", strings.NewReader("")))
 	require.ErrorContains(t, err, "ParseForm")
 	require.NotErrorIs(t, err, authn.ErrRefused)
 	inQuery := asks(t)
 	inQuery.Form.Set("client_assertion", good) // from the query, which is logged
-	_, err = a.Authenticate(inQuery)
-	require.ErrorIs(t, err, authn.ErrNoCredential)
+	require.ErrorIs(t, must.Err(a.Authenticate(inQuery)), authn.ErrNoCredential)
 
 	down := errors.New("down")
 	a, _ = newClients(t, func(o *jwt.ClientOptions) {
@@ -165,15 +157,13 @@ func TestClientReplay(t *testing.T) {
 	a, issuer := newClients(t, func(o *jwt.ClientOptions) { o.Uses = 3 })
 	token := svidOf(t, issuer, webID, asURL)
 	for range 2 {
-		_, err := a.Authenticate(asserts(t, token))
-		require.NoError(t, err)
+		require.NoError(t, must.Err(a.Authenticate(asserts(t, token))))
 	}
-	_, err := a.Authenticate(asserts(t, token, "client_id", "nobody"))
-	require.Error(t, err, "which is no use")
-	_, err = a.Authenticate(asserts(t, otherSignature(t, token)))
+	require.Error(t, must.Err(a.Authenticate(asserts(t, token, "client_id", "nobody"))), "which is no use")
+	_, err := a.Authenticate(asserts(t, otherSignature(t, token)))
 	require.NoError(t, err, "of the same text, which counts")
 	for _, again := range []string{token, otherSignature(t, token)} {
-		_, err = a.Authenticate(asserts(t, again))
+		_, err := a.Authenticate(asserts(t, again))
 		require.ErrorIs(t, err, authn.ErrRefused)
 		require.ErrorContains(t, err, "was presented")
 	}
@@ -187,8 +177,7 @@ func TestClientReplay(t *testing.T) {
 func otherSignature(t testing.TB, token string) string {
 	t.Helper()
 	i := strings.LastIndex(token, ".")
-	sig, err := base64.RawURLEncoding.DecodeString(token[i+1:])
-	require.NoError(t, err)
+	sig := must.Get(base64.RawURLEncoding.DecodeString(token[i+1:]))(t)
 	order, _ := new(big.Int).SetString("ffffffff00000000ffffffffffffffffbce6faada7179e84f3b9cac2fc632551", 16)
 	new(big.Int).Sub(order, new(big.Int).SetBytes(sig[32:])).FillBytes(sig[32:])
 	return token[:i+1] + base64.RawURLEncoding.EncodeToString(sig)
@@ -232,29 +221,24 @@ func TestClientCertificate(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, td.String())
 	svid := ca.SVID(strings.TrimPrefix(webID, "spiffe://"+td.String()))
-	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowMembersOf(td), nil)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(ca.Bundle(), spiffe.AllowMembersOf(td), nil))(t)
 	a, _ := newClients(t, func(o *jwt.ClientOptions) { o.Certificates = authn.ClientCertificate(v) })
 	by := func(form ...string) (*authn.Caller, error) {
 		r := asks(t, form...)
 		r.TLS = &tls.ConnectionState{HandshakeComplete: true, PeerCertificates: svid.Chain()}
 		return a.Authenticate(r)
 	}
-	c, err := by("client_id", "shop")
-	require.NoError(t, err)
+	c := must.Get(by("client_id", "shop"))(t)
 	assert.Equal(t, "shop", c.Name)
 	assert.Equal(t, webID, c.ID.String())
 	assert.Equal(t, "client-certificate", c.Method)
 	assert.True(t, svid.NotAfter().Equal(c.NotAfter))
 	assert.NotNil(t, c.Certificate)
-	_, err = by()
-	require.ErrorIs(t, err, authn.ErrNoCredential, "RFC 8705 has the client name itself")
-	_, err = by("client_id", "shop", "client_secret", "password")
+	require.ErrorIs(t, must.Err(by()), authn.ErrNoCredential, "RFC 8705 has the client name itself")
+	_, err := by("client_id", "shop", "client_secret", "password")
 	require.ErrorIs(t, err, authn.ErrNoCredential, "another method judges the other credential")
-	_, err = by("client_id", "nobody")
-	require.ErrorIs(t, err, authn.ErrRefused)
-	_, err = a.Authenticate(asks(t, "client_id", "shop"))
-	require.ErrorIs(t, err, authn.ErrNoCredential)
+	require.ErrorIs(t, must.Err(by("client_id", "nobody")), authn.ErrRefused)
+	require.ErrorIs(t, must.Err(a.Authenticate(asks(t, "client_id", "shop"))), authn.ErrNoCredential)
 }
 
 func TestClientOptionsRefused(t *testing.T) {
@@ -267,8 +251,7 @@ func TestClientOptionsRefused(t *testing.T) {
 		"authn/jwt: clients: ": {Issuer: asURL, Clients: registered},
 		"Uses is negative":     {Issuer: asURL, Clients: registered, Bundles: bundle, Uses: -1},
 	} {
-		_, err := jwt.Client(o)
-		require.ErrorContains(t, err, says)
+		require.ErrorContains(t, must.Err(jwt.Client(o)), says)
 	}
 }
 
@@ -298,14 +281,12 @@ func TestActors(t *testing.T) {
 		}
 	})
 	for _, chain := range [][]string{{gateway}, {gateway, batch}, {"alice", "bob", "carol"}} {
-		c, err := open.Authenticate(request(t, sign("p256", act(chain...))))
-		require.NoError(t, err)
+		c := must.Get(open.Authenticate(request(t, sign("p256", act(chain...)))))(t)
 		assert.Equal(t, chain, c.Actors)
 		assert.Equal(t, fmt.Sprint(subject, chain), c.Name)
 		assert.Contains(t, c.LogValue().String(), chain[len(chain)-1])
 	}
-	c, err := open.Authenticate(request(t, sign("p256", nil)))
-	require.NoError(t, err)
+	c := must.Get(open.Authenticate(request(t, sign("p256", nil))))(t)
 	assert.Empty(t, c.Actors)
 	long := make([]string, 17)
 	for i := range long {
@@ -320,8 +301,7 @@ func TestActors(t *testing.T) {
 		require.ErrorIs(t, err, authn.ErrRefused, name)
 		require.ErrorContains(t, err, `"act"`, name)
 	}
-	_, err = open.Authenticate(request(t, sign("p256", act(long[:15]...))))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(open.Authenticate(request(t, sign("p256", act(long[:15]...))))))
 }
 
 // By mutual TLS both sides have nothing but their X.509-SVIDs, also after the one of the client and its root were replaced.
@@ -329,8 +309,7 @@ func TestClientByMutualTLS(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, td.String())
 	self, verify := ca.Source("/as"), spiffe.AllowMembersOf(td)
-	v, err := spiffe.NewVerifier(self, verify, nil)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(self, verify, nil))(t)
 	a, _ := newClients(t, func(o *jwt.ClientOptions) { o.Certificates = authn.ClientCertificate(v) })
 	serial := make(chan string, 10)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -345,18 +324,15 @@ func TestClientByMutualTLS(t *testing.T) {
 		serial <- caller.Certificate.SerialNumber.String()
 		_, _ = fmt.Fprint(w, `{"access_token":"t0ken","token_type":"Bearer","expires_in":1}`)
 	}))
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: self, Allow: verify})
-	require.NoError(t, err)
-	config, err := endpoint.ServerConfig()
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: self, Allow: verify}))(t)
+	config := must.Get(endpoint.ServerConfig())(t)
 	spiffetest.StartTLS(server, config)
 	defer server.Close()
 	source := ca.Source(strings.TrimPrefix(webID, "spiffe://"+td.String()))
 	ask := func(clientID string) error {
 		endpoint, err := spiffetls.New(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://" + td.String() + "/as"))})
 		require.NoError(t, err)
-		transport, err := endpoint.Transport()
-		require.NoError(t, err)
+		transport := must.Get(endpoint.Transport())(t)
 		defer transport.CloseIdleConnections()
 		s, err := tokensource.ClientCredentials(tokensource.ClientOptions{URL: server.URL, ClientID: clientID, HTTPClient: &http.Client{Transport: transport}})
 		require.NoError(t, err)

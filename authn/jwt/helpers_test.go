@@ -22,9 +22,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
@@ -138,8 +137,7 @@ func newAuthenticator(t testing.TB, i *issuer, edit ...func(*jwt.Options)) *jwt.
 	for _, e := range edit {
 		e(&o)
 	}
-	a, err := jwt.New(o)
-	require.NoError(t, err)
+	a := must.Get(jwt.New(o))(t)
 	return a
 }
 

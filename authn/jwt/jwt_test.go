@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -142,8 +143,7 @@ func TestRefused(t *testing.T) {
 	encode := func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
 	good := sign("p256", nil)
 	a := newAuthenticator(t, newIssuer("p256", "p384", "rsa"))
-	_, err := a.Authenticate(request(t, good))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(a.Authenticate(request(t, good))))
 	for name, c := range map[string]struct{ text, want string }{
 		"other audience":        {sign("p256", map[string]any{"aud": []string{"vault"}}), `it is for ["vault"]`},
 		"audience as a text":    {sign("p256", map[string]any{"aud": "vault"}), `it is for ["vault"]`},
@@ -209,9 +209,8 @@ func TestRefused(t *testing.T) {
 		require.ErrorContains(t, err, c.want, name)
 		assert.Empty(t, leak(err.Error(), c.text), name)
 	}
-	_, err = a.Authenticate(request(t, good))
-	require.NoError(t, err, "the authenticator is as it was")
-	_, err = a.Authenticate(request(t, sign("p256", map[string]any{"exp": now - 61})))
+	require.NoError(t, must.Err(a.Authenticate(request(t, good))), "the authenticator is as it was")
+	_, err := a.Authenticate(request(t, sign("p256", map[string]any{"exp": now - 61})))
 	require.ErrorIs(t, err, jwtsvid.ErrExpired)
 	_, err = a.Authenticate(request(t, sign("p256", map[string]any{"aud": "vault"})))
 	require.ErrorIs(t, err, jwtsvid.ErrAudience)
@@ -248,8 +247,7 @@ func TestNoCredential(t *testing.T) {
 		assert.NotErrorIs(t, err, authn.ErrRefused, name)
 	}
 	assert.Empty(t, i.asked())
-	_, err := a.Authenticate(request(t, sign("p256", map[string]any{"exp": 1})))
-	require.ErrorIs(t, err, authn.ErrRefused)
+	require.ErrorIs(t, must.Err(a.Authenticate(request(t, sign("p256", map[string]any{"exp": 1})))), authn.ErrRefused)
 	assert.Empty(t, i.asked(), "a token that is refused anyway costs no fetch")
 }
 
@@ -262,8 +260,7 @@ func TestPlaintext(t *testing.T) {
 		_, err := a.Authenticate(r)
 		require.ErrorIs(t, err, authn.ErrRefused)
 		require.ErrorContains(t, err, "not encrypted")
-		_, err = a.Authenticate(request(t, sign("p256", nil)))
-		require.NoError(t, err)
+		require.NoError(t, must.Err(a.Authenticate(request(t, sign("p256", nil)))))
 		_, err = a.Authenticate(request(t, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))) // which is remembered then
 		require.NoError(t, err)
 	}
@@ -322,15 +319,12 @@ func TestRememberedInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthenticator(t, newIssuer("p256"))
 		text := sign("p256", map[string]any{"exp": time.Now().Unix() + 30})
-		first, err := a.Authenticate(request(t, text))
-		require.NoError(t, err)
+		first := must.Get(a.Authenticate(request(t, text)))(t)
 		time.Sleep(89 * time.Second) // the leeway is a minute
-		again, err := a.Authenticate(request(t, text))
-		require.NoError(t, err)
+		again := must.Get(a.Authenticate(request(t, text)))(t)
 		assert.Same(t, first, again)
 		time.Sleep(time.Second)
-		_, err = a.Authenticate(request(t, text))
-		require.ErrorIs(t, err, jwtsvid.ErrExpired)
+		require.ErrorIs(t, must.Err(a.Authenticate(request(t, text))), jwtsvid.ErrExpired)
 	})
 }
 
@@ -338,8 +332,7 @@ func TestPrint(t *testing.T) {
 	t.Parallel()
 	a := newAuthenticator(t, newIssuer("p256"))
 	text := sign("p256", nil)
-	_, err := a.Authenticate(request(t, text))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(a.Authenticate(request(t, text))))
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("-", "a", a)
 	for _, s := range []string{fmt.Sprint(a), fmt.Sprintf("%+v", a), fmt.Sprintf("%#v", a), log.String()} {
@@ -369,13 +362,13 @@ func TestUnverifiedIssuer(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		sign("p256", map[string]any{"iss": nil}):           "names no issuer",
-		sign("p256", map[string]any{"iss": 5}):             `"iss" is of another type`,
+		sign("p256", map[string]any{"iss": 5}):             "names no issuer",
 		sign("p256", map[string]any{"aud": nil}):           "names no audience",
 		sign("p256", map[string]any{"aud": []string{""}}):  "names no audience",
-		sign("p256", map[string]any{"aud": []any{1, "a"}}): `"aud" is of another type`,
-		"":      "1 parts, not three",
-		"a.b.c": "base64url",
-		sign("p256", map[string]any{"x": strings.Repeat("x", 10<<10)}) + strings.Repeat("A", 1<<20): "longer than",
+		sign("p256", map[string]any{"aud": []any{1, "a"}}): "names no audience",
+		"":      "no JWT",
+		"a.b.c": "no JWT",
+		sign("p256", map[string]any{"x": strings.Repeat("x", 10<<10)}) + strings.Repeat("A", 1<<20): "has more than",
 	} {
 		_, _, err := jwt.UnverifiedIssuer(write(text))
 		require.ErrorContains(t, err, want)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -66,14 +67,11 @@ func TestNewKeyWithoutID(t *testing.T) {
 	inBubble(t, func(t *testing.T, i *issuer, a *jwt.Authenticator) {
 		i.set(func(i *issuer) { i.jwks = keySet("other") })
 		text := signHeader(`{"alg":"ES256"}`, nil) // by p256
-		_, err := a.Authenticate(request(t, text))
-		require.ErrorIs(t, err, authn.ErrRefused)
+		require.ErrorIs(t, must.Err(a.Authenticate(request(t, text))), authn.ErrRefused)
 		i.set(func(i *issuer) { i.jwks = keySet("p256") })
-		_, err = a.Authenticate(request(t, text))
-		require.ErrorIs(t, err, authn.ErrRefused)
+		require.ErrorIs(t, must.Err(a.Authenticate(request(t, text))), authn.ErrRefused)
 		time.Sleep(10 * time.Second)
-		_, err = a.Authenticate(request(t, text))
-		require.NoError(t, err)
+		require.NoError(t, must.Err(a.Authenticate(request(t, text))))
 		assert.Equal(t, 2, i.count())
 	})
 }
@@ -112,8 +110,7 @@ func TestOldBeforeNew(t *testing.T) {
 		}
 		i.set(func(i *issuer) { i.discovery = "" })
 		time.Sleep(30 * time.Second)
-		_, err := a.Authenticate(request(t, sign("other", nil)))
-		require.NoError(t, err, "it is back")
+		require.NoError(t, must.Err(a.Authenticate(request(t, sign("other", nil)))), "it is back")
 	})
 }
 
@@ -122,21 +119,20 @@ func TestWithdrawnKey(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, i *issuer, a *jwt.Authenticator) {
 		text := sign("p256", nil) // remembered
-		_, err := a.Authenticate(request(t, text))
-		require.NoError(t, err)
+		require.NoError(t, must.Err(a.Authenticate(request(t, text))))
 		i.set(func(i *issuer) { i.jwks = keySet("other"); i.wait = sleep(3 * time.Second) })
 		begin := time.Now()
 		var refused time.Duration
 		for refused == 0 {
 			at := time.Now()
-			if _, err = a.Authenticate(request(t, text)); err != nil {
+			if _, err := a.Authenticate(request(t, text)); err != nil {
 				refused = time.Since(begin)
+				require.ErrorIs(t, err, authn.ErrRefused)
 			} else {
 				assert.Zero(t, time.Since(at), "it does not wait")
 			}
 			time.Sleep(time.Second)
 		}
-		require.ErrorIs(t, err, authn.ErrRefused)
 		assert.InDelta(t, 5*time.Minute, refused, float64(10*time.Second))
 	})
 }
@@ -157,23 +153,19 @@ func TestSameDocument(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, i *issuer, a *jwt.Authenticator) {
 		text := sign("p256", nil)
-		first, err := a.Authenticate(request(t, text))
-		require.NoError(t, err)
+		first := must.Get(a.Authenticate(request(t, text)))(t)
 		for n := range 3 {
 			time.Sleep(5 * time.Minute)
-			again, err := a.Authenticate(request(t, text))
-			require.NoError(t, err)
+			again := must.Get(a.Authenticate(request(t, text)))(t)
 			assert.Same(t, first, again)
 			synctest.Wait()
 			assert.Equal(t, 2+n, i.count())
 		}
 		i.set(func(i *issuer) { i.jwks = keySet("p256", "other") })
 		time.Sleep(5 * time.Minute)
-		_, err = a.Authenticate(request(t, text))
-		require.NoError(t, err)
+		require.NoError(t, must.Err(a.Authenticate(request(t, text))))
 		synctest.Wait()
-		again, err := a.Authenticate(request(t, text))
-		require.NoError(t, err)
+		again := must.Get(a.Authenticate(request(t, text)))(t)
 		assert.NotSame(t, first, again)
 		assert.Equal(t, first, again)
 	})
@@ -195,8 +187,7 @@ func TestSingleFlight(t *testing.T) {
 		})
 		for range 100 {
 			wg.Go(func() {
-				_, err := a.Authenticate(request(t, sign("p256", nil)))
-				assert.NoError(t, err)
+				assert.NoError(t, must.Err(a.Authenticate(request(t, sign("p256", nil)))))
 			})
 		}
 		begin := time.Now()
@@ -330,16 +321,14 @@ func TestKeysBesideOthers(t *testing.T) {
 		"with its algorithm":                       signRaw("rsa", "PS256", "rsa", "JWT", mustJSON(claims(nil))),
 		"a key without an ID, for a token without": signRaw("p521", "", "", "JWT", mustJSON(claims(nil))),
 	} {
-		_, err := a.Authenticate(request(t, text))
-		require.NoError(t, err, name)
+		require.NoError(t, must.Err(a.Authenticate(request(t, text))), name)
 	}
 	for name, text := range map[string]string{
 		"for encryption":                            signRaw("other", "", "p256", "JWT", mustJSON(claims(nil))),
 		"another algorithm":                         signRaw("rsa", "RS256", "rsa", "JWT", mustJSON(claims(nil))),
 		"a key without an ID, for a token with one": sign("p521", nil),
 	} {
-		_, err := a.Authenticate(request(t, text))
-		require.ErrorIs(t, err, authn.ErrRefused, name)
+		require.ErrorIs(t, must.Err(a.Authenticate(request(t, text))), authn.ErrRefused, name)
 	}
 }
 
@@ -349,10 +338,9 @@ func TestManyKeysWithoutID(t *testing.T) {
 	i := newIssuer()
 	i.jwks = `{"keys":[` + strings.Repeat(jwk("other", "")+",", 15) + jwk("p256", "") + `]}`
 	a := newAuthenticator(t, i)
-	_, err := a.Authenticate(request(t, signHeader(`{"alg":"ES256"}`, nil)))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(a.Authenticate(request(t, signHeader(`{"alg":"ES256"}`, nil)))))
 	i.jwks = `{"keys":[` + strings.Repeat(jwk("other", "")+",", 16) + jwk("p256", "") + `]}`
-	_, err = newAuthenticator(t, i).Authenticate(request(t, signHeader(`{"alg":"ES256"}`, nil)))
+	_, err := newAuthenticator(t, i).Authenticate(request(t, signHeader(`{"alg":"ES256"}`, nil)))
 	require.ErrorIs(t, err, authn.ErrRefused)
 	require.ErrorContains(t, err, "17 keys fit")
 }
@@ -377,12 +365,10 @@ func TestOverTLS(t *testing.T) {
 		return newAuthenticator(t, nil, func(o *jwt.Options) { o.Issuer, o.HTTPClient = url, srv.Client() }), sign("p256", map[string]any{"iss": url})
 	}
 	a, text := at(srv.URL)
-	c, err := a.Authenticate(request(t, text))
-	require.NoError(t, err)
+	c := must.Get(a.Authenticate(request(t, text)))(t)
 	assert.Equal(t, webID, c.ID.String())
 	a, text = at(srv.URL + "/moved")
-	_, err = a.Authenticate(request(t, text))
-	require.ErrorContains(t, err, "redirects are not followed")
+	require.ErrorContains(t, must.Err(a.Authenticate(request(t, text))), "redirects are not followed")
 	assert.Nil(t, srv.Client().CheckRedirect, "the caller's client is as it was")
 	a = newAuthenticator(t, nil, func(o *jwt.Options) { o.Issuer, o.HTTPClient = srv.URL, nil })
 	require.ErrorContains(t, a.Fetch(t.Context()), "certificate", "roots of the host")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/jwt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -18,8 +19,7 @@ import (
 func mint(t testing.TB) (*jwtsvid.Issuer, *spiffe.Bundle) {
 	t.Helper()
 	key := keys()["p256"]
-	issuer, err := jwtsvid.NewIssuer(td, "k", key, nil)
-	require.NoError(t, err)
+	issuer := must.Get(jwtsvid.NewIssuer(td, "k", key, nil))(t)
 	b, err := spiffe.NewBundle(td, spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{"k": key.Public()}})
 	require.NoError(t, err)
 	return issuer, b
@@ -27,8 +27,7 @@ func mint(t testing.TB) (*jwtsvid.Issuer, *spiffe.Bundle) {
 
 func svidOf(t testing.TB, issuer *jwtsvid.Issuer, id, audience string) string {
 	t.Helper()
-	text, err := issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID(id), Audience: []string{audience}})
-	require.NoError(t, err)
+	text := must.Get(issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID(id), Audience: []string{audience}}))(t)
 	return text
 }
 
@@ -48,17 +47,14 @@ func TestSVID(t *testing.T) {
 		return bundle.Bundle(td)
 	}), []string{"ca"}, nil)
 	require.NoError(t, err)
-	a, err := jwt.SVID(v, spiffe.AllowIDs(spiffe.MustParseID(webID)))
-	require.NoError(t, err)
+	a := must.Get(jwt.SVID(v, spiffe.AllowIDs(spiffe.MustParseID(webID))))(t)
 
 	text := svidOf(t, issuer, webID, "ca")
-	first, err := a.Authenticate(request(t, text))
-	require.NoError(t, err)
+	first := must.Get(a.Authenticate(request(t, text)))(t)
 	assert.Equal(t, webID, first.ID.String())
 	assert.Equal(t, "jwt-svid", first.Method)
 	assert.False(t, first.NotAfter.IsZero())
-	again, err := a.Authenticate(request(t, text))
-	require.NoError(t, err)
+	again := must.Get(a.Authenticate(request(t, text)))(t)
 	assert.Same(t, first, again)
 
 	for name, c := range map[string]struct {
@@ -89,20 +85,16 @@ func TestSVID(t *testing.T) {
 	require.ErrorIs(t, err, jwtsvid.ErrUnavailable)
 	assert.True(t, authn.Unavailable(err))
 
-	_, err = jwt.SVID(nil, spiffe.AllowAnyPeer())
-	require.Error(t, err)
-	_, err = jwt.SVID(v, spiffe.Policy{})
-	require.Error(t, err)
-	_, err = jwt.SVID(v, nil)
-	require.Error(t, err)
+	require.Error(t, must.Err(jwt.SVID(nil, spiffe.AllowAnyPeer())))
+	require.Error(t, must.Err(jwt.SVID(v, spiffe.Policy{})))
+	require.Error(t, must.Err(jwt.SVID(v, nil)))
 }
 
 // Tokens of an issuer, JWT-SVIDs and others beside each other: each is for its own method.
 func TestSeveral(t *testing.T) {
 	t.Parallel()
 	minter, bundle := mint(t)
-	v, err := jwtsvid.NewValidator(bundle, []string{"ca"}, nil)
-	require.NoError(t, err)
+	v := must.Get(jwtsvid.NewValidator(bundle, []string{"ca"}, nil))(t)
 	svids, err := jwt.SVID(v, spiffe.AllowMembersOf(td))
 	require.NoError(t, err)
 	away := newIssuer()
@@ -111,8 +103,7 @@ func TestSeveral(t *testing.T) {
 	east := newAuthenticator(t, newIssuer("p256"))
 	all := authn.FirstOf(west, east, svids)
 	for text, method := range map[string]string{sign("p256", nil): "jwt", svidOf(t, minter, webID, "ca"): "jwt-svid"} {
-		c, err := all.Authenticate(request(t, text))
-		require.NoError(t, err)
+		c := must.Get(all.Authenticate(request(t, text)))(t)
 		assert.Equal(t, method, c.Method)
 		assert.Equal(t, webID, c.ID.String())
 	}

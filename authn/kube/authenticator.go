@@ -55,14 +55,8 @@ func TokenReview(o TokenReviewOptions) (authn.Authenticator, error) {
 	if o.Audiences == nil {
 		o.Audiences = []string{"istio-ca"}
 	}
-	a := &tokenReviewer{
-		own:       o.Reviewer,
-		remotes:   maps.Clone(o.Remotes),
-		cluster:   o.Cluster,
-		domain:    o.TrustDomain,
-		audiences: slices.Clone(o.Audiences),
-		bearer:    authn.Bearer,
-	}
+	o.Remotes, o.Audiences = maps.Clone(o.Remotes), slices.Clone(o.Audiences)
+	a := &tokenReviewer{o, authn.Bearer}
 	if o.AllowPlaintext {
 		a.bearer = authn.BearerOverPlaintext
 	}
@@ -73,27 +67,23 @@ func TokenReview(o TokenReviewOptions) (authn.Authenticator, error) {
 }
 
 type tokenReviewer struct {
-	own       *Reviewer
-	remotes   map[string]*Reviewer
-	cluster   string
-	domain    spiffe.TrustDomain
-	audiences []string
-	bearer    func(*http.Request) (string, error)
+	TokenReviewOptions
+	bearer func(*http.Request) (string, error)
 }
 
 func (a *tokenReviewer) check() error {
 	switch {
-	case a.own == nil:
+	case a.Reviewer == nil:
 		return errors.New("TokenReviewOptions.Reviewer is required")
-	case a.domain.IsZero():
+	case a.TrustDomain.IsZero():
 		return fmt.Errorf("TokenReviewOptions.TrustDomain: %w", spiffe.ErrZero)
-	case len(a.audiences) == 0 || slices.Contains(a.audiences, ""):
+	case len(a.Audiences) == 0 || slices.Contains(a.Audiences, ""):
 		return errors.New("TokenReviewOptions.Audiences is empty, or has an empty one: every token of the " +
 			"cluster would be accepted; nil means istio-ca")
 	}
-	for id, r := range a.remotes {
+	for id, r := range a.Remotes {
 		switch {
-		case id == "" || id == a.cluster:
+		case id == "" || id == a.Cluster:
 			return fmt.Errorf("the remote cluster %q has the ID of the server's own", id)
 		case r == nil:
 			return fmt.Errorf("the remote cluster %q has no Reviewer", id)
@@ -112,14 +102,14 @@ func (a *tokenReviewer) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
 	}
-	pod, expires, err := reviewer.review(peerkey.WithRequest(r.Context(), r), token, a.audiences)
+	pod, expires, err := reviewer.review(peerkey.WithRequest(r.Context(), r), token, a.Audiences)
 	switch {
 	case errors.Is(err, ErrReviewFailed):
 		return nil, fmt.Errorf("authn/kube: %w", err)
 	case err != nil:
 		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
 	}
-	id, err := a.domain.KubernetesID(pod.Namespace, pod.ServiceAccount)
+	id, err := a.TrustDomain.KubernetesID(pod.Namespace, pod.ServiceAccount)
 	if err != nil { // names that Kubernetes allows never break the rules of SPIFFE
 		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
 	}
@@ -135,14 +125,14 @@ func (a *tokenReviewer) choose(h http.Header) (r *Reviewer, cluster string, err 
 		name = values[0]
 	}
 	switch {
-	case name == "" || name == a.cluster:
-		return a.own, "", nil
-	case a.remotes[name] != nil:
-		return a.remotes[name], name, nil
+	case name == "" || name == a.Cluster:
+		return a.Reviewer, "", nil
+	case a.Remotes[name] != nil:
+		return a.Remotes[name], name, nil
 	}
-	known := slices.Sorted(maps.Keys(a.remotes))
-	if a.cluster != "" {
-		known = append([]string{a.cluster}, known...)
+	known := slices.Sorted(maps.Keys(a.Remotes))
+	if a.Cluster != "" {
+		known = append([]string{a.Cluster}, known...)
 	}
 	return nil, "", fmt.Errorf("the cluster %.253q is not one of %.64q", name, known)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -41,11 +42,9 @@ func TestTokenReview(t *testing.T) {
 		return good(spec.Audiences[0])
 	})
 	r := reviewer(t, s, kube.ReviewerOptions{})
-	a, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: r, TrustDomain: td})
-	require.NoError(t, err)
+	a := must.Get(kube.TokenReview(kube.TokenReviewOptions{Reviewer: r, TrustDomain: td}))(t)
 	tok := token(`{"exp":4102444800}`)
-	c, err := a.Authenticate(request(tok))
-	require.NoError(t, err)
+	c := must.Get(a.Authenticate(request(tok)))(t)
 	assert.Equal(t, &authn.Caller{
 		ID:       spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web"),
 		Method:   "kubernetes-token",
@@ -54,10 +53,9 @@ func TestTokenReview(t *testing.T) {
 	}, c)
 	assert.Equal(t, kubetest.TokenReviewSpec{Token: tok, Audiences: []string{"istio-ca"}}, asked)
 
-	a, err = kube.TokenReview(kube.TokenReviewOptions{Reviewer: r, TrustDomain: td, Audiences: []string{"x", "y"}})
+	a, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: r, TrustDomain: td, Audiences: []string{"x", "y"}})
 	require.NoError(t, err)
-	_, err = a.Authenticate(request(tok))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(a.Authenticate(request(tok))))
 	assert.Equal(t, []string{"x", "y"}, asked.Audiences)
 }
 
@@ -73,8 +71,7 @@ func TestTokenReviewErrors(t *testing.T) {
 
 	lower := request("")
 	lower.Header.Set("Authorization", "bearer sesame")
-	_, err = a.Authenticate(lower)
-	require.ErrorIs(t, err, authn.ErrNoCredential)
+	require.ErrorIs(t, must.Err(a.Authenticate(lower)), authn.ErrNoCredential)
 
 	plain := request("sesame")
 	plain.TLS = nil
@@ -103,12 +100,10 @@ func TestTokenReviewErrors(t *testing.T) {
 	require.NotErrorIs(t, err, authn.ErrNoCredential)
 
 	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good(spec.Audiences...) })
-	_, err = a.Authenticate(request("third"))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(a.Authenticate(request("third"))))
 	a, err = kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer(t, s, kube.ReviewerOptions{}), TrustDomain: td, AllowPlaintext: true})
 	require.NoError(t, err)
-	_, err = a.Authenticate(plain)
-	require.NoError(t, err)
+	require.NoError(t, must.Err(a.Authenticate(plain)))
 }
 
 // Which API server judges.
@@ -154,12 +149,10 @@ func TestTokenReviewClusters(t *testing.T) {
 		assert.Less(t, len(err.Error()), 500)
 	}
 
-	alone, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: cluster("own"), TrustDomain: td})
-	require.NoError(t, err)
+	alone := must.Get(kube.TokenReview(kube.TokenReviewOptions{Reviewer: cluster("own"), TrustDomain: td}))(t)
 	_, err = alone.Authenticate(request("sesame", "Kubernetes"))
 	require.ErrorContains(t, err, `the cluster "Kubernetes" is not one of []`)
-	_, err = alone.Authenticate(request("sesame", ""))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(alone.Authenticate(request("sesame", ""))))
 }
 
 func TestTokenReviewOptions(t *testing.T) {
@@ -182,16 +175,13 @@ func TestTokenReviewOptions(t *testing.T) {
 	} {
 		o := base()
 		edit(&o)
-		_, err := kube.TokenReview(o)
-		require.ErrorContains(t, err, "authn/kube: ", name)
+		require.ErrorContains(t, must.Err(kube.TokenReview(o)), "authn/kube: ", name)
 	}
 
 	// what is changed afterwards does not count
 	o := base()
-	a, err := kube.TokenReview(o)
-	require.NoError(t, err)
+	a := must.Get(kube.TokenReview(o))(t)
 	o.Audiences[0] = "changed"
 	delete(o.Remotes, "west")
-	_, err = a.Authenticate(request("sesame", "west"))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(a.Authenticate(request("sesame", "west"))))
 }

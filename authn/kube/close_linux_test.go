@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // Close ends the connections that a Reviewer has made, as often as it is called, and does not end the Reviewer. The test runs
@@ -59,10 +60,9 @@ func TestClose(t *testing.T) {
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(files, name), []byte(text), 0o600))
 	}
-	r, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: srv.URL})
-	require.NoError(t, err)
+	r := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: srv.URL}))(t)
 	for i := range 2 {
-		_, err = r.Review(t.Context(), fmt.Sprint("sesame", i), []string{"a"})
+		_, err := r.Review(t.Context(), fmt.Sprint("sesame", i), []string{"a"})
 		require.ErrorIs(t, err, kube.ErrNotAuthenticated)
 		require.EqualValues(t, 1, open.Load(), "it is kept")
 		require.NoError(t, r.Close())

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,10 +125,7 @@ func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id
 	if err == nil {
 		return nil
 	}
-	from := "an unknown caller"
-	if caller != nil {
-		from = caller.String()
-	}
+	from := cmp.Or(caller.String(), "an unknown caller")
 	err = fmt.Errorf("authn/kube: may %q have a certificate for %.300q: %w", from, id, err)
 	if _, over := errors.AsType[*limit.Error](err); over || errors.Is(err, ErrDenied) {
 		return err
@@ -251,7 +249,19 @@ type running struct {
 
 // take returns what is remembered about a place, with the turn, which the caller gives back. what is for the error.
 func (n *NodeAuthorizer) take(ctx context.Context, at place, what string) (*running, error) {
-	r := n.at(at)
+	n.mu.Lock()
+	r := n.nodes[at]
+	if r == nil {
+		for other := range n.nodes { // make room for one more
+			if len(n.nodes) < maxNodes {
+				break
+			}
+			delete(n.nodes, other)
+		}
+		r = &running{turn: make(chan struct{}, 1)}
+		n.nodes[at] = r
+	}
+	n.mu.Unlock()
 	select {
 	case r.turn <- struct{}{}:
 		return r, nil
@@ -284,24 +294,6 @@ func (n *NodeAuthorizer) find(ctx context.Context, caller string, at place, acco
 			account, at.node)
 	}
 	return nil
-}
-
-// at returns what is remembered about a place.
-func (n *NodeAuthorizer) at(p place) *running {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	r := n.nodes[p]
-	if r == nil {
-		for other := range n.nodes { // make room for one more
-			if len(n.nodes) < maxNodes {
-				break
-			}
-			delete(n.nodes, other)
-		}
-		r = &running{turn: make(chan struct{}, 1)}
-		n.nodes[p] = r
-	}
-	return r
 }
 
 // list asks which service accounts have pods in a place. It asks for one namespace of one node, which

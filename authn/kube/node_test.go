@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -63,8 +64,7 @@ func nodeAuthorizer(t testing.TB, s *kubetest.Server, edit ...func(*kube.NodeAut
 	for _, e := range edit {
 		e(&o)
 	}
-	n, err := kube.NewNodeAuthorizer(o)
-	require.NoError(t, err)
+	n := must.Get(kube.NewNodeAuthorizer(o))(t)
 	return n
 }
 
@@ -211,8 +211,7 @@ func TestNodeAuthorizerOptions(t *testing.T) {
 	} {
 		o := kube.NodeAuthorizerOptions{APIServer: "https://api.example.org", HTTPClient: http.DefaultClient, Accounts: []string{"a/b"}}
 		edit(&o)
-		_, err := kube.NewNodeAuthorizer(o)
-		require.ErrorContains(t, err, "authn/kube: new node authorizer: ", name)
+		require.ErrorContains(t, must.Err(kube.NewNodeAuthorizer(o)), "authn/kube: new node authorizer: ", name)
 	}
 }
 
@@ -420,8 +419,7 @@ func TestNodeAuthorizerPages(t *testing.T) {
 func TestNodeAuthorizerOtherObject(t *testing.T) {
 	t.Parallel()
 	api := cluster(kubetest.Start(t))
-	target, err := url.Parse(api.URL())
-	require.NoError(t, err)
+	target := must.Get(url.Parse(api.URL()))(t)
 	behind := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(target)
 		r.Out.URL.Path = strings.Replace(r.Out.URL.Path, "ztunnel-1", "ztunnel-2", 1)

@@ -18,6 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // secret is a part of every token of these tests, and of no other text.
@@ -111,7 +113,7 @@ func text(status int, body string) http.HandlerFunc {
 	}
 }
 
-func must(s *tokensource.Source, err error) *tokensource.Source {
+func made(s *tokensource.Source, err error) *tokensource.Source {
 	if err != nil {
 		panic(err)
 	}
@@ -120,8 +122,7 @@ func must(s *tokensource.Source, err error) *tokensource.Source {
 
 func requireToken(t testing.TB, want string, s *tokensource.Source) {
 	t.Helper()
-	got, err := s.Token(t.Context())
-	require.NoError(t, err)
+	got := must.Get(s.Token(t.Context()))(t)
 	require.Equal(t, want, got)
 }
 
@@ -136,22 +137,7 @@ func requireNone(t testing.TB, s *tokensource.Source) error {
 }
 
 // logs collects what is logged.
-type logs struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
+type logs struct{ logtest.Buffer }
 
 func (l *logs) count(part string) int { return strings.Count(l.String(), part) }
 

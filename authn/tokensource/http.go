@@ -145,7 +145,7 @@ func (r *request) send(ctx context.Context, c *http.Client) ([]byte, http.Header
 	return data, resp.Header, nil
 }
 
-// refusal reads the body of an answer that is no success: RFC 6749 section 5.2, or the form of Google's APIs.
+// refusal reads the body of an answer that is no success (RFC 6749 section 5.2).
 func refusal(status int, data []byte, secrets []string) *StatusError {
 	e := &StatusError{StatusCode: status}
 	if status/100 == 3 {
@@ -156,16 +156,8 @@ func refusal(status int, data []byte, secrets []string) *StatusError {
 		Error       string `json:"error"`
 		Description string `json:"error_description"`
 	}
-	var nested struct {
-		Error struct {
-			Status  string `json:"status"`
-			Message string `json:"message"`
-		} `json:"error"`
-	}
 	if json.Unmarshal(data, &flat) == nil {
 		e.Code, e.Message = flat.Error, flat.Description
-	} else if json.Unmarshal(data, &nested) == nil {
-		e.Code, e.Message = nested.Error.Status, nested.Error.Message
 	}
 	e.Code = kube.OneLine(bearer.Redact(e.Code, secrets...), 64)
 	e.Message = strings.TrimSpace(bearer.Redact(e.Message, secrets...))

@@ -87,17 +87,13 @@ func newKubernetes(o KubernetesOptions) (*Source, error) {
 				fmt.Errorf("no answer in %v: %w", requestTimeout, context.DeadlineExceeded))
 			defer cancel()
 			var out tokenRequest
-			if err := api.Create(ctx, path, in, &out); err != nil {
-				return token{}, kubernetesError(err)
+			err := api.Create(ctx, path, in, &out)
+			if e, ok := errors.AsType[*kube.StatusError](err); ok {
+				err = &StatusError{StatusCode: e.Code, Code: e.Reason, Message: e.Message, RetryAfter: e.RetryAfter}
+			}
+			if err != nil {
+				return token{}, err
 			}
 			return newToken(out.Status.Token, out.Status.Expires, in.Spec.Audiences...)
 		}), nil
-}
-
-// kubernetesError makes an error of this package of one of package kube.
-func kubernetesError(err error) error {
-	if e, ok := errors.AsType[*kube.StatusError](err); ok {
-		return &StatusError{StatusCode: e.Code, Code: e.Reason, Message: e.Message, RetryAfter: e.RetryAfter}
-	}
-	return err
 }

@@ -3,18 +3,16 @@ package tokensource_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"net/url"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/tokensource"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const asIssuer = "https://as.example/realms/prod"
@@ -54,9 +52,8 @@ func TestClientCredentials(t *testing.T) {
 	} {
 		c.o.URL = server + "/token"
 		c.form.Set("grant_type", "client_credentials")
-		requireToken(t, secret, must(tokensource.ClientCredentials(c.o)))
-		got, err := url.ParseQuery(x.all()[i].body)
-		require.NoError(t, err)
+		requireToken(t, secret, made(tokensource.ClientCredentials(c.o)))
+		got := must.Get(url.ParseQuery(x.all()[i].body))(t)
 		assert.Equal(t, c.form, got)
 		assert.Empty(t, x.all()[i].header.Get("Authorization"))
 	}
@@ -67,60 +64,12 @@ func TestAssertionAudience(t *testing.T) {
 	t.Parallel()
 	x, server := serve(t, text(200, `{"access_token":"a","token_type":"Bearer"}`))
 	for _, audience := range [][]string{{}, {"other"}, {asIssuer, "other"}, {"other", asIssuer}, {asIssuer, asIssuer}, {asIssuer + "/"}} {
-		s := must(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static(jwt(inAnHour(), audience...))}))
+		s := made(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static(jwt(inAnHour(), audience...))}))
 		require.ErrorContains(t, requireNone(t, s), "client credential: the assertion is for", "%q", audience)
 	}
-	s := must(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static("opaque")}))
+	s := made(tokensource.ClientCredentials(tokensource.ClientOptions{URL: server, Issuer: asIssuer, ClientAssertion: tokensource.Static("opaque")}))
 	require.ErrorContains(t, requireNone(t, s), "has to be for the issuer")
 	assert.Zero(t, x.count())
-}
-
-// Access tokens are renewed at half of their life, each time with the JWT-SVID of then; the old one stays while that fails.
-func TestClientCredentialsRenew(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var down error
-		fresh := fetcher(func(_ context.Context, audience ...string) (string, error) {
-			return jwt(time.Now().Add(time.Minute), audience...), down
-		})
-		x := &exchanged{}
-		x.become(func(w http.ResponseWriter, r *http.Request) {
-			text(200, `{"access_token":"at-`+time.Now().Format("15:04:05")+`","token_type":"Bearer","expires_in":60}`)(w, r)
-		})
-		s := must(tokensource.ClientCredentials(tokensource.ClientOptions{
-			URL: "https://as.example/token", HTTPClient: x.client(), Issuer: asIssuer, ClientAssertion: tokensource.SVID(fresh, asIssuer),
-		}))
-		get := func() string {
-			token, err := s.Token(t.Context())
-			require.NoError(t, err)
-			return token
-		}
-		first := get()
-		time.Sleep(31 * time.Second)
-		require.Equal(t, first, get(), "while the next one is on its way")
-		synctest.Wait()
-		second := get()
-		require.NotEqual(t, first, second)
-		assertions := map[string]bool{}
-		for _, r := range x.all() {
-			form, err := url.ParseQuery(r.body)
-			require.NoError(t, err)
-			assertions[form.Get("client_assertion")] = true
-		}
-		require.Len(t, assertions, 2, "each time the present one")
-
-		down = errors.New("the agent is away")
-		time.Sleep(40 * time.Second)
-		require.Equal(t, second, get())
-		synctest.Wait()
-		require.Equal(t, second, get())
-		require.Equal(t, 2, x.count())
-		time.Sleep(20 * time.Second)
-		require.ErrorIs(t, requireNone(t, s), down)
-		down = nil
-		time.Sleep(6 * time.Second)
-		get()
-	})
 }
 
 func TestClientOptions(t *testing.T) {
@@ -158,7 +107,7 @@ func TestEchoesOfAssertions(t *testing.T) {
 		text(400, `{"error":"invalid_client","error_description":`+string(quoted)+`}`)(w, r)
 	}}
 	assertion := jwt(inAnHour(), asIssuer)
-	s := must(tokensource.Exchange(tokensource.Static("of-the-subject-0123456789"), tokensource.ClientOptions{
+	s := made(tokensource.Exchange(tokensource.Static("of-the-subject-0123456789"), tokensource.ClientOptions{
 		URL: "https://as.example", HTTPClient: x.client(), ClientAssertion: tokensource.Static(assertion), Issuer: asIssuer,
 	}))
 	err := requireNone(t, s)

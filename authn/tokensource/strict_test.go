@@ -27,7 +27,7 @@ func TestLifeBeginsWithTheRequest(t *testing.T) {
 			text(200, `{"access_token":"`+secret+`","token_type":"Bearer","expires_in":60}`)(w, r)
 		})
 		o := tokensource.ClientOptions{URL: "https://sts.example/token", HTTPClient: x.client()}
-		s, asked := must(tokensource.Exchange(tokensource.Static("subject"), o)), time.Now()
+		s, asked := made(tokensource.Exchange(tokensource.Static("subject"), o)), time.Now()
 		requireToken(t, secret, s)
 		time.Sleep(time.Until(asked.Add(time.Minute - time.Nanosecond)))
 		requireToken(t, secret, s)
@@ -50,7 +50,7 @@ func TestNextOutageBeginsAgain(t *testing.T) {
 			}
 			text(200, `{"access_token":"`+secret+`","token_type":"Bearer","expires_in":3600}`)(w, r)
 		})
-		s := must(tokensource.Exchange(tokensource.Static("subject"), tokensource.ClientOptions{URL: "https://sts.example/token", HTTPClient: x.client()}))
+		s := made(tokensource.Exchange(tokensource.Static("subject"), tokensource.ClientOptions{URL: "https://sts.example/token", HTTPClient: x.client()}))
 		outage := func() (waits []time.Duration) {
 			requireToken(t, secret, s)
 			down = true
@@ -78,31 +78,5 @@ func TestNextOutageBeginsAgain(t *testing.T) {
 		assert.Less(t, first[0], 3*time.Second)
 		assert.Less(t, second[0], 3*time.Second, "%v", second)
 		assert.Greater(t, max(first[5], first[6], first[7]), 3*time.Second, "they grow: %v", first)
-	})
-}
-
-// The waits of an outage fit the life of the token: one of 20 s is asked for many times in its second half.
-func TestWaitsFitShortLives(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		x, down := &exchanged{}, false
-		x.become(func(w http.ResponseWriter, r *http.Request) {
-			if down {
-				text(429, "")(w, r)
-				return
-			}
-			text(200, `{"access_token":"`+secret+`","token_type":"Bearer","expires_in":20}`)(w, r)
-		})
-		s := must(tokensource.Exchange(tokensource.Static("subject"), tokensource.ClientOptions{URL: "https://sts.example/token", HTTPClient: x.client()}))
-		requireToken(t, secret, s)
-		down = true
-		time.Sleep(12 * time.Second)
-		before := x.count()
-		for range 79 {
-			requireToken(t, secret, s)
-			time.Sleep(100 * time.Millisecond)
-		}
-		synctest.Wait()
-		assert.Greater(t, x.count()-before, 20, "every 0.4 s at least, which is 4 %% of what is left")
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/jsonapi"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -20,8 +21,7 @@ func TestRead(t *testing.T) {
 	t.Parallel()
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
-	_, err := z.Write([]byte("{}"))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(z.Write([]byte("{}"))))
 	require.NoError(t, z.Close())
 	coding, body := "", []byte("{}")
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -33,11 +33,9 @@ func TestRead(t *testing.T) {
 	}))
 	t.Cleanup(srv.Close)
 	get := func(limit int) ([]byte, error) {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL, nil)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL, nil))(t)
 		r.Header["Accept-Encoding"] = jsonapi.Plain
-		answer, err := srv.Client().Do(r)
-		require.NoError(t, err)
+		answer := must.Get(srv.Client().Do(r))(t)
 		defer answer.Body.Close()
 		return jsonapi.Read(answer, limit)
 	}
@@ -45,11 +43,10 @@ func TestRead(t *testing.T) {
 		data, err := get(2)
 		require.NoError(t, err, coding)
 		assert.Equal(t, "{}", string(data))
-		_, err = get(1)
-		require.ErrorIs(t, err, spiffe.ErrTooLarge)
+		require.ErrorIs(t, must.Err(get(1)), spiffe.ErrTooLarge)
 	}
 	coding, body = "gzip", packed.Bytes()
-	_, err = get(1 << 10)
+	_, err := get(1 << 10)
 	require.ErrorContains(t, err, `the answer has the content coding "gzip", which was not asked for`)
 	coding = strings.Repeat("x", 100)
 	_, err = get(1 << 10)

@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -20,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
@@ -81,7 +81,7 @@ func (e environment) serverURL() (string, error) {
 // serviceAccount is the identity that Kubernetes gives to a pod. It keeps neither the token nor the CA
 // certificates: they are read for each request, which costs little beside it.
 type serviceAccount struct {
-	files       fs.FS
+	root        fs.FS // of the machine
 	postQuantum bool
 	ca          atomic.Pointer[[sha256.Size]byte] // the digest of the CA certificates that were there last
 }
@@ -89,7 +89,7 @@ type serviceAccount struct {
 // renewed reports whether the CA certificates are others than at the call before. Those that cannot be read are
 // as before.
 func (a *serviceAccount) renewed() bool {
-	pem, err := readFile(a.files, "ca.crt", maxRoots)
+	pem, err := readFile(a.root, "ca.crt", maxRoots)
 	if err != nil {
 		return false
 	}
@@ -101,7 +101,7 @@ func (a *serviceAccount) renewed() bool {
 const maxRoots = 1 << 20 // bytes
 
 func (a *serviceAccount) token() (string, error) {
-	token, err := readFile(a.files, "token", 64<<10)
+	token, err := readFile(a.root, "token", 64<<10)
 	if err != nil {
 		return "", fmt.Errorf("token of the service account: %w", err)
 	}
@@ -112,7 +112,7 @@ func (a *serviceAccount) token() (string, error) {
 }
 
 func (a *serviceAccount) roots() (*x509.CertPool, error) {
-	pem, err := readFile(a.files, "ca.crt", maxRoots)
+	pem, err := readFile(a.root, "ca.crt", maxRoots)
 	if err != nil {
 		return nil, fmt.Errorf("CA of the API server: %w", err)
 	}
@@ -172,21 +172,16 @@ func (a *serviceAccount) connect(ctx context.Context, dial conns.Dial, network, 
 }
 
 // readFile reads a small file of the service account, without white space around it.
-func readFile(files fs.FS, name string, limit int64) (string, error) {
-	f, err := files.Open(path.Join(accountDir, name))
+func readFile(root fs.FS, name string, limit int) (string, error) {
+	f, err := root.Open(path.Join(accountDir, name))
 	if err != nil {
 		return "", fmt.Errorf("not in a pod with a service account token? %w", err)
 	}
 	defer f.Close() // only read
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	data, err := files.ReadAll(f, "/"+accountDir+"/"+name, limit)
 	s := strings.TrimSpace(string(data))
-	switch {
-	case err != nil:
-		return "", err
-	case int64(len(data)) > limit:
-		return "", fmt.Errorf("/%s/%s is larger than %d bytes", accountDir, name, limit)
-	case s == "":
-		return "", fmt.Errorf("/%s/%s is empty", accountDir, name)
+	if err == nil && s == "" {
+		err = fmt.Errorf("/%s/%s is empty", accountDir, name)
 	}
-	return s, nil
+	return s, err
 }

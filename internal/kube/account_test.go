@@ -32,6 +32,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // cluster is an API server with TLS that only looks at tokens, and the machine that finds it.
@@ -72,21 +73,18 @@ func newCluster(t *testing.T) *cluster {
 // renew gives the server a certificate from a new CA, and returns that in PEM.
 func (c *cluster) renew(t *testing.T) (caPEM []byte) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	root := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	rootDER, err := x509.CreateCertificate(rand.Reader, root, root, key.Public(), key)
-	require.NoError(t, err)
+	rootDER := must.Get(x509.CreateCertificate(rand.Reader, root, root, key.Public(), key))(t)
 	leaf := &x509.Certificate{
 		SerialNumber: big.NewInt(2), NotBefore: root.NotBefore, NotAfter: root.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		IPAddresses: []net.IP{net.ParseIP("10.96.0.1"), net.ParseIP("fd00::1")}, DNSNames: []string{"kubernetes.default.svc"},
 	}
-	leafDER, err := x509.CreateCertificate(rand.Reader, leaf, root, key.Public(), key)
-	require.NoError(t, err)
+	leafDER := must.Get(x509.CreateCertificate(rand.Reader, leaf, root, key.Public(), key))(t)
 	c.mu.Lock()
 	c.cert = tls.Certificate{Certificate: [][]byte{leafDER}, PrivateKey: key}
 	c.mu.Unlock()
@@ -113,8 +111,7 @@ func mount(t *testing.T, root string, files map[string]string) {
 	t.Helper()
 	dir := filepath.Join(root, filepath.FromSlash(kube.AccountDir))
 	require.NoError(t, os.MkdirAll(dir, 0o700))
-	data, err := os.MkdirTemp(dir, "..2026_")
-	require.NoError(t, err)
+	data := must.Get(os.MkdirTemp(dir, "..2026_"))(t)
 	for name, text := range files {
 		require.NoError(t, os.WriteFile(filepath.Join(data, name), []byte(text), 0o600))
 		if _, err := os.Lstat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
@@ -132,8 +129,7 @@ func TestPostQuantum(t *testing.T) {
 		s := newCluster(t)
 		root := t.TempDir()
 		mount(t, root, map[string]string{"token": "first", "ca.crt": string(s.renew(t)), "namespace": "istio-system"})
-		c, err := s.machine("10.96.0.1", "443", os.DirFS(root)).New(kube.Options{PostQuantum: only})
-		require.NoError(t, err)
+		c := must.Get(s.machine("10.96.0.1", "443", os.DirFS(root)).New(kube.Options{PostQuantum: only}))(t)
 		require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
 		s.mu.Lock()
 		hello := s.hellos[0]
@@ -151,11 +147,9 @@ func TestServiceAccount(t *testing.T) {
 	old := s.renew(t)
 	mount(t, root, map[string]string{"token": "first\n", "ca.crt": string(old), "namespace": "istio-system"})
 	m := s.machine("10.96.0.1", "443", os.DirFS(root))
-	c, err := m.New(kube.Options{})
-	require.NoError(t, err)
+	c := must.Get(m.New(kube.Options{}))(t)
 	assert.Equal(t, "kube.Client(https://10.96.0.1:443)", c.String())
-	ns, err := m.Namespace()
-	require.NoError(t, err)
+	ns := must.Get(m.Namespace())(t)
 	assert.Equal(t, "istio-system", ns)
 	dialed := func() []string {
 		s.mu.Lock()
@@ -184,7 +178,7 @@ func TestServiceAccount(t *testing.T) {
 
 	// A connection does not outlive the CA that it was verified with, and comes back with it.
 	mount(t, root, map[string]string{"token": "second", "ca.crt": string(newCluster(t).renew(t))})
-	err = c.Get(t.Context(), "/x", nil, nil)
+	err := c.Get(t.Context(), "/x", nil, nil)
 	require.ErrorAs(t, err, new(x509.UnknownAuthorityError))
 	mount(t, root, map[string]string{"token": "second", "ca.crt": "garbage"})
 	require.Error(t, c.Get(t.Context(), "/x", nil, nil))
@@ -196,7 +190,7 @@ func TestServiceAccount(t *testing.T) {
 
 	next := s.renew(t)
 	for range 100 { // until the client has noticed that its connection is gone
-		if err = c.Create(t.Context(), "/x", object{}, nil); !kube.MayHaveLanded(err) {
+		if err := c.Create(t.Context(), "/x", object{}, nil); !kube.MayHaveLanded(err) {
 			break
 		}
 	}
@@ -223,8 +217,7 @@ func TestClose(t *testing.T) {
 		open.Add(1)
 		return &counted{Conn: c, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
 	}
-	c, err := m.New(kube.Options{})
-	require.NoError(t, err)
+	c := must.Get(m.New(kube.Options{}))(t)
 	require.NoError(t, c.Close(), "before any")
 	for range 2 {
 		require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
@@ -241,8 +234,7 @@ func TestClose(t *testing.T) {
 		<-end
 		return before(ctx, network, addr)
 	}
-	c, err = m.New(kube.Options{})
-	require.NoError(t, err)
+	c = must.Get(m.New(kube.Options{}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() { failed <- c.Get(ctx, "/x", nil, nil) }()
@@ -271,28 +263,24 @@ func TestServiceAddresses(t *testing.T) {
 	s := newCluster(t)
 	files := account("token", string(s.renew(t)), "default")
 	for host, want := range map[string]string{"10.96.0.1": "10.96.0.1:6443", "fd00::1": "[fd00::1]:6443", "kubernetes.default.svc": "kubernetes.default.svc:6443"} {
-		c, err := s.machine(host, "6443", files).New(kube.Options{})
-		require.NoError(t, err)
+		c := must.Get(s.machine(host, "6443", files).New(kube.Options{}))(t)
 		s.dialed = nil
 		require.NoError(t, c.Get(t.Context(), "/x", nil, nil), host)
 		assert.Equal(t, []string{want}, s.dialed)
 	}
-	c, err := s.machine("10.96.0.2", "6443", files).New(kube.Options{})
-	require.NoError(t, err)
+	c := must.Get(s.machine("10.96.0.2", "6443", files).New(kube.Options{}))(t)
 	asked := len(s.tokens)
-	err = c.Get(t.Context(), "/x", nil, nil)
+	err := c.Get(t.Context(), "/x", nil, nil)
 	_, wrong := errors.AsType[x509.HostnameError](err)
 	assert.True(t, wrong, "%v", err)
 	assert.Len(t, s.tokens, asked, "the token is not for a server at another address")
 
 	// The URL may be given, and the rest be that of the pod.
-	c, err = s.machine("", "", files).New(kube.Options{URL: "https://kubernetes.default.svc"})
-	require.NoError(t, err)
+	c = must.Get(s.machine("", "", files).New(kube.Options{URL: "https://kubernetes.default.svc"}))(t)
 	require.NoError(t, c.Get(t.Context(), "/x", nil, nil))
 	assert.Equal(t, "Bearer token", s.tokens[len(s.tokens)-1])
 	// And the other way round: then the http.Client has its own credentials.
-	c, err = s.machine("10.96.0.1", "443", nil).New(kube.Options{Client: s.server.Client()})
-	require.NoError(t, err)
+	c = must.Get(s.machine("10.96.0.1", "443", nil).New(kube.Options{Client: s.server.Client()}))(t)
 	assert.Equal(t, "kube.Client(https://10.96.0.1:443)", c.String())
 }
 
@@ -320,23 +308,22 @@ func TestBadServiceAccounts(t *testing.T) {
 		{"/token is not a bearer token", hunter + " " + hunter, ca},
 		{"/token is not a bearer token", hunter + "\x00", ca},
 		{"/token is not a bearer token", hunter + "é", ca},
-		{"/token is larger than 65536 bytes", strings.Repeat(hunter, 1<<14), ca},
+		{"/token has more than 65536 bytes", strings.Repeat(hunter, 1<<14), ca},
 		{"CA of the API server: not in a pod", hunter, "-"},
 		{"/ca.crt is empty", hunter, ""},
 		{"/ca.crt: no certificate found", hunter, "certificate"},
 		{"/ca.crt: certificate 1: ", hunter, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"},
-		{"/ca.crt is larger than 1048576 bytes", hunter, strings.Repeat(ca, 1<<20/len(ca)+1)},
+		{"/ca.crt has more than 1048576 bytes", hunter, strings.Repeat(ca, 1<<20/len(ca)+1)},
 	} {
-		k, err := s.machine("10.96.0.1", "443", account(c.token, c.ca, "default")).New(kube.Options{})
-		require.NoError(t, err)
-		err = k.Create(t.Context(), "/x", object{}, nil)
+		k := must.Get(s.machine("10.96.0.1", "443", account(c.token, c.ca, "default")).New(kube.Options{}))(t)
+		err := k.Create(t.Context(), "/x", object{}, nil)
 		require.ErrorContains(t, err, c.want)
 		assert.NotContains(t, fmt.Sprintf("%+v", err), hunter)
 		assert.False(t, kube.MayHaveLanded(err))
 	}
 	assert.Empty(t, s.tokens)
 	for want, namespace := range map[string]string{"no such file|not exist": "-", "is empty": "", "Istio": "Istio",
-		"a/b": "a/b", "larger than 1024 bytes": strings.Repeat("a", 1025)} {
+		"a/b": "a/b", "more than 1024 bytes": strings.Repeat("a", 1025)} {
 		_, err := s.machine("", "", account("x", ca, namespace)).Namespace()
 		require.Error(t, err)
 		assert.Regexp(t, want, err.Error())
@@ -366,6 +353,19 @@ func TestParseUser(t *testing.T) {
 		_, _, err := kube.ParseUser(s)
 		assert.ErrorContains(t, err, want, s)
 	}
+	for want, all := range map[string][]string{
+		"not a service account": {"system:node:worker-1", "system:serviceaccount:prod:web:", "system:serviceaccount:prod:web:x:y", "System:serviceaccount:prod:web",
+			"system:serviceaccounts:prod:web", " system:serviceaccount:prod:web"},
+		"not a namespace": {"system:serviceaccount:prod/sa:web", "system:serviceaccount:" + strings.Repeat("a", 64) + ":web", "system:serviceaccount:-a:web"},
+		"not a service account's name": {"system:serviceaccount:prod:web/../x", "system:serviceaccount:prod:..", "system:serviceaccount:prod:a..b",
+			"system:serviceaccount:prod:web.", "system:serviceaccount:prod:a_b", "system:serviceaccount:prod:web\x00", "system:serviceaccount:prod:wéb",
+			"system:serviceaccount:prod:web\n"},
+	} {
+		for _, s := range all {
+			_, _, err := kube.ParseUser(s)
+			assert.ErrorContains(t, err, want, s)
+		}
+	}
 }
 
 func TestOneLine(t *testing.T) {
@@ -386,6 +386,5 @@ func TestNamespaceOutsideOfAPod(t *testing.T) {
 	if _, err := os.Stat("/" + kube.AccountDir); err == nil {
 		t.Skip("this is a pod")
 	}
-	_, err := kube.Namespace()
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(kube.Namespace()), fs.ErrNotExist)
 }

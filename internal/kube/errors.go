@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -28,56 +29,52 @@ type StatusError struct {
 }
 
 func (e *StatusError) Error() string {
-	var b strings.Builder
-	b.WriteString(strconv.Itoa(e.Code))
-	if e.Reason != "" {
-		b.WriteString(" " + e.Reason)
-	} else if text := http.StatusText(e.Code); text != "" {
-		b.WriteString(" " + text)
-	}
+	text := strings.TrimSpace(strconv.Itoa(e.Code) + " " + cmp.Or(e.Reason, http.StatusText(e.Code)))
 	if e.Message != "" {
-		b.WriteString(": " + e.Message)
+		text += ": " + e.Message
 	}
-	return b.String()
+	return text
 }
 
 // Wish returns when the API server that has refused a request wants to be asked again; 0 if it does not say.
 func Wish(err error) time.Duration {
-	if e, ok := errors.AsType[*StatusError](err); ok {
-		return e.RetryAfter
-	}
-	return 0
+	return statusOf(err).RetryAfter
 }
 
 // NotFound reports whether an API server says that there is no such object. It is false for the 404
 // of a proxy, or of a wrong URL, that knows nothing about objects.
 func NotFound(err error) bool {
-	e, ok := errors.AsType[*StatusError](err)
-	return ok && e.Code == http.StatusNotFound && e.Reason == "NotFound"
+	e := statusOf(err)
+	return e.Code == http.StatusNotFound && e.Reason == "NotFound"
 }
 
 // Forbidden reports whether err says that the caller may not do this: a matter of RBAC.
-func Forbidden(err error) bool { return hasCode(err, http.StatusForbidden) }
+func Forbidden(err error) bool { return statusOf(err).Code == http.StatusForbidden }
 
 // AlreadyExists reports whether err says that an object with the name exists.
 func AlreadyExists(err error) bool {
-	e, ok := errors.AsType[*StatusError](err)
-	return ok && e.Code == http.StatusConflict && e.Reason == "AlreadyExists"
+	e := statusOf(err)
+	return e.Code == http.StatusConflict && e.Reason == "AlreadyExists"
 }
 
 // Conflict reports whether err says that the object has changed since it was read, or that a precondition
 // does not hold. It is false for [AlreadyExists].
-func Conflict(err error) bool { return hasCode(err, http.StatusConflict) && !AlreadyExists(err) }
+func Conflict(err error) bool {
+	return statusOf(err).Code == http.StatusConflict && !AlreadyExists(err)
+}
 
 // Gone reports whether err says that the resourceVersion to watch from is too old: list again.
 func Gone(err error) bool {
-	e, ok := errors.AsType[*StatusError](err)
-	return ok && (e.Code == http.StatusGone || e.Reason == "Expired" || e.Reason == "Gone")
+	e := statusOf(err)
+	return e.Code == http.StatusGone || e.Reason == "Expired" || e.Reason == "Gone"
 }
 
-func hasCode(err error, code int) bool {
-	e, ok := errors.AsType[*StatusError](err)
-	return ok && e.Code == code
+// statusOf returns the answer that an error is, or the zero one.
+func statusOf(err error) StatusError {
+	if e, ok := errors.AsType[*StatusError](err); ok {
+		return *e
+	}
+	return StatusError{}
 }
 
 // MayHaveLanded reports whether the change that failed with err may have taken effect: the

@@ -97,7 +97,7 @@ func newClient(o Options, env environment) (*Client, error) {
 	if o.Client != nil {
 		hc = *o.Client
 	} else {
-		c.account = &serviceAccount{files: env.files, postQuantum: o.PostQuantum}
+		c.account = &serviceAccount{root: env.files, postQuantum: o.PostQuantum}
 		c.conns = conns.NewTransport(env.dial, c.account.transport)
 		hc.Transport = c.conns
 	}
@@ -215,13 +215,11 @@ func (c *Client) Patch(ctx context.Context, path string, in any) error {
 // Delete removes the object at path. The options may be nil; see [DeleteOptions]. See
 // [MayHaveLanded] for errors.
 func (c *Client) Delete(ctx context.Context, path string, options *DeleteOptions) error {
-	if options == nil {
-		return c.do(ctx, http.MethodDelete, path, nil, nil, nil)
+	var in any
+	if options != nil {
+		in = deleteBody{Kind: "DeleteOptions", APIVersion: "v1", Preconditions: *options}
 	}
-	return c.do(ctx, http.MethodDelete, path, nil, deleteBody{
-		Kind: "DeleteOptions", APIVersion: "v1",
-		Preconditions: *options,
-	}, nil)
+	return c.do(ctx, http.MethodDelete, path, nil, in, nil)
 }
 
 // DeleteOptions are conditions under which an object is deleted; an empty one does not apply. If

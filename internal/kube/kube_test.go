@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const secrets = "/api/v1/namespaces/default/secrets"
@@ -36,8 +37,7 @@ type object struct {
 
 func clientOf(t *testing.T, s *kubetest.Server) *kube.Client {
 	t.Helper()
-	c, err := kube.New(kube.Options{URL: s.URL(), Client: s.Client()})
-	require.NoError(t, err)
+	c := must.Get(kube.New(kube.Options{URL: s.URL(), Client: s.Client()}))(t)
 	return c
 }
 
@@ -46,8 +46,7 @@ func asks(t *testing.T, h http.HandlerFunc) *kube.Client {
 	t.Helper()
 	s := httptest.NewServer(h)
 	t.Cleanup(s.Close)
-	c, err := kube.New(kube.Options{URL: s.URL, Client: s.Client()})
-	require.NoError(t, err)
+	c := must.Get(kube.New(kube.Options{URL: s.URL, Client: s.Client()}))(t)
 	return c
 }
 
@@ -112,8 +111,7 @@ func TestPathsAndNames(t *testing.T) {
 		answer(w, http.StatusOK, `{}`)
 	}))
 	t.Cleanup(s.Close)
-	c, err := kube.New(kube.Options{URL: s.URL + "/k8s/clusters/c-1/", Client: s.Client()})
-	require.NoError(t, err)
+	c := must.Get(kube.New(kube.Options{URL: s.URL + "/k8s/clusters/c-1/", Client: s.Client()}))(t)
 
 	for _, p := range []string{kube.Path("api", "v1"), kube.Path("a/b", "c?d", "e%2ff", "g#h"), "/x"} {
 		require.NoError(t, c.Get(t.Context(), p, nil, nil), p)
@@ -175,8 +173,7 @@ func TestOptions(t *testing.T) {
 		assert.NotContains(t, fmt.Sprint(err), "hunter2")
 	}
 	for _, u := range []string{"https://kubernetes.default.svc", "https://[fd00::1]:6443/", "http://[::1]:8001", "http://localhost:8001", "https://host/k8s/clusters/c-1"} {
-		_, err := kube.Machine{}.New(kube.Options{URL: u, Client: own})
-		assert.NoError(t, err, u)
+		assert.NoError(t, must.Err(kube.Machine{}.New(kube.Options{URL: u, Client: own})), u)
 	}
 	_, err := kube.New(kube.Options{URL: "https://kubernetes.default.svc"}) // opens nothing yet
 	assert.NoError(t, err)
@@ -188,8 +185,7 @@ func TestBadAnswers(t *testing.T) {
 	long := strings.Repeat("a", kube.MaxAnswer)
 	var zipped bytes.Buffer
 	z := gzip.NewWriter(&zipped)
-	_, err := io.WriteString(z, `{"x":"`+long+`"}`)
-	require.NoError(t, err)
+	require.NoError(t, must.Err(io.WriteString(z, `{"x":"`+long+`"}`)))
 	require.NoError(t, z.Close())
 	require.Less(t, zipped.Len(), kube.MaxAnswer/100)
 	for want, h := range map[string]http.HandlerFunc{
@@ -307,8 +303,7 @@ func TestNothingSentIsQuoted(t *testing.T) {
 	for _, secret := range []string{jwt, opaque, strings.Repeat("k", 64)} {
 		body := map[string]any{"metadata": map[string]any{"name": name}, "spec": map[string]any{"token": secret},
 			"data": map[string][]byte{"k": []byte("-----BEGIN\n" + strings.Repeat("s3cr3t", 30) + "\n" + strings.Repeat("e4d", 6) + "\n-----END"), "l": []byte("l1ttl3-s3cr3t-v4lu3")}}
-		sent, err := json.Marshal(body)
-		require.NoError(t, err)
+		sent := must.Get(json.Marshal(body))(t)
 		for _, format := range []string{"%s", "bad token %q.", "denied: %s: at ", "token=%s", "(%s)", "%s"} {
 			status, err := json.Marshal(map[string]any{"kind": "Status", "message": fmt.Sprintf(format,
 				secret) + " of " + name + " in " + string(sent) + " or " + strings.Repeat("e4d", 6) + " or l1ttl3-s3cr3t-v4lu3"})
@@ -420,8 +415,7 @@ func TestDeadline(t *testing.T) {
 // TestNeverSent shows that a request without a connection has not changed anything.
 func TestNeverSent(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	require.NoError(t, l.Close())
 	c, err := kube.New(kube.Options{URL: "http://" + l.Addr().String(), Client: &http.Client{Transport: &http.Transport{}}})
 	require.NoError(t, err)
@@ -438,8 +432,7 @@ func TestClientTimeout(t *testing.T) {
 		s := kubetest.StartOn(t, 1, memconn.Listen())
 		hc := *s.Client()
 		hc.Timeout = time.Second
-		c, err := kube.New(kube.Options{URL: s.URL(), Client: &hc})
-		require.NoError(t, err)
+		c := must.Get(kube.New(kube.Options{URL: s.URL(), Client: &hc}))(t)
 		assert.Nil(t, hc.CheckRedirect)
 		s.FailNext(1, kubetest.Fault{Hang: true}, nil)
 		start := time.Now()

@@ -53,12 +53,7 @@ func (c *Client) Watch(ctx context.Context, path string, query url.Values) iter.
 			query = url.Values{}
 		}
 		query.Set("watch", "true")
-		if v := query.Get("timeoutSeconds"); v != "" {
-			n, err := strconv.Atoi(v)
-			if err != nil || n < 1 || n > 24*60*60 {
-				yield(Event{}, x.fail(false, fmt.Errorf("timeoutSeconds is %q, want 1 to 86400", v)))
-				return
-			}
+		if n, err := strconv.Atoi(query.Get("timeoutSeconds")); err == nil {
 			limit = n
 		}
 		query.Set("timeoutSeconds", strconv.Itoa(limit))
@@ -120,9 +115,6 @@ func parseEvent(line []byte) (Event, error) {
 	if err := json.Unmarshal(line, &e); err != nil {
 		return Event{}, fmt.Errorf("an event is not JSON: %s", describe(err))
 	}
-	if len(e.Object) == 0 || e.Object[0] != '{' {
-		return Event{}, errors.New("an event has no object")
-	}
 	switch e.Type {
 	case Added, Modified, Deleted, Bookmark:
 	case "ERROR":
@@ -137,11 +129,8 @@ func parseEvent(line []byte) (Event, error) {
 			ResourceVersion string `json:"resourceVersion"`
 		} `json:"metadata"`
 	}
-	if err := json.Unmarshal(e.Object, &object); err != nil {
-		return Event{}, fmt.Errorf("the object of an event cannot be read: %s", describe(err))
-	}
-	if object.Metadata.ResourceVersion == "" {
-		return Event{}, errors.New("the object of an event has no resourceVersion")
+	if json.Unmarshal(e.Object, &object) != nil || object.Metadata.ResourceVersion == "" {
+		return Event{}, errors.New("an event has no object that can be read and has a resourceVersion")
 	}
 	return Event{Type: e.Type, ResourceVersion: object.Metadata.ResourceVersion, Object: e.Object}, nil
 }

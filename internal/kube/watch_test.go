@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const pods = "/api/v1/namespaces/default/pods"
@@ -135,8 +136,7 @@ func TestWatchEnds(t *testing.T) {
 		t.Cleanup(func() { _ = srv.Close() })
 		transport := &http.Transport{DialContext: l.DialContext}
 		t.Cleanup(transport.CloseIdleConnections)
-		c, err := kube.New(kube.Options{URL: "http://127.0.0.1", Client: &http.Client{Transport: transport}})
-		require.NoError(t, err)
+		c := must.Get(kube.New(kube.Options{URL: "http://127.0.0.1", Client: &http.Client{Transport: transport}}))(t)
 
 		end := func(q url.Values) (time.Duration, error) {
 			start := time.Now()
@@ -164,10 +164,6 @@ func TestWatchEnds(t *testing.T) {
 		for _, err = range c.Watch(ctx, pods, nil) {
 		}
 		assert.ErrorIs(t, err, why)
-		for _, bad := range []string{"0", "-1", "x", "86401", "1.5"} {
-			_, err = end(url.Values{"timeoutSeconds": {bad}})
-			assert.ErrorContains(t, err, "timeoutSeconds is")
-		}
 	})
 }
 
@@ -238,18 +234,18 @@ func TestStreams(t *testing.T) {
 		{good + `{"type":"ERROR","object":{"kind":"Status","reason":"Expired","code":410}}`, 2, "410 Expired"},
 		{`{"type":"ERROR","object":{"kind":"Status","reason":"InternalError"}}`, 1, "500 InternalError"},
 		{`{"type":"ERROR","object":{}}`, 1, "500 Internal Server Error"},
-		{`{"type":"ERROR"}`, 1, "has no object"},
+		{`{"type":"ERROR"}`, 1, "500 Internal Server Error"},
 		{good + strings.TrimSpace(good)[:20], 2, "not JSON: syntax error"},
 		{good + strings.TrimSpace(good) + good, 2, "not JSON: syntax error"},
-		{good + "null\n" + good, 2, "has no object"},
+		{good + "null\n" + good, 2, `unknown type ""`},
 		{"[]\n", 1, "cannot be read"},
 		{"7\n", 1, "cannot be read"},
-		{`{"type":"ADDED"}`, 1, "has no object"},
-		{`{"type":"ADDED","object":null}`, 1, "has no object"},
-		{`{"type":"ADDED","object":[]}`, 1, "has no object"},
-		{`{"type":"ADDED","object":{}}`, 1, "has no resourceVersion"},
-		{`{"type":"ADDED","object":{"metadata":7}}`, 1, "cannot be read"},
-		{`{"type":"ADDED","object":{"metadata":{"resourceVersion":7}}}`, 1, "cannot be read"},
+		{`{"type":"ADDED"}`, 1, "has no object that can be read"},
+		{`{"type":"ADDED","object":null}`, 1, "has no object that can be read"},
+		{`{"type":"ADDED","object":[]}`, 1, "has no object that can be read"},
+		{`{"type":"ADDED","object":{}}`, 1, "has no object that can be read"},
+		{`{"type":"ADDED","object":{"metadata":7}}`, 1, "has no object that can be read"},
+		{`{"type":"ADDED","object":{"metadata":{"resourceVersion":7}}}`, 1, "has no object that can be read"},
 		{`{"type":"added","object":{"metadata":{"resourceVersion":"1"}}}`, 1, `unknown type "added"`},
 		{`{"object":{"metadata":{"resourceVersion":"1"}}}`, 1, `unknown type ""`},
 		{`{"type":7,"object":{"metadata":{"resourceVersion":"1"}}}`, 1, "cannot be read"},

@@ -450,25 +450,3 @@ func TestAllocs(t *testing.T) {
 		l.Release()
 	}))
 }
-
-func BenchmarkAcquire(b *testing.B) {
-	for _, tc := range []struct {
-		name string
-		o    limit.Options
-	}{
-		{"none", limit.Options{}},
-		{"slots", limit.Options{Concurrent: 64, Queue: 64}},
-		{"all", limit.Options{Concurrent: 64, Queue: 64, Rate: 1e8, CallerRate: 1e8, CallerBurst: 1e6}},
-	} {
-		b.Run(tc.name, func(b *testing.B) {
-			b.ReportAllocs()
-			l := limit.New(tc.o)
-			for b.Loop() {
-				if err := l.Acquire(b.Context(), "spiffe://example.org/ns/a/sa/b"); err != nil {
-					b.Fatal(err)
-				}
-				l.Release()
-			}
-		})
-	}
-}

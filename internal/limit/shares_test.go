@@ -1,8 +1,6 @@
 package limit_test
 
 import (
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -44,28 +42,4 @@ func TestShares(t *testing.T) {
 	none := limit.NewShares[int](0, -1)
 	require.NoError(t, none.Take(1, 1<<40))
 	assert.Equal(t, 1<<40, none.Held())
-}
-
-func TestSharesConcurrent(t *testing.T) {
-	t.Parallel()
-	s := limit.NewShares[int](8, 3)
-	var most, now atomic.Int64
-	var all sync.WaitGroup
-	for g := range 16 {
-		all.Go(func() {
-			for range 2000 {
-				if s.Take(g%4, 1) != nil {
-					continue
-				}
-				n := now.Add(1)
-				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
-				}
-				now.Add(-1)
-				s.Give(g%4, 1)
-			}
-		})
-	}
-	all.Wait()
-	assert.LessOrEqual(t, most.Load(), int64(8))
-	assert.Zero(t, s.Held())
 }

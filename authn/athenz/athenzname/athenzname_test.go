@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -21,19 +22,15 @@ func TestMapping(t *testing.T) {
 		"foo-bar--baz": "foo.bar-baz", "media-sports": "media.sports", "user-apps": "user.apps", "a---b": "a-.b", "web": "web", "a----b": "a--b", "a-----b": "a--.b",
 		"kube-system": "k8s.admin.kube-system", "istio-system": "k8s.admin.istio-system", "k8s-admin": "k8s.admin",
 	} {
-		got, err := m.Domain(namespace)
-		require.NoError(t, err)
+		got := must.Get(m.Domain(namespace))(t)
 		assert.Equal(t, domain, got)
-		back, err := m.Namespace(domain)
-		require.NoError(t, err)
+		back := must.Get(m.Namespace(domain))(t)
 		assert.Equal(t, namespace, back)
 	}
 	plain := athenzname.Mapping{}
-	got, err := plain.Domain("kube-system")
-	require.NoError(t, err)
+	got := must.Get(plain.Domain("kube-system"))(t)
 	assert.Equal(t, "kube.system", got, "without an admin domain")
-	s, err := m.Service("media-sports", "frontend")
-	require.NoError(t, err)
+	s := must.Get(m.Service("media-sports", "frontend"))(t)
 	assert.Equal(t, athenzname.Service{Domain: "media.sports", Name: "frontend"}, s)
 
 	for _, namespace := range []string{
@@ -41,24 +38,19 @@ func TestMapping(t *testing.T) {
 		"k8s-admin-kube--system", // would be the domain of kube-system
 		"k8s-admin-x",
 	} {
-		_, err := m.Domain(namespace)
-		require.ErrorIs(t, err, athenzname.ErrName, namespace)
-		_, err = m.Service(namespace, "web")
-		require.ErrorIs(t, err, athenzname.ErrName, namespace)
+		require.ErrorIs(t, must.Err(m.Domain(namespace)), athenzname.ErrName, namespace)
+		require.ErrorIs(t, must.Err(m.Service(namespace, "web")), athenzname.ErrName, namespace)
 	}
 	for _, domain := range []string{
 		"", ".", "a.", ".a", "a..b", "A.b", "a_b", "a/b", "-a", "a.-b", "k8s.admin.media", "k8s.admin.", "k8s.admin.kube-system.x", strings.Repeat("a", 64),
 	} {
-		_, err := m.Namespace(domain)
-		require.ErrorIs(t, err, athenzname.ErrName, domain)
+		require.ErrorIs(t, must.Err(m.Namespace(domain)), athenzname.ErrName, domain)
 	}
 	for _, account := range []string{"", "a.b", "A", "-a", "a/b"} {
-		_, err := m.Service("web", account)
-		require.ErrorIs(t, err, athenzname.ErrName, account)
+		require.ErrorIs(t, must.Err(m.Service("web", account)), athenzname.ErrName, account)
 	}
 	for _, admin := range []string{"A", ".", "a..b"} {
-		_, err := athenzname.Mapping{AdminDomain: admin}.Domain("web")
-		require.ErrorIs(t, err, athenzname.ErrName, admin)
+		require.ErrorIs(t, must.Err(athenzname.Mapping{AdminDomain: admin}.Domain("web")), athenzname.ErrName, admin)
 	}
 }
 
@@ -69,13 +61,11 @@ func FuzzMapping(f *testing.F) {
 	m := athenzname.Mapping{AdminDomain: "k8s.admin"}
 	f.Fuzz(func(t *testing.T, s string) {
 		if domain, err := m.Domain(s); err == nil {
-			back, err := m.Namespace(domain)
-			require.NoError(t, err)
+			back := must.Get(m.Namespace(domain))(t)
 			require.Equal(t, s, back)
 		}
 		if namespace, err := m.Namespace(s); err == nil {
-			back, err := m.Domain(namespace)
-			require.NoError(t, err)
+			back := must.Get(m.Domain(namespace))(t)
 			require.Equal(t, s, back)
 		}
 	})
@@ -84,16 +74,13 @@ func FuzzMapping(f *testing.F) {
 func TestService(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-2-10", "ATH-2-11", "ATH-2-12", "ATH-13-1", "ATH-13-2", "ATH-18-7", "ATH-18-8")
-	s, err := athenzname.ParseService("foo.bar-baz.front_end")
-	require.NoError(t, err)
+	s := must.Get(athenzname.ParseService("foo.bar-baz.front_end"))(t)
 	assert.Equal(t, athenzname.Service{Domain: "foo.bar-baz", Name: "front_end"}, s)
 	assert.Equal(t, "foo.bar-baz.front_end", s.String())
 	assert.Equal(t, "front_end.foo-bar-baz.svc.cluster.local", s.DNSName("svc.cluster.local"))
-	id, err := s.ID()
-	require.NoError(t, err)
+	id := must.Get(s.ID())(t)
 	assert.Equal(t, "spiffe://foo.bar-baz/sa/front_end", id.String())
-	in, err := s.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "default")
-	require.NoError(t, err)
+	in := must.Get(s.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "default"))(t)
 	assert.Equal(t, "spiffe://athenz.io/ns/default/sa/foo.bar-baz.front_end", in.String())
 	for id, namespace := range map[spiffe.ID]string{id: "", in: "default"} {
 		got, ns, err := athenzname.ServiceOfID(id)
@@ -102,19 +89,14 @@ func TestService(t *testing.T) {
 		assert.Equal(t, namespace, ns)
 	}
 	for _, bad := range []string{"", ".", "a", "a.", ".a", "a..b", "A.b", "a.B", "a.-b", "-a.b", "a/b.c", "a b.c", "a.b:role.c", "ä.b", strings.Repeat("a.", 200) + "b"} {
-		_, err := athenzname.ParseService(bad)
-		require.ErrorIs(t, err, athenzname.ErrName, bad)
+		require.ErrorIs(t, must.Err(athenzname.ParseService(bad)), athenzname.ErrName, bad)
 	}
 	for _, bad := range []athenzname.Service{{}, {Domain: "a"}, {Name: "a"}, {Domain: "a", Name: "b.c"}, {Domain: "a/..", Name: "b"}} {
-		_, err := bad.ID()
-		require.ErrorIs(t, err, athenzname.ErrName)
-		_, err = bad.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "default")
-		require.ErrorIs(t, err, athenzname.ErrName)
+		require.ErrorIs(t, must.Err(bad.ID()), athenzname.ErrName)
+		require.ErrorIs(t, must.Err(bad.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "default")), athenzname.ErrName)
 	}
-	_, err = s.IDIn(spiffe.TrustDomain{}, "default")
-	require.ErrorIs(t, err, athenzname.ErrName)
-	_, err = s.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "a/b")
-	require.ErrorIs(t, err, athenzname.ErrName)
+	require.ErrorIs(t, must.Err(s.IDIn(spiffe.TrustDomain{}, "default")), athenzname.ErrName)
+	require.ErrorIs(t, must.Err(s.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "a/b")), athenzname.ErrName)
 	for _, bad := range []string{
 		"spiffe://athenz.io", "spiffe://athenz.io/sa", "spiffe://athenz.io/sa/a.b", "spiffe://athenz.io/sa/a/b", "spiffe://athenz.io/ns/default/sa/frontend",
 		"spiffe://athenz.io/ns/default/ra/a.b", "spiffe://athenz.io/ns/default/sa/a.b/c", "spiffe://athenz.io/ns/Default/sa/a.b", "spiffe://athenz.io/ns/default/sa/A.b",
@@ -123,15 +105,13 @@ func TestService(t *testing.T) {
 		_, _, err := athenzname.ServiceOfID(spiffe.MustParseID(bad))
 		require.ErrorIs(t, err, athenzname.ErrName, bad)
 	}
-	_, _, err = athenzname.ServiceOfID(spiffe.ID{})
+	_, _, err := athenzname.ServiceOfID(spiffe.ID{})
 	require.ErrorIs(t, err, athenzname.ErrName)
 
-	got, err := athenzname.ParseService(strings.ToLower("Media.Sports.Frontend"))
-	require.NoError(t, err)
+	got := must.Get(athenzname.ParseService(strings.ToLower("Media.Sports.Frontend")))(t)
 	assert.Equal(t, "media.sports.frontend", got.String())
 	for _, cn := range []string{"", "frontend", "media.sports:role.reader", "joe@example.org"} {
-		_, err := athenzname.ParseService(strings.ToLower(cn))
-		require.ErrorIs(t, err, athenzname.ErrName, cn)
+		require.ErrorIs(t, must.Err(athenzname.ParseService(strings.ToLower(cn))), athenzname.ErrName, cn)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // thing is an object of a cluster.
@@ -90,8 +91,7 @@ func TestListOfPages(t *testing.T) {
 		var running sync.WaitGroup
 		running.Go(func() { _ = srv.Serve(l) })
 		transport := &http.Transport{DialContext: l.DialContext}
-		api, err := kube.New(kube.Options{URL: "http://127.0.0.1", Client: &http.Client{Transport: transport}})
-		require.NoError(t, err)
+		api := must.Get(kube.New(kube.Options{URL: "http://127.0.0.1", Client: &http.Client{Transport: transport}}))(t)
 		k := &kubefollow.Keeper{Name: "things", Log: ratelog.New(nil, 0)}
 		o := &kubefollow.Objects[thing]{
 			Follower: kubefollow.Follower[thing]{API: api, Path: kube.Path("api", "v1", "things"), Kind: "Thing"},
