@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"unicode"
@@ -213,6 +214,9 @@ func readElement(s string) (e element, rest string, more bool, err error) {
 				return e, "", false, fmt.Errorf("an element has %q twice", key)
 			}
 			seen[key] = true
+			if err := checkValue(key, value); err != nil {
+				return e, "", false, err
+			}
 			if key == "subject" {
 				e.subject = value
 			}
@@ -259,6 +263,21 @@ func readValue(s string) (value, rest string, err error) {
 		}
 	}
 	return "", "", errors.New("a quote is not closed")
+}
+
+// checkValue checks the form of values that are not used.
+func checkValue(key, value string) error {
+	switch key {
+	case "hash":
+		if strings.Trim(value, "0123456789abcdefABCDEF") != "" {
+			return errors.New("the hash is not hexadecimal")
+		}
+	case "cert", "chain":
+		if _, err := url.PathUnescape(value); err != nil {
+			return fmt.Errorf("the value of %q is not URL-encoded", key)
+		}
+	}
+	return nil
 }
 
 // commonName returns the common name in a subject in the form of RFC 2253. It is empty if there is none or more

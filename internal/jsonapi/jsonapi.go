@@ -95,7 +95,11 @@ func Read(answer *http.Response, limit int) ([]byte, error) {
 
 // Write answers with JSON and 200.
 func Write(w http.ResponseWriter, v any) {
-	data, _ := json.Marshal(v) // what servers answer are texts and numbers
+	data, err := json.Marshal(v)
+	if err != nil {
+		http.Error(w, "the answer could not be written", http.StatusInternalServerError)
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	_, _ = w.Write(data)
