@@ -26,6 +26,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 var updateBundles = flag.Bool("update-bundles", false, "write the documents of testdata/bundles anew")
@@ -371,8 +373,7 @@ func TestBundleDocumentsOnDisk(t *testing.T) {
 		if *updateBundles {
 			require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
 		}
-		got, err := os.ReadFile(file)
-		require.NoError(t, err)
+		got := must.Get(os.ReadFile(file))(t)
 		assert.Equal(t, want, string(got), "%s", file)
 	}
 }

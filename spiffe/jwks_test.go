@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -124,27 +125,22 @@ func TestParseJWKS(t *testing.T) {
 	_, err := spiffe.ParseJWKS(spiffe.TrustDomain{}, []byte(`{"keys":[]}`))
 	require.ErrorIs(t, err, spiffe.ErrZero)
 	// A bundle document does not take what a JWK Set may have.
-	b, err := spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"sig"`), key(ec, `"kid":"2"`))))
-	require.NoError(t, err)
+	b := must.Get(spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"sig"`), key(ec, `"kid":"2"`)))))(t)
 	assert.Empty(t, maps.Collect(b.JWTAuthorities()))
 	assert.Len(t, b.Skipped(), 2)
 	// Nor does it ask for what a JWK Set is asked for.
-	b, err = spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"jwt-svid","alg":"x","key_ops":[]`))))
-	require.NoError(t, err)
+	b = must.Get(spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"jwt-svid","alg":"x","key_ops":[]`)))))(t)
 	assert.Len(t, maps.Collect(b.JWTAuthorities()), 1)
 }
 
 func TestMarshalJWKS(t *testing.T) {
 	t.Parallel()
 	b := mustBundle(t, bundleTD, fullContents())
-	doc, err := b.MarshalJWKS()
-	require.NoError(t, err)
+	doc := must.Get(b.MarshalJWKS())(t)
 	assert.NotContains(t, string(doc), `"use"`)
-	back, err := spiffe.ParseJWKS(bundleTD, doc)
-	require.NoError(t, err)
+	back := must.Get(spiffe.ParseJWKS(bundleTD, doc))(t)
 	assert.Equal(t, maps.Collect(b.JWTAuthorities()), maps.Collect(back.JWTAuthorities()))
-	doc, err = mustBundle(t, bundleTD, spiffe.BundleContents{}).MarshalJWKS()
-	require.NoError(t, err)
+	doc = must.Get(mustBundle(t, bundleTD, spiffe.BundleContents{}).MarshalJWKS())(t)
 	assert.JSONEq(t, `{"keys":[]}`, string(doc))
 }
 
@@ -178,10 +174,8 @@ func FuzzParseJWKS(f *testing.F) {
 		for id := range b.JWTAuthorities() {
 			require.True(t, ids[id], "%q", id)
 		}
-		again, err := b.Marshal()
-		require.NoError(t, err)
-		same, err := spiffe.ParseBundle(td, again)
-		require.NoError(t, err)
+		again := must.Get(b.Marshal())(t)
+		same := must.Get(spiffe.ParseBundle(td, again))(t)
 		require.True(t, b.Equal(same))
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -35,23 +36,17 @@ func (f bundleFunc) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { retu
 
 func (c *issued) parse(t testing.TB) *x509.Certificate {
 	t.Helper()
-	cert, err := x509.ParseCertificate(c.der)
-	require.NoError(t, err)
-	return cert
+	return must.Get(x509.ParseCertificate(c.der))(t)
 }
 
 func bundleOf(t testing.TB, td string, roots ...*x509.Certificate) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{X509Authorities: roots})
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{X509Authorities: roots}))(t)
 }
 
 func verifierAt(t testing.TB, at time.Time, src spiffe.BundleSource, allow spiffe.Policy) *spiffe.Verifier {
 	t.Helper()
-	v, err := spiffe.NewVerifier(src, allow, &spiffe.VerifierOptions{Now: func() time.Time { return at }})
-	require.NoError(t, err)
-	return v
+	return must.Get(spiffe.NewVerifier(src, allow, &spiffe.VerifierOptions{Now: func() time.Time { return at }}))(t)
 }
 
 func TestVerifyChain(t *testing.T) {
@@ -63,8 +58,7 @@ func TestVerifyChain(t *testing.T) {
 	chain := []*x509.Certificate{leaf.parse(t), mid.parse(t)}
 	v := verifierAt(t, now, bundleOf(t, "example.org", root.parse(t)), spiffe.AllowIDs(webID))
 
-	peer, err := v.VerifyChain(chain, spiffe.ServerRole)
-	require.NoError(t, err)
+	peer := must.Get(v.VerifyChain(chain, spiffe.ServerRole))(t)
 	assert.Equal(t, webID, peer.ID())
 	assert.Equal(t, webID.String(), peer.String())
 	assert.Same(t, chain[0], peer.Leaf())
@@ -305,9 +299,8 @@ func TestVerifierRealClock(t *testing.T) {
 	spec := leafSpec(webID.String()).with(func(s *certSpec) { s.notBefore, s.notAfter = time.Now().Add(-time.Minute), time.Now().Add(time.Hour) })
 	b := bundleOf(t, "example.org", root.parse(t))
 	for _, opts := range []*spiffe.VerifierOptions{nil, {}} {
-		v, err := spiffe.NewVerifier(b, spiffe.AllowAnyPeer(), opts)
-		require.NoError(t, err)
-		_, err = v.VerifyChain([]*x509.Certificate{spec.issue(root).parse(t)}, spiffe.AnyRole)
+		v := must.Get(spiffe.NewVerifier(b, spiffe.AllowAnyPeer(), opts))(t)
+		_, err := v.VerifyChain([]*x509.Certificate{spec.issue(root).parse(t)}, spiffe.AnyRole)
 		assert.NoError(t, err)
 	}
 }
@@ -409,8 +402,7 @@ func TestIDFromCertificate(t *testing.T) {
 }
 
 func FuzzIDFromCertificate(f *testing.F) {
-	files, err := filepath.Glob("testdata/x509/*.txt")
-	require.NoError(f, err)
+	files := must.Get(filepath.Glob("testdata/x509/*.txt"))(f)
 	for _, file := range files {
 		certs, err := parseBlocks(readX509Vector(f, file).sections["chain"])
 		if err != nil || len(certs) == 0 {

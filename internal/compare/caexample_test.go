@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	security "istio.io/api/security/v1alpha1"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // TestCAProgram starts examples/ca as a user does, and gets certificates from it over both APIs with
@@ -38,8 +40,7 @@ func TestCAProgram(t *testing.T) {
 
 	cmd := exec.Command(program, "-state-dir", filepath.Join(dir, "state"), "-create",
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "", "-admin-addr", "")
-	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	stdout := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(os.Interrupt)
@@ -51,21 +52,18 @@ func TestCAProgram(t *testing.T) {
 		at[what] = strings.TrimSpace(where)
 	}
 	host := func(what string) string {
-		u, err := url.Parse(at[what])
-		require.NoError(t, err)
+		u := must.Get(url.Parse(at[what]))(t)
 		require.NotEmpty(t, u.Host, "%s in %v", what, at)
 		return u.Host
 	}
-	file, err := os.ReadFile(at["roots in PEM"])
-	require.NoError(t, err)
+	file := must.Get(os.ReadFile(at["roots in PEM"]))(t)
 	roots := x509.NewCertPool()
 	require.True(t, roots.AppendCertsFromPEM(file))
 	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: "localhost"})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 
-	secret, err := os.ReadFile(filepath.Join(filepath.Dir(at["roots in PEM"]), "token-secret"))
-	require.NoError(t, err)
+	secret := must.Get(os.ReadFile(filepath.Join(filepath.Dir(at["roots in PEM"]), "token-secret")))(t)
 	der, _ := requestFor(t)
 	bearer := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(secret)+":demo/web")
 	istio, err := security.NewIstioCertificateServiceClient(dial(t, host("Istio's API"), creds)).CreateCertificate(bearer, &security.IstioCertificateRequest{
@@ -74,10 +72,8 @@ func TestCAProgram(t *testing.T) {
 	})
 	require.NoError(t, err)
 	block, _ := pem.Decode([]byte(istio.GetCertChain()[0]))
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	require.NoError(t, err)
-	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	require.NoError(t, err)
+	leaf := must.Get(x509.ParseCertificate(block.Bytes))(t)
+	must.Get(leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}))(t)
 	require.Len(t, leaf.URIs, 1)
 	assert.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", leaf.URIs[0].String())
 
@@ -87,9 +83,7 @@ func TestCAProgram(t *testing.T) {
 		Identity: name, Token: []byte(string(secret) + ":demo/web"), CertificateSigningRequest: der,
 	})
 	require.NoError(t, err)
-	leaf, err = x509.ParseCertificate(answer.GetLeafCertificate())
-	require.NoError(t, err)
-	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name})
-	require.NoError(t, err)
+	leaf = must.Get(x509.ParseCertificate(answer.GetLeafCertificate()))(t)
+	must.Get(leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name}))(t)
 	assert.True(t, leaf.NotAfter.Equal(answer.GetValidUntil().AsTime()))
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // connectText is a message for connect, which knows gRPC from elsewhere.
@@ -131,10 +132,9 @@ func TestConnectClient(t *testing.T) {
 			return status
 		},
 	}))
-	resp, err := connectClient(hc, "/S/Echo").CallUnary(t.Context(), connect.NewRequest(&connectText{"hello"}))
-	require.NoError(t, err)
+	resp := must.Get(connectClient(hc, "/S/Echo").CallUnary(t.Context(), connect.NewRequest(&connectText{"hello"})))(t)
 	assert.Equal(t, "hello", resp.Msg.s)
-	resp, err = connectClient(hc, "/S/Echo").CallUnary(t.Context(), connect.NewRequest(&connectText{strings.Repeat("x", largest)}))
+	resp, err := connectClient(hc, "/S/Echo").CallUnary(t.Context(), connect.NewRequest(&connectText{strings.Repeat("x", largest)}))
 	require.NoError(t, err)
 	assert.Len(t, resp.Msg.s, largest)
 	_, err = connectClient(hc, "/S/Echo").CallUnary(t.Context(), connect.NewRequest(&connectText{strings.Repeat("x", largest+1)}))
@@ -142,8 +142,7 @@ func TestConnectClient(t *testing.T) {
 	_, err = connectClient(hc, "/S/Nothing").CallUnary(t.Context(), connect.NewRequest(&connectText{}))
 	assert.Equal(t, connect.CodeUnimplemented, connect.CodeOf(err))
 
-	s, err := connectClient(hc, "/S/Count").CallServerStream(t.Context(), connect.NewRequest(&connectText{"xxx"}))
-	require.NoError(t, err)
+	s := must.Get(connectClient(hc, "/S/Count").CallServerStream(t.Context(), connect.NewRequest(&connectText{"xxx"})))(t)
 	n := 0
 	for s.Receive() {
 		assert.Equal(t, "xxx", s.Msg().s)
@@ -155,8 +154,7 @@ func TestConnectClient(t *testing.T) {
 	both := connectClient(hc, "/S/Parrot").CallBidiStream(t.Context())
 	for _, want := range []string{"one", "", "three"} {
 		require.NoError(t, both.Send(&connectText{want}))
-		got, err := both.Receive()
-		require.NoError(t, err)
+		got := must.Get(both.Receive())(t)
 		assert.Equal(t, want, got.s)
 	}
 	require.NoError(t, both.CloseRequest())
@@ -164,8 +162,7 @@ func TestConnectClient(t *testing.T) {
 	assert.ErrorIs(t, err, io.EOF)
 
 	for _, method := range []string{"/S/Fail", "/S/Late"} {
-		s, err := connectClient(hc, method).CallServerStream(t.Context(), connect.NewRequest(&connectText{}))
-		require.NoError(t, err)
+		s := must.Get(connectClient(hc, method).CallServerStream(t.Context(), connect.NewRequest(&connectText{})))(t)
 		n := 0
 		for s.Receive() {
 			n++
@@ -188,8 +185,7 @@ func TestConnectClient(t *testing.T) {
 	require.True(t, ok, "%v", err)
 	assert.Equal(t, "2501", e.Meta().Get("Grpc-Retry-Pushback-Ms"))
 	require.Len(t, e.Details(), 1)
-	detail, err := e.Details()[0].Value()
-	require.NoError(t, err)
+	detail := must.Get(e.Details()[0].Value())(t)
 	assert.Equal(t, 2501*time.Millisecond, detail.(*errdetails.RetryInfo).GetRetryDelay().AsDuration())
 
 	// A compressed request is refused in a way that lets the client know what would not be.
@@ -237,44 +233,37 @@ func TestConnectServer(t *testing.T) {
 	}, connect.WithCodec(connectCodec{})))
 	c := clientOf(t, mux)
 	for _, want := range []string{"", "hello", strings.Repeat("x", largest)} {
-		got, err := c.Unary(t.Context(), "/S/Echo", nil, []byte(want))
-		require.NoError(t, err)
+		got := must.Get(c.Unary(t.Context(), "/S/Echo", nil, []byte(want)))(t)
 		assert.Equal(t, want, string(got))
 	}
 	want := &grpchttp.Error{Code: grpchttp.FailedPrecondition, Message: "größer als 100%\n", Remote: true}
 	_, err := c.Unary(t.Context(), "/S/Echo", nil, []byte("fail"))
 	assert.Equal(t, want, err)
-	s, err := c.Stream(t.Context(), "/S/Echo", http.Header{"Mine": {"m"}}, []byte("x"))
-	require.NoError(t, err)
-	_, err = s.Receive()
-	require.NoError(t, err)
+	s := must.Get(c.Stream(t.Context(), "/S/Echo", http.Header{"Mine": {"m"}}, []byte("x")))(t)
+	must.Get(s.Receive())(t)
 	_, err = s.Receive()
 	require.Equal(t, io.EOF, err)
 	assert.Equal(t, "m", s.Header().Get("begins"))
 	assert.Equal(t, "e", s.Trailer().Get("ends"))
 	for n := range 3 {
-		s, err := c.Stream(t.Context(), "/S/Count", nil, make([]byte, n))
-		require.NoError(t, err)
+		s := must.Get(c.Stream(t.Context(), "/S/Count", nil, make([]byte, n)))(t)
 		for range n {
-			_, err := s.Receive()
-			require.NoError(t, err)
+			must.Get(s.Receive())(t)
 		}
-		_, err = s.Receive()
+		_, err := s.Receive()
 		assert.Equal(t, want, err)
 	}
 	both := c.Open(t.Context(), "/S/Parrot", nil)
 	for _, want := range []string{"one", "", strings.Repeat("x", largest)} {
 		require.NoError(t, both.Send([]byte(want)))
-		got, err := both.Receive()
-		require.NoError(t, err)
+		got := must.Get(both.Receive())(t)
 		assert.Equal(t, want, string(got))
 	}
 	both.CloseSend()
 	_, err = both.Receive()
 	assert.Equal(t, want, err)
 
-	detail, err := connect.NewErrorDetail(&errdetails.RetryInfo{RetryDelay: durationpb.New(90 * time.Second)})
-	require.NoError(t, err)
+	detail := must.Get(connect.NewErrorDetail(&errdetails.RetryInfo{RetryDelay: durationpb.New(90 * time.Second)}))(t)
 	failed.AddDetail(detail)
 	_, err = c.Unary(t.Context(), "/S/Echo", nil, []byte("fail"))
 	assert.Equal(t, 90*time.Second, asError(t, err).RetryAfter)

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -98,16 +99,12 @@ func TestLinkerdProxy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := &meshCertifier{ca: spiffetest.NewCA(t, "cluster.local")}
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
+			l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 			creds, service := insecure.NewCredentials(), linkerdproxy.Service{Addr: l.Addr().String()}
 			if secure {
-				key, err := pki.NewKey(pki.ECDSAP256)
-				require.NoError(t, err)
-				csr, err := pki.NewCSR(key, pki.CSROptions{})
-				require.NoError(t, err)
-				chain, err := c.ca.Certify(t.Context(), csr, []pki.SAN{pki.DNSSAN(certifier)}, time.Hour)
-				require.NoError(t, err)
+				key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+				csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+				chain := must.Get(c.ca.Certify(t.Context(), csr, []pki.SAN{pki.DNSSAN(certifier)}, time.Hour))(t)
 				creds = meshTLS{&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}}}}
 				// It leads to this host, too, and is no loopback address.
 				service = linkerdproxy.Service{Addr: fmt.Sprintf("0.0.0.0:%d", l.Addr().(*net.TCPAddr).Port), Name: certifier}
@@ -130,16 +127,14 @@ func TestLinkerdProxy(t *testing.T) {
 			})
 			require.NoError(t, err)
 			defer id.Close()
-			first, err := id.Credential()
-			require.NoError(t, err)
+			first := must.Get(id.Credential())(t)
 			for held, changed := first, id.Changed(); held.Leaf().Equal(first.Leaf()); changed = id.Changed() {
 				select {
 				case <-changed:
 				case <-ctx.Done():
 					t.Fatal(id.Report().Identities[0].Err)
 				}
-				held, err = id.Credential()
-				require.NoError(t, err)
+				held = must.Get(id.Credential())(t)
 			}
 			c.mu.Lock()
 			defer c.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -32,13 +33,11 @@ type bare struct {
 func newBare(tb testing.TB, token string, key crypto.PublicKey) bare {
 	tb.Helper()
 	i := strings.LastIndexByte(token, '.')
-	sig, err := base64.RawURLEncoding.DecodeString(token[i+1:])
-	require.NoError(tb, err)
+	sig := must.Get(base64.RawURLEncoding.DecodeString(token[i+1:]))(tb)
 	if _, ok := key.(*ecdsa.PublicKey); ok {
 		half := len(sig) / 2
 		r, s := new(big.Int).SetBytes(sig[:half]), new(big.Int).SetBytes(sig[half:])
-		sig, err = asn1.Marshal(struct{ R, S *big.Int }{r, s})
-		require.NoError(tb, err)
+		sig = must.Get(asn1.Marshal(struct{ R, S *big.Int }{r, s}))(tb)
 	}
 	return bare{input: []byte(token[:i]), sig: sig, key: key}
 }
@@ -126,8 +125,7 @@ func BenchmarkIssue(b *testing.B) {
 }
 
 func BenchmarkCacheFetch(b *testing.B) {
-	c, err := jwtsvid.NewCache(&mint{issuer: issuer(b, jwtsvid.IssuerOptions{Now: time.Now})}, nil)
-	require.NoError(b, err)
+	c := must.Get(jwtsvid.NewCache(&mint{issuer: issuer(b, jwtsvid.IssuerOptions{Now: time.Now})}, nil))(b)
 	ctx := b.Context()
 	b.ReportAllocs()
 	for b.Loop() {
@@ -170,8 +168,7 @@ func TestAllocations(t *testing.T) {
 	again := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	assert.Zero(t, allocs(func() error { _, err := again.Validate(token); return err }), "a token that comes again")
 
-	c, err := jwtsvid.NewCache(&mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now})}, nil)
-	require.NoError(t, err)
+	c := must.Get(jwtsvid.NewCache(&mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now})}, nil))(t)
 	ctx := context.Background()
 	assert.Zero(t, allocs(func() error { _, err := c.Fetch(ctx, "db"); return err }), "a token in the cache")
 }

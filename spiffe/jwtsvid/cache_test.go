@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -25,8 +26,7 @@ import (
 func newCache(t testing.TB, opts *jwtsvid.CacheOptions) (*jwtsvid.Cache, *mint) {
 	t.Helper()
 	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now})}
-	c, err := jwtsvid.NewCache(source, opts)
-	require.NoError(t, err)
+	c := must.Get(jwtsvid.NewCache(source, opts))(t)
 	return c, source
 }
 
@@ -49,10 +49,8 @@ func start(t *testing.T, c *jwtsvid.Cache) (stop func()) {
 // fetch asks for a token and returns which of its source's it is: "n" in its claims.
 func fetch(t *testing.T, c *jwtsvid.Cache, audience ...string) string {
 	t.Helper()
-	token, err := c.Fetch(t.Context(), audience...)
-	require.NoError(t, err)
-	u, err := jwtsvid.ParseUnverified(token)
-	require.NoError(t, err)
+	token := must.Get(c.Fetch(t.Context(), audience...))(t)
+	u := must.Get(jwtsvid.ParseUnverified(token))(t)
 	require.True(t, time.Now().Before(u.Expires), "an expired token is never served")
 	_, payload := parts(t, token)
 	_, n, ok := strings.Cut(payload, `"n":`)
@@ -117,8 +115,7 @@ func TestCacheClockPutBack(t *testing.T) {
 func TestCacheWithoutLock(t *testing.T) {
 	t.Parallel()
 	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, WideAudience: true})}
-	c, err := jwtsvid.NewCache(source, nil)
-	require.NoError(t, err)
+	c := must.Get(jwtsvid.NewCache(source, nil))(t)
 	for _, audience := range [][]string{{"db"}, {"db", "cache"}} {
 		fetch(t, c, audience...)
 		done := make(chan struct{})
@@ -338,8 +335,7 @@ func TestCacheAudiences(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, WideAudience: true})}
-		c, err := jwtsvid.NewCache(source, nil)
-		require.NoError(t, err)
+		c := must.Get(jwtsvid.NewCache(source, nil))(t)
 		for _, same := range [][][]string{
 			{{"db"}},
 			{{"db", "cache"}, {"cache", "db"}},
@@ -355,10 +351,8 @@ func TestCacheAudiences(t *testing.T) {
 			assert.Equal(t, n, fmt.Sprint(source.count()), "%v is a set of its own", same)
 			for _, audience := range same {
 				assert.Equal(t, n, fetch(t, c, audience...))
-				token, err := c.Fetch(t.Context(), audience...)
-				require.NoError(t, err)
-				u, err := jwtsvid.ParseUnverified(token)
-				require.NoError(t, err)
+				token := must.Get(c.Fetch(t.Context(), audience...))(t)
+				u := must.Get(jwtsvid.ParseUnverified(token))(t)
 				assert.ElementsMatch(t, audience, u.Audience)
 			}
 		}
@@ -555,8 +549,7 @@ func TestNewCache(t *testing.T) {
 
 	// A Cache is a Source.
 	inner, source := newCache(t, nil)
-	outer, err := jwtsvid.NewCache(inner, nil)
-	require.NoError(t, err)
+	outer := must.Get(jwtsvid.NewCache(inner, nil))(t)
 	for range 3 {
 		assert.Equal(t, "1", fetch(t, outer, "db"))
 	}
@@ -567,8 +560,7 @@ func TestNewCache(t *testing.T) {
 func TestCacheConcurrentUse(t *testing.T) {
 	t.Parallel()
 	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, Lifetime: time.Second})}
-	c, err := jwtsvid.NewCache(source, &jwtsvid.CacheOptions{Size: 2})
-	require.NoError(t, err)
+	c := must.Get(jwtsvid.NewCache(source, &jwtsvid.CacheOptions{Size: 2}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var run, wg sync.WaitGroup

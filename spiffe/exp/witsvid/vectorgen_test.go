@@ -20,6 +20,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 var updateVectors = flag.Bool("update-witsvid", false, "write testdata/vectors.json anew")
@@ -249,16 +251,13 @@ func makeVectors() vectorFile {
 
 func vectorsOnDisk(t testing.TB) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "vectors.json"))
-	require.NoError(t, err)
-	return data
+	return must.Get(os.ReadFile(filepath.Join("testdata", "vectors.json")))(t)
 }
 
 // The vectors on disk are what the generator says; with -update-witsvid they are made so.
 func TestVectorsOnDisk(t *testing.T) {
 	t.Parallel()
-	want, err := json.MarshalIndent(makeVectors(), "", " ")
-	require.NoError(t, err)
+	want := must.Get(json.MarshalIndent(makeVectors(), "", " "))(t)
 	want = append(want, '\n')
 	if *updateVectors {
 		require.NoError(t, os.WriteFile(filepath.Join("testdata", "vectors.json"), want, 0o644))

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
@@ -39,9 +40,7 @@ func readVectors(t testing.TB) (vectorFile, *spiffe.BundleSet) {
 
 func parseBundle(t testing.TB, td string, doc []byte) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.ParseBundleWIT(spiffe.MustParseTrustDomain(td), doc)
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.ParseBundleWIT(spiffe.MustParseTrustDomain(td), doc))(t)
 }
 
 // atNow are the options of the vectors: the clock of the table and leeway 0.
@@ -55,9 +54,7 @@ func atNow(edit ...func(*witsvid.ValidatorOptions)) *witsvid.ValidatorOptions {
 
 func newValidator(t testing.TB, bundles spiffe.BundleSource, opts *witsvid.ValidatorOptions) *witsvid.Validator {
 	t.Helper()
-	v, err := witsvid.NewValidator(bundles, spiffe.AllowAnyPeer(), opts)
-	require.NoError(t, err)
-	return v
+	return must.Get(witsvid.NewValidator(bundles, spiffe.AllowAnyPeer(), opts))(t)
 }
 
 // refused is the error of a Validator, as programs cannot see it.
@@ -107,9 +104,8 @@ func TestVectors(t *testing.T) {
 			t.Parallel()
 			conformance.Covers(t, v.ID)
 			logs := &logged{}
-			wrap, err := witsvid.Middleware(newValidator(t, bundles, atNow()), []string{"https://db.example.org"},
-				&witsvid.MiddlewareOptions{TLSTerminated: true, Logger: logs.logger()})
-			require.NoError(t, err)
+			wrap := must.Get(witsvid.Middleware(newValidator(t, bundles, atNow()), []string{"https://db.example.org"},
+				&witsvid.MiddlewareOptions{TLSTerminated: true, Logger: logs.logger()}))(t)
 			for _, s := range v.Steps {
 				r := httptest.NewRequest(http.MethodGet, f.URL, nil)
 				for name, value := range map[string]string{headerToken: s.Token, headerProof: s.Proof, "Authorization": s.Authorization} {
@@ -173,27 +169,23 @@ func TestKnownAnswers(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "KAT-3", "KAT-4", "WIT-15", "WPT-10")
 	read := func(name string) string {
-		data, err := os.ReadFile(filepath.Join("testdata", "kat", name))
-		require.NoError(t, err)
+		data := must.Get(os.ReadFile(filepath.Join("testdata", "kat", name)))(t)
 		return strings.TrimSpace(string(data))
 	}
 	token, proof := read("kat-3.txt"), read("kat-4.txt")
 	bundle := parseBundle(t, "example.org", []byte(read("bundle.json")))
 	v := newValidator(t, bundle, atNow())
-	got, err := v.Validate(token, proof, witsvid.Call{Target: "https://db.example.org/query"})
-	require.NoError(t, err)
+	got := must.Get(v.Validate(token, proof, witsvid.Call{Target: "https://db.example.org/query"}))(t)
 	assert.Equal(t, webID, got.ID().String())
 	assert.Equal(t, int64(now+3600), got.NotAfter().Unix())
 	assert.Equal(t, "Zx7iF-nmYQDGWX4B6ieCCFDqftQ7_FZX0g_XwF8kqA4", hashOf(token))
 
-	u, err := witsvid.ParseUnverified(token)
-	require.NoError(t, err)
+	u := must.Get(witsvid.ParseUnverified(token))(t)
 	assert.Equal(t, &witsvid.Unverified{ID: spiffe.MustParseID(webID), Expires: time.Unix(now+3600, 0).UTC(), KeyID: "wit-1"}, u)
 
 	// The same bundle without WIT support knows no such key (WIT-64).
-	plain, err := spiffe.ParseBundle(exampleOrg, []byte(read("bundle.json")))
-	require.NoError(t, err)
-	_, err = newValidator(t, plain, atNow()).Validate(token, proof, witsvid.Call{Target: "https://db.example.org/query"})
+	plain := must.Get(spiffe.ParseBundle(exampleOrg, []byte(read("bundle.json"))))(t)
+	_, err := newValidator(t, plain, atNow()).Validate(token, proof, witsvid.Call{Target: "https://db.example.org/query"})
 	e := refusal(t, err, token, proof)
 	assert.Equal(t, "unknown key", string(e.Reason))
 	assert.Equal(t, "WIT-63", e.Rule)
