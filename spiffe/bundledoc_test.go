@@ -141,8 +141,7 @@ func TestBundleVectors(t *testing.T) {
 				}
 				b, err := parse(bundleTD, doc)
 				if v.Expect == "reject" {
-					e, ok := errors.AsType[*spiffe.ParseError](err)
-					require.True(t, ok, "%s: %v", v.Why, err)
+					e := must.As[*spiffe.ParseError](t, err, v.Why)
 					assert.Nil(t, b)
 					assert.Equal(t, `bundle of "example.org"`, e.What)
 					assert.Equal(t, v.Rule, e.Rule, "%v", err)
@@ -175,8 +174,7 @@ func TestBundleVectors(t *testing.T) {
 					}
 				}
 				for _, err := range b.Skipped() {
-					e, ok := errors.AsType[*spiffe.ParseError](err)
-					require.True(t, ok)
+					e := must.As[*spiffe.ParseError](t, err)
 					assert.True(t, e.Offset > 0 && e.Offset < len(doc))
 					skipped = append(skipped, e.What+" "+e.Rule)
 				}
@@ -226,8 +224,7 @@ func TestParseBundleWIT(t *testing.T) {
 				want = append(want, s.String())
 			}
 			for _, err := range b.Skipped() {
-				e, ok := errors.AsType[*spiffe.ParseError](err)
-				require.True(t, ok)
+				e := must.As[*spiffe.ParseError](t, err)
 				skipped = append(skipped, e.What+" "+e.Rule)
 			}
 			assert.Equal(t, want, skipped)
@@ -240,8 +237,7 @@ func TestParseBundleWIT(t *testing.T) {
 	// Two keys of one ID: ParseBundle does not look at them.
 	const clash = `{"keys":[{"use":"wit-svid","kid":"k",«W1»},{"use":"jwt-svid","kid":"k",«J1»},{"use":"wit-svid","kid":"k",«J3»}]}`
 	_, err := parse(t, clash)
-	e, ok := errors.AsType[*spiffe.ParseError](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*spiffe.ParseError](t, err)
 	assert.Equal(t, "BND-30", e.Rule)
 	assert.Equal(t, `two different keys have the key ID "k"`, e.Reason)
 	assert.Equal(t, strings.LastIndex(m.document(t, clash), `{"use"`), e.Offset)
@@ -538,8 +534,7 @@ func FuzzParseBundle(f *testing.F) {
 			require.Empty(t, plain.Contents().WITAuthorities)
 		}
 		if err != nil {
-			e, ok := errors.AsType[*spiffe.ParseError](err)
-			require.True(t, ok, "%v", err)
+			e := must.As[*spiffe.ParseError](t, err)
 			require.True(t, e.Offset >= 0 && e.Offset <= len(doc) && e.Rule != "" && e.Reason != "", "%+v", e)
 			return
 		}

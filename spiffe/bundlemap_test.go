@@ -86,8 +86,7 @@ func TestBundleMapVectors(t *testing.T) {
 			doc := readMapFile(t, v.File)
 			set, err := spiffe.ParseBundleMap(doc)
 			if v.Expect == "reject" {
-				e, ok := errors.AsType[*spiffe.ParseError](err)
-				require.True(t, ok, "%s: %v", v.Why, err)
+				e := must.As[*spiffe.ParseError](t, err, v.Why)
 				assert.Nil(t, set, "nothing of a refused map is applied")
 				assert.Equal(t, v.Rule, e.Rule, "%v", err)
 				assert.True(t, e.Offset >= 0 && e.Offset <= len(doc), "%v", err)
@@ -228,11 +227,9 @@ func TestBundleMapErrorText(t *testing.T) {
 		assert.Less(t, len(err.Error()), 1000)
 	}
 	_, err := spiffe.ParseBundleMap([]byte(`{"trust_domains":{"a.test":{"keys":{}}}}`))
-	me, ok := errors.AsType[*spiffe.ParseError](err)
-	require.True(t, ok)
+	me := must.As[*spiffe.ParseError](t, err)
 	assert.Equal(t, "MAP-10", me.Rule)
-	be, ok := errors.AsType[*spiffe.ParseError](me.Err)
-	require.True(t, ok)
+	be := must.As[*spiffe.ParseError](t, me.Err)
 	assert.Equal(t, "BND-9", be.Rule)
 	assert.Equal(t, 35, be.Offset, "counted in the map")
 
@@ -240,8 +237,7 @@ func TestBundleMapErrorText(t *testing.T) {
 	set := must.Get(spiffe.ParseBundleMap(doc))(t)
 	b := must.Get(set.Bundle(spiffe.MustParseTrustDomain("a.test")))(t)
 	require.Len(t, b.Skipped(), 1)
-	be, ok = errors.AsType[*spiffe.ParseError](b.Skipped()[0])
-	require.True(t, ok)
+	be = must.As[*spiffe.ParseError](t, b.Skipped()[0])
 	assert.Equal(t, bytes.Index(doc, []byte(`{"use"`)), be.Offset)
 }
 
@@ -339,8 +335,7 @@ func FuzzParseBundleMap(f *testing.F) {
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		set, err := spiffe.ParseBundleMap(doc)
 		if err != nil {
-			e, ok := errors.AsType[*spiffe.ParseError](err)
-			require.True(t, ok, "%v", err)
+			e := must.As[*spiffe.ParseError](t, err)
 			require.True(t, e.Offset >= 0 && e.Offset <= len(doc) && e.Rule != "" && e.Reason != "", "%+v", e)
 			return
 		}

@@ -178,8 +178,7 @@ func TestParseErrors(t *testing.T) {
 		{longID + "a", 2048, "ID-21"},
 	} {
 		_, err := spiffe.ParseID(c.in)
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%q: %v", c.in, err)
+		e := must.As[*spiffe.ParseError](t, err, c.in)
 		assert.Equal(t, c.rule, e.Rule, "%q: %v", c.in, err)
 		assert.Equal(t, c.offset, e.Offset, "%q: %v", c.in, err)
 		assert.Equal(t, "ID", e.What)
@@ -199,8 +198,7 @@ func TestParseErrors(t *testing.T) {
 		{strings.Repeat("a", 256), 255, "ID-13"},
 	} {
 		_, err := spiffe.ParseTrustDomain(c.in)
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%q: %v", c.in, err)
+		e := must.As[*spiffe.ParseError](t, err, c.in)
 		assert.Equal(t, spiffe.ParseError{What: "trust domain", Input: c.in, Offset: c.offset, Rule: c.rule, Reason: e.Reason}, *e)
 	}
 

@@ -26,18 +26,9 @@ import (
 // issuerKeys are the members of two keys of an issuer: an EC key and an RSA key, without "kid".
 var issuerKeys = sync.OnceValues(func() (ec, rsaKey string) {
 	b64 := base64.RawURLEncoding.EncodeToString
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	point, err := k.PublicKey.Bytes()
-	if err != nil {
-		panic(err)
-	}
-	r, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
+	k := must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	point := must.Do(k.PublicKey.Bytes())
+	r := must.Do(rsa.GenerateKey(rand.Reader, 2048))
 	return fmt.Sprintf(`"kty":"EC","crv":"P-256","x":%q,"y":%q`, b64(point[1:33]), b64(point[33:])),
 		fmt.Sprintf(`"kty":"RSA","n":%q,"e":%q`, b64(r.N.Bytes()), b64(big.NewInt(int64(r.E)).Bytes()))
 })

@@ -142,8 +142,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 		peer := w.good(t, chain, spiffe.AnyRole)
 		require.NoError(t, w.allow.Set(spiffe.AllowIDs(webID)))
 		_, err := w.VerifyChain(chain, spiffe.AnyRole)
-		e, ok := errors.AsType[*spiffe.VerifyError](err)
-		require.True(t, ok)
+		e := must.As[*spiffe.VerifyError](t, err)
 		assert.Equal(t, "policy", e.Stage)
 		assert.Equal(t, peer.ID(), e.ID)
 		assert.ErrorIs(t, err, spiffe.ErrDenied)
@@ -174,8 +173,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 					assert.Same(t, peer, again, "%s: %s", name, c.at)
 					continue
 				}
-				e, ok := errors.AsType[x509.CertificateInvalidError](err)
-				require.True(t, ok, "%s: %s: %v", name, c.at, err)
+				e := must.As[x509.CertificateInvalidError](t, err, name, c.at)
 				assert.Equal(t, x509.Expired, e.Reason)
 			}
 		}
@@ -322,8 +320,7 @@ func TestMemoryVectors(t *testing.T) {
 					assert.Equal(t, v.header["peer"], peer.ID().String())
 					continue
 				}
-				e, ok := errors.AsType[*spiffe.VerifyError](err)
-				require.True(t, ok, "%v", err)
+				e := must.As[*spiffe.VerifyError](t, err)
 				assert.Equal(t, v.header["rule"], e.Rule)
 			}
 		})
@@ -374,39 +371,4 @@ func TestRepeatedPeerCost(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	assert.Zero(t, testing.AllocsPerRun(100, repeat))
-}
-
-func BenchmarkRepeatedPeer(b *testing.B) {
-	root := caSpec("ca1", "spiffe://example.org").issue(nil)
-	mid := caSpec("int1", "spiffe://example.org").issue(root)
-	bundles := must.Get(spiffe.NewBundleSet(bundleOf(b, "example.org", root.parse(b))))(b)
-	chain := []*x509.Certificate{leafSpec(webID.String()).issue(mid).parse(b), mid.parse(b)}
-	for _, c := range []struct {
-		name     string
-		remember int
-	}{{"cold", -1}, {"repeated", 0}} {
-		b.Run(c.name, func(b *testing.B) {
-			v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(webID), &spiffe.VerifierOptions{Now: atNow, Remember: c.remember})
-			require.NoError(b, err)
-			must.Get(v.VerifyChain(chain, spiffe.ClientRole))(b)
-			chain := again(b, chain) // in another handshake
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := v.VerifyChain(chain, spiffe.ClientRole); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-	b.Run("repeated/parallel", func(b *testing.B) {
-		v := must.Get(spiffe.NewVerifier(bundles, spiffe.AllowIDs(webID), &spiffe.VerifierOptions{Now: atNow}))(b)
-		b.ReportAllocs()
-		b.RunParallel(func(pb *testing.PB) {
-			for pb.Next() {
-				if _, err := v.VerifyChain(chain, spiffe.ClientRole); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	})
 }

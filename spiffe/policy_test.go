@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -313,8 +312,7 @@ func TestParsePolicyRefuses(t *testing.T) {
 	} {
 		p, err := spiffe.ParsePolicy(c.text)
 		assert.True(t, p.IsZero(), c.text)
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%.40q: %v", c.text, err)
+		e := must.As[*spiffe.ParseError](t, err, c.text)
 		assert.Equal(t, c.offset, e.Offset, "%.40q: %v", c.text, err)
 		assert.Contains(t, e.Reason, c.reason, "%.40q", c.text)
 		assert.Regexp(t, fmt.Sprintf("^spiffe: invalid policy( \".*\"…?)? at byte %d: ", c.offset), err.Error())
@@ -605,20 +603,5 @@ func TestPolicyAllocations(t *testing.T) {
 		require.True(t, p.Allows(webID), name)
 		assert.Zero(t, testing.AllocsPerRun(100, func() { p.Allows(webID) }), name)
 		assert.Zero(t, testing.AllocsPerRun(100, func() { _ = p.Check(webID) }), name)
-	}
-}
-
-func BenchmarkPolicyAllows(b *testing.B) {
-	policies := benchPolicies(b)
-	for _, name := range slices.Sorted(maps.Keys(policies)) {
-		b.Run(name, func(b *testing.B) {
-			p := policies[name]
-			b.ReportAllocs()
-			for b.Loop() {
-				if !p.Allows(webID) {
-					b.Fatal("refused")
-				}
-			}
-		})
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -179,8 +178,7 @@ func TestSVIDSigners(t *testing.T) {
 			}
 			require.Error(t, verifyErr, c.name)
 			assert.EqualError(t, err, c.text, c.name)
-			e, ok := errors.AsType[*spiffe.ParseError](err)
-			require.True(t, ok, c.name)
+			e := must.As[*spiffe.ParseError](t, err, c.name)
 			assert.Equal(t, c.rule, e.Rule, c.name)
 		}
 	}
@@ -436,8 +434,7 @@ func TestLeafRules(t *testing.T) {
 		}
 		chain := must.Get(parseBlocks(v.sections["chain"]))(t)
 		_, err := spiffe.NewSVID(chain, leafSpec("").signer())
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%s: %v", v.header["id"], err)
+		e := must.As[*spiffe.ParseError](t, err, v.header["id"])
 		assert.Equal(t, v.header["rule"], e.Rule, v.header["id"])
 		rules[e.Rule]++
 	}

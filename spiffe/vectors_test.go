@@ -70,8 +70,7 @@ func TestIDVectors(t *testing.T) {
 			in := v.input()
 			id, err := spiffe.ParseID(in)
 			if !v.OK {
-				e, ok := errors.AsType[*spiffe.ParseError](err)
-				require.True(t, ok, "%s: got %v, %v", v.Why, id, err)
+				e := must.As[*spiffe.ParseError](t, err, v.Why, id)
 				assert.True(t, id.IsZero())
 				assert.Equal(t, in, e.Input)
 				assert.LessOrEqual(t, e.Offset, len(in))
@@ -214,8 +213,7 @@ func (v x509Vector) run(t *testing.T) (spiffe.ID, string, error) {
 	require.NoError(t, err)
 	peer, err := ver.VerifyChain(chain, role)
 	if err != nil {
-		e, ok := errors.AsType[*spiffe.VerifyError](err)
-		require.True(t, ok, "%T", err)
+		e := must.As[*spiffe.VerifyError](t, err)
 		return spiffe.ID{}, string(e.Stage), err
 	}
 	assert.Equal(t, chain[0], peer.Leaf())

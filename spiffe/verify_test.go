@@ -136,8 +136,7 @@ func TestVerifyRoles(t *testing.T) {
 						assert.NoError(t, err, "role %d", role)
 						continue
 					}
-					e, ok := errors.AsType[*spiffe.VerifyError](err)
-					require.True(t, ok, "role %d: %v", role, err)
+					e := must.As[*spiffe.VerifyError](t, err, role)
 					assert.Equal(t, "chain", e.Stage)
 					assert.Equal(t, "X5-39", e.Rule)
 				}
@@ -254,8 +253,7 @@ func TestVerifyErrors(t *testing.T) {
 			t.Parallel()
 			peer, err := verifierAt(t, now, c.src, c.allow).VerifyChain(c.chain, c.role)
 			assert.Nil(t, peer)
-			e, ok := errors.AsType[*spiffe.VerifyError](err)
-			require.True(t, ok, "%T", err)
+			e := must.As[*spiffe.VerifyError](t, err)
 			assert.Equal(t, c.text, err.Error())
 			assert.Equal(t, c.want.Stage, e.Stage)
 			assert.Equal(t, c.want.ID, e.ID)
@@ -283,13 +281,11 @@ func TestVerifyErrorTypes(t *testing.T) {
 	spec := leafSpec(webID.String())
 
 	_, err := v.VerifyChain([]*x509.Certificate{spec.with(func(s *certSpec) { s.notAfter = now.Add(-time.Second) }).issue(root).parse(t)}, spiffe.AnyRole)
-	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
-	require.True(t, ok, "%v", err)
+	invalid := must.As[x509.CertificateInvalidError](t, err)
 	assert.Equal(t, x509.Expired, invalid.Reason)
 
 	_, err = v.VerifyChain([]*x509.Certificate{spec.issue(nil).parse(t)}, spiffe.AnyRole)
-	_, ok = errors.AsType[x509.UnknownAuthorityError](err)
-	assert.True(t, ok, "%v", err)
+	must.As[x509.UnknownAuthorityError](t, err)
 }
 
 // Without Now the clock is the real one: the fixtures of 2026 are over.
@@ -392,8 +388,7 @@ func TestIDFromCertificate(t *testing.T) {
 			assert.Equal(t, c.id, id.String())
 			continue
 		}
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%s: %v, %v", c.name, id, err)
+		e := must.As[*spiffe.ParseError](t, err, c.name, id)
 		assert.Equal(t, c.rule, e.Rule, "%s: %v", c.name, err)
 		assert.True(t, id.IsZero())
 	}

@@ -176,8 +176,7 @@ func TestIstioClient(t *testing.T) {
 					return nil, s.Err()
 				})
 				_, err := istioClient(t, url, cfg).Sign(t.Context(), csr, 0)
-				e, ok := errors.AsType[*caclient.Error](err)
-				require.True(t, ok, "%v: %v", code, err)
+				e := must.As[*caclient.Error](t, err, code)
 				assert.Equal(t, kind, e.Kind, "%v: %v", code, err)
 				assert.Equal(t, 1500*time.Millisecond, e.RetryAfter, code)
 				assert.ErrorContains(t, err, "because é", code)
@@ -197,8 +196,7 @@ func TestIstioClient(t *testing.T) {
 			})
 			c := istioClient(t, url, cfg)
 			_, err := c.Sign(t.Context(), csr, 0)
-			e, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok, "%v", err)
+			e := must.As[*caclient.Error](t, err)
 			assert.Equal(t, caclient.ErrBadAnswer, e.Kind)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
@@ -212,8 +210,7 @@ func TestIstioClient(t *testing.T) {
 // connectDelay returns what an error of connect says of when to come back, or 0.
 func connectDelay(t testing.TB, err error) time.Duration {
 	t.Helper()
-	e, ok := errors.AsType[*connect.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*connect.Error](t, err)
 	for _, d := range e.Details() {
 		v := must.Get(d.Value())(t)
 		if info, ok := v.(*errdetails.RetryInfo); ok {

@@ -208,34 +208,6 @@ func TestIstioCA(t *testing.T) {
 	assert.Equal(t, codes.DeadlineExceeded, status.Code(err))
 }
 
-// noALPN is transport credentials as Linkerd's proxies have them: TLS, and no protocol is negotiated,
-// which credentials.NewTLS does not allow.
-type noALPN struct{ cfg *tls.Config }
-
-func (n noALPN) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	c := tls.Client(raw, n.cfg)
-	if err := c.HandshakeContext(ctx); err != nil {
-		return nil, nil, err
-	}
-	state := c.ConnectionState()
-	if state.NegotiatedProtocol != "" {
-		return nil, nil, fmt.Errorf("negotiated %q", state.NegotiatedProtocol)
-	}
-	return c, credentials.TLSInfo{State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
-}
-
-func (n noALPN) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("for clients only")
-}
-
-func (noALPN) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
-}
-
-func (n noALPN) Clone() credentials.TransportCredentials { return n }
-
-func (n noALPN) OverrideServerName(string) error { return nil }
-
 // TestLinkerdIdentity has a client built from Linkerd's published definitions against the service, with
 // ALPN, without it, and without TLS.
 func TestLinkerdIdentity(t *testing.T) {
@@ -267,7 +239,7 @@ func TestLinkerdIdentity(t *testing.T) {
 	good := &identity.CertifyRequest{Identity: web, Token: []byte("web"), CertificateSigningRequest: der}
 	clients := map[string]identity.IdentityClient{
 		"ALPN":    identity.NewIdentityClient(dial(t, encrypted, credentials.NewTLS(clientTLS))),
-		"no ALPN": identity.NewIdentityClient(dial(t, encrypted, noALPN{clientTLS})),
+		"no ALPN": identity.NewIdentityClient(dial(t, encrypted, meshTLS{clientTLS})),
 		"no TLS":  identity.NewIdentityClient(dial(t, plain, insecure.NewCredentials())),
 	}
 	for name, client := range clients {

@@ -38,6 +38,31 @@ const largest = 1 << 20 // bytes of a message
 // texts are messages of errors that have to be encoded, and some that do not.
 var texts = []string{"", "plain", "100% größer\nals 日本", "%41", strings.Repeat("long ", 200)}
 
+func ours(methods map[string]grpchttp.Method) *grpchttp.Handler {
+	return &grpchttp.Handler{Methods: methods, MaxMessage: largest}
+}
+
+func asError(t testing.TB, err error) *grpchttp.Error {
+	t.Helper()
+	return must.As[*grpchttp.Error](t, err)
+}
+
+// parrot answers each message with the same, as it comes.
+func parrot(_ context.Context, c *grpchttp.Call) error {
+	for {
+		msg, err := c.Receive()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.Send(msg); err != nil {
+			return err
+		}
+	}
+}
+
 // oursForPeer is our server with a client of grpc-go.
 func oursForPeer(t *testing.T, methods map[string]grpchttp.Method) *grpc.ClientConn {
 	t.Helper()
@@ -228,8 +253,7 @@ func TestPeerServerGRPC(t *testing.T) {
 	}
 	check := func(err error, code codes.Code, text string) {
 		t.Helper()
-		e, ok := errors.AsType[*grpchttp.Error](err)
-		require.True(t, ok, "%v", err)
+		e := must.As[*grpchttp.Error](t, err)
 		assert.Equal(t, grpchttp.Code(code), e.Code)
 		assert.True(t, e.Remote)
 		if text != "" {

@@ -3,7 +3,6 @@ package compare
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -66,19 +65,22 @@ func (c *meshCertifier) Certify(ctx context.Context, r *identity.CertifyRequest)
 type meshTLS struct{ config *tls.Config }
 
 func (m meshTLS) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	tc := tls.Server(c, m.config)
-	if err := tc.Handshake(); err != nil {
+	return m.handshake(context.Background(), tls.Server(c, m.config))
+}
+
+func (m meshTLS) ClientHandshake(ctx context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return m.handshake(ctx, tls.Client(c, m.config))
+}
+
+func (m meshTLS) handshake(ctx context.Context, c *tls.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if err := c.HandshakeContext(ctx); err != nil {
 		return nil, nil, err
 	}
-	state := tc.ConnectionState()
+	state := c.ConnectionState()
 	if state.NegotiatedProtocol != "" || state.Version != tls.VersionTLS13 {
 		return nil, nil, fmt.Errorf("not the TLS of a mesh: %q, %s", state.NegotiatedProtocol, tls.VersionName(state.Version))
 	}
-	return tc, credentials.TLSInfo{State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
-}
-
-func (m meshTLS) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("it is for servers")
+	return c, credentials.TLSInfo{State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
 }
 
 func (m meshTLS) Info() credentials.ProtocolInfo {

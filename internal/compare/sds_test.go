@@ -136,10 +136,7 @@ func envoySecret(s *pki.Secret) *tls.Secret {
 		for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
 			config.TrustDomains = append(config.TrustDomains, &tls.SPIFFECertValidatorConfig_TrustDomain{Name: td.String(), TrustBundle: inline(domains[td])})
 		}
-		packed, err := anypb.New(&config)
-		if err != nil {
-			panic(err)
-		}
+		packed := must.Do(anypb.New(&config))
 		m.CustomValidatorConfig = &core.TypedExtensionConfig{Name: "envoy.tls.cert_validator.spiffe", TypedConfig: packed}
 	} else {
 		roots, _ := s.Roots()

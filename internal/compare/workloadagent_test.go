@@ -2,22 +2,17 @@ package compare
 
 import (
 	"context"
-	"crypto/x509"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
 	peerjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
 	peerapi "github.com/spiffe/go-spiffe/v2/workloadapi"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/svidkit/svidkit/caclient/local"
@@ -97,40 +92,4 @@ func TestMachinePeerClient(t *testing.T) {
 	svid := must.Get(source.GetX509SVID())(t)
 	assert.Equal(t, "spiffe://example.org/batch", svid.ID.String())
 	assert.Equal(t, svids[1].Certificates, svid.Certificates, "it keeps its certificate")
-}
-
-// TestMachineByHand makes the calls of "spire-agent api": fetch x509, fetch jwt with its bundles, validate jwt and watch.
-func TestMachineByHand(t *testing.T) {
-	t.Parallel()
-	address, write := serveMachine(t)
-	conn := must.Get(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	defer conn.Close()
-	api := workload.NewSpiffeWorkloadAPIClient(conn)
-	ctx := metadata.AppendToOutgoingContext(timeout(t), "workload.spiffe.io", "true")
-
-	watch := must.Get(api.FetchX509SVID(ctx, &workload.X509SVIDRequest{}))(t)
-	fetched := must.Get(watch.Recv())(t)
-	require.Len(t, fetched.Svids, 2)
-	one := fetched.Svids[0]
-	assert.Equal(t, "spiffe://example.org/web", one.SpiffeId)
-	must.Get(x509.ParsePKCS8PrivateKey(one.X509SvidKey))(t)
-	chain := must.Get(x509.ParseCertificates(one.X509Svid))(t)
-	roots := must.Get(x509.ParseCertificates(one.Bundle))(t)
-	require.NoError(t, chain[len(chain)-1].CheckSignatureFrom(roots[0]))
-
-	tokens, err := api.FetchJWTSVID(ctx, &workload.JWTSVIDRequest{Audience: []string{"db"}, SpiffeId: one.SpiffeId})
-	require.NoError(t, err)
-	require.Len(t, tokens.Svids, 1)
-	bundles := must.Get(api.FetchJWTBundles(ctx, &workload.JWTBundlesRequest{}))(t)
-	keys := must.Get(bundles.Recv())(t)
-	assert.Contains(t, keys.Bundles, "spiffe://example.org")
-	valid, err := api.ValidateJWTSVID(ctx, &workload.ValidateJWTSVIDRequest{Audience: "db", Svid: tokens.Svids[0].Svid})
-	require.NoError(t, err)
-	assert.Equal(t, one.SpiffeId, valid.SpiffeId)
-
-	write(`{"id": "spiffe://example.org/batch"}`)
-	for len(fetched.Svids) != 1 {
-		fetched = must.Get(watch.Recv())(t)
-	}
-	assert.Equal(t, "spiffe://example.org/batch", fetched.Svids[0].SpiffeId)
 }

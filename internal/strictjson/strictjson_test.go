@@ -174,8 +174,7 @@ func TestErrors(t *testing.T) {
 	} {
 		_, err := read(c.doc)
 		name := c.doc[:min(len(c.doc), 40)]
-		e, ok := errors.AsType[*strictjson.Error](err)
-		require.True(t, ok, "%q: %v", name, err)
+		e := must.As[*strictjson.Error](t, err, name)
 		assert.Equal(t, c.code, e.Code, "%q: %v", name, err)
 		assert.Equal(t, c.offset, e.Offset, "%q: %v", name, err)
 		assert.NotEmpty(t, e.Reason)
@@ -262,8 +261,7 @@ func TestErrorStays(t *testing.T) {
 	for range r.Members() {
 		t.Error("read on")
 	}
-	e, ok := errors.AsType[*strictjson.Error](r.End())
-	require.True(t, ok)
+	e := must.As[*strictjson.Error](t, r.End())
 	assert.Equal(t, 3, e.Offset)
 }
 

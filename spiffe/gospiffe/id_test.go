@@ -1,7 +1,6 @@
 package gospiffe_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -45,13 +44,11 @@ func TestIDsRefused(t *testing.T) {
 	for want, theirs := range map[string]spiffeid.ID{"ID-21": long, "ID-13": spiffeid.RequireFromString("spiffe://" + name + "/web")} {
 		id, err := gospiffe.FromID(theirs)
 		assert.True(t, id.IsZero())
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%v", err)
+		e := must.As[*spiffe.ParseError](t, err)
 		assert.Equal(t, want, e.Rule)
 	}
 	_, err := gospiffe.FromTrustDomain(spiffeid.RequireTrustDomainFromString(name))
-	e, ok := errors.AsType[*spiffe.ParseError](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*spiffe.ParseError](t, err)
 	assert.Equal(t, "ID-13", e.Rule)
 
 	_, err = gospiffe.FromID(spiffeid.ID{})

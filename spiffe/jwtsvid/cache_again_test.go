@@ -78,6 +78,7 @@ func TestCacheDropsForGood(t *testing.T) {
 		require.Equal(t, 1, source.count("a"), "it is still there")
 		get("d") // instead of c
 		get("e") // instead of a
+		assert.Equal(t, 2, jwtsvid.Entries(c))
 		for range 200 {
 			get("d")
 			get("e")

@@ -36,6 +36,10 @@ func TestCacheSetsOfAudiences(t *testing.T) {
 			slices.Reverse(set)
 			assert.Equal(t, n, fetch(t, c, set...), "%q in another order", set)
 		}
+		for _, bad := range [][]string{nil, {""}, {"db", ""}, {"db", "db"}, {"\xff"}} {
+			_, err := c.Fetch(t.Context(), bad...)
+			assert.ErrorContains(t, err, "jwtsvid: fetch: ")
+		}
 		assert.Equal(t, len(sets), source.count(), "each once")
 	})
 }

@@ -331,39 +331,6 @@ func TestCacheBadAnswers(t *testing.T) {
 	}
 }
 
-func TestCacheAudiences(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, WideAudience: true})}
-		c := must.Get(jwtsvid.NewCache(source, nil))(t)
-		for _, same := range [][][]string{
-			{{"db"}},
-			{{"db", "cache"}, {"cache", "db"}},
-			{{"dbcache"}},
-			{{"2:db5:cache"}},
-			{{"2:db", "cache"}},
-			{{"ab", "c"}},
-			{{"a", "bc"}},
-			{{"a1:b", "c"}},
-			{{"a", "b1:c"}},
-		} {
-			n := fetch(t, c, same[0]...)
-			assert.Equal(t, n, fmt.Sprint(source.count()), "%v is a set of its own", same)
-			for _, audience := range same {
-				assert.Equal(t, n, fetch(t, c, audience...))
-				token := must.Get(c.Fetch(t.Context(), audience...))(t)
-				u := must.Get(jwtsvid.ParseUnverified(token))(t)
-				assert.ElementsMatch(t, audience, u.Audience)
-			}
-		}
-		for _, bad := range [][]string{nil, {""}, {"db", ""}, {"db", "db"}, {"\xff"}} {
-			_, err := c.Fetch(t.Context(), bad...)
-			assert.ErrorContains(t, err, "jwtsvid: fetch: ")
-		}
-		assert.Equal(t, 9, source.count())
-	})
-}
-
 // TestCacheForgets shows that unused tokens are neither renewed nor kept, and that use brings
 // the renewal back.
 func TestCacheForgets(t *testing.T) {
@@ -391,27 +358,6 @@ func TestCacheForgets(t *testing.T) {
 		assert.Error(t, err)
 		time.Sleep(10 * time.Minute)
 		assert.Equal(t, 0, jwtsvid.Entries(c))
-	})
-}
-
-func TestCacheSize(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c, source := newCache(t, &jwtsvid.CacheOptions{Size: 3})
-		for i := range 3 {
-			fetch(t, c, fmt.Sprint("a", i))
-			time.Sleep(2 * time.Second)
-		}
-		fetch(t, c, "a0")
-		time.Sleep(2 * time.Second)
-		fetch(t, c, "a3") // in the place of a1
-		assert.Equal(t, 3, jwtsvid.Entries(c))
-		assert.Equal(t, 4, source.count())
-		fetch(t, c, "a0")
-		fetch(t, c, "a2")
-		assert.Equal(t, 4, source.count())
-		fetch(t, c, "a1")
-		assert.Equal(t, 5, source.count())
 	})
 }
 

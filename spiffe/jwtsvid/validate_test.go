@@ -209,8 +209,7 @@ func TestTime(t *testing.T) {
 				assert.NoError(t, err, "%+v", c)
 				continue
 			}
-			e, ok := errors.AsType[*refusal](err)
-			require.True(t, ok, "%+v: %v", c, err)
+			e := must.As[*refusal](t, err, c)
 			assert.Equal(t, c.reason, string(e.Reason), "%+v", c)
 			assert.Equal(t, webID, e.ID, "%+v", c)
 		}
@@ -330,11 +329,10 @@ func TestSentinels(t *testing.T) {
 		for _, s := range []error{jwtsvid.ErrNoToken, jwtsvid.ErrAudience, jwtsvid.ErrExpired, jwtsvid.ErrUnavailable, spiffe.ErrUnknownTrustDomain} {
 			assert.Equal(t, s == c.want, errors.Is(c.err, s), "%v is %v", c.err, s)
 		}
-		retry, ok := errors.AsType[interface {
+		retry := must.As[interface {
 			error
 			Retryable() (time.Duration, bool)
-		}](c.err)
-		require.True(t, ok)
+		}](t, c.err)
 		_, again := retry.Retryable()
 		assert.Equal(t, c.want == jwtsvid.ErrUnavailable, again)
 	}
@@ -427,8 +425,7 @@ func TestParseUnverified(t *testing.T) {
 		assert.Nil(t, u)
 	}
 	_, err := jwtsvid.ParseUnverified(es256(t, baseHeader, `{"sub":"spiffe://example.org/a#"}`))
-	pe, ok := errors.AsType[*spiffe.ParseError](err)
-	require.True(t, ok)
+	pe := must.As[*spiffe.ParseError](t, err)
 	assert.Equal(t, "ID-5", pe.Rule)
 }
 

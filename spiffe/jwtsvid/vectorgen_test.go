@@ -46,11 +46,7 @@ func ecKey(curve elliptic.Curve, label string) *ecdsa.PrivateKey {
 	scalar := make([]byte, size)
 	sum := sha256.Sum256([]byte(label))
 	copy(scalar[max(0, size-len(sum)):], sum[:])
-	k, err := ecdsa.ParseRawPrivateKey(curve, scalar)
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(ecdsa.ParseRawPrivateKey(curve, scalar))
 }
 
 // material are the keys of the vectors. Those on curves follow from labels, the RSA keys are files.

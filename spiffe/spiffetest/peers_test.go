@@ -249,8 +249,7 @@ func TestTLSConfigAsServer(t *testing.T) {
 				assert.Equal(t, 1, <-clients, "it asks for the client's certificate")
 				return
 			}
-			e, ok := errors.AsType[*spiffe.VerifyError](err)
-			require.True(t, ok, "%v", err)
+			e := must.As[*spiffe.VerifyError](t, err)
 			assert.Equal(t, c.rule, e.Rule)
 		})
 	}

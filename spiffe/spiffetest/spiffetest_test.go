@@ -109,8 +109,7 @@ func TestFaults(t *testing.T) {
 						assert.NoError(t, err, "role %d", role)
 						continue
 					}
-					e, ok := errors.AsType[*spiffe.VerifyError](err)
-					require.True(t, ok, "role %d: %v", role, err)
+					e := must.As[*spiffe.VerifyError](t, err, role)
 					assert.Equal(t, f.Stage, e.Stage, "%v", err)
 					assert.Equal(t, f.Rule, e.Rule, "%v", err)
 				}

@@ -3,7 +3,11 @@
 //	svid := must.Get(spiffe.ParseSVID(chain, key))(t)
 package must
 
-import "github.com/stretchr/testify/require"
+import (
+	"errors"
+
+	"github.com/stretchr/testify/require"
+)
 
 // Get returns v, unless there was an error, at which the test ends.
 func Get[V any](v V, err error) func(require.TestingT) V {
@@ -21,6 +25,14 @@ func Two[V, W any](v V, w W, err error) func(require.TestingT) (V, W) {
 		require.NoError(t, err)
 		return v, w
 	}
+}
+
+// As returns the error of type E in err, or ends the test, which says what it was about.
+func As[E error](t require.TestingT, err error, about ...any) E {
+	help(t)()
+	e, ok := errors.AsType[E](err)
+	require.True(t, ok, "%v: %T: %v", about, err, err)
+	return e
 }
 
 // Do is Get for where no test is at hand: it panics.

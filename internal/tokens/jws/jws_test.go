@@ -10,7 +10,6 @@ import (
 	"crypto/rsa"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"math/big"
 	"strings"
 	"sync"
@@ -25,11 +24,7 @@ import (
 )
 
 var rsa2048 = sync.OnceValue(func() *rsa.PrivateKey {
-	k, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(rsa.GenerateKey(rand.Reader, 2048))
 })
 
 func ecKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {
@@ -39,8 +34,7 @@ func ecKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {
 
 func code(t testing.TB, err error) jws.Code {
 	t.Helper()
-	e, ok := errors.AsType[*jws.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*jws.Error](t, err)
 	assert.NotEmpty(t, e.Reason)
 	return e.Code
 }

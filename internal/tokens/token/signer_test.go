@@ -28,11 +28,7 @@ import (
 var kind = &token.Kind{Package: "test", What: "token", Form: "F", Algorithm: "A", Subject: "S", Bundle: "B", Expires: "E", NotBefore: "N"}
 
 var rsa2048 = sync.OnceValue(func() *rsa.PrivateKey {
-	k, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(rsa.GenerateKey(rand.Reader, 2048))
 })
 
 func ecKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -85,10 +86,7 @@ func who(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		proof = &witsvid.Proof{}
 	}
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		panic(err)
-	}
+	body := must.Do(io.ReadAll(r.Body))
 	fmt.Fprintf(w, "%d %s %s%s", r.ProtoMajor, proof.ID(), r.Method, body)
 }
 
@@ -433,23 +431,25 @@ func TestMiddlewareTLS(t *testing.T) {
 // A client that sends bad requests as fast as it can does not fill the log.
 func TestMiddlewareLog(t *testing.T) {
 	t.Parallel()
-	for summarised, want := range map[bool]int{true: 2, false: 300} {
-		logs := &logged{summarised: summarised}
-		wrap, err := witsvid.Middleware(newValidator(t, wit1Bundle(t), atNow()), []string{"https://db.example.org"}, &witsvid.MiddlewareOptions{TLSTerminated: true, Logger: logs.logger()})
-		require.NoError(t, err)
-		h := wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-		for n := range 300 {
-			r := httptest.NewRequest("GET", "/query", nil)
-			r.Header.Set(headerToken, strings.Repeat("x", n*100)) // malformed, or too large
-			r.Header.Set(headerProof, "x")
-			h.ServeHTTP(httptest.NewRecorder(), r)
+	synctest.Test(t, func(t *testing.T) { // so that all requests come in one moment
+		for summarised, want := range map[bool]int{true: 2, false: 300} {
+			logs := &logged{summarised: summarised}
+			wrap, err := witsvid.Middleware(newValidator(t, wit1Bundle(t), atNow()), []string{"https://db.example.org"}, &witsvid.MiddlewareOptions{TLSTerminated: true, Logger: logs.logger()})
+			require.NoError(t, err)
+			h := wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			for n := range 300 {
+				r := httptest.NewRequest("GET", "/query", nil)
+				r.Header.Set(headerToken, strings.Repeat("x", n*100)) // malformed, or too large
+				r.Header.Set(headerProof, "x")
+				h.ServeHTTP(httptest.NewRecorder(), r)
+			}
+			assert.LessOrEqual(t, len(logs.errs), want)
+			assert.NotEmpty(t, logs.errs)
+			if !summarised {
+				assert.Len(t, logs.errs, 300, "each of them")
+			}
 		}
-		assert.LessOrEqual(t, len(logs.errs), want)
-		assert.NotEmpty(t, logs.errs)
-		if !summarised {
-			assert.Len(t, logs.errs, 300, "each of them")
-		}
-	}
+	})
 }
 
 // What is this side's fault is not the client's.
@@ -571,34 +571,6 @@ func TestRedirectUnknown(t *testing.T) {
 	})
 	_, _ = do(t, c, request(t, "GET", "https://home.test/", ""))
 	assert.Equal(t, []string{"https://home.test/ 1", "https://evil.test/ 0", "https://evil.test/there 0"}, seen)
-}
-
-func BenchmarkValidate(b *testing.B) {
-	v := newValidator(b, wit1Bundle(b), atNow(func(o *witsvid.ValidatorOptions) { o.Proofs = -1 }))
-	cold := newValidator(b, wit1Bundle(b), atNow(func(o *witsvid.ValidatorOptions) { o.Proofs, o.Remember = -1, -1 }))
-	token := baseToken()
-	proof := proofFor(token, "1")
-	for name, v := range map[string]*witsvid.Validator{"remembered": v, "new": cold} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := v.Validate(token, proof, witsvid.Call{Target: vectorTarget}); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkProve(b *testing.B) {
-	s := must.Get(witsvid.NewSVID(baseToken(), wk))(b)
-	p := &witsvid.Prover{Source: fixed(s), Now: atNow().Now}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, _, err := p.Prove(witsvid.Call{Target: vectorTarget}); err != nil {
-			b.Fatal(err)
-		}
-	}
 }
 
 // Hostile tokens cost little: none is parsed further than it has to.

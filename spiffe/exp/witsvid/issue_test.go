@@ -31,11 +31,7 @@ import (
 )
 
 var rsaKey = sync.OnceValue(func() *rsa.PrivateKey {
-	k, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(rsa.GenerateKey(rand.Reader, 2048))
 })
 
 func newIssuer(t testing.TB, opts *witsvid.IssuerOptions) *witsvid.Issuer {
