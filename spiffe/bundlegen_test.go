@@ -99,7 +99,8 @@ func bundleCertWithKey(cert *x509.Certificate, spki []byte) *x509.Certificate {
 		panic(err)
 	}
 	after := whole.Bytes[len(cert.RawTBSCertificate):]
-	return must.Do(x509.ParseCertificate(sequence(append(sequence(bytes.Replace(tbs.Bytes, cert.RawSubjectPublicKeyInfo, spki, 1)), after...))))
+	changed := sequence(bytes.Replace(tbs.Bytes, cert.RawSubjectPublicKeyInfo, spki, 1))
+	return must.Do(x509.ParseCertificate(sequence(append(changed, after...))))
 }
 
 // bundleJunk is the SubjectPublicKeyInfo of cert with another point behind its own.

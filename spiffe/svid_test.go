@@ -190,8 +190,10 @@ func TestParseSVIDPEMOfOneFile(t *testing.T) {
 	chain, key := p256Chain(t)
 	certs, pkcs8 := must.Two(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(t)
 	block := func(typ string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}) }
-	sec1 := slices.Concat(block("EC PARAMETERS", []byte{6, 1, 1}), block("EC PRIVATE KEY", must.Do(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))))
-	other := block("PRIVATE KEY", must.Do(x509.MarshalPKCS8PrivateKey(must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)))))
+	sec1 := slices.Concat(block("EC PARAMETERS", []byte{6, 1, 1}),
+		block("EC PRIVATE KEY", must.Do(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))))
+	otherKey := must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	other := block("PRIVATE KEY", must.Do(x509.MarshalPKCS8PrivateKey(otherKey)))
 	damaged := bytes.Replace(certs, []byte("-----END"), []byte("----END"), 1)
 	many := bytes.Repeat(certs[:bytes.Index(certs, []byte("-----END"))+len("-----END CERTIFICATE-----\n")], 20)
 	both := func(parts ...[]byte) []byte { return slices.Concat(parts...) }
@@ -283,7 +285,8 @@ func TestSVIDDoesNotPrintItsKey(t *testing.T) {
 			t.Parallel()
 			tmpl := leafSpec(webID.String()).issue(root).parse(t)
 			tmpl.ExtraExtensions = tmpl.Extensions
-			leaf := must.Do(x509.ParseCertificate(must.Do(x509.CreateCertificate(rand.Reader, tmpl, root.tmpl, key.Public(), root.key))))
+			der := must.Do(x509.CreateCertificate(rand.Reader, tmpl, root.tmpl, key.Public(), root.key))
+			leaf := must.Do(x509.ParseCertificate(der))
 			s := must.Do(spiffe.NewSVID([]*x509.Certificate{leaf}, key))
 			again := must.Do(spiffe.NewSVID([]*x509.Certificate{leaf}, key))
 

@@ -154,7 +154,8 @@ func TestIstioClient(t *testing.T) {
 			c := istioClient(t, url, cfg)
 			chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
 			require.Len(t, chain, 1)
-			_, err := chain[0].Verify(x509.VerifyOptions{Roots: authority.roots(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+			usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+			_, err := chain[0].Verify(x509.VerifyOptions{Roots: authority.roots(), KeyUsages: usages})
 			require.NoError(t, err)
 			assert.Equal(t, istioWeb, chain[0].URIs[0].String())
 		})

@@ -80,7 +80,8 @@ func (m meshTLS) handshake(ctx context.Context, c *tls.Conn) (net.Conn, credenti
 	if state.NegotiatedProtocol != "" || state.Version != tls.VersionTLS13 {
 		return nil, nil, fmt.Errorf("not the TLS of a mesh: %q, %s", state.NegotiatedProtocol, tls.VersionName(state.Version))
 	}
-	return c, credentials.TLSInfo{State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
+	level := credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
+	return c, credentials.TLSInfo{State: state, CommonAuthInfo: level}, nil
 }
 
 func (m meshTLS) Info() credentials.ProtocolInfo {

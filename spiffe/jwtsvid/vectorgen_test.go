@@ -242,7 +242,8 @@ func (m material) vectors() []vector {
 	mac := hmac.New(sha256.New, must.Do(x509.MarshalPKIXPublicKey(m.jwt2.Public())))
 	mac.Write([]byte(hs))
 
-	r, s := new(big.Int).SetBytes(must.Do(base64.RawURLEncoding.DecodeString(sig))[:32]), new(big.Int).SetBytes(must.Do(base64.RawURLEncoding.DecodeString(sig))[32:])
+	raw := must.Do(base64.RawURLEncoding.DecodeString(sig))
+	r, s := new(big.Int).SetBytes(raw[:32]), new(big.Int).SetBytes(raw[32:])
 	der := must.Do(asn1.Marshal(struct{ R, S *big.Int }{r, s}))
 
 	admin := strings.Replace(basePay, "/ns/prod/sa/web", "/admin", 1)

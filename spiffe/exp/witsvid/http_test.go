@@ -434,7 +434,8 @@ func TestMiddlewareLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // so that all requests come in one moment
 		for summarised, want := range map[bool]int{true: 2, false: 300} {
 			logs := &logged{summarised: summarised}
-			wrap, err := witsvid.Middleware(newValidator(t, wit1Bundle(t), atNow()), []string{"https://db.example.org"}, &witsvid.MiddlewareOptions{TLSTerminated: true, Logger: logs.logger()})
+			wrap, err := witsvid.Middleware(newValidator(t, wit1Bundle(t), atNow()), []string{"https://db.example.org"},
+				&witsvid.MiddlewareOptions{TLSTerminated: true, Logger: logs.logger()})
 			require.NoError(t, err)
 			h := wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 			for n := range 300 {

@@ -88,7 +88,8 @@ func TestIssue(t *testing.T) {
 	_, payload2 := decode(t, again)
 	assert.NotEqual(t, jti, payload2["jti"])
 
-	_, err := newValidator(t, bundleOf(t, i), atNow()).Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
+	v := newValidator(t, bundleOf(t, i), atNow())
+	_, err := v.Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
 	require.NoError(t, err)
 }
 
