@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -40,9 +41,7 @@ func bundleJWTKey(label string) *ecdsa.PublicKey {
 
 func mustBundle(t testing.TB, td spiffe.TrustDomain, c spiffe.BundleContents) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.NewBundle(td, c)
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(td, c))(t)
 }
 
 func fullContents() spiffe.BundleContents {
@@ -104,8 +103,7 @@ func TestNewBundle(t *testing.T) {
 	assert.Empty(t, empty.MarshalPEM())
 	require.NotNil(t, empty.CertPool(), "nil would mean the roots of the host")
 	assert.True(t, empty.CertPool().Equal(x509.NewCertPool()))
-	doc, err := empty.Marshal()
-	require.NoError(t, err)
+	doc := must.Get(empty.Marshal())(t)
 	assert.Equal(t, `{"keys":[]}`, string(doc))
 }
 
@@ -180,8 +178,7 @@ func TestBundleDuplicates(t *testing.T) {
 		var certs, want []*x509.Certificate
 		for i := range n {
 			c := bundleCA(fmt.Sprint("duplicate ", i/2))
-			again, err := x509.ParseCertificate(c.Raw)
-			require.NoError(t, err)
+			again := must.Get(x509.ParseCertificate(c.Raw))(t)
 			certs = append(certs, c, again)
 			if i%2 == 0 {
 				want = append(want, c)
@@ -213,11 +210,9 @@ func TestBundleNeverChanges(t *testing.T) {
 	spoil(b.Contents())
 	clear(b.MarshalPEM())
 	b.CertPool().AddCert(bundleCA("other"))
-	parsed, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, "BV-12.json"))
-	require.NoError(t, err)
+	parsed := must.Get(spiffe.ParseBundle(bundleTD, readBundleFile(t, "BV-12.json")))(t)
 	clear(parsed.Skipped())
-	doc, err := b.Marshal()
-	require.NoError(t, err)
+	doc := must.Get(b.Marshal())(t)
 	clear(doc)
 
 	assert.True(t, b.Equal(same))
@@ -331,10 +326,9 @@ func TestBundleSupersedes(t *testing.T) {
 func TestBundleSource(t *testing.T) {
 	t.Parallel()
 	b := mustBundle(t, bundleTD, fullContents())
-	got, err := b.Bundle(bundleTD)
-	require.NoError(t, err)
+	got := must.Get(b.Bundle(bundleTD))(t)
 	assert.Same(t, b, got)
-	got, err = b.Bundle(spiffe.MustParseTrustDomain("other.test"))
+	got, err := b.Bundle(spiffe.MustParseTrustDomain("other.test"))
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	require.ErrorContains(t, err, `"other.test"`)
 	assert.Nil(t, got)
@@ -347,14 +341,12 @@ func TestBundlePEM(t *testing.T) {
 	conformance.Covers(t, "IST-1.5-3")
 	b := mustBundle(t, bundleTD, spiffe.BundleContents{X509Authorities: fullContents().X509Authorities})
 	roots := b.MarshalPEM()
-	again, err := spiffe.ParseBundlePEM(bundleTD, roots)
-	require.NoError(t, err)
+	again := must.Get(spiffe.ParseBundlePEM(bundleTD, roots))(t)
 	assert.True(t, b.Equal(again))
 	assert.Equal(t, string(roots), string(again.MarshalPEM()))
 	assert.Equal(t, 2, bytes.Count(roots, []byte("BEGIN CERTIFICATE")))
 
-	twice, err := spiffe.ParseBundlePEM(bundleTD, append(roots, roots...))
-	require.NoError(t, err)
+	twice := must.Get(spiffe.ParseBundlePEM(bundleTD, append(roots, roots...)))(t)
 	assert.True(t, b.Equal(twice))
 
 	mixed := append(b.MarshalPEM(), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: bundleLeaf().Raw})...)
@@ -402,8 +394,7 @@ func TestBundleMarshalRefuses(t *testing.T) {
 
 func TestBundleAllocations(t *testing.T) {
 	b := mustBundle(t, bundleTD, fullContents())
-	set, err := spiffe.NewBundleSet(b)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(b))(t)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = b.JWTAuthority("rsa") }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = b.WITAuthority("w1") }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = b.Bundle(bundleTD) }))
@@ -421,8 +412,7 @@ func TestBundleHugeAuthority(t *testing.T) {
 	t.Parallel()
 	parent := caSpec("ca1", "spiffe://example.org").issue(nil).parse(t)
 	td := spiffe.MustParseTrustDomain("example.org")
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	for bits, ok := range map[uint]bool{8192: true, 8193: false} {
 		pub := &rsa.PublicKey{N: new(big.Int).SetBit(new(big.Int).Lsh(big.NewInt(1), bits-1), 0, 1), E: 65537}
 		tmpl := &x509.Certificate{
@@ -431,14 +421,12 @@ func TestBundleHugeAuthority(t *testing.T) {
 		}
 		der, err := x509.CreateCertificate(rand.Reader, tmpl, &x509.Certificate{Subject: parent.Subject, PublicKey: key.Public()}, pub, key)
 		require.NoError(t, err)
-		cert, err := x509.ParseCertificate(der)
-		require.NoError(t, err)
+		cert := must.Get(x509.ParseCertificate(der))(t)
 
 		_, err = spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{parent, cert}})
 		doc := fmt.Sprintf(`{"keys":[{"use":"x509-svid","kty":"RSA","e":"AQAB","n":%q,"x5c":[%q]}]}`,
 			base64.RawURLEncoding.EncodeToString(pub.N.Bytes()), base64.StdEncoding.EncodeToString(der))
-		parsed, parseErr := spiffe.ParseBundle(td, []byte(doc))
-		require.NoError(t, parseErr)
+		parsed := must.Get(spiffe.ParseBundle(td, []byte(doc)))(t)
 		if ok {
 			require.NoError(t, err)
 			assert.Empty(t, parsed.Skipped())

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
@@ -76,9 +77,7 @@ type bundleIndex struct {
 
 func readBundleFile(t testing.TB, file string) []byte {
 	t.Helper()
-	doc, err := os.ReadFile(filepath.Join("testdata", "bundles", file))
-	require.NoError(t, err)
-	return doc
+	return must.Get(os.ReadFile(filepath.Join("testdata", "bundles", file)))(t)
 }
 
 func readBundleIndex(t testing.TB) bundleIndex {
@@ -117,8 +116,7 @@ func TestBundleVectorsComplete(t *testing.T) {
 	}
 	assert.ElementsMatch(t, want, ids)
 	var onDisk []string
-	matches, err := filepath.Glob("testdata/bundles/*.json")
-	require.NoError(t, err)
+	matches := must.Get(filepath.Glob("testdata/bundles/*.json"))(t)
 	for _, m := range matches {
 		if f := filepath.Base(m); f != "index.json" {
 			onDisk = append(onDisk, f)
@@ -143,8 +141,7 @@ func TestBundleVectors(t *testing.T) {
 				}
 				b, err := parse(bundleTD, doc)
 				if v.Expect == "reject" {
-					e, ok := errors.AsType[*spiffe.ParseError](err)
-					require.True(t, ok, "%s: %v", v.Why, err)
+					e := must.As[*spiffe.ParseError](t, err, v.Why)
 					assert.Nil(t, b)
 					assert.Equal(t, `bundle of "example.org"`, e.What)
 					assert.Equal(t, v.Rule, e.Rule, "%v", err)
@@ -177,8 +174,7 @@ func TestBundleVectors(t *testing.T) {
 					}
 				}
 				for _, err := range b.Skipped() {
-					e, ok := errors.AsType[*spiffe.ParseError](err)
-					require.True(t, ok)
+					e := must.As[*spiffe.ParseError](t, err)
 					assert.True(t, e.Offset > 0 && e.Offset < len(doc))
 					skipped = append(skipped, e.What+" "+e.Rule)
 				}
@@ -213,8 +209,7 @@ func TestParseBundleWIT(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, err := parse(t, c.template)
-			require.NoError(t, err)
+			b := must.Get(parse(t, c.template))(t)
 			var ids []string
 			for id, key := range b.WITAuthorities() {
 				ids = append(ids, id)
@@ -229,14 +224,12 @@ func TestParseBundleWIT(t *testing.T) {
 				want = append(want, s.String())
 			}
 			for _, err := range b.Skipped() {
-				e, ok := errors.AsType[*spiffe.ParseError](err)
-				require.True(t, ok)
+				e := must.As[*spiffe.ParseError](t, err)
 				skipped = append(skipped, e.What+" "+e.Rule)
 			}
 			assert.Equal(t, want, skipped)
 			checkRoundTrip(t, b)
-			plain, err := spiffe.ParseBundle(bundleTD, []byte(m.document(t, c.template)))
-			require.NoError(t, err)
+			plain := must.Get(spiffe.ParseBundle(bundleTD, []byte(m.document(t, c.template))))(t)
 			assert.True(t, plain.Equal(mustBundle(t, bundleTD, spiffe.BundleContents{})), "WIT-64")
 		})
 	}
@@ -244,13 +237,11 @@ func TestParseBundleWIT(t *testing.T) {
 	// Two keys of one ID: ParseBundle does not look at them.
 	const clash = `{"keys":[{"use":"wit-svid","kid":"k",«W1»},{"use":"jwt-svid","kid":"k",«J1»},{"use":"wit-svid","kid":"k",«J3»}]}`
 	_, err := parse(t, clash)
-	e, ok := errors.AsType[*spiffe.ParseError](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*spiffe.ParseError](t, err)
 	assert.Equal(t, "BND-30", e.Rule)
 	assert.Equal(t, `two different keys have the key ID "k"`, e.Reason)
 	assert.Equal(t, strings.LastIndex(m.document(t, clash), `{"use"`), e.Offset)
-	b, err := spiffe.ParseBundle(bundleTD, []byte(m.document(t, clash)))
-	require.NoError(t, err)
+	b := must.Get(spiffe.ParseBundle(bundleTD, []byte(m.document(t, clash))))(t)
 	assert.Len(t, maps.Collect(b.JWTAuthorities()), 1)
 
 	_, err = spiffe.ParseBundleWIT(spiffe.TrustDomain{}, []byte(`{"keys":[]}`))
@@ -260,14 +251,11 @@ func TestParseBundleWIT(t *testing.T) {
 // checkRoundTrip marshals and parses b, and checks what the standards say about documents.
 func checkRoundTrip(t *testing.T, b *spiffe.Bundle) {
 	t.Helper()
-	doc, err := b.Marshal()
-	require.NoError(t, err)
-	again, err := spiffe.ParseBundleWIT(b.TrustDomain(), doc)
-	require.NoError(t, err)
+	doc := must.Get(b.Marshal())(t)
+	again := must.Get(spiffe.ParseBundleWIT(b.TrustDomain(), doc))(t)
 	assert.True(t, b.Equal(again), "%s", doc)
 	assert.Empty(t, again.Skipped())
-	doc2, err := again.Marshal()
-	require.NoError(t, err)
+	doc2 := must.Get(again.Marshal())(t)
 	assert.Equal(t, string(doc), string(doc2), "the bytes are stable")
 	checkDocument(t, b, doc)
 }
@@ -326,19 +314,15 @@ func TestBundleKnownAnswer(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WIT-60", "IST-1.7-7", "IST-1.7-18")
 	kat := readBundleFile(t, "KAT.json")
-	whole, err := spiffe.ParseBundleWIT(bundleTD, kat)
-	require.NoError(t, err)
-	doc, err := whole.Marshal()
-	require.NoError(t, err)
+	whole := must.Get(spiffe.ParseBundleWIT(bundleTD, kat))(t)
+	doc := must.Get(whole.Marshal())(t)
 	assert.Equal(t, strings.TrimSuffix(string(kat), "\n"), string(doc))
 	wit, ok := whole.WITAuthority("wit-1")
 	require.True(t, ok)
 	assert.True(t, bundleKey(elliptic.P256(), "spiffe-kat-wit1").PublicKey.Equal(wit))
 
-	b, err := spiffe.ParseBundle(bundleTD, kat)
-	require.NoError(t, err)
-	doc, err = b.Marshal()
-	require.NoError(t, err)
+	b := must.Get(spiffe.ParseBundle(bundleTD, kat))(t)
+	doc = must.Get(b.Marshal())(t)
 	without, _, ok := bytes.Cut(kat, []byte(`,{"use":"wit-svid"`))
 	require.True(t, ok)
 	assert.Equal(t, string(without)+"]}", string(doc))
@@ -384,12 +368,10 @@ func TestBundleSequences(t *testing.T) {
 			}
 			assert.Equal(t, s.Error, failed)
 			assert.Equal(t, s.Alert, alert)
-			want, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, s.Files[s.InForce]))
-			require.NoError(t, err)
+			want := must.Get(spiffe.ParseBundle(bundleTD, readBundleFile(t, s.Files[s.InForce])))(t)
 			assert.True(t, current.Equal(want), s.Why)
 
-			first, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, s.Files[0]))
-			require.NoError(t, err)
+			first := must.Get(spiffe.ParseBundle(bundleTD, readBundleFile(t, s.Files[0])))(t)
 			assert.True(t, trusted(first), "CA1 is in the first document")
 			assert.Equal(t, s.InForce == 0, trusted(current), s.Why)
 		})
@@ -411,8 +393,7 @@ func TestBundleParseErrorText(t *testing.T) {
 	_, err = spiffe.ParseBundle(bundleTD, bytes.Repeat([]byte(" "), jws.MaxSetSize+1))
 	require.EqualError(t, err, `spiffe: invalid bundle of "example.org" at byte 1048576: longer than 1048576 bytes: input too large`)
 
-	b, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, "BV-12.json"))
-	require.NoError(t, err)
+	b := must.Get(spiffe.ParseBundle(bundleTD, readBundleFile(t, "BV-12.json")))(t)
 	require.Len(t, b.Skipped(), 1)
 	require.EqualError(t, b.Skipped()[0], `spiffe: invalid bundle of "example.org", entry 0 with key ID "pq" at byte 9: "kty" is missing or unknown: "AKP"`)
 
@@ -435,15 +416,12 @@ func TestParseBundleKeepsNothing(t *testing.T) {
 	for _, file := range []string{"KAT.json", "BX-01.json", "BX-11.json", "BX-14.json"} {
 		doc := readBundleFile(t, file)
 		before := bytes.Clone(doc)
-		b, err := spiffe.ParseBundle(bundleTD, doc)
-		require.NoError(t, err)
+		b := must.Get(spiffe.ParseBundle(bundleTD, doc))(t)
 		assert.Equal(t, before, doc, "the document was changed")
-		want, err := b.Marshal()
-		require.NoError(t, err)
+		want := must.Get(b.Marshal())(t)
 		skipped := fmt.Sprint(b.Skipped())
 		clear(doc)
-		got, err := b.Marshal()
-		require.NoError(t, err)
+		got := must.Get(b.Marshal())(t)
 		assert.Equal(t, string(want), string(got))
 		assert.Equal(t, skipped, fmt.Sprint(b.Skipped()))
 	}
@@ -454,32 +432,28 @@ func TestBundleLimits(t *testing.T) {
 	entries := func(n int) []byte {
 		return []byte(`{"keys":[` + strings.TrimSuffix(strings.Repeat(`{"use":"sig"},`, n), ",") + `]}`)
 	}
-	b, err := spiffe.ParseBundle(bundleTD, entries(jws.MaxSetKeys))
-	require.NoError(t, err)
+	b := must.Get(spiffe.ParseBundle(bundleTD, entries(jws.MaxSetKeys)))(t)
 	assert.Len(t, b.Skipped(), jws.MaxSetKeys)
-	_, err = spiffe.ParseBundle(bundleTD, entries(jws.MaxSetKeys+1))
+	_, err := spiffe.ParseBundle(bundleTD, entries(jws.MaxSetKeys+1))
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 
 	pad := func(n int) []byte {
 		const empty = `{"keys":[]}`
 		return append([]byte(empty), bytes.Repeat([]byte(" "), n-len(empty))...)
 	}
-	_, err = spiffe.ParseBundle(bundleTD, pad(jws.MaxSetSize))
-	require.NoError(t, err)
+	must.Get(spiffe.ParseBundle(bundleTD, pad(jws.MaxSetSize)))(t)
 	_, err = spiffe.ParseBundle(bundleTD, pad(jws.MaxSetSize+1))
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 
 	// What cannot be read back is not written: 1,000 keys of 8192 bits are too much.
 	keys := map[string]crypto.PublicKey{}
-	wide, err := spiffe.ParseBundle(bundleTD, readBundleFile(t, "BX-12.json"))
-	require.NoError(t, err)
+	wide := must.Get(spiffe.ParseBundle(bundleTD, readBundleFile(t, "BX-12.json")))(t)
 	key, ok := wide.JWTAuthority("8192")
 	require.True(t, ok)
 	for i := range jws.MaxSetKeys {
 		keys[fmt.Sprint(i)] = key
 	}
-	full, err := spiffe.NewBundle(bundleTD, spiffe.BundleContents{JWTAuthorities: keys})
-	require.NoError(t, err)
+	full := must.Get(spiffe.NewBundle(bundleTD, spiffe.BundleContents{JWTAuthorities: keys}))(t)
 	_, err = full.Marshal()
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 }
@@ -560,27 +534,23 @@ func FuzzParseBundle(f *testing.F) {
 			require.Empty(t, plain.Contents().WITAuthorities)
 		}
 		if err != nil {
-			e, ok := errors.AsType[*spiffe.ParseError](err)
-			require.True(t, ok, "%v", err)
+			e := must.As[*spiffe.ParseError](t, err)
 			require.True(t, e.Offset >= 0 && e.Offset <= len(doc) && e.Rule != "" && e.Reason != "", "%+v", e)
 			return
 		}
 		if !json.Valid(doc) {
 			t.Fatalf("accepted what is not JSON: %q", doc)
 		}
-		out, err := b.Marshal()
-		require.NoError(t, err)
+		out := must.Get(b.Marshal())(t)
 		require.LessOrEqual(t, len(out), len(doc)+2)
-		again, err := spiffe.ParseBundleWIT(bundleTD, out)
-		require.NoError(t, err)
+		again := must.Get(spiffe.ParseBundleWIT(bundleTD, out))(t)
 		require.True(t, b.Equal(again))
 		require.Empty(t, again.Skipped())
 
 		// But for WIT, it is the same bundle.
 		c := b.Contents()
 		c.WITAuthorities = nil
-		without, err := spiffe.NewBundle(bundleTD, c)
-		require.NoError(t, err)
+		without := must.Get(spiffe.NewBundle(bundleTD, c))(t)
 		require.True(t, without.Equal(plain))
 
 		// The parts are good for NewBundle, which checks by itself.
@@ -589,8 +559,7 @@ func FuzzParseBundle(f *testing.F) {
 				return // tolerated in what others publish (WIT-61)
 			}
 		}
-		built, err := spiffe.NewBundle(bundleTD, b.Contents())
-		require.NoError(t, err)
+		built := must.Get(spiffe.NewBundle(bundleTD, b.Contents()))(t)
 		require.True(t, built.Equal(b))
 	})
 }
@@ -607,17 +576,14 @@ func benchmarkBundle(tb testing.TB, n int) *spiffe.Bundle {
 			c.JWTAuthorities[fmt.Sprintf("key-%03d", i)] = key.Public()
 		}
 	}
-	b, err := spiffe.NewBundle(bundleTD, c)
-	require.NoError(tb, err)
-	return b
+	return must.Get(spiffe.NewBundle(bundleTD, c))(tb)
 }
 
 func TestMaxRefreshHint(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-1.7-19")
 	const longest = math.MaxInt64 / time.Second * time.Second
-	b, err := spiffe.NewBundle(bundleTD, spiffe.BundleContents{RefreshHint: longest})
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(bundleTD, spiffe.BundleContents{RefreshHint: longest}))(t)
 	checkRoundTrip(t, b)
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
@@ -33,9 +34,7 @@ type mapVector struct {
 
 func readMapFile(t testing.TB, file string) []byte {
 	t.Helper()
-	doc, err := os.ReadFile(filepath.Join("testdata", "bundlemaps", file))
-	require.NoError(t, err)
-	return doc
+	return must.Get(os.ReadFile(filepath.Join("testdata", "bundlemaps", file)))(t)
 }
 
 func readMapIndex(t testing.TB) []mapVector {
@@ -74,8 +73,7 @@ func TestBundleMapVectorsComplete(t *testing.T) {
 		assert.NotEmpty(t, v.Why, v.ID)
 	}
 	assert.ElementsMatch(t, want, ids)
-	onDisk, err := filepath.Glob("testdata/bundlemaps/M*.json")
-	require.NoError(t, err)
+	onDisk := must.Get(filepath.Glob("testdata/bundlemaps/M*.json"))(t)
 	assert.ElementsMatch(t, files, onDisk)
 }
 
@@ -88,8 +86,7 @@ func TestBundleMapVectors(t *testing.T) {
 			doc := readMapFile(t, v.File)
 			set, err := spiffe.ParseBundleMap(doc)
 			if v.Expect == "reject" {
-				e, ok := errors.AsType[*spiffe.ParseError](err)
-				require.True(t, ok, "%s: %v", v.Why, err)
+				e := must.As[*spiffe.ParseError](t, err, v.Why)
 				assert.Nil(t, set, "nothing of a refused map is applied")
 				assert.Equal(t, v.Rule, e.Rule, "%v", err)
 				assert.True(t, e.Offset >= 0 && e.Offset <= len(doc), "%v", err)
@@ -112,30 +109,24 @@ func TestBundleMapStateOfTheWorld(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "MV-10", "MAP-7", "MAP-8")
 	other := spiffe.MustParseTrustDomain("other.test")
-	before, err := spiffe.ParseBundleMap(readMapFile(t, "MV-10-old.json"))
-	require.NoError(t, err)
-	b, err := before.Bundle(other)
-	require.NoError(t, err)
+	before := must.Get(spiffe.ParseBundleMap(readMapFile(t, "MV-10-old.json")))(t)
+	b := must.Get(before.Bundle(other))(t)
 	n, ok := b.Sequence()
 	assert.True(t, ok)
 	assert.Equal(t, uint64(3), n, "each member has its own sequence number")
 
-	after, err := spiffe.ParseBundleMap(readMapFile(t, "MV-10-new.json"))
-	require.NoError(t, err)
-	_, err = after.Bundle(other)
+	after := must.Get(spiffe.ParseBundleMap(readMapFile(t, "MV-10-new.json")))(t)
+	_, err := after.Bundle(other)
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	assert.Equal(t, 1, after.Len())
 }
 
 func checkMapRoundTrip(t *testing.T, set *spiffe.BundleSet) {
 	t.Helper()
-	doc, err := set.Marshal()
-	require.NoError(t, err)
-	again, err := spiffe.ParseBundleMap(doc)
-	require.NoError(t, err)
+	doc := must.Get(set.Marshal())(t)
+	again := must.Get(spiffe.ParseBundleMap(doc))(t)
 	assert.True(t, set.Equal(again), "%s", doc)
-	doc2, err := again.Marshal()
-	require.NoError(t, err)
+	doc2 := must.Get(again.Marshal())(t)
 	assert.Equal(t, string(doc), string(doc2), "the bytes are stable")
 }
 
@@ -153,10 +144,8 @@ func TestBundleMapMarshal(t *testing.T) {
 	a, b := mapBundle(t, "b.test", 300*time.Second), mapBundle(t, "a.test", 0)
 	_, err := spiffe.NewBundleSet(a, b, a)
 	require.ErrorContains(t, err, "two bundles", "MAP-3")
-	set, err := spiffe.NewBundleSet(a, b)
-	require.NoError(t, err)
-	doc, err := set.Marshal()
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(a, b))(t)
+	doc := must.Get(set.Marshal())(t)
 	assert.NotContains(t, string(doc), "hint", "MAP-5")
 
 	var judge struct {
@@ -165,20 +154,16 @@ func TestBundleMapMarshal(t *testing.T) {
 	require.NoError(t, json.Unmarshal(doc, &judge))
 	assert.ElementsMatch(t, []string{"a.test", "b.test"}, slices.Collect(maps.Keys(judge.Domains)))
 	assert.Less(t, bytes.Index(doc, []byte("a.test")), bytes.Index(doc, []byte("b.test")), "sorted")
-	member, err := b.Marshal()
-	require.NoError(t, err)
+	member := must.Get(b.Marshal())(t)
 	assert.Equal(t, string(member), string(judge.Domains["a.test"]), "a member is a bundle document")
 
-	again, err := spiffe.ParseBundleMap(doc)
-	require.NoError(t, err)
-	got, err := again.Bundle(a.TrustDomain())
-	require.NoError(t, err)
+	again := must.Get(spiffe.ParseBundleMap(doc))(t)
+	got := must.Get(again.Bundle(a.TrustDomain()))(t)
 	want := a.Contents()
 	want.RefreshHint = 0
 	assert.True(t, got.Equal(mustBundle(t, a.TrustDomain(), want)), "all but the hint")
 
-	doc, err = new(spiffe.BundleSet).Marshal()
-	require.NoError(t, err)
+	doc = must.Get(new(spiffe.BundleSet).Marshal())(t)
 	assert.Equal(t, `{"trust_domains":{}}`, string(doc))
 
 	p224 := bundleKey(elliptic.P224(), "svidkit-bundle-ca224")
@@ -196,13 +181,11 @@ func TestBundleMapMarshalTolerates(t *testing.T) {
 	for _, hint := range []string{"", `"spiffe_refresh_hint":300,`} {
 		doc := strings.Replace(string(readBundleFile(t, "KAT.json")), `"spiffe_refresh_hint":300,`, hint, 1)
 		doc = strings.Replace(doc, `"kid":"wit-1"`, `"kid":"jwt-1"`, 1)
-		b, err := spiffe.ParseBundleWIT(bundleTD, []byte(doc))
-		require.NoError(t, err)
+		b := must.Get(spiffe.ParseBundleWIT(bundleTD, []byte(doc)))(t)
 		_, ok := b.WITAuthority("jwt-1")
 		require.True(t, ok)
-		set, err := spiffe.NewBundleSet(b)
-		require.NoError(t, err)
-		_, err = set.Marshal()
+		set := must.Get(spiffe.NewBundleSet(b))(t)
+		_, err := set.Marshal()
 		assert.NoError(t, err)
 	}
 }
@@ -223,8 +206,7 @@ func TestBundleMapMarshalCountsAllKeys(t *testing.T) {
 	}
 	_, err := set.Marshal()
 	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
-	doc, err := full.Marshal()
-	require.NoError(t, err)
+	doc := must.Get(full.Marshal())(t)
 	_, err = spiffe.ParseBundleMap(doc)
 	assert.NoError(t, err)
 }
@@ -245,34 +227,26 @@ func TestBundleMapErrorText(t *testing.T) {
 		assert.Less(t, len(err.Error()), 1000)
 	}
 	_, err := spiffe.ParseBundleMap([]byte(`{"trust_domains":{"a.test":{"keys":{}}}}`))
-	me, ok := errors.AsType[*spiffe.ParseError](err)
-	require.True(t, ok)
+	me := must.As[*spiffe.ParseError](t, err)
 	assert.Equal(t, "MAP-10", me.Rule)
-	be, ok := errors.AsType[*spiffe.ParseError](me.Err)
-	require.True(t, ok)
+	be := must.As[*spiffe.ParseError](t, me.Err)
 	assert.Equal(t, "BND-9", be.Rule)
 	assert.Equal(t, 35, be.Offset, "counted in the map")
 
 	doc := []byte(`{"trust_domains":{"a.test":{"keys":[{"use":"sig"}]}}}`)
-	set, err := spiffe.ParseBundleMap(doc)
-	require.NoError(t, err)
-	b, err := set.Bundle(spiffe.MustParseTrustDomain("a.test"))
-	require.NoError(t, err)
+	set := must.Get(spiffe.ParseBundleMap(doc))(t)
+	b := must.Get(set.Bundle(spiffe.MustParseTrustDomain("a.test")))(t)
 	require.Len(t, b.Skipped(), 1)
-	be, ok = errors.AsType[*spiffe.ParseError](b.Skipped()[0])
-	require.True(t, ok)
+	be = must.As[*spiffe.ParseError](t, b.Skipped()[0])
 	assert.Equal(t, bytes.Index(doc, []byte(`{"use"`)), be.Offset)
 }
 
 func TestParseBundleMapKeepsNothing(t *testing.T) {
 	t.Parallel()
-	set, err := spiffe.NewBundleSet(mapBundle(t, "a.test", 0), mapBundle(t, "b.test", 0))
-	require.NoError(t, err)
-	doc, err := set.Marshal()
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(mapBundle(t, "a.test", 0), mapBundle(t, "b.test", 0)))(t)
+	doc := must.Get(set.Marshal())(t)
 	before := bytes.Clone(doc)
-	got, err := spiffe.ParseBundleMap(doc)
-	require.NoError(t, err)
+	got := must.Get(spiffe.ParseBundleMap(doc))(t)
 	assert.Equal(t, before, doc, "the document was changed")
 	clear(doc)
 	assert.True(t, set.Equal(got))
@@ -344,14 +318,11 @@ func TestParseBundleMapHostile(t *testing.T) {
 	for i := range 10_000 + 1 {
 		bundles = append(bundles, mustBundle(t, spiffe.MustParseTrustDomain(fmt.Sprintf("td-%d.test", i)), spiffe.BundleContents{}))
 	}
-	set, err := spiffe.NewBundleSet(bundles...)
-	require.NoError(t, err)
-	_, err = set.Marshal()
+	set := must.Get(spiffe.NewBundleSet(bundles...))(t)
+	_, err := set.Marshal()
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
-	set, err = spiffe.NewBundleSet(bundles[:10_000]...)
-	require.NoError(t, err)
-	_, err = set.Marshal()
-	require.NoError(t, err)
+	set = must.Get(spiffe.NewBundleSet(bundles[:10_000]...))(t)
+	must.Get(set.Marshal())(t)
 }
 
 func FuzzParseBundleMap(f *testing.F) {
@@ -364,18 +335,15 @@ func FuzzParseBundleMap(f *testing.F) {
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		set, err := spiffe.ParseBundleMap(doc)
 		if err != nil {
-			e, ok := errors.AsType[*spiffe.ParseError](err)
-			require.True(t, ok, "%v", err)
+			e := must.As[*spiffe.ParseError](t, err)
 			require.True(t, e.Offset >= 0 && e.Offset <= len(doc) && e.Rule != "" && e.Reason != "", "%+v", e)
 			return
 		}
 		if !json.Valid(doc) {
 			t.Fatalf("accepted what is not JSON: %q", doc)
 		}
-		out, err := set.Marshal()
-		require.NoError(t, err)
-		again, err := spiffe.ParseBundleMap(out)
-		require.NoError(t, err)
+		out := must.Get(set.Marshal())(t)
+		again := must.Get(spiffe.ParseBundleMap(out))(t)
 		require.True(t, set.Equal(again))
 		for b := range set.All() {
 			// Each member is what it would be alone, but for the hint.
@@ -383,12 +351,10 @@ func FuzzParseBundleMap(f *testing.F) {
 				Domains map[string]json.RawMessage `json:"trust_domains"`
 			}
 			require.NoError(t, json.Unmarshal(doc, &judge))
-			alone, err := spiffe.ParseBundle(b.TrustDomain(), judge.Domains[b.TrustDomain().String()])
-			require.NoError(t, err)
+			alone := must.Get(spiffe.ParseBundle(b.TrustDomain(), judge.Domains[b.TrustDomain().String()]))(t)
 			c := alone.Contents()
 			c.RefreshHint = 0
-			want, err := spiffe.NewBundle(b.TrustDomain(), c)
-			require.NoError(t, err)
+			want := must.Get(spiffe.NewBundle(b.TrustDomain(), c))(t)
 			require.True(t, want.Equal(b))
 		}
 	})

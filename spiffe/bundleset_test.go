@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -18,8 +19,7 @@ func TestBundleSet(t *testing.T) {
 		return mustBundle(t, spiffe.MustParseTrustDomain(td), spiffe.BundleContents{Sequence: &seq})
 	}
 	a, b, c := bundle("a.test", 1), bundle("b.test", 1), bundle("c.test", 1)
-	set, err := spiffe.NewBundleSet(c, a)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(c, a))(t)
 	all := func(s *spiffe.BundleSet) []*spiffe.Bundle { return slices.Collect(s.All()) }
 	assert.Equal(t, []*spiffe.Bundle{a, c}, all(set), "sorted")
 	assert.Equal(t, 2, set.Len())
@@ -27,10 +27,9 @@ func TestBundleSet(t *testing.T) {
 		break
 	}
 
-	got, err := set.Bundle(a.TrustDomain())
-	require.NoError(t, err)
+	got := must.Get(set.Bundle(a.TrustDomain()))(t)
 	assert.Same(t, a, got)
-	got, err = set.Bundle(b.TrustDomain())
+	got, err := set.Bundle(b.TrustDomain())
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	require.EqualError(t, err, `spiffe: trust domain "b.test": no trust bundle for this trust domain`)
 	assert.Nil(t, got)
@@ -42,20 +41,17 @@ func TestBundleSet(t *testing.T) {
 	assert.Equal(t, []*spiffe.Bundle{a2, b, c}, all(with.With(a2)))
 	assert.Equal(t, []*spiffe.Bundle{a, c}, all(set), "the first set is as it was")
 
-	other, err := spiffe.NewBundleSet(bundle("a.test", 1), bundle("c.test", 1))
-	require.NoError(t, err)
+	other := must.Get(spiffe.NewBundleSet(bundle("a.test", 1), bundle("c.test", 1)))(t)
 	assert.True(t, set.Equal(other))
 	assert.False(t, set.Equal(with))
 	assert.False(t, set.Equal(other.With(a2)))
-	otherNames, err := spiffe.NewBundleSet(b, bundle("c.test", 1))
-	require.NoError(t, err)
+	otherNames := must.Get(spiffe.NewBundleSet(b, bundle("c.test", 1)))(t)
 	assert.False(t, set.Equal(otherNames))
 	assert.False(t, set.Equal(nil))
 	assert.True(t, (*spiffe.BundleSet)(nil).Equal(nil))
 
 	var zero spiffe.BundleSet
-	empty, err := spiffe.NewBundleSet()
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundleSet())(t)
 	assert.Zero(t, zero.Len())
 	assert.True(t, zero.Equal(empty))
 	assert.Empty(t, all(&zero))
@@ -71,7 +67,6 @@ func TestNewBundleSetRefuses(t *testing.T) {
 	require.EqualError(t, err, "spiffe: bundle set: bundle 2 is nil")
 	_, err = spiffe.NewBundleSet(b, mustBundle(t, bundleTD, spiffe.BundleContents{}))
 	require.EqualError(t, err, `spiffe: bundle set: two bundles of trust domain "example.org"`)
-	set, err := spiffe.NewBundleSet(b)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(b))(t)
 	assert.Panics(t, func() { set.With(nil) })
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -49,8 +50,7 @@ func TestKubernetesID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-1.1-1", "IST-1.1-2", "IST-1.1-3")
 	td := spiffe.MustParseTrustDomain("example.org")
-	id, err := td.KubernetesID("prod", "web")
-	require.NoError(t, err)
+	id := must.Get(td.KubernetesID("prod", "web"))(t)
 	assert.Equal(t, "spiffe://example.org/ns/prod/sa/web", id.String())
 	ns, sa, ok := id.Kubernetes()
 	assert.True(t, ok)
@@ -68,7 +68,7 @@ func TestKubernetesID(t *testing.T) {
 		_, ok := errors.AsType[*spiffe.ParseError](err)
 		assert.True(t, ok, "%q: %v", bad, err)
 	}
-	_, err = td.WorkloadID(strings.Repeat("a", 2028))
+	_, err := td.WorkloadID(strings.Repeat("a", 2028))
 	assert.ErrorContains(t, err, "longer than 2048 bytes", "too long to build")
 }
 
@@ -112,8 +112,7 @@ func TestText(t *testing.T) {
 		Names: map[spiffe.ID]string{webID: "web"},
 		Roots: map[spiffe.TrustDomain]string{webID.TrustDomain(): "roots.pem"},
 	}
-	text, err := json.Marshal(in)
-	require.NoError(t, err)
+	text := must.Get(json.Marshal(in))(t)
 	assert.JSONEq(t, `{
 		"id": "spiffe://example.org/ns/prod/sa/web", "domain": "example.org",
 		"names": {"spiffe://example.org/ns/prod/sa/web": "web"}, "roots": {"example.org": "roots.pem"}
@@ -122,7 +121,7 @@ func TestText(t *testing.T) {
 	require.NoError(t, json.Unmarshal(text, &out))
 	assert.Equal(t, in, out)
 
-	_, err = json.Marshal(struct{ ID spiffe.ID }{})
+	_, err := json.Marshal(struct{ ID spiffe.ID }{})
 	assert.ErrorIs(t, err, spiffe.ErrZero)
 
 	for _, bad := range []string{`{"id":""}`, `{"id":"spiffe://example.org/"}`, `{"domain":"spiffe://example.org"}`, `{"domain":""}`} {
@@ -179,8 +178,7 @@ func TestParseErrors(t *testing.T) {
 		{longID + "a", 2048, "ID-21"},
 	} {
 		_, err := spiffe.ParseID(c.in)
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%q: %v", c.in, err)
+		e := must.As[*spiffe.ParseError](t, err, c.in)
 		assert.Equal(t, c.rule, e.Rule, "%q: %v", c.in, err)
 		assert.Equal(t, c.offset, e.Offset, "%q: %v", c.in, err)
 		assert.Equal(t, "ID", e.What)
@@ -200,8 +198,7 @@ func TestParseErrors(t *testing.T) {
 		{strings.Repeat("a", 256), 255, "ID-13"},
 	} {
 		_, err := spiffe.ParseTrustDomain(c.in)
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%q: %v", c.in, err)
+		e := must.As[*spiffe.ParseError](t, err, c.in)
 		assert.Equal(t, spiffe.ParseError{What: "trust domain", Input: c.in, Offset: c.offset, Rule: c.rule, Reason: e.Reason}, *e)
 	}
 

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -25,18 +26,9 @@ import (
 // issuerKeys are the members of two keys of an issuer: an EC key and an RSA key, without "kid".
 var issuerKeys = sync.OnceValues(func() (ec, rsaKey string) {
 	b64 := base64.RawURLEncoding.EncodeToString
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	point, err := k.PublicKey.Bytes()
-	if err != nil {
-		panic(err)
-	}
-	r, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
+	k := must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	point := must.Do(k.PublicKey.Bytes())
+	r := must.Do(rsa.GenerateKey(rand.Reader, 2048))
 	return fmt.Sprintf(`"kty":"EC","crv":"P-256","x":%q,"y":%q`, b64(point[1:33]), b64(point[33:])),
 		fmt.Sprintf(`"kty":"RSA","n":%q,"e":%q`, b64(r.N.Bytes()), b64(big.NewInt(int64(r.E)).Bytes()))
 })
@@ -124,27 +116,22 @@ func TestParseJWKS(t *testing.T) {
 	_, err := spiffe.ParseJWKS(spiffe.TrustDomain{}, []byte(`{"keys":[]}`))
 	require.ErrorIs(t, err, spiffe.ErrZero)
 	// A bundle document does not take what a JWK Set may have.
-	b, err := spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"sig"`), key(ec, `"kid":"2"`))))
-	require.NoError(t, err)
+	b := must.Get(spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"sig"`), key(ec, `"kid":"2"`)))))(t)
 	assert.Empty(t, maps.Collect(b.JWTAuthorities()))
 	assert.Len(t, b.Skipped(), 2)
 	// Nor does it ask for what a JWK Set is asked for.
-	b, err = spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"jwt-svid","alg":"x","key_ops":[]`))))
-	require.NoError(t, err)
+	b = must.Get(spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"jwt-svid","alg":"x","key_ops":[]`)))))(t)
 	assert.Len(t, maps.Collect(b.JWTAuthorities()), 1)
 }
 
 func TestMarshalJWKS(t *testing.T) {
 	t.Parallel()
 	b := mustBundle(t, bundleTD, fullContents())
-	doc, err := b.MarshalJWKS()
-	require.NoError(t, err)
+	doc := must.Get(b.MarshalJWKS())(t)
 	assert.NotContains(t, string(doc), `"use"`)
-	back, err := spiffe.ParseJWKS(bundleTD, doc)
-	require.NoError(t, err)
+	back := must.Get(spiffe.ParseJWKS(bundleTD, doc))(t)
 	assert.Equal(t, maps.Collect(b.JWTAuthorities()), maps.Collect(back.JWTAuthorities()))
-	doc, err = mustBundle(t, bundleTD, spiffe.BundleContents{}).MarshalJWKS()
-	require.NoError(t, err)
+	doc = must.Get(mustBundle(t, bundleTD, spiffe.BundleContents{}).MarshalJWKS())(t)
 	assert.JSONEq(t, `{"keys":[]}`, string(doc))
 }
 
@@ -178,10 +165,8 @@ func FuzzParseJWKS(f *testing.F) {
 		for id := range b.JWTAuthorities() {
 			require.True(t, ids[id], "%q", id)
 		}
-		again, err := b.Marshal()
-		require.NoError(t, err)
-		same, err := spiffe.ParseBundle(td, again)
-		require.NoError(t, err)
+		again := must.Get(b.Marshal())(t)
+		same := must.Get(spiffe.ParseBundle(td, again))(t)
 		require.True(t, b.Equal(same))
 	})
 }

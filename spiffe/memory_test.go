@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -45,8 +46,7 @@ func (w *world) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return w
 // leaf returns a leaf under the root, as a peer presents it. Numbers make different ones.
 func (w *world) leaf(t testing.TB, number int) *x509.Certificate {
 	t.Helper()
-	id, err := webID.TrustDomain().WorkloadID("leaf", fmt.Sprint(number))
-	require.NoError(t, err)
+	id := must.Get(webID.TrustDomain().WorkloadID("leaf", fmt.Sprint(number)))(t)
 	return leafSpec(id.String()).issue(w.root).parse(t)
 }
 
@@ -55,18 +55,14 @@ func again(t testing.TB, chain []*x509.Certificate) []*x509.Certificate {
 	t.Helper()
 	fresh := make([]*x509.Certificate, len(chain))
 	for i, c := range chain {
-		var err error
-		fresh[i], err = x509.ParseCertificate(bytes.Clone(c.Raw))
-		require.NoError(t, err)
+		fresh[i] = must.Get(x509.ParseCertificate(bytes.Clone(c.Raw)))(t)
 	}
 	return fresh
 }
 
 func (w *world) good(t testing.TB, chain []*x509.Certificate, role spiffe.Role) *spiffe.Peer {
 	t.Helper()
-	peer, err := w.VerifyChain(chain, role)
-	require.NoError(t, err)
-	return peer
+	return must.Get(w.VerifyChain(chain, role))(t)
 }
 
 func TestRepeatedPeer(t *testing.T) {
@@ -146,8 +142,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 		peer := w.good(t, chain, spiffe.AnyRole)
 		require.NoError(t, w.allow.Set(spiffe.AllowIDs(webID)))
 		_, err := w.VerifyChain(chain, spiffe.AnyRole)
-		e, ok := errors.AsType[*spiffe.VerifyError](err)
-		require.True(t, ok)
+		e := must.As[*spiffe.VerifyError](t, err)
 		assert.Equal(t, "policy", e.Stage)
 		assert.Equal(t, peer.ID(), e.ID)
 		assert.ErrorIs(t, err, spiffe.ErrDenied)
@@ -178,8 +173,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 					assert.Same(t, peer, again, "%s: %s", name, c.at)
 					continue
 				}
-				e, ok := errors.AsType[x509.CertificateInvalidError](err)
-				require.True(t, ok, "%s: %s: %v", name, c.at, err)
+				e := must.As[x509.CertificateInvalidError](t, err, name, c.at)
 				assert.Equal(t, x509.Expired, e.Reason)
 			}
 		}
@@ -256,8 +250,7 @@ func TestMemoryIsNotForEveryChain(t *testing.T) {
 		}
 	}).issue(w.root).parse(t)
 	message := append(bytes.Clone(leaf.Raw), make([]byte, 64<<10)...) // as if a lot followed in the handshake
-	inMessage, err := x509.ParseCertificate(message[:len(leaf.Raw)])
-	require.NoError(t, err)
+	inMessage := must.Get(x509.ParseCertificate(message[:len(leaf.Raw)]))(t)
 
 	for name, c := range map[string]struct {
 		chain []*x509.Certificate
@@ -291,8 +284,7 @@ func TestMemoryVectors(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "SVID-1", "X5-2", "X5-3", "X5-4", "X5-5", "X5-6", "X5-10", "X5-12", "X5-13", "X5-14",
 		"X5-15", "X5-22", "X5-30", "X5-31", "X5-32", "X5-33", "X5-34", "X5-35", "X5-36", "X5-37", "X5-38", "X5-39", "X5-40")
-	files, err := filepath.Glob("testdata/x509/*.txt")
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob("testdata/x509/*.txt"))(t)
 	var unread []string
 	for _, f := range files {
 		v := readX509Vector(t, f)
@@ -308,20 +300,17 @@ func TestMemoryVectors(t *testing.T) {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()
 			conformance.Covers(t, id)
-			at, err := time.Parse(time.RFC3339, v.header["now"])
-			require.NoError(t, err)
+			at := must.Get(time.Parse(time.RFC3339, v.header["now"]))(t)
 			var bundles []*spiffe.Bundle
 			for name, certs := range v.sections {
 				domain, ok := strings.CutPrefix(name, "bundle ")
 				if !ok {
 					continue
 				}
-				roots, err := parseBlocks(certs)
-				require.NoError(t, err)
+				roots := must.Get(parseBlocks(certs))(t)
 				bundles = append(bundles, bundleOf(t, domain, roots...))
 			}
-			set, err := spiffe.NewBundleSet(bundles...)
-			require.NoError(t, err)
+			set := must.Get(spiffe.NewBundleSet(bundles...))(t)
 			verifier := verifierAt(t, at, set, spiffe.AllowAnyPeer())
 			role := map[string]spiffe.Role{"any": spiffe.AnyRole, "server": spiffe.ServerRole, "client": spiffe.ClientRole}[v.header["role"]]
 			for range 3 {
@@ -331,8 +320,7 @@ func TestMemoryVectors(t *testing.T) {
 					assert.Equal(t, v.header["peer"], peer.ID().String())
 					continue
 				}
-				e, ok := errors.AsType[*spiffe.VerifyError](err)
-				require.True(t, ok, "%v", err)
+				e := must.As[*spiffe.VerifyError](t, err)
 				assert.Equal(t, v.header["rule"], e.Rule)
 			}
 		})
@@ -367,13 +355,11 @@ func TestMemoryConcurrently(t *testing.T) {
 func TestRepeatedPeerCost(t *testing.T) {
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
 	mid := caSpec("int1", "spiffe://example.org").issue(root)
-	bundles, err := spiffe.NewBundleSet(bundleOf(t, "example.org", root.parse(t)))
-	require.NoError(t, err)
+	bundles := must.Get(spiffe.NewBundleSet(bundleOf(t, "example.org", root.parse(t))))(t)
 	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(webID.TrustDomain()), &spiffe.VerifierOptions{Now: atNow})
 	require.NoError(t, err)
 	chain := []*x509.Certificate{leafSpec(webID.String()).issue(mid).parse(t), mid.parse(t)}
-	_, err = v.VerifyChain(chain, spiffe.ClientRole)
-	require.NoError(t, err)
+	must.Get(v.VerifyChain(chain, spiffe.ClientRole))(t)
 	chain = again(t, chain)
 	repeat := func() {
 		if _, err := v.VerifyChain(chain, spiffe.ClientRole); err != nil {
@@ -385,42 +371,4 @@ func TestRepeatedPeerCost(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	assert.Zero(t, testing.AllocsPerRun(100, repeat))
-}
-
-func BenchmarkRepeatedPeer(b *testing.B) {
-	root := caSpec("ca1", "spiffe://example.org").issue(nil)
-	mid := caSpec("int1", "spiffe://example.org").issue(root)
-	bundles, err := spiffe.NewBundleSet(bundleOf(b, "example.org", root.parse(b)))
-	require.NoError(b, err)
-	chain := []*x509.Certificate{leafSpec(webID.String()).issue(mid).parse(b), mid.parse(b)}
-	for _, c := range []struct {
-		name     string
-		remember int
-	}{{"cold", -1}, {"repeated", 0}} {
-		b.Run(c.name, func(b *testing.B) {
-			v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(webID), &spiffe.VerifierOptions{Now: atNow, Remember: c.remember})
-			require.NoError(b, err)
-			_, err = v.VerifyChain(chain, spiffe.ClientRole)
-			require.NoError(b, err)
-			chain := again(b, chain) // in another handshake
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := v.VerifyChain(chain, spiffe.ClientRole); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-	b.Run("repeated/parallel", func(b *testing.B) {
-		v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(webID), &spiffe.VerifierOptions{Now: atNow})
-		require.NoError(b, err)
-		b.ReportAllocs()
-		b.RunParallel(func(pb *testing.PB) {
-			for pb.Next() {
-				if _, err := v.VerifyChain(chain, spiffe.ClientRole); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	})
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -80,8 +80,7 @@ func TestPolicy(t *testing.T) {
 		assert.False(t, c.policy.IsZero())
 		assert.False(t, c.policy.Allows(spiffe.ID{}), "the zero ID is never allowed")
 		assert.ErrorIs(t, c.policy.Check(spiffe.ID{}), spiffe.ErrDenied)
-		parsed, err := spiffe.ParsePolicy(c.text)
-		require.NoError(t, err)
+		parsed := must.Get(spiffe.ParsePolicy(c.text))(t)
 		assert.Equal(t, c.text, parsed.String())
 		var allows []int
 		for i, id := range ids {
@@ -98,7 +97,7 @@ func TestPolicy(t *testing.T) {
 			}
 		}
 		assert.Equal(t, c.allows, allows, c.text)
-		_, err = spiffe.NewVerifier(noBundles{}, c.policy, nil)
+		_, err := spiffe.NewVerifier(noBundles{}, c.policy, nil)
 		assert.NoError(t, err)
 	}
 }
@@ -214,8 +213,7 @@ func TestPolicyDenied(t *testing.T) {
 	assert.Equal(t, 2, strings.Count(err.Error(), "…"), "both are cut: %v", err)
 
 	// What looks like a prefix is one ID.
-	p, err := spiffe.ParsePolicy("spiffe://example.org/ns/prod")
-	require.NoError(t, err)
+	p := must.Get(spiffe.ParsePolicy("spiffe://example.org/ns/prod"))(t)
 	assert.EqualError(t, p.Check(webID), `spiffe: "spiffe://example.org/ns/prod/sa/web": not allowed by policy, `+
 		`which allows spiffe://example.org/ns/prod; "spiffe://example.org/ns/prod" is one exact ID; `+
 		`write "spiffe://example.org/ns/prod/*" for what is below it`)
@@ -230,19 +228,16 @@ func TestPolicyOfTwoTrustDomains(t *testing.T) {
 	conformance.Covers(t, "ID-28", "X5-31", "SVID-1", "IST-1.2-1", "IST-1.2-2")
 	td, old := webID.TrustDomain(), spiffe.MustParseTrustDomain("old.test")
 	home, alias := caSpec("ca1", "spiffe://example.org").issue(nil), caSpec("ca2", "spiffe://old.test").issue(nil)
-	oldWeb, err := old.KubernetesID("prod", "web")
-	require.NoError(t, err)
+	oldWeb := must.Get(old.KubernetesID("prod", "web"))(t)
 	verify := func(allow spiffe.Policy, leaf *x509.Certificate, bundles ...*spiffe.Bundle) (*spiffe.Peer, error) {
-		set, err := spiffe.NewBundleSet(bundles...)
-		require.NoError(t, err)
+		set := must.Get(spiffe.NewBundleSet(bundles...))(t)
 		return verifierAt(t, now, set, allow).VerifyChain([]*x509.Certificate{leaf}, spiffe.AnyRole)
 	}
 	homeBundle, oldBundle := bundleOf(t, td.String(), home.parse(t)), bundleOf(t, old.String(), alias.parse(t))
 	both, good := spiffe.AllowIDs(webID, oldWeb), leafSpec(oldWeb.String()).issue(alias).parse(t)
-	peer, err := verify(both, good, homeBundle, oldBundle)
-	require.NoError(t, err)
+	peer := must.Get(verify(both, good, homeBundle, oldBundle))(t)
 	assert.Equal(t, oldWeb, peer.ID(), "the ID that was proved")
-	_, err = verify(spiffe.AllowIDs(webID), good, homeBundle, oldBundle)
+	_, err := verify(spiffe.AllowIDs(webID), good, homeBundle, oldBundle)
 	assert.ErrorIs(t, err, spiffe.ErrDenied)
 	_, err = verify(both, good, homeBundle)
 	assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
@@ -317,8 +312,7 @@ func TestParsePolicyRefuses(t *testing.T) {
 	} {
 		p, err := spiffe.ParsePolicy(c.text)
 		assert.True(t, p.IsZero(), c.text)
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%.40q: %v", c.text, err)
+		e := must.As[*spiffe.ParseError](t, err, c.text)
 		assert.Equal(t, c.offset, e.Offset, "%.40q: %v", c.text, err)
 		assert.Contains(t, e.Reason, c.reason, "%.40q", c.text)
 		assert.Regexp(t, fmt.Sprintf("^spiffe: invalid policy( \".*\"…?)? at byte %d: ", c.offset), err.Error())
@@ -333,10 +327,8 @@ func TestParsePolicyRefuses(t *testing.T) {
 	_, err := spiffe.ParsePolicy(strings.Repeat("*", 1<<20+1))
 	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
 
-	half, err := spiffe.ParsePolicy(manyStars(1024))
-	require.NoError(t, err)
-	more, err := spiffe.ParsePolicy("spiffe://b/*/c")
-	require.NoError(t, err)
+	half := must.Get(spiffe.ParsePolicy(manyStars(1024)))(t)
+	more := must.Get(spiffe.ParsePolicy("spiffe://b/*/c"))(t)
 	assert.ErrorContains(t, spiffe.AnyOf(half, more).Check(webID), "1025 rules with a star")
 }
 
@@ -400,17 +392,15 @@ func TestPolicyText(t *testing.T) {
 		Allow spiffe.Policy `json:",omitzero"`
 	}
 	in := config{spiffe.AllowIDs(webID)}
-	doc, err := json.Marshal(in)
-	require.NoError(t, err)
+	doc := must.Get(json.Marshal(in))(t)
 	assert.JSONEq(t, `{"Allow":"spiffe://example.org/ns/prod/sa/web"}`, string(doc))
 	var out config
 	require.NoError(t, json.Unmarshal(doc, &out))
 	assert.Equal(t, in.Allow.String(), out.Allow.String())
-	doc, err = json.Marshal(config{})
-	require.NoError(t, err)
+	doc = must.Get(json.Marshal(config{}))(t)
 	assert.Equal(t, "{}", string(doc))
 
-	_, err = spiffe.Policy{}.MarshalText()
+	_, err := spiffe.Policy{}.MarshalText()
 	assert.ErrorIs(t, err, spiffe.ErrZero)
 	_, err = spiffe.AllowIDs().MarshalText()
 	assert.EqualError(t, err, "spiffe: the policy is not valid: AllowIDs needs at least one ID")
@@ -444,8 +434,7 @@ func TestPolicyReference(t *testing.T) {
 			}
 		}
 		text := strings.Join(rules, ", ")
-		p, err := spiffe.ParsePolicy(text)
-		require.NoError(t, err)
+		p := must.Get(spiffe.ParsePolicy(text))(t)
 		return p, text
 	}
 	allowed := 0
@@ -576,8 +565,7 @@ func manyIDs(t testing.TB, n int) []spiffe.ID {
 	t.Helper()
 	ids := make([]spiffe.ID, n)
 	for i := range ids {
-		id, err := webID.TrustDomain().KubernetesID("prod", fmt.Sprintf("w%05d", i))
-		require.NoError(t, err)
+		id := must.Get(webID.TrustDomain().KubernetesID("prod", fmt.Sprintf("w%05d", i)))(t)
 		ids[i] = id
 	}
 	return ids
@@ -587,10 +575,8 @@ func manyIDs(t testing.TB, n int) []spiffe.ID {
 func benchPolicies(t testing.TB) map[string]spiffe.Policy {
 	t.Helper()
 	td := webID.TrustDomain()
-	star, err := spiffe.ParsePolicy("spiffe://example.org/ns/*/sa/web")
-	require.NoError(t, err)
-	stars, err := spiffe.ParsePolicy(manyStars(1000))
-	require.NoError(t, err)
+	star := must.Get(spiffe.ParsePolicy("spiffe://example.org/ns/*/sa/web"))(t)
+	stars := must.Get(spiffe.ParsePolicy(manyStars(1000)))(t)
 	var domains []spiffe.TrustDomain
 	var prefixes []spiffe.Policy
 	for i := range 1000 {
@@ -617,20 +603,5 @@ func TestPolicyAllocations(t *testing.T) {
 		require.True(t, p.Allows(webID), name)
 		assert.Zero(t, testing.AllocsPerRun(100, func() { p.Allows(webID) }), name)
 		assert.Zero(t, testing.AllocsPerRun(100, func() { _ = p.Check(webID) }), name)
-	}
-}
-
-func BenchmarkPolicyAllows(b *testing.B) {
-	policies := benchPolicies(b)
-	for _, name := range slices.Sorted(maps.Keys(policies)) {
-		b.Run(name, func(b *testing.B) {
-			p := policies[name]
-			b.ReportAllocs()
-			for b.Loop() {
-				if !p.Allows(webID) {
-					b.Fatal("refused")
-				}
-			}
-		})
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -26,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -44,8 +44,7 @@ func TestSVID(t *testing.T) {
 	t.Parallel()
 	chain, key := p256Chain(t)
 	given := []*x509.Certificate{chain[0], chain[1]}
-	s, err := spiffe.NewSVID(given, key)
-	require.NoError(t, err)
+	s := must.Get(spiffe.NewSVID(given, key))(t)
 	given[0] = nil
 
 	assert.Equal(t, webID, s.ID())
@@ -59,8 +58,7 @@ func TestSVID(t *testing.T) {
 	assert.Equal(t, chain[0].NotAfter, s.NotAfter())
 	assert.Same(t, s.TLSCertificate(), s.TLSCertificate(), "built once")
 	assert.Equal(t, &tls.Certificate{Certificate: [][]byte{chain[0].Raw, chain[1].Raw}, PrivateKey: key, Leaf: chain[0]}, s.TLSCertificate())
-	self, err := s.SVID()
-	require.NoError(t, err)
+	self := must.Get(s.SVID())(t)
 	assert.Same(t, s, self)
 	assert.Equal(t, webID.String(), s.GoString())
 }
@@ -68,26 +66,20 @@ func TestSVID(t *testing.T) {
 func TestSVIDRoundTrip(t *testing.T) {
 	t.Parallel()
 	chain, key := p256Chain(t)
-	s, err := spiffe.NewSVID(chain, key)
-	require.NoError(t, err)
+	s := must.Get(spiffe.NewSVID(chain, key))(t)
 
-	certs, der, err := s.MarshalDER()
-	require.NoError(t, err)
-	fromDER, err := spiffe.ParseSVID(certs, der)
-	require.NoError(t, err)
-	certsPEM, keyPEM, err := s.MarshalPEM()
-	require.NoError(t, err)
-	fromPEM, err := spiffe.ParseSVIDPEM(certsPEM, keyPEM)
-	require.NoError(t, err)
+	certs, der := must.Two(s.MarshalDER())(t)
+	fromDER := must.Get(spiffe.ParseSVID(certs, der))(t)
+	certsPEM, keyPEM := must.Two(s.MarshalPEM())(t)
+	fromPEM := must.Get(spiffe.ParseSVIDPEM(certsPEM, keyPEM))(t)
 	for _, got := range []*spiffe.SVID{fromDER, fromPEM} {
 		assert.Equal(t, webID, got.ID())
 		assert.Equal(t, s.TLSCertificate().Certificate, got.TLSCertificate().Certificate)
 		assert.Equal(t, key, got.Signer())
 	}
 
-	sec1, err := x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey))
-	require.NoError(t, err)
-	_, err = spiffe.ParseSVIDPEM(certsPEM, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: sec1}))
+	sec1 := must.Get(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))(t)
+	_, err := spiffe.ParseSVIDPEM(certsPEM, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: sec1}))
 	assert.NoError(t, err, "SEC1 is fine in PEM")
 
 	kept, err := spiffe.NewSVID(chain, hardware{key})
@@ -101,13 +93,11 @@ func TestSVIDRoundTrip(t *testing.T) {
 func TestSVIDErrors(t *testing.T) {
 	t.Parallel()
 	chain, key := p256Chain(t)
-	certs, keyDER, err := must(spiffe.NewSVID(chain, key)).MarshalDER()
-	require.NoError(t, err)
+	certs, keyDER := must.Two(must.Do(spiffe.NewSVID(chain, key)).MarshalDER())(t)
 
 	huge := *chain[1]
 	huge.PublicKey = &rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 8192), E: 65537}
-	_, other, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	_, other := must.Two(ed25519.GenerateKey(rand.Reader))(t)
 	for _, c := range []struct {
 		name  string
 		chain []*x509.Certificate
@@ -131,7 +121,7 @@ func TestSVIDErrors(t *testing.T) {
 		}
 	}
 
-	_, err = spiffe.ParseSVID(bytes.Repeat(chain[0].Raw, 17), keyDER)
+	_, err := spiffe.ParseSVID(bytes.Repeat(chain[0].Raw, 17), keyDER)
 	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
 	_, err = spiffe.ParseSVID(append(bytes.Clone(certs), 0x30, 0), keyDER)
 	assert.ErrorContains(t, err, "spiffe: SVID: certificate 3: x509: ")
@@ -144,8 +134,7 @@ func TestSVIDErrors(t *testing.T) {
 	_, err = spiffe.ParseSVIDPEM(nil, nil)
 	assert.EqualError(t, err, "spiffe: SVID: certificates: no certificate found")
 
-	certsPEM, keyPEM, err := must(spiffe.NewSVID(chain, key)).MarshalPEM()
-	require.NoError(t, err)
+	certsPEM, keyPEM := must.Two(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(t)
 	damaged := bytes.Replace(certsPEM, []byte("-----END"), []byte("----END"), 1)
 	_, err = spiffe.ParseSVIDPEM(append(damaged, certsPEM...), keyPEM)
 	require.ErrorContains(t, err, "damaged", "a block that package pem would skip")
@@ -160,8 +149,7 @@ func TestSVIDSigners(t *testing.T) {
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
 	bundle, err := spiffe.NewBundle(webID.TrustDomain(), spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.parse(t)}})
 	require.NoError(t, err)
-	verifier, err := spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Now: atNow})
-	require.NoError(t, err)
+	verifier := must.Get(spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Now: atNow}))(t)
 	for _, c := range []struct {
 		name, rule, text string
 		edit             func(*certSpec)
@@ -178,8 +166,7 @@ func TestSVIDSigners(t *testing.T) {
 		leaf := leafSpec(webID.String()).issue(mid)
 		chain := []*x509.Certificate{leaf.parse(t), mid.parse(t)}
 		_, verifyErr := verifier.VerifyChain(chain, spiffe.AnyRole)
-		keyDER, err := x509.MarshalPKCS8PrivateKey(leaf.key)
-		require.NoError(t, err)
+		keyDER := must.Get(x509.MarshalPKCS8PrivateKey(leaf.key))(t)
 		_, newErr := spiffe.NewSVID(chain, leaf.key)
 		_, derErr := spiffe.ParseSVID(slices.Concat(leaf.der, mid.der), keyDER)
 		_, pemErr := spiffe.ParseSVIDPEM([]byte(pemOf(leaf, mid)), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}))
@@ -191,8 +178,7 @@ func TestSVIDSigners(t *testing.T) {
 			}
 			require.Error(t, verifyErr, c.name)
 			assert.EqualError(t, err, c.text, c.name)
-			e, ok := errors.AsType[*spiffe.ParseError](err)
-			require.True(t, ok, c.name)
+			e := must.As[*spiffe.ParseError](t, err, c.name)
 			assert.Equal(t, c.rule, e.Rule, c.name)
 		}
 	}
@@ -202,11 +188,12 @@ func TestSVIDSigners(t *testing.T) {
 func TestParseSVIDPEMOfOneFile(t *testing.T) {
 	t.Parallel()
 	chain, key := p256Chain(t)
-	certs, pkcs8, err := must(spiffe.NewSVID(chain, key)).MarshalPEM()
-	require.NoError(t, err)
+	certs, pkcs8 := must.Two(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(t)
 	block := func(typ string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}) }
-	sec1 := slices.Concat(block("EC PARAMETERS", []byte{6, 1, 1}), block("EC PRIVATE KEY", must(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))))
-	other := block("PRIVATE KEY", must(x509.MarshalPKCS8PrivateKey(must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)))))
+	sec1 := slices.Concat(block("EC PARAMETERS", []byte{6, 1, 1}),
+		block("EC PRIVATE KEY", must.Do(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))))
+	otherKey := must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	other := block("PRIVATE KEY", must.Do(x509.MarshalPKCS8PrivateKey(otherKey)))
 	damaged := bytes.Replace(certs, []byte("-----END"), []byte("----END"), 1)
 	many := bytes.Repeat(certs[:bytes.Index(certs, []byte("-----END"))+len("-----END CERTIFICATE-----\n")], 20)
 	both := func(parts ...[]byte) []byte { return slices.Concat(parts...) }
@@ -259,19 +246,12 @@ func TestParseSVIDPEMOfOneFile(t *testing.T) {
 	assert.ErrorIs(t, func() error { _, err := spiffe.ParseSVIDPEM(certs, bytes.Repeat(pkcs8, 1011)); return err }(), spiffe.ErrTooLarge)
 }
 
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
-
 // secretForms are the ways in which a number or bytes of a key could be printed.
 func secretForms(key crypto.Signer, verbs []string) []string {
 	var parts []any
 	switch k := key.(type) {
 	case *ecdsa.PrivateKey:
-		d := must(k.Bytes())
+		d := must.Do(k.Bytes())
 		parts = append(parts, new(big.Int).SetBytes(d), d[:8])
 	case ed25519.PrivateKey:
 		parts = append(parts, []byte(k)[:8], []byte(k.Seed())[8:16])
@@ -296,18 +276,19 @@ func TestSVIDDoesNotPrintItsKey(t *testing.T) {
 	verbs := []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%#x", "%d", "%o", "%b", "%c", "%U"}
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
 	keys := map[string]crypto.Signer{
-		"P-256":   must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)),
+		"P-256":   must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)),
 		"Ed25519": leafSpec("").with(func(s *certSpec) { s.ed25519 = true }).signer(),
-		"RSA":     must(rsa.GenerateKey(rand.Reader, 2048)),
+		"RSA":     must.Do(rsa.GenerateKey(rand.Reader, 2048)),
 	}
 	for name, key := range keys {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tmpl := leafSpec(webID.String()).issue(root).parse(t)
 			tmpl.ExtraExtensions = tmpl.Extensions
-			leaf := must(x509.ParseCertificate(must(x509.CreateCertificate(rand.Reader, tmpl, root.tmpl, key.Public(), root.key))))
-			s := must(spiffe.NewSVID([]*x509.Certificate{leaf}, key))
-			again := must(spiffe.NewSVID([]*x509.Certificate{leaf}, key))
+			der := must.Do(x509.CreateCertificate(rand.Reader, tmpl, root.tmpl, key.Public(), root.key))
+			leaf := must.Do(x509.ParseCertificate(der))
+			s := must.Do(spiffe.NewSVID([]*x509.Certificate{leaf}, key))
+			again := must.Do(spiffe.NewSVID([]*x509.Certificate{leaf}, key))
 
 			var out strings.Builder
 			values := []any{
@@ -319,8 +300,7 @@ func TestSVIDDoesNotPrintItsKey(t *testing.T) {
 				for _, verb := range verbs {
 					fmt.Fprintf(&out, verb+"\n", v)
 				}
-				text, err := json.Marshal(v)
-				require.NoError(t, err)
+				text := must.Get(json.Marshal(v))(t)
 				out.Write(text)
 				for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
 					log := slog.New(h).With("with", v)
@@ -328,7 +308,7 @@ func TestSVIDDoesNotPrintItsKey(t *testing.T) {
 				}
 			}
 			// testify prints through reflection, unexported fields too, without calling String.
-			assert.Equal(failed{&out}, s, must(spiffe.NewSVID([]*x509.Certificate{leaf}, hardware{key})))
+			assert.Equal(failed{&out}, s, must.Do(spiffe.NewSVID([]*x509.Certificate{leaf}, hardware{key})))
 			assert.Equal(failed{&out}, *s, *again)
 
 			text := out.String()
@@ -359,7 +339,7 @@ func (f failed) Errorf(format string, args ...any) { fmt.Fprintf(f, format, args
 func TestSVIDLog(t *testing.T) {
 	t.Parallel()
 	chain, key := p256Chain(t)
-	s := must(spiffe.NewSVID(chain, key))
+	s := must.Do(spiffe.NewSVID(chain, key))
 	var out bytes.Buffer
 	slog.New(slog.NewJSONHandler(&out, nil)).Info("renewed", "svid", s)
 	var line struct {
@@ -376,18 +356,16 @@ func TestSVIDLog(t *testing.T) {
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	chain, key := p256Chain(t)
-	s := must(spiffe.NewSVID(chain, key))
+	s := must.Do(spiffe.NewSVID(chain, key))
 	home := bundleOf(t, "example.org", caSpec("ca1", "spiffe://example.org").issue(nil).parse(t))
-	set := must(spiffe.NewBundleSet(home))
+	set := must.Do(spiffe.NewBundleSet(home))
 	snap := spiffe.NewSnapshot(s, set)
-	got, err := snap.SVID()
-	require.NoError(t, err)
+	got := must.Get(snap.SVID())(t)
 	assert.Same(t, s, got)
 	assert.Same(t, set, snap.Bundles())
-	b, err := snap.Bundle(home.TrustDomain())
-	require.NoError(t, err)
+	b := must.Get(snap.Bundle(home.TrustDomain()))(t)
 	assert.Same(t, home, b)
-	_, err = snap.Bundle(spiffe.MustParseTrustDomain("other.test"))
+	_, err := snap.Bundle(spiffe.MustParseTrustDomain("other.test"))
 	assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	assert.Panics(t, func() { spiffe.NewSnapshot(nil, set) })
 	assert.Panics(t, func() { spiffe.NewSnapshot(s, nil) })
@@ -419,12 +397,11 @@ func checkParsed(t *testing.T, s *spiffe.SVID, err error) {
 }
 
 func FuzzParseSVID(f *testing.F) {
-	files, err := filepath.Glob("testdata/x509/*.txt")
-	require.NoError(f, err)
+	files := must.Get(filepath.Glob("testdata/x509/*.txt"))(f)
 	for _, file := range files {
 		v := readX509Vector(f, file)
 		if certs, ok := v.sections["svid"]; ok {
-			f.Add(must(base64.StdEncoding.DecodeString(certs)), must(base64.StdEncoding.DecodeString(v.sections["key"])))
+			f.Add(must.Do(base64.StdEncoding.DecodeString(certs)), must.Do(base64.StdEncoding.DecodeString(v.sections["key"])))
 		}
 	}
 	f.Fuzz(func(t *testing.T, certs, key []byte) {
@@ -435,9 +412,8 @@ func FuzzParseSVID(f *testing.F) {
 
 func FuzzParseSVIDPEM(f *testing.F) {
 	chain, key := p256Chain(f)
-	certs, keyPEM, err := must(spiffe.NewSVID(chain, key)).MarshalPEM()
-	require.NoError(f, err)
-	sec1 := must(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))
+	certs, keyPEM := must.Two(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(f)
+	sec1 := must.Do(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))
 	f.Add(certs, keyPEM)
 	f.Add(append([]byte("a comment\n"), certs...), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: sec1}))
 	f.Add(keyPEM, certs)
@@ -452,19 +428,16 @@ func FuzzParseSVIDPEM(f *testing.F) {
 func TestLeafRules(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-1.4-2")
-	files, err := filepath.Glob("testdata/x509/*.txt")
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob("testdata/x509/*.txt"))(t)
 	rules := make(map[string]int)
 	for _, file := range files {
 		v := readX509Vector(t, file)
 		if v.header["stage"] != "leaf" {
 			continue
 		}
-		chain, err := parseBlocks(v.sections["chain"])
-		require.NoError(t, err)
-		_, err = spiffe.NewSVID(chain, leafSpec("").signer())
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%s: %v", v.header["id"], err)
+		chain := must.Get(parseBlocks(v.sections["chain"]))(t)
+		_, err := spiffe.NewSVID(chain, leafSpec("").signer())
+		e := must.As[*spiffe.ParseError](t, err, v.header["id"])
 		assert.Equal(t, v.header["rule"], e.Rule, v.header["id"])
 		rules[e.Rule]++
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -101,11 +102,7 @@ func (s certSpec) signer() crypto.Signer {
 	if s.ed25519 {
 		return ed25519.NewKeyFromSeed(seed[:])
 	}
-	k, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), seed[:])
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(ecdsa.ParseRawPrivateKey(elliptic.P256(), seed[:]))
 }
 
 // issued is a certificate, its key, and the certificates above it up to the root.
@@ -116,11 +113,7 @@ type issued struct {
 }
 
 func mustDER(v any) []byte {
-	der, err := asn1.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return der
+	return must.Do(asn1.Marshal(v))
 }
 
 func (s certSpec) san() []byte {
@@ -145,10 +138,7 @@ func (s certSpec) san() []byte {
 // issue makes the certificate; a nil parent means self-signed.
 func (s certSpec) issue(parent *issued) *issued {
 	key := s.signer()
-	pub, err := x509.MarshalPKIXPublicKey(key.Public())
-	if err != nil {
-		panic(err)
-	}
+	pub := must.Do(x509.MarshalPKIXPublicKey(key.Public()))
 	id := sha256.Sum256(pub)
 	serial := sha256.Sum256(append(pub, s.subject.String()...))
 	t := &x509.Certificate{
@@ -189,10 +179,7 @@ func (s certSpec) issue(parent *issued) *issued {
 		p = parent
 	}
 	// Without a source of randomness ECDSA is deterministic (RFC 6979), and so are the files.
-	der, err := x509.CreateCertificate(nil, t, p.tmpl, key.Public(), p.key)
-	if err != nil {
-		panic(err)
-	}
+	der := must.Do(x509.CreateCertificate(nil, t, p.tmpl, key.Public(), p.key))
 	return &issued{der: der, tmpl: t, key: key}
 }
 
@@ -358,16 +345,9 @@ func generateVectors() []x509Vector {
 		v.sections["svid"], v.sections["key"] = base64Lines(certs), base64Lines(key)
 	}
 	pkcs8 := func(k crypto.Signer) []byte {
-		der, err := x509.MarshalPKCS8PrivateKey(k)
-		if err != nil {
-			panic(err)
-		}
-		return der
+		return must.Do(x509.MarshalPKCS8PrivateKey(k))
 	}
-	sec1, err := x509.MarshalECPrivateKey(under.key.(*ecdsa.PrivateKey))
-	if err != nil {
-		panic(err)
-	}
+	sec1 := must.Do(x509.MarshalECPrivateKey(under.key.(*ecdsa.PrivateKey)))
 	both := append(bytes.Clone(under.der), int1.der...)
 	load("XV-61", "WAPI-32", "accept", "wire form", both, pkcs8(under.key))
 	load("XV-62", "WAPI-26", "load", "key of another certificate", both, pkcs8(int1.key))

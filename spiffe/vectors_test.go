@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -46,8 +47,7 @@ func (v idVector) input() string {
 
 func readLines[T any](t testing.TB, file string) []T {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", file))
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(filepath.Join("testdata", file)))(t)
 	var all []T
 	for line := range bytes.Lines(data) {
 		var v T
@@ -70,8 +70,7 @@ func TestIDVectors(t *testing.T) {
 			in := v.input()
 			id, err := spiffe.ParseID(in)
 			if !v.OK {
-				e, ok := errors.AsType[*spiffe.ParseError](err)
-				require.True(t, ok, "%s: got %v, %v", v.Why, id, err)
+				e := must.As[*spiffe.ParseError](t, err, v.Why, id)
 				assert.True(t, id.IsZero())
 				assert.Equal(t, in, e.Input)
 				assert.LessOrEqual(t, e.Offset, len(in))
@@ -153,8 +152,7 @@ func (v x509Vector) text() string {
 
 func readX509Vector(t testing.TB, file string) x509Vector {
 	t.Helper()
-	data, err := os.ReadFile(file)
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(file))(t)
 	v := x509Vector{header: make(map[string]string), sections: make(map[string]string)}
 	section := ""
 	for line := range strings.Lines(string(data)) {
@@ -180,10 +178,8 @@ func readX509Vector(t testing.TB, file string) x509Vector {
 // run does what the vector asks for and returns the ID, and else the stage and the error.
 func (v x509Vector) run(t *testing.T) (spiffe.ID, string, error) {
 	if certs, ok := v.sections["svid"]; ok {
-		c, err := base64.StdEncoding.DecodeString(certs)
-		require.NoError(t, err)
-		k, err := base64.StdEncoding.DecodeString(v.sections["key"])
-		require.NoError(t, err)
+		c := must.Get(base64.StdEncoding.DecodeString(certs))(t)
+		k := must.Get(base64.StdEncoding.DecodeString(v.sections["key"]))(t)
 		s, err := spiffe.ParseSVID(c, k)
 		if err != nil {
 			return spiffe.ID{}, "load", err
@@ -191,8 +187,7 @@ func (v x509Vector) run(t *testing.T) (spiffe.ID, string, error) {
 		return s.ID(), "", nil
 	}
 
-	now, err := time.Parse(time.RFC3339, v.header["now"])
-	require.NoError(t, err)
+	now := must.Get(time.Parse(time.RFC3339, v.header["now"]))(t)
 	role, ok := map[string]spiffe.Role{"any": spiffe.AnyRole, "server": spiffe.ServerRole, "client": spiffe.ClientRole}[v.header["role"]]
 	require.True(t, ok, "role %q", v.header["role"])
 	var bundles []*spiffe.Bundle
@@ -202,16 +197,14 @@ func (v x509Vector) run(t *testing.T) (spiffe.ID, string, error) {
 			require.Equal(t, "chain", name)
 			continue
 		}
-		roots, err := parseBlocks(certs)
-		require.NoError(t, err)
+		roots := must.Get(parseBlocks(certs))(t)
 		b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(domain), spiffe.BundleContents{X509Authorities: roots})
 		if err != nil {
 			return spiffe.ID{}, "bundle", err
 		}
 		bundles = append(bundles, b)
 	}
-	set, err := spiffe.NewBundleSet(bundles...)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(bundles...))(t)
 	chain, err := parseBlocks(v.sections["chain"])
 	if err != nil {
 		return spiffe.ID{}, "parse", err
@@ -220,8 +213,7 @@ func (v x509Vector) run(t *testing.T) (spiffe.ID, string, error) {
 	require.NoError(t, err)
 	peer, err := ver.VerifyChain(chain, role)
 	if err != nil {
-		e, ok := errors.AsType[*spiffe.VerifyError](err)
-		require.True(t, ok, "%T", err)
+		e := must.As[*spiffe.VerifyError](t, err)
 		return spiffe.ID{}, string(e.Stage), err
 	}
 	assert.Equal(t, chain[0], peer.Leaf())
@@ -257,8 +249,7 @@ func errorRule(err error) string {
 func TestX509Vectors(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-1.5-8", "IST-1.5-11", "IST-1.5-12")
-	files, err := filepath.Glob("testdata/x509/*.txt")
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob("testdata/x509/*.txt"))(t)
 	var have []string
 	for _, f := range files {
 		have = append(have, strings.TrimSuffix(filepath.Base(f), ".txt"))
@@ -299,19 +290,13 @@ func TestX509Vectors(t *testing.T) {
 // The known answer: a bundle and a leaf that other code made.
 func TestKnownAnswer(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("testdata/kat/bundle.json")
-	require.NoError(t, err)
-	leaf, err := os.ReadFile("testdata/kat/leaf.pem")
-	require.NoError(t, err)
-	chain, err := parseBlocks(string(leaf))
-	require.NoError(t, err)
+	doc := must.Get(os.ReadFile("testdata/kat/bundle.json"))(t)
+	leaf := must.Get(os.ReadFile("testdata/kat/leaf.pem"))(t)
+	chain := must.Get(parseBlocks(string(leaf)))(t)
 
-	b, err := spiffe.ParseBundle(spiffe.MustParseTrustDomain("example.org"), doc)
-	require.NoError(t, err)
-	v, err := spiffe.NewVerifier(b, spiffe.AllowIDs(webID), &spiffe.VerifierOptions{Now: atNow})
-	require.NoError(t, err)
-	peer, err := v.VerifyChain(chain, spiffe.ClientRole)
-	require.NoError(t, err)
+	b := must.Get(spiffe.ParseBundle(spiffe.MustParseTrustDomain("example.org"), doc))(t)
+	v := must.Get(spiffe.NewVerifier(b, spiffe.AllowIDs(webID), &spiffe.VerifierOptions{Now: atNow}))(t)
+	peer := must.Get(v.VerifyChain(chain, spiffe.ClientRole))(t)
 	assert.Equal(t, webID, peer.ID())
 	assert.Len(t, peer.Chain(), 2)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -35,23 +36,17 @@ func (f bundleFunc) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { retu
 
 func (c *issued) parse(t testing.TB) *x509.Certificate {
 	t.Helper()
-	cert, err := x509.ParseCertificate(c.der)
-	require.NoError(t, err)
-	return cert
+	return must.Get(x509.ParseCertificate(c.der))(t)
 }
 
 func bundleOf(t testing.TB, td string, roots ...*x509.Certificate) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{X509Authorities: roots})
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{X509Authorities: roots}))(t)
 }
 
 func verifierAt(t testing.TB, at time.Time, src spiffe.BundleSource, allow spiffe.Policy) *spiffe.Verifier {
 	t.Helper()
-	v, err := spiffe.NewVerifier(src, allow, &spiffe.VerifierOptions{Now: func() time.Time { return at }})
-	require.NoError(t, err)
-	return v
+	return must.Get(spiffe.NewVerifier(src, allow, &spiffe.VerifierOptions{Now: func() time.Time { return at }}))(t)
 }
 
 func TestVerifyChain(t *testing.T) {
@@ -63,8 +58,7 @@ func TestVerifyChain(t *testing.T) {
 	chain := []*x509.Certificate{leaf.parse(t), mid.parse(t)}
 	v := verifierAt(t, now, bundleOf(t, "example.org", root.parse(t)), spiffe.AllowIDs(webID))
 
-	peer, err := v.VerifyChain(chain, spiffe.ServerRole)
-	require.NoError(t, err)
+	peer := must.Get(v.VerifyChain(chain, spiffe.ServerRole))(t)
 	assert.Equal(t, webID, peer.ID())
 	assert.Equal(t, webID.String(), peer.String())
 	assert.Same(t, chain[0], peer.Leaf())
@@ -142,8 +136,7 @@ func TestVerifyRoles(t *testing.T) {
 						assert.NoError(t, err, "role %d", role)
 						continue
 					}
-					e, ok := errors.AsType[*spiffe.VerifyError](err)
-					require.True(t, ok, "role %d: %v", role, err)
+					e := must.As[*spiffe.VerifyError](t, err, role)
 					assert.Equal(t, "chain", e.Stage)
 					assert.Equal(t, "X5-39", e.Rule)
 				}
@@ -260,8 +253,7 @@ func TestVerifyErrors(t *testing.T) {
 			t.Parallel()
 			peer, err := verifierAt(t, now, c.src, c.allow).VerifyChain(c.chain, c.role)
 			assert.Nil(t, peer)
-			e, ok := errors.AsType[*spiffe.VerifyError](err)
-			require.True(t, ok, "%T", err)
+			e := must.As[*spiffe.VerifyError](t, err)
 			assert.Equal(t, c.text, err.Error())
 			assert.Equal(t, c.want.Stage, e.Stage)
 			assert.Equal(t, c.want.ID, e.ID)
@@ -289,13 +281,11 @@ func TestVerifyErrorTypes(t *testing.T) {
 	spec := leafSpec(webID.String())
 
 	_, err := v.VerifyChain([]*x509.Certificate{spec.with(func(s *certSpec) { s.notAfter = now.Add(-time.Second) }).issue(root).parse(t)}, spiffe.AnyRole)
-	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
-	require.True(t, ok, "%v", err)
+	invalid := must.As[x509.CertificateInvalidError](t, err)
 	assert.Equal(t, x509.Expired, invalid.Reason)
 
 	_, err = v.VerifyChain([]*x509.Certificate{spec.issue(nil).parse(t)}, spiffe.AnyRole)
-	_, ok = errors.AsType[x509.UnknownAuthorityError](err)
-	assert.True(t, ok, "%v", err)
+	must.As[x509.UnknownAuthorityError](t, err)
 }
 
 // Without Now the clock is the real one: the fixtures of 2026 are over.
@@ -305,9 +295,8 @@ func TestVerifierRealClock(t *testing.T) {
 	spec := leafSpec(webID.String()).with(func(s *certSpec) { s.notBefore, s.notAfter = time.Now().Add(-time.Minute), time.Now().Add(time.Hour) })
 	b := bundleOf(t, "example.org", root.parse(t))
 	for _, opts := range []*spiffe.VerifierOptions{nil, {}} {
-		v, err := spiffe.NewVerifier(b, spiffe.AllowAnyPeer(), opts)
-		require.NoError(t, err)
-		_, err = v.VerifyChain([]*x509.Certificate{spec.issue(root).parse(t)}, spiffe.AnyRole)
+		v := must.Get(spiffe.NewVerifier(b, spiffe.AllowAnyPeer(), opts))(t)
+		_, err := v.VerifyChain([]*x509.Certificate{spec.issue(root).parse(t)}, spiffe.AnyRole)
 		assert.NoError(t, err)
 	}
 }
@@ -399,8 +388,7 @@ func TestIDFromCertificate(t *testing.T) {
 			assert.Equal(t, c.id, id.String())
 			continue
 		}
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%s: %v, %v", c.name, id, err)
+		e := must.As[*spiffe.ParseError](t, err, c.name, id)
 		assert.Equal(t, c.rule, e.Rule, "%s: %v", c.name, err)
 		assert.True(t, id.IsZero())
 	}
@@ -409,8 +397,7 @@ func TestIDFromCertificate(t *testing.T) {
 }
 
 func FuzzIDFromCertificate(f *testing.F) {
-	files, err := filepath.Glob("testdata/x509/*.txt")
-	require.NoError(f, err)
+	files := must.Get(filepath.Glob("testdata/x509/*.txt"))(f)
 	for _, file := range files {
 		certs, err := parseBlocks(readX509Vector(f, file).sections["chain"])
 		if err != nil || len(certs) == 0 {

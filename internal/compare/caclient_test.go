@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient"
 	client "github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -56,8 +57,7 @@ func (s istiod) CreateCertificate(ctx context.Context, r *security.IstioCertific
 func grpcIstiod(t testing.TB, f answer) (url string, client *tls.Config) {
 	t.Helper()
 	serverTLS, clientTLS := caTLS(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(serverTLS)))
 	security.RegisterIstioCertificateServiceServer(s, istiod{answer: f})
 	go func() { _ = s.Serve(l) }()
@@ -74,8 +74,7 @@ func connectIstiod(t testing.TB, f answer) (url string, client *tls.Config) {
 		if s, ok := status.FromError(err); ok && err != nil {
 			e := connect.NewError(connect.Code(s.Code()), errors.New(s.Message()))
 			for _, d := range s.Proto().GetDetails() {
-				detail, err := connect.NewErrorDetail(d)
-				require.NoError(t, err)
+				detail := must.Get(connect.NewErrorDetail(d))(t)
 				e.AddDetail(detail)
 			}
 			return nil, e
@@ -89,8 +88,7 @@ func connectIstiod(t testing.TB, f answer) (url string, client *tls.Config) {
 // serveCA serves until the test is over and returns the address.
 func serveCA(t testing.TB, o caserver.ServeOptions) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- caserver.Serve(ctx, l, o) }()
@@ -114,21 +112,17 @@ var judges = map[string]func(testing.TB, answer) (string, *tls.Config){"grpc-go"
 
 func istioClient(t testing.TB, url string, cfg *tls.Config) *client.CA {
 	t.Helper()
-	c, err := client.New(client.Options{CertSigner: "special", ClusterID: "Kubernetes", Endpoint: caclient.Endpoint{
+	c := must.Get(client.New(client.Options{CertSigner: "special", ClusterID: "Kubernetes", Endpoint: caclient.Endpoint{
 		URL: url, HTTPClient: h2Client(t, cfg), TrustDomain: spiffe.MustParseTrustDomain("cluster.local"),
 		Token: func(context.Context) (string, error) { return "web", nil },
-	}})
-	require.NoError(t, err)
+	}}))(t)
 	return c
 }
 
 func istioCSR(t testing.TB) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(istioWeb))}})
-	require.NoError(t, err)
-	return csr
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(istioWeb))}}))(t)
 }
 
 // TestIstioClient has our client against servers of others: a certificate, every status code with the time
@@ -158,10 +152,10 @@ func TestIstioClient(t *testing.T) {
 				return &security.IstioCertificateResponse{CertChain: texts}, nil
 			})
 			c := istioClient(t, url, cfg)
-			chain, err := c.Sign(t.Context(), csr, time.Hour)
-			require.NoError(t, err)
+			chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
 			require.Len(t, chain, 1)
-			_, err = chain[0].Verify(x509.VerifyOptions{Roots: authority.roots(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+			usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+			_, err := chain[0].Verify(x509.VerifyOptions{Roots: authority.roots(), KeyUsages: usages})
 			require.NoError(t, err)
 			assert.Equal(t, istioWeb, chain[0].URIs[0].String())
 		})
@@ -183,8 +177,7 @@ func TestIstioClient(t *testing.T) {
 					return nil, s.Err()
 				})
 				_, err := istioClient(t, url, cfg).Sign(t.Context(), csr, 0)
-				e, ok := errors.AsType[*caclient.Error](err)
-				require.True(t, ok, "%v: %v", code, err)
+				e := must.As[*caclient.Error](t, err, code)
 				assert.Equal(t, kind, e.Kind, "%v: %v", code, err)
 				assert.Equal(t, 1500*time.Millisecond, e.RetryAfter, code)
 				assert.ErrorContains(t, err, "because é", code)
@@ -204,8 +197,7 @@ func TestIstioClient(t *testing.T) {
 			})
 			c := istioClient(t, url, cfg)
 			_, err := c.Sign(t.Context(), csr, 0)
-			e, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok, "%v", err)
+			e := must.As[*caclient.Error](t, err)
 			assert.Equal(t, caclient.ErrBadAnswer, e.Kind)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
@@ -219,11 +211,9 @@ func TestIstioClient(t *testing.T) {
 // connectDelay returns what an error of connect says of when to come back, or 0.
 func connectDelay(t testing.TB, err error) time.Duration {
 	t.Helper()
-	e, ok := errors.AsType[*connect.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*connect.Error](t, err)
 	for _, d := range e.Details() {
-		v, err := d.Value()
-		require.NoError(t, err)
+		v := must.Get(d.Value())(t)
 		if info, ok := v.(*errdetails.RetryInfo); ok {
 			return info.GetRetryDelay().AsDuration()
 		}
@@ -241,7 +231,7 @@ func TestServicesWithConnect(t *testing.T) {
 		return &authn.Caller{ID: spiffe.MustParseID(istioWeb), Method: "test"}, nil
 	})})
 	require.NoError(t, err)
-	certify, err := linkerd.New(linkerd.Options{
+	certify := must.Get(linkerd.New(linkerd.Options{
 		Mesh:   linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"},
 		Signer: authority,
 		Review: func(ctx context.Context, token string, _ []string) (*spiffe.Pod, error) {
@@ -251,8 +241,7 @@ func TestServicesWithConnect(t *testing.T) {
 			}
 			return &spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web"}, nil
 		},
-	})
-	require.NoError(t, err)
+	}))(t)
 	mux := http.NewServeMux()
 	mux.Handle(istioca.CreateCertificate, istio)
 	mux.Handle(linkerd.Certify, certify)

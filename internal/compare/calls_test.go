@@ -255,8 +255,7 @@ var calls = []struct {
 			key, err2 := os.ReadFile(e.keyFile)
 			svid, err3 := spiffe.ParseSVIDPEM(certs, key)
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			require.NoError(t, err3)
 			return svid.ID().String()
 		}},
@@ -324,8 +323,7 @@ var calls = []struct {
 			verifier, err := spiffe.NewVerifier(e.source, spiffe.AllowAnyPeer(), nil)
 			peer, err2 := verifier.VerifyChain(e.chain, spiffe.ClientRole)
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return peer.ID().String()
 		}},
 		{from: func(t *testing.T, e theirProgram) any {
@@ -362,8 +360,7 @@ var calls = []struct {
 			roots, err := os.ReadFile(e.rootsFile)
 			bundle, err2 := spiffe.ParseBundlePEM(e.td, roots)
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return len(bundle.Contents().X509Authorities)
 		}},
 		{from: func(t *testing.T, e theirProgram) any {
@@ -375,8 +372,7 @@ var calls = []struct {
 			certs, err := x509.ParseCertificates(e.rootsDER)
 			bundle, err2 := spiffe.NewBundle(e.td, spiffe.BundleContents{X509Authorities: certs})
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return len(bundle.Contents().X509Authorities)
 		}},
 		{like: []any{
@@ -524,8 +520,7 @@ var calls = []struct {
 			source, err := workloadapi.Start(e.ctx, workloadapi.Config{Address: e.address, JWTBundles: true})
 			tokens, err2 := jwtsvid.NewCache(source, nil)
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			defer source.Close()
 			_, err = tokens.Fetch(e.ctx, "db")
 			require.NoError(t, err)
@@ -608,8 +603,7 @@ var calls = []struct {
 			source, err := workloadapi.Start(e.ctx, workloadapi.Config{Address: e.address})
 			svid, err2 := source.SVID()
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			require.NoError(t, source.Close())
 			return svid.ID().String()
 		}},
@@ -709,8 +703,7 @@ var calls = []struct {
 			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td)})
 			config, err2 := endpoint.ServerConfig()
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return met(t, config, e.web)
 		}},
 		{like: []any{tlsconfig.HookMTLSClientConfig}, note: "For net/http: `endpoint.Transport`, with `Hosts` in place of `Allow` for a policy per address.", from: func(t *testing.T, e theirProgram) any {
@@ -721,8 +714,7 @@ var calls = []struct {
 			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowIDs(e.id)})
 			config, err2 := endpoint.ClientConfig()
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return dialed(t, e.addr, config)
 		}},
 		{like: []any{tlsconfig.HookTLSServerConfig}, note: "A client that presents a certificate is verified.", from: func(t *testing.T, e theirProgram) any {
@@ -733,8 +725,7 @@ var calls = []struct {
 			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td), AllowAnonymousClients: true})
 			config, err2 := endpoint.ServerConfig()
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return met(t, config, &tls.Config{InsecureSkipVerify: true})
 		}},
 		{like: []any{tlsconfig.HookTLSClientConfig}, from: func(t *testing.T, e theirProgram) any {
@@ -745,8 +736,7 @@ var calls = []struct {
 			endpoint, err := spiffetls.New(spiffetls.Config{OptionalIdentity: true, Peers: e.source, Allow: spiffe.AllowIDs(e.id)})
 			config, err2 := endpoint.ClientConfig()
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			anonymous, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td), AllowAnonymousClients: true})
 			require.NoError(t, err)
 			server, err := anonymous.ServerConfig()
@@ -762,8 +752,7 @@ var calls = []struct {
 			endpoint, err := spiffetls.New(spiffetls.Config{WebCertificate: web, Peers: e.source, Allow: spiffe.AllowMembersOf(e.td)})
 			config, err2 := endpoint.ServerConfig()
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return met(t, config, withRoots(e.web, e.webRoots))
 		}},
 		{like: []any{tlsconfig.HookMTLSWebClientConfig}, note: "The roots of the host: `WebRoots: x509.SystemCertPool`.", from: func(t *testing.T, e theirProgram) any {
@@ -776,8 +765,7 @@ var calls = []struct {
 			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, WebRoots: web})
 			config, err2 := endpoint.ClientConfig()
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			config.ServerName = "localhost"
 			return met(t, tlsconfig.MTLSWebServerConfig(e.webCertificate, peerBundle(t, e.bundle).X509Bundle(), tlsconfig.AuthorizeAny()), config)
 		}},
@@ -792,8 +780,7 @@ var calls = []struct {
 			config, err2 := endpoint.ServerConfig()
 			get := config.GetCertificate
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			cert, err := get(&tls.ClientHelloInfo{})
 			require.NoError(t, err)
 			return cert.Leaf.URIs[0].String()
@@ -807,8 +794,7 @@ var calls = []struct {
 			config, err2 := endpoint.ServerConfig()
 			verify := config.VerifyConnection
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return verify(e.state)
 		}},
 		{like: []any{
@@ -844,8 +830,7 @@ var calls = []struct {
 			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: spiffe.AllowIDs(e.id)})
 			conn, err2 := endpoint.DialContext(e.ctx, "tcp", e.addr)
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return echoed(t, conn)
 		}},
 		{note: "A proof rather than a name. Of a request: `PeerFromContext` and `PeerFromRequest`.", from: func(t *testing.T, e theirProgram) any {
@@ -880,8 +865,7 @@ var calls = []struct {
 			endpoint, err := spiffetls.New(spiffetls.Config{Self: e.source, Peers: e.source, Allow: e.policy})
 			peer, err2 := endpoint.PeerFromState(spiffe.ServerRole, e.state)
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return peer.ID().String()
 		}},
 	}},
@@ -895,8 +879,7 @@ var calls = []struct {
 			validator, err := jwtsvid.NewValidator(e.source, []string{"db"}, nil)
 			verified, err2 := validator.Validate(e.token)
 
-			require.NoError(t, err)
-			require.NoError(t, err2)
+			require.NoError(t, errors.Join(err, err2))
 			return verified.ID().String()
 		}},
 		{note: "Another type than a token that was validated.", from: func(t *testing.T, e theirProgram) any {

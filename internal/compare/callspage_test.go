@@ -34,6 +34,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -82,14 +83,12 @@ func allowedByUs(p spiffe.Policy) any {
 // met makes a connection, and returns the certificates that each side has presented.
 func met(t *testing.T, server, client *tls.Config) any {
 	t.Helper()
-	serverSaw, clientSaw, err := handshake(t, server, client)
-	require.NoError(t, err)
+	serverSaw, clientSaw := must.Two(handshake(t, server, client))(t)
 	var seen []string
 	for _, state := range []*tls.ConnectionState{serverSaw, clientSaw} {
 		name := "none"
 		if len(state.PeerCertificates) > 0 {
-			id, err := spiffe.IDFromCertificate(state.PeerCertificates[0])
-			require.NoError(t, err)
+			id := must.Get(spiffe.IDFromCertificate(state.PeerCertificates[0]))(t)
 			name = id.String()
 		}
 		seen = append(seen, name)
@@ -107,8 +106,7 @@ func withRoots(config *tls.Config, roots *x509.CertPool) *tls.Config {
 // dialed connects to a server that echoes.
 func dialed(t *testing.T, addr string, config *tls.Config) any {
 	t.Helper()
-	conn, err := tls.Dial("tcp", addr, config)
-	require.NoError(t, err)
+	conn := must.Get(tls.Dial("tcp", addr, config))(t)
 	return echoed(t, conn)
 }
 
@@ -116,11 +114,9 @@ func echoed(t *testing.T, conn net.Conn) any {
 	t.Helper()
 	defer conn.Close()
 	require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
-	_, err := conn.Write([]byte("hello"))
-	require.NoError(t, err)
+	must.Get(conn.Write([]byte("hello")))(t)
 	b := make([]byte, 5)
-	_, err = io.ReadFull(conn, b)
-	require.NoError(t, err)
+	must.Get(io.ReadFull(conn, b))(t)
 	return string(b)
 }
 
@@ -156,8 +152,7 @@ func got(t *testing.T, h http.Handler) any {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 	require.Equal(t, http.StatusOK, w.Code)
-	b, err := spiffe.ParseBundle(spiffe.MustParseTrustDomain("example.org"), w.Body.Bytes())
-	require.NoError(t, err)
+	b := must.Get(spiffe.ParseBundle(spiffe.MustParseTrustDomain("example.org"), w.Body.Bytes()))(t)
 	return len(b.Contents().X509Authorities) + len(b.Contents().JWTAuthorities)
 }
 
@@ -184,33 +179,24 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 	api.SetIdentities(workloadserver.Identity{SVID: svid}, workloadserver.Identity{SVID: ca.SVID("/batch"), Hint: "internal"})
 	endpoint := federationtest.NewEndpoint(t, partner)
 	relation := endpoint.Relationship()
-	bundle, err := api.Snapshot().Bundle(ca.TrustDomain())
-	require.NoError(t, err)
+	bundle := must.Get(api.Snapshot().Bundle(ca.TrustDomain()))(t)
 
-	ownClient, err := workloadapi.NewClient(api.Config().Address, nil)
-	require.NoError(t, err)
+	ownClient := must.Get(workloadapi.NewClient(api.Config().Address, nil))(t)
 	t.Cleanup(ownClient.CloseIdleConnections)
-	source, err := workloadapi.Start(ctx, workloadapi.Config{Client: ownClient, JWTBundles: true})
-	require.NoError(t, err)
+	source := must.Get(workloadapi.Start(ctx, workloadapi.Config{Client: ownClient, JWTBundles: true}))(t)
 	t.Cleanup(func() { assert.NoError(t, source.Close()) })
 	at := peerapi.WithClientOptions(peerapi.WithAddr(api.Config().Address))
-	peerSource, err := peerapi.NewX509Source(ctx, at)
-	require.NoError(t, err)
-	jwtSource, err := peerapi.NewJWTSource(ctx, at)
-	require.NoError(t, err)
-	client, err := peerapi.New(ctx, peerapi.WithAddr(api.Config().Address))
-	require.NoError(t, err)
+	peerSource := must.Get(peerapi.NewX509Source(ctx, at))(t)
+	jwtSource := must.Get(peerapi.NewJWTSource(ctx, at))(t)
+	client := must.Get(peerapi.New(ctx, peerapi.WithAddr(api.Config().Address)))(t)
 	t.Cleanup(func() { assert.NoError(t, errors.Join(peerSource.Close(), jwtSource.Close(), client.Close())) })
 
 	c := common{
 		ctx: ctx, address: api.Config().Address, name: svid.ID().String(), url: relation.URL, chain: svid.Chain(), key: svid.Signer(), root: ca.Root(),
 	}
-	c.uri, err = url.Parse(c.name)
-	require.NoError(t, err)
-	c.certPEM, c.keyPEM, err = svid.MarshalPEM()
-	require.NoError(t, err)
-	c.certDER, c.keyDER, err = svid.MarshalDER()
-	require.NoError(t, err)
+	c.uri = must.Get(url.Parse(c.name))(t)
+	c.certPEM, c.keyPEM = must.Two(svid.MarshalPEM())(t)
+	c.certDER, c.keyDER = must.Two(svid.MarshalDER())(t)
 	dir := t.TempDir()
 	c.certFile, c.keyFile, c.rootsFile = filepath.Join(dir, "svid.pem"), filepath.Join(dir, "key.pem"), filepath.Join(dir, "roots.pem")
 	for name, data := range map[string][]byte{c.certFile: c.certPEM, c.keyFile: c.keyPEM, c.rootsFile: bundle.MarshalPEM()} {
@@ -218,13 +204,11 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 	}
 	block, _ := pem.Decode(bundle.MarshalPEM())
 	c.rootsDER = block.Bytes
-	c.doc, err = bundle.Marshal()
-	require.NoError(t, err)
+	c.doc = must.Get(bundle.Marshal())(t)
 	c.keys = maps.Collect(bundle.JWTAuthorities())
 	for c.keyID = range c.keys {
 	}
-	c.token, err = source.Fetch(ctx, "db")
-	require.NoError(t, err)
+	c.token = must.Get(source.Fetch(ctx, "db"))(t)
 	c.newRoot = spiffetest.NewCA(t, "example.org").Root()
 	chain, key := partner.Certificate("/endpoint", func(c *x509.Certificate) { c.DNSNames = []string{"localhost"} })
 	c.webCertificate = &tls.Certificate{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key, Leaf: chain[0]}
@@ -234,12 +218,10 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 	c.web = tlsconfig.MTLSClientConfig(peerSVID(t, svid), peerBundle(t, bundle), anyone)
 	c.db = tlsconfig.MTLSClientConfig(peerSVID(t, ca.SVID("/db")), peerBundle(t, bundle), anyone)
 	serverConfig := tlsconfig.MTLSServerConfig(peerSVID(t, svid), peerBundle(t, bundle), anyone)
-	l, err := tls.Listen("tcp", "127.0.0.1:0", serverConfig)
-	require.NoError(t, err)
+	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", serverConfig))(t)
 	echo(t, l)
 	c.addr = l.Addr().String()
-	conn, err := tls.Dial("tcp", c.addr, c.web)
-	require.NoError(t, err)
+	conn := must.Get(tls.Dial("tcp", c.addr, c.web))(t)
 	c.state = conn.ConnectionState()
 	require.NoError(t, conn.Close())
 
@@ -284,8 +266,7 @@ var (
 func callRows(t *testing.T) []codeRow {
 	t.Helper()
 	fset := token.NewFileSet()
-	file, err := parser.ParseFile(fset, "calls_test.go", nil, parser.SkipObjectResolution)
-	require.NoError(t, err)
+	file := must.Get(parser.ParseFile(fset, "calls_test.go", nil, parser.SkipObjectResolution))(t)
 	renamed := map[string]string{} // the packages of go-spiffe whose names are those of ours
 	for _, i := range file.Imports {
 		if p, _ := strconv.Unquote(i.Path.Value); i.Name != nil {
@@ -409,8 +390,7 @@ func callName(f any) string {
 // TestCallsPage compares the tables of the page with what is compiled here.
 func TestCallsPage(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(callsPage)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(callsPage))(t)
 	before, rest, ok := strings.Cut(string(text), beginCalls)
 	require.True(t, ok)
 	tables, after, ok := strings.Cut(rest, endCalls)
@@ -426,22 +406,19 @@ func TestCallsPage(t *testing.T) {
 // method of its sources and of its client.
 func TestCallsComplete(t *testing.T) {
 	t.Parallel()
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/spiffe/go-spiffe/v2").Output()
-	require.NoError(t, err)
+	out := must.Get(exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/spiffe/go-spiffe/v2").Output())(t)
 	text := page(t)
 	count := 0
 	for _, dir := range []string{
 		"spiffeid", "svid/x509svid", "svid/jwtsvid", "bundle/x509bundle", "bundle/jwtbundle", "bundle/spiffebundle", "workloadapi", "spiffetls", "spiffetls/tlsconfig", "federation",
 	} {
-		files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(out)), dir, "*.go"))
-		require.NoError(t, err)
+		files := must.Get(filepath.Glob(filepath.Join(strings.TrimSpace(string(out)), dir, "*.go")))(t)
 		require.NotEmpty(t, files)
 		for _, name := range files {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
-			file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-			require.NoError(t, err)
+			file := must.Get(parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution))(t)
 			for _, d := range file.Decls {
 				f, ok := d.(*ast.FuncDecl)
 				if !ok || !f.Name.IsExported() {

@@ -37,6 +37,7 @@ import (
 	security "istio.io/api/security/v1alpha1"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -55,8 +56,7 @@ func TestRequestServer(t *testing.T) {
 		t.Skip("it is the server of BenchmarkCARequest")
 	}
 	serverTLS, _ := caTLS(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	switch kind {
@@ -73,13 +73,11 @@ func TestRequestServer(t *testing.T) {
 	default:
 		cfg := ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")}
 		if kind == "svidkit+audit" {
-			log, err := auditlog.Open(filepath.Join(t.TempDir(), "audit.jsonl"), nil)
-			require.NoError(t, err)
+			log := must.Get(auditlog.Open(filepath.Join(t.TempDir(), "audit.jsonl"), nil))(t)
 			defer log.Close()
 			cfg.Auditor = log
 		}
-		a, err := ca.New(cfg)
-		require.NoError(t, err)
+		a := must.Get(ca.New(cfg))(t)
 		id := spiffe.MustParseID("spiffe://cluster.local/ns/prod/sa/web")
 		h, err := istioca.New(istioca.Options{Signer: a, Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
 			if token, err := authn.Bearer(r); err != nil || token != "web" {
@@ -113,18 +111,14 @@ type bareSigner struct {
 
 func newBareSigner(t testing.TB) *bareSigner {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	tmpl := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	require.NoError(t, err)
-	root, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	id, err := url.Parse("spiffe://cluster.local/ns/prod/sa/web")
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key))(t)
+	root := must.Get(x509.ParseCertificate(der))(t)
+	id := must.Get(url.Parse("spiffe://cluster.local/ns/prod/sa/web"))(t)
 	return &bareSigner{root: root, pem: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), key: key, id: id}
 }
 
@@ -194,10 +188,8 @@ func startCAProcess(t testing.TB, kind string) *caProcess {
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestRequestServer$")
 	cmd.Env = append(os.Environ(), requestServer+"="+kind)
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	p := &caProcess{in: in, out: bufio.NewScanner(out), roots: x509.NewCertPool()}
 	t.Cleanup(func() {
@@ -208,21 +200,17 @@ func startCAProcess(t testing.TB, kind string) *caProcess {
 	})
 	require.True(t, p.out.Scan())
 	var cert string
-	_, err = fmt.Sscan(p.out.Text(), &p.addr, &cert)
-	require.NoError(t, err)
-	cert, err = url.QueryUnescape(cert)
-	require.NoError(t, err)
+	must.Get(fmt.Sscan(p.out.Text(), &p.addr, &cert))(t)
+	cert = must.Get(url.QueryUnescape(cert))(t)
 	require.True(t, p.roots.AppendCertsFromPEM([]byte(cert)))
 	return p
 }
 
 func (p *caProcess) cpu(t testing.TB) time.Duration {
 	t.Helper()
-	_, err := io.WriteString(p.in, "\n")
-	require.NoError(t, err)
+	must.Get(io.WriteString(p.in, "\n"))(t)
 	require.True(t, p.out.Scan())
-	n, err := strconv.ParseInt(p.out.Text(), 10, 64)
-	require.NoError(t, err)
+	n := must.Get(strconv.ParseInt(p.out.Text(), 10, 64))(t)
 	return time.Duration(n)
 }
 
@@ -239,8 +227,7 @@ func BenchmarkCARequest(b *testing.B) {
 			clients := make([]security.IstioCertificateServiceClient, 32)
 			for i := range clients {
 				clients[i] = security.NewIstioCertificateServiceClient(dial(b, p.addr, credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: p.roots, ServerName: "127.0.0.1"})))
-				resp, err := clients[i].CreateCertificate(ctx, req) // the handshake
-				require.NoError(b, err)
+				resp := must.Get(clients[i].CreateCertificate(ctx, req))(b) // the handshake
 				require.Len(b, resp.GetCertChain(), 2)
 			}
 			var left atomic.Int64

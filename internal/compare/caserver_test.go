@@ -35,6 +35,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/test/must"
 	wireistio "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	wirelinkerd "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -60,8 +61,7 @@ func (f *fickle) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, e
 
 func newFickle(t testing.TB) *fickle {
 	t.Helper()
-	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")})
-	require.NoError(t, err)
+	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")}))(t)
 	return &fickle{Authority: a}
 }
 
@@ -76,16 +76,13 @@ func (f *fickle) roots() *x509.CertPool {
 // caTLS makes configurations for a CA on 127.0.0.1 and for those who trust it.
 func caTLS(t testing.TB) (server, client *tls.Config) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	tmpl := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key))(t)
+	cert := must.Get(x509.ParseCertificate(der))(t)
 	roots := x509.NewCertPool()
 	roots.AddCert(cert)
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}},
@@ -95,22 +92,19 @@ func caTLS(t testing.TB) (server, client *tls.Config) {
 // dial makes a client of grpc-go.
 func dial(t testing.TB, addr string, creds credentials.TransportCredentials) *grpc.ClientConn {
 	t.Helper()
-	c, err := grpc.NewClient(addr, grpc.WithTransportCredentials(creds))
-	require.NoError(t, err)
+	c := must.Get(grpc.NewClient(addr, grpc.WithTransportCredentials(creds)))(t)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
 }
 
 func requestFor(t testing.TB, names ...string) (der []byte, key *ecdsa.PrivateKey) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key = must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	tmpl := &x509.CertificateRequest{DNSNames: names}
 	if len(names) > 0 {
 		tmpl.Subject = pkix.Name{CommonName: names[0]}
 	}
-	der, err = x509.CreateCertificateRequest(rand.Reader, tmpl, key)
-	require.NoError(t, err)
+	der = must.Get(x509.CreateCertificateRequest(rand.Reader, tmpl, key))(t)
 	return der, key
 }
 
@@ -163,19 +157,16 @@ func TestIstioCA(t *testing.T) {
 	}
 	good := &security.IstioCertificateRequest{Csr: csr, ValidityDuration: 3600}
 
-	resp, err := client.CreateCertificate(as("web"), good)
-	require.NoError(t, err)
+	resp := must.Get(client.CreateCertificate(as("web"), good))(t)
 	chain := resp.GetCertChain()
 	require.Len(t, chain, 2, "leaf, roots")
 	b, rest := pem.Decode([]byte(chain[0]))
 	require.NotNil(t, b)
 	require.Empty(t, rest)
-	leaf, err := x509.ParseCertificate(b.Bytes)
-	require.NoError(t, err)
+	leaf := must.Get(x509.ParseCertificate(b.Bytes))(t)
 	roots := x509.NewCertPool()
 	require.True(t, roots.AppendCertsFromPEM([]byte(chain[1])))
-	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	require.NoError(t, err)
+	must.Get(leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}))(t)
 	require.Len(t, leaf.URIs, 1)
 	assert.Equal(t, web, leaf.URIs[0].String())
 	assert.Empty(t, leaf.DNSNames)
@@ -217,34 +208,6 @@ func TestIstioCA(t *testing.T) {
 	assert.Equal(t, codes.DeadlineExceeded, status.Code(err))
 }
 
-// noALPN is transport credentials as Linkerd's proxies have them: TLS, and no protocol is negotiated,
-// which credentials.NewTLS does not allow.
-type noALPN struct{ cfg *tls.Config }
-
-func (n noALPN) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	c := tls.Client(raw, n.cfg)
-	if err := c.HandshakeContext(ctx); err != nil {
-		return nil, nil, err
-	}
-	state := c.ConnectionState()
-	if state.NegotiatedProtocol != "" {
-		return nil, nil, fmt.Errorf("negotiated %q", state.NegotiatedProtocol)
-	}
-	return c, credentials.TLSInfo{State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
-}
-
-func (n noALPN) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("for clients only")
-}
-
-func (noALPN) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
-}
-
-func (n noALPN) Clone() credentials.TransportCredentials { return n }
-
-func (n noALPN) OverrideServerName(string) error { return nil }
-
 // TestLinkerdIdentity has a client built from Linkerd's published definitions against the service, with
 // ALPN, without it, and without TLS.
 func TestLinkerdIdentity(t *testing.T) {
@@ -265,11 +228,9 @@ func TestLinkerdIdentity(t *testing.T) {
 		}
 		return nil, kube.ErrNotAuthenticated
 	}}
-	srv, err := linkerd.New(opts)
-	require.NoError(t, err)
+	srv := must.Get(linkerd.New(opts))(t)
 	opts.AllowPlaintext = true
-	open, err := linkerd.New(opts)
-	require.NoError(t, err)
+	open := must.Get(linkerd.New(opts))(t)
 	serverTLS, clientTLS := caTLS(t)
 	encrypted := serveCA(t, caserver.ServeOptions{Handler: srv, TLS: serverTLS})
 	plain := serveCA(t, caserver.ServeOptions{Handler: open, Plaintext: true})
@@ -278,7 +239,7 @@ func TestLinkerdIdentity(t *testing.T) {
 	good := &identity.CertifyRequest{Identity: web, Token: []byte("web"), CertificateSigningRequest: der}
 	clients := map[string]identity.IdentityClient{
 		"ALPN":    identity.NewIdentityClient(dial(t, encrypted, credentials.NewTLS(clientTLS))),
-		"no ALPN": identity.NewIdentityClient(dial(t, encrypted, noALPN{clientTLS})),
+		"no ALPN": identity.NewIdentityClient(dial(t, encrypted, meshTLS{clientTLS})),
 		"no TLS":  identity.NewIdentityClient(dial(t, plain, insecure.NewCredentials())),
 	}
 	for name, client := range clients {
@@ -327,27 +288,23 @@ func TestLinkerdIdentity(t *testing.T) {
 		assert.InDelta(t, 2*time.Second, retryDelay(err), float64(2*time.Millisecond), "%v", f.kind)
 	}
 	authority.err.Store(nil)
-	_, err = client.Certify(t.Context(), good)
-	require.NoError(t, err)
+	must.Get(client.Certify(t.Context(), good))(t)
 }
 
 // TestCAMessages compares the bytes of the published messages with those of ours, both ways.
 func TestCAMessages(t *testing.T) {
 	t.Parallel()
-	meta, err := structpb.NewStruct(map[string]any{"CertSigner": "x", "n": 1.5, "l": []any{true, nil}})
-	require.NoError(t, err)
+	meta := must.Get(structpb.NewStruct(map[string]any{"CertSigner": "x", "n": 1.5, "l": []any{true, nil}}))(t)
 	for _, test := range []struct{ theirs, ours proto.Message }{
 		{&security.IstioCertificateRequest{Csr: "c", ValidityDuration: -1, Metadata: meta}, new(wireistio.IstioCertificateRequest)},
 		{&security.IstioCertificateResponse{CertChain: []string{"a", "", "b"}}, new(wireistio.IstioCertificateResponse)},
 		{&identity.CertifyRequest{Identity: "a", Token: []byte("t"), CertificateSigningRequest: []byte{0x30}}, new(wirelinkerd.CertifyRequest)},
 		{&identity.CertifyResponse{LeafCertificate: []byte("l"), IntermediateCertificates: [][]byte{{1}, {2}}}, new(wirelinkerd.CertifyResponse)},
 	} {
-		want, err := proto.MarshalOptions{Deterministic: true}.Marshal(test.theirs)
-		require.NoError(t, err)
+		want := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(test.theirs))(t)
 		require.NoError(t, proto.Unmarshal(want, test.ours))
 		assert.Empty(t, test.ours.ProtoReflect().GetUnknown())
-		got, err := proto.MarshalOptions{Deterministic: true}.Marshal(test.ours)
-		require.NoError(t, err)
+		got := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(test.ours))(t)
 		assert.Equal(t, want, got)
 		back := test.theirs.ProtoReflect().New().Interface()
 		require.NoError(t, proto.Unmarshal(got, back))

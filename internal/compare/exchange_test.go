@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -29,15 +30,12 @@ func TestBundlesExchanged(t *testing.T) {
 	c := a.bundle(t).Contents()
 	c.Sequence, c.RefreshHint = new(uint64(1<<63+1)), 5*time.Minute
 	for _, alg := range []pki.KeyAlgorithm{pki.ECDSAP384, pki.RSA2048} {
-		key, err := pki.NewKey(alg)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(alg))(t)
 		c.JWTAuthorities[string(alg)] = key.Public()
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	c.WITAuthorities = map[string]crypto.PublicKey{"wit": key.Public()}
-	b, err := spiffe.NewBundle(a.ca.TrustDomain(), c)
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(a.ca.TrustDomain(), c))(t)
 
 	p := peerBundle(t, b)
 	assert.Equal(t, slices.Collect(b.X509Authorities()), p.X509Authorities())
@@ -50,18 +48,15 @@ func TestBundlesExchanged(t *testing.T) {
 	assert.True(t, ok)
 	assert.Equal(t, c.RefreshHint, hint)
 
-	doc, err := p.Marshal()
-	require.NoError(t, err)
-	back, err := spiffe.ParseBundleWIT(b.TrustDomain(), doc)
-	require.NoError(t, err)
+	doc := must.Get(p.Marshal())(t)
+	back := must.Get(spiffe.ParseBundleWIT(b.TrustDomain(), doc))(t)
 	assert.Empty(t, back.Skipped())
 	assert.True(t, back.Equal(b))
 
 	// A bundle without authorities: BND-9 asks for an array, and the peer writes null.
-	empty, err := spiffebundle.New(peerDomain(b.TrustDomain())).Marshal()
-	require.NoError(t, err)
+	empty := must.Get(spiffebundle.New(peerDomain(b.TrustDomain())).Marshal())(t)
 	assert.JSONEq(t, `{"keys":null}`, string(empty))
-	_, err = spiffe.ParseBundle(b.TrustDomain(), empty)
+	_, err := spiffe.ParseBundle(b.TrustDomain(), empty)
 	var refused *spiffe.ParseError
 	require.ErrorAs(t, err, &refused)
 	assert.Equal(t, "BND-9", refused.Rule)
@@ -85,18 +80,15 @@ func TestTokensExchanged(t *testing.T) {
 			require.NoError(t, err)
 			b, err := spiffe.NewBundle(id.TrustDomain(), spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{keyID: key.Public()}})
 			require.NoError(t, err)
-			issuer, err := jwtsvid.NewIssuer(id.TrustDomain(), keyID, key, &jwtsvid.IssuerOptions{Algorithm: alg})
-			require.NoError(t, err)
+			issuer := must.Get(jwtsvid.NewIssuer(id.TrustDomain(), keyID, key, &jwtsvid.IssuerOptions{Algorithm: alg}))(t)
 			token, err := issuer.Issue(jwtsvid.Request{ID: id, Audience: []string{"db"}, Claims: map[string]any{"role": "reader"}})
 			require.NoError(t, err)
 
-			svid, err := peerjwt.ParseAndValidate(token, peerBundle(t, b).JWTBundle(), []string{"db"})
-			require.NoError(t, err)
+			svid := must.Get(peerjwt.ParseAndValidate(token, peerBundle(t, b).JWTBundle(), []string{"db"}))(t)
 			assert.Equal(t, id.String(), svid.ID.String())
 			assert.Equal(t, []string{"db"}, svid.Audience)
 			assert.Equal(t, "reader", svid.Claims["role"])
-			u, err := jwtsvid.ParseUnverified(token)
-			require.NoError(t, err)
+			u := must.Get(jwtsvid.ParseUnverified(token))(t)
 			assert.True(t, u.Expires.Equal(svid.Expiry))
 
 			_, err = peerjwt.ParseAndValidate(token, peerBundle(t, b).JWTBundle(), []string{"cache"})

@@ -8,8 +8,8 @@ import (
 	peerfederation "github.com/spiffe/go-spiffe/v2/federation"
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/federation"
 )
 
@@ -20,8 +20,7 @@ func TestFederation(t *testing.T) {
 	a := newAuthority(t, "example.org")
 	b, self := a.bundle(t), a.ca.SVID("/endpoint")
 	start := func(h http.Handler, config *tls.Config) string {
-		l, err := tls.Listen("tcp", "127.0.0.1:0", config)
-		require.NoError(t, err)
+		l := must.Get(tls.Listen("tcp", "127.0.0.1:0", config))(t)
 		s := &http.Server{Handler: h}
 		done := make(chan error, 1)
 		go func() { done <- s.Serve(l) }()
@@ -32,22 +31,17 @@ func TestFederation(t *testing.T) {
 		return "https://" + l.Addr().String()
 	}
 
-	ours, err := federation.NewHandler(b, b.TrustDomain())
-	require.NoError(t, err)
-	config, err := federation.ServerConfig(self)
-	require.NoError(t, err)
-	got, err := peerfederation.FetchBundle(ctx, peerDomain(b.TrustDomain()), start(ours, config),
-		peerfederation.WithSPIFFEAuth(peerBundle(t, b).X509Bundle(), peerID(self.ID())))
-	require.NoError(t, err)
+	ours := must.Get(federation.NewHandler(b, b.TrustDomain()))(t)
+	config := must.Get(federation.ServerConfig(self))(t)
+	got := must.Get(peerfederation.FetchBundle(ctx, peerDomain(b.TrustDomain()), start(ours, config),
+		peerfederation.WithSPIFFEAuth(peerBundle(t, b).X509Bundle(), peerID(self.ID()))))(t)
 	assert.True(t, got.Equal(peerBundle(t, b)))
 
-	peer, err := peerfederation.NewHandler(peerDomain(b.TrustDomain()), peerBundle(t, b))
-	require.NoError(t, err)
-	back, err := federation.Fetch(ctx, federation.Relationship{
+	peer := must.Get(peerfederation.NewHandler(peerDomain(b.TrustDomain()), peerBundle(t, b)))(t)
+	back := must.Get(federation.Fetch(ctx, federation.Relationship{
 		TrustDomain: b.TrustDomain(),
 		URL:         start(peer, tlsconfig.TLSServerConfig(peerSVID(t, self))),
 		Profile:     federation.SPIFFE{EndpointID: self.ID(), Initial: b},
-	}, nil)
-	require.NoError(t, err)
+	}, nil))(t)
 	assert.True(t, back.Equal(b))
 }

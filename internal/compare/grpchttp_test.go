@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // plain has grpc-go take bytes for messages.
@@ -37,11 +38,35 @@ const largest = 1 << 20 // bytes of a message
 // texts are messages of errors that have to be encoded, and some that do not.
 var texts = []string{"", "plain", "100% größer\nals 日本", "%41", strings.Repeat("long ", 200)}
 
+func ours(methods map[string]grpchttp.Method) *grpchttp.Handler {
+	return &grpchttp.Handler{Methods: methods, MaxMessage: largest}
+}
+
+func asError(t testing.TB, err error) *grpchttp.Error {
+	t.Helper()
+	return must.As[*grpchttp.Error](t, err)
+}
+
+// parrot answers each message with the same, as it comes.
+func parrot(_ context.Context, c *grpchttp.Call) error {
+	for {
+		msg, err := c.Receive()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.Send(msg); err != nil {
+			return err
+		}
+	}
+}
+
 // oursForPeer is our server with a client of grpc-go.
 func oursForPeer(t *testing.T, methods map[string]grpchttp.Method) *grpc.ClientConn {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	srv := &http.Server{Handler: &grpchttp.Handler{Methods: methods, MaxMessage: largest}, Protocols: new(http.Protocols)}
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan struct{})
@@ -68,8 +93,7 @@ func dialPeer(t *testing.T, addr string) *grpc.ClientConn {
 // peerForOurs is a server of grpc-go with a client of ours.
 func peerForOurs(t *testing.T, h grpc.StreamHandler) *grpchttp.Client {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	srv := grpc.NewServer(grpc.ForceServerCodec(plain{}), grpc.UnknownServiceHandler(h), grpc.MaxRecvMsgSize(largest))
 	done := make(chan struct{})
 	go func() {
@@ -142,8 +166,7 @@ func TestPeerClientGRPC(t *testing.T) {
 			assert.Equal(t, code, got.Code())
 			assert.Equal(t, text, got.Message())
 			for n := range 3 {
-				s, err := conn.NewStream(metadata.AppendToOutgoingContext(ctx, "mine", "m"), stream, "/S/Count")
-				require.NoError(t, err)
+				s := must.Get(conn.NewStream(metadata.AppendToOutgoingContext(ctx, "mine", "m"), stream, "/S/Count"))(t)
 				msg := make([]byte, n)
 				require.NoError(t, s.SendMsg(&msg))
 				require.NoError(t, s.CloseSend())
@@ -154,8 +177,7 @@ func TestPeerClientGRPC(t *testing.T) {
 				assert.Equal(t, code, got.Code())
 				assert.Equal(t, text, got.Message())
 				if n > 0 {
-					head, err := s.Header()
-					require.NoError(t, err)
+					head := must.Get(s.Header())(t)
 					assert.Equal(t, []string{"m"}, head.Get("begins"))
 				}
 				assert.Equal(t, []string{"e"}, s.Trailer().Get("ends"))
@@ -171,8 +193,7 @@ func TestPeerClientGRPC(t *testing.T) {
 	assert.LessOrEqual(t, d, 2*time.Second)
 	<-gone
 	leaving, leave := context.WithCancel(ctx)
-	s, err := conn.NewStream(leaving, stream, "/S/Wait")
-	require.NoError(t, err)
+	s := must.Get(conn.NewStream(leaving, stream, "/S/Wait"))(t)
 	require.NoError(t, s.SendMsg(&in))
 	require.NoError(t, s.CloseSend())
 	require.NoError(t, s.RecvMsg(&out))
@@ -227,14 +248,12 @@ func TestPeerServerGRPC(t *testing.T) {
 		return status.Error(codes.Unimplemented, method)
 	})
 	for _, n := range []int{0, 1, 100_000, largest} {
-		got, err := c.Unary(ctx, "/S/Echo", nil, make([]byte, n))
-		require.NoError(t, err)
+		got := must.Get(c.Unary(ctx, "/S/Echo", nil, make([]byte, n)))(t)
 		assert.Len(t, got, n)
 	}
 	check := func(err error, code codes.Code, text string) {
 		t.Helper()
-		e, ok := errors.AsType[*grpchttp.Error](err)
-		require.True(t, ok, "%v", err)
+		e := must.As[*grpchttp.Error](t, err)
 		assert.Equal(t, grpchttp.Code(code), e.Code)
 		assert.True(t, e.Remote)
 		if text != "" {
@@ -252,13 +271,11 @@ func TestPeerServerGRPC(t *testing.T) {
 		for _, text := range texts {
 			failure = status.Error(code, text)
 			for n := range 3 { // without messages it is an answer of trailers only
-				s, err := c.Stream(ctx, "/S/Count", http.Header{"Mine": {"a", "b"}}, make([]byte, n))
-				require.NoError(t, err)
+				s := must.Get(c.Stream(ctx, "/S/Count", http.Header{"Mine": {"a", "b"}}, make([]byte, n)))(t)
 				for range n {
-					_, err := s.Receive()
-					require.NoError(t, err)
+					must.Get(s.Receive())(t)
 				}
-				_, err = s.Receive()
+				_, err := s.Receive()
 				check(err, code, text)
 				if n > 0 {
 					assert.Equal(t, "a b", s.Header().Get("begins"))
@@ -268,8 +285,7 @@ func TestPeerServerGRPC(t *testing.T) {
 		}
 	}
 	failure = nil
-	s, err := c.Stream(ctx, "/S/Count", nil, nil)
-	require.NoError(t, err)
+	s := must.Get(c.Stream(ctx, "/S/Count", nil, nil))(t)
 	_, err = s.Receive()
 	assert.Equal(t, io.EOF, err)
 
@@ -283,10 +299,8 @@ func TestPeerServerGRPC(t *testing.T) {
 	assert.Positive(t, left)
 	assert.LessOrEqual(t, left, 2*time.Second)
 	leaving, leave := context.WithCancel(ctx)
-	s, err = c.Stream(leaving, "/S/Wait", nil, []byte("x"))
-	require.NoError(t, err)
-	_, err = s.Receive()
-	require.NoError(t, err)
+	s = must.Get(c.Stream(leaving, "/S/Wait", nil, []byte("x")))(t)
+	must.Get(s.Receive())(t)
 	leave()
 	<-gone
 	_, err = s.Receive()

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -97,14 +98,12 @@ func (rpcService) FullDuplexCall(stream grpc.BidiStreamingServer[testpb.Streamin
 // rpcPair is a server and a client of it.
 func rpcPair(t *testing.T, server, client credentials.TransportCredentials) testpb.TestServiceClient {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s := grpc.NewServer(grpc.Creds(server))
 	testpb.RegisterTestServiceServer(s, rpcService{})
 	var wg sync.WaitGroup
 	wg.Go(func() { assert.NoError(t, s.Serve(l)) })
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(client))
-	require.NoError(t, err)
+	conn := must.Get(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(client)))(t)
 	t.Cleanup(func() {
 		_ = conn.Close()
 		s.Stop()
@@ -144,8 +143,7 @@ func TestGRPCCredentials(t *testing.T) {
 				return rpcPair(t, s, c)
 			}
 			var p peer.Peer
-			resp, err := pair(db, web, nil).UnaryCall(timeout(t), &testpb.SimpleRequest{}, grpc.Peer(&p))
-			require.NoError(t, err)
+			resp := must.Get(pair(db, web, nil).UnaryCall(timeout(t), &testpb.SimpleRequest{}, grpc.Peer(&p)))(t)
 			assert.Equal(t, "spiffe://example.org/web", resp.GetUsername())
 			assert.Equal(t, "spiffe://example.org/db", rpcID(&p))
 			for name, sides := range map[string][2]rpcSource{
@@ -163,8 +161,7 @@ func TestGRPCCredentials(t *testing.T) {
 			defer cancel()
 			wg.Go(func() { _ = g.Run(ctx) })
 			client := pair(db, web, g)
-			_, err = client.UnaryCall(timeout(t), &testpb.SimpleRequest{})
-			require.NoError(t, err)
+			must.Get(client.UnaryCall(timeout(t), &testpb.SimpleRequest{}))(t)
 			var over atomic.Bool
 			var calls atomic.Int64
 			var load sync.WaitGroup
@@ -228,8 +225,7 @@ func rpcStream(ctx context.Context, client testpb.TestServiceClient) error {
 func TestGRPCPrograms(t *testing.T) {
 	t.Parallel()
 	lines := func(program string) int {
-		text, err := os.ReadFile("programs/" + program + "/main.go")
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile("programs/" + program + "/main.go"))(t)
 		_, code, ok := strings.Cut(string(text), "\nimport (\n")
 		require.True(t, ok)
 		return strings.Count(code, "\n")
@@ -247,8 +243,7 @@ func endedBy(t *testing.T, g *spiffetls.Governor) (n uint64) {
 	for line := range strings.Lines(text.String()) {
 		if rest, ok := strings.CutPrefix(line, "svidkit_governor_ended_connections_total{"); ok {
 			_, value, _ := strings.Cut(strings.TrimSpace(rest), "} ")
-			one, err := strconv.ParseUint(value, 10, 64)
-			require.NoError(t, err)
+			one := must.Get(strconv.ParseUint(value, 10, 64))(t)
 			n += one
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
-	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -28,11 +28,9 @@ const keyID = "jwt-1"
 
 func newAuthority(t testing.TB, name string) *authority {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	ca := spiffetest.NewCA(t, name)
-	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), keyID, key, nil)
-	require.NoError(t, err)
+	issuer := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), keyID, key, nil))(t)
 	return &authority{ca, issuer, key.Public()}
 }
 
@@ -40,16 +38,13 @@ func (a *authority) bundle(t testing.TB) *spiffe.Bundle {
 	t.Helper()
 	c := a.ca.Bundle().Contents()
 	c.JWTAuthorities = map[string]crypto.PublicKey{keyID: a.key}
-	b, err := spiffe.NewBundle(a.ca.TrustDomain(), c)
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(a.ca.TrustDomain(), c))(t)
 }
 
 // snapshot is a new identity with the bundles of its own trust domain and of others.
 func (a *authority) snapshot(t testing.TB, path string, others ...*authority) *spiffe.Snapshot {
 	t.Helper()
-	set, err := spiffe.NewBundleSet(a.bundle(t))
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(a.bundle(t)))(t)
 	for _, o := range others {
 		set = set.With(o.bundle(t))
 	}
@@ -96,20 +91,14 @@ func peerID(id spiffe.ID) spiffeid.ID { return spiffeid.RequireFromString(id.Str
 
 func peerSVID(t testing.TB, s *spiffe.SVID) *x509svid.SVID {
 	t.Helper()
-	certs, key, err := s.MarshalDER()
-	require.NoError(t, err)
-	p, err := x509svid.ParseRaw(certs, key)
-	require.NoError(t, err)
-	return p
+	certs, key := must.Two(s.MarshalDER())(t)
+	return must.Get(x509svid.ParseRaw(certs, key))(t)
 }
 
 func peerBundle(t testing.TB, b *spiffe.Bundle) *spiffebundle.Bundle {
 	t.Helper()
-	doc, err := b.Marshal()
-	require.NoError(t, err)
-	p, err := spiffebundle.Parse(peerDomain(b.TrustDomain()), doc)
-	require.NoError(t, err)
-	return p
+	doc := must.Get(b.Marshal())(t)
+	return must.Get(spiffebundle.Parse(peerDomain(b.TrustDomain()), doc))(t)
 }
 
 func peerBundles(t testing.TB, s *spiffe.BundleSet) *x509bundle.Set {

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -119,8 +120,7 @@ func TestLinkerdDestination(t *testing.T) {
 			certifier := &meshCertifier{ca: spiffetest.NewCA(t, "cluster.local")}
 			d := &meshDestination{updates: make(chan *destination.Update), asked: make(chan *destination.GetDestination, 10), clients: make(chan string, 10)}
 			serve := func(creds credentials.TransportCredentials, register func(*grpc.Server)) (port int) {
-				l, err := net.Listen("tcp", "127.0.0.1:0")
-				require.NoError(t, err)
+				l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 				server, done := grpc.NewServer(grpc.Creds(creds)), make(chan error, 1)
 				register(server)
 				go func() { done <- server.Serve(l) }()
@@ -133,30 +133,25 @@ func TestLinkerdDestination(t *testing.T) {
 			at := serve(insecure.NewCredentials(), func(s *grpc.Server) { identity.RegisterIdentityServer(s, certifier) })
 			token := filepath.Join(t.TempDir(), "token")
 			require.NoError(t, os.WriteFile(token, []byte("the-token\n"), 0o600))
-			id, err := linkerdproxy.Start(ctx, linkerdproxy.Config{
+			id := must.Get(linkerdproxy.Start(ctx, linkerdproxy.Config{
 				Name: web, Anchors: certifier.ca.Bundle().MarshalPEM(), TokenFile: token,
 				Certifier: linkerdproxy.Service{Addr: fmt.Sprintf("127.0.0.1:%d", at)}, MinRefresh: 100 * time.Millisecond,
-			})
-			require.NoError(t, err)
+			}))(t)
 			defer id.Close()
 
 			creds, service := insecure.NewCredentials(), linkerdproxy.Service{}
 			if secure {
-				key, err := pki.NewKey(pki.ECDSAP256)
-				require.NoError(t, err)
-				csr, err := pki.NewCSR(key, pki.CSROptions{})
-				require.NoError(t, err)
-				chain, err := certifier.ca.Certify(ctx, csr, []pki.SAN{pki.DNSSAN(dst)}, time.Hour)
-				require.NoError(t, err)
+				key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+				csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+				chain := must.Get(certifier.ca.Certify(ctx, csr, []pki.SAN{pki.DNSSAN(dst)}, time.Hour))(t)
 				creds = meshTLS{&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}}, ClientAuth: tls.RequestClientCert}}
 				service = linkerdproxy.Service{Addr: "0.0.0.0", Name: dst} // it leads to this host, too, and is no loopback address
 			} else {
 				service.Addr = "127.0.0.1"
 			}
 			service.Addr = fmt.Sprintf("%s:%d", service.Addr, serve(creds, func(s *grpc.Server) { destination.RegisterDestinationServer(s, d) }))
-			client, err := linkerdproxy.NewDestinations(ctx, id, service, nil)
-			require.NoError(t, err)
-			_, err = client.Endpoints(ctx, "example.org:80")
+			client := must.Get(linkerdproxy.NewDestinations(ctx, id, service, nil))(t)
+			_, err := client.Endpoints(ctx, "example.org:80")
 			require.ErrorIs(t, err, fs.ErrNotExist)
 
 			send := func(u *destination.Update) {

@@ -3,7 +3,6 @@ package compare
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -24,6 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -65,19 +65,23 @@ func (c *meshCertifier) Certify(ctx context.Context, r *identity.CertifyRequest)
 type meshTLS struct{ config *tls.Config }
 
 func (m meshTLS) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	tc := tls.Server(c, m.config)
-	if err := tc.Handshake(); err != nil {
+	return m.handshake(context.Background(), tls.Server(c, m.config))
+}
+
+func (m meshTLS) ClientHandshake(ctx context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return m.handshake(ctx, tls.Client(c, m.config))
+}
+
+func (m meshTLS) handshake(ctx context.Context, c *tls.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if err := c.HandshakeContext(ctx); err != nil {
 		return nil, nil, err
 	}
-	state := tc.ConnectionState()
+	state := c.ConnectionState()
 	if state.NegotiatedProtocol != "" || state.Version != tls.VersionTLS13 {
 		return nil, nil, fmt.Errorf("not the TLS of a mesh: %q, %s", state.NegotiatedProtocol, tls.VersionName(state.Version))
 	}
-	return tc, credentials.TLSInfo{State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
-}
-
-func (m meshTLS) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("it is for servers")
+	level := credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
+	return c, credentials.TLSInfo{State: state, CommonAuthInfo: level}, nil
 }
 
 func (m meshTLS) Info() credentials.ProtocolInfo {
@@ -98,16 +102,12 @@ func TestLinkerdProxy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := &meshCertifier{ca: spiffetest.NewCA(t, "cluster.local")}
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
+			l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 			creds, service := insecure.NewCredentials(), linkerdproxy.Service{Addr: l.Addr().String()}
 			if secure {
-				key, err := pki.NewKey(pki.ECDSAP256)
-				require.NoError(t, err)
-				csr, err := pki.NewCSR(key, pki.CSROptions{})
-				require.NoError(t, err)
-				chain, err := c.ca.Certify(t.Context(), csr, []pki.SAN{pki.DNSSAN(certifier)}, time.Hour)
-				require.NoError(t, err)
+				key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+				csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+				chain := must.Get(c.ca.Certify(t.Context(), csr, []pki.SAN{pki.DNSSAN(certifier)}, time.Hour))(t)
 				creds = meshTLS{&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}}}}
 				// It leads to this host, too, and is no loopback address.
 				service = linkerdproxy.Service{Addr: fmt.Sprintf("0.0.0.0:%d", l.Addr().(*net.TCPAddr).Port), Name: certifier}
@@ -130,16 +130,14 @@ func TestLinkerdProxy(t *testing.T) {
 			})
 			require.NoError(t, err)
 			defer id.Close()
-			first, err := id.Credential()
-			require.NoError(t, err)
+			first := must.Get(id.Credential())(t)
 			for held, changed := first, id.Changed(); held.Leaf().Equal(first.Leaf()); changed = id.Changed() {
 				select {
 				case <-changed:
 				case <-ctx.Done():
 					t.Fatal(id.Report().Identities[0].Err)
 				}
-				held, err = id.Credential()
-				require.NoError(t, err)
+				held = must.Get(id.Credential())(t)
 			}
 			c.mu.Lock()
 			defer c.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/mod/module"
 	"golang.org/x/mod/zip"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/readme"
 )
 
@@ -24,8 +25,7 @@ const release = "v0.1.0"
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	const root = "github.com/svidkit/svidkit"
-	repository, err := filepath.Abs("../..")
-	require.NoError(t, err)
+	repository := must.Get(filepath.Abs("../.."))(t)
 	proxy, dir := t.TempDir(), t.TempDir()
 	for path, folder := range map[string]string{
 		root:                        "",
@@ -35,8 +35,7 @@ func TestRelease(t *testing.T) {
 		publish(t, proxy, module.Version{Path: path, Version: release}, filepath.Join(repository, folder))
 	}
 
-	files, err := readme.Snippets(repository)
-	require.NoError(t, err)
+	files := must.Get(readme.Snippets(repository))(t)
 	maps.Copy(files, map[string]string{
 		"go.mod": "module stranger.test/program\n\ngo 1.26.0\n",
 		"adapters.go": `package program
@@ -83,8 +82,7 @@ func publish(t *testing.T, proxy string, v module.Version, dir string) {
 	t.Helper()
 	at := filepath.Join(proxy, filepath.FromSlash(v.Path), "@v")
 	require.NoError(t, os.MkdirAll(at, 0o700))
-	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-	require.NoError(t, err)
+	mod := must.Get(os.ReadFile(filepath.Join(dir, "go.mod")))(t)
 	for name, data := range map[string][]byte{
 		"list":              []byte(v.Version + "\n"),
 		v.Version + ".info": []byte(`{"Version":"` + v.Version + `"}`),
@@ -92,8 +90,7 @@ func publish(t *testing.T, proxy string, v module.Version, dir string) {
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(at, name), data, 0o600))
 	}
-	f, err := os.Create(filepath.Join(at, v.Version+".zip"))
-	require.NoError(t, err)
+	f := must.Get(os.Create(filepath.Join(at, v.Version+".zip")))(t)
 	require.NoError(t, zip.CreateFromDir(f, v, dir), "%s", v)
 	require.NoError(t, f.Close())
 }

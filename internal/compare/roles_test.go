@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -59,8 +60,7 @@ var roles = []struct {
 // linesOf counts the lines of a file with code, and all.
 func linesOf(t *testing.T, file string) (code, all int) {
 	t.Helper()
-	src, err := os.ReadFile(file)
-	require.NoError(t, err)
+	src := must.Get(os.ReadFile(file))(t)
 	fset := token.NewFileSet()
 	f := fset.AddFile(file, -1, len(src))
 	var s scanner.Scanner
@@ -83,8 +83,7 @@ func linesOf(t *testing.T, file string) (code, all int) {
 // TestLines holds the lengths of the programs, and the table in BENCHMARKS.md.
 func TestLines(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("BENCHMARKS.md")
-	require.NoError(t, err)
+	page := must.Get(os.ReadFile("BENCHMARKS.md"))(t)
 	for _, r := range roles {
 		code, all := linesOf(t, filepath.Join("programs", "svidkit", r.name, r.file))
 		assert.Less(t, code, r.lines, r.name)
@@ -292,9 +291,7 @@ func (f *fleet) caller(t *testing.T) *tls.Config {
 	t.Helper()
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: f.a.ca.SVID("/client"), Peers: f.a.bundle(t), Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/web"))})
 	require.NoError(t, err)
-	config, err := endpoint.ClientConfig()
-	require.NoError(t, err)
-	return config
+	return must.Get(endpoint.ClientConfig())(t)
 }
 
 // stranger returns one that they refuse: its trust domain is another one.
@@ -317,19 +314,16 @@ func httpRole(t *testing.T, serving, calling string) {
 		return fmt.Sprint(resp.StatusCode, " ", string(body)), err
 	}
 	for range 2 {
-		text, err := get(s.caller(t), "/")
-		require.NoError(t, err)
+		text := must.Get(get(s.caller(t), "/"))(t)
 		assert.Equal(t, "200 hello spiffe://example.org/client\n", text)
-		text, err = get(s.caller(t), "/db")
-		require.NoError(t, err)
+		text = must.Get(get(s.caller(t), "/db"))(t)
 		assert.Equal(t, "200 hello spiffe://example.org/web\n", text)
 		s.rotate(t)
 	}
 	_, err := get(stranger(t), "/")
 	assert.Error(t, err)
 	s.replace(t, serving)
-	text, err := get(s.caller(t), "/db")
-	require.NoError(t, err)
+	text := must.Get(get(s.caller(t), "/db"))(t)
 	assert.Contains(t, text, "502 ")
 	s.web.stop(t)
 	s.db.stop(t)
@@ -338,10 +332,9 @@ func httpRole(t *testing.T, serving, calling string) {
 func grpcRole(t *testing.T, serving, calling string) {
 	s := newService(t, "grpc", calling, serving)
 	check := func(config *tls.Config, service string) error {
-		conn, err := grpc.NewClient(s.at, grpc.WithTransportCredentials(credentials.NewTLS(config)))
-		require.NoError(t, err)
+		conn := must.Get(grpc.NewClient(s.at, grpc.WithTransportCredentials(credentials.NewTLS(config))))(t)
 		defer conn.Close()
-		_, err = grpc_health_v1.NewHealthClient(conn).Check(timeout(t), &grpc_health_v1.HealthCheckRequest{Service: service})
+		_, err := grpc_health_v1.NewHealthClient(conn).Check(timeout(t), &grpc_health_v1.HealthCheckRequest{Service: service})
 		return err
 	}
 	for range 2 {
@@ -362,23 +355,20 @@ func grpcRole(t *testing.T, serving, calling string) {
 func rawRole(t *testing.T, serving, calling string) {
 	s := newService(t, "raw", calling, serving)
 	greeting := func(config *tls.Config) (string, error) {
-		conn, err := tls.Dial("tcp", s.at, config)
-		require.NoError(t, err)
+		conn := must.Get(tls.Dial("tcp", s.at, config))(t)
 		defer conn.Close()
 		text, err := io.ReadAll(conn)
 		return string(text), err
 	}
 	for range 2 {
-		text, err := greeting(s.caller(t))
-		require.NoError(t, err)
+		text := must.Get(greeting(s.caller(t)))(t)
 		assert.Equal(t, "hello spiffe://example.org/client\nhello spiffe://example.org/web\n", text)
 		s.rotate(t)
 	}
 	_, err := greeting(stranger(t))
 	assert.Error(t, err)
 	s.replace(t, serving)
-	text, err := greeting(s.caller(t))
-	require.NoError(t, err)
+	text := must.Get(greeting(s.caller(t)))(t)
 	assert.Equal(t, "hello spiffe://example.org/client\n", text)
 	s.web.stop(t)
 	s.db.stop(t)
@@ -427,11 +417,9 @@ func agentRole(t *testing.T, dir string) {
 	agent := start(t, "", filepath.Join(dir, "svidkit", "agent"), path, at)
 	agent.serving(t, at)
 	get := func(what string) (string, int) {
-		resp, err := http.Get("http://" + at + "/" + what)
-		require.NoError(t, err)
+		resp := must.Get(http.Get("http://" + at + "/" + what))(t)
 		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		return string(body), resp.StatusCode
 	}
 	require.Eventually(t, func() bool { _, status := get("readyz"); return status == http.StatusOK }, time.Minute, 10*time.Millisecond)
@@ -461,12 +449,10 @@ func agentRole(t *testing.T, dir string) {
 	}
 	if os.Geteuid() == 0 {
 		for uid, id := range map[uint32]string{1001: "web", 1002: "db", 1003: "batch"} {
-			text, err := as(uid)
-			require.NoError(t, err)
+			text := must.Get(as(uid))(t)
 			assert.Contains(t, text, "spiffe://example.org/"+id)
 		}
-		text, err := as(1004)
-		require.NoError(t, err)
+		text := must.Get(as(1004))(t)
 		assert.Contains(t, text, "PermissionDenied")
 	}
 	agent.stop(t)

@@ -41,6 +41,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
@@ -86,9 +87,7 @@ func (s *secretSource) put(secret *pki.Secret) {
 
 func keyPair(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
 	t.Helper()
-	s, err := pki.NewKeyPairSecret(name, ca.SVID("/web"))
-	require.NoError(t, err)
-	return s
+	return must.Get(pki.NewKeyPairSecret(name, ca.SVID("/web")))(t)
 }
 
 // envoySecret is the secret in Envoy's own words.
@@ -137,10 +136,7 @@ func envoySecret(s *pki.Secret) *tls.Secret {
 		for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
 			config.TrustDomains = append(config.TrustDomains, &tls.SPIFFECertValidatorConfig_TrustDomain{Name: td.String(), TrustBundle: inline(domains[td])})
 		}
-		packed, err := anypb.New(&config)
-		if err != nil {
-			panic(err)
-		}
+		packed := must.Do(anypb.New(&config))
 		m.CustomValidatorConfig = &core.TypedExtensionConfig{Name: "envoy.tls.cert_validator.spiffe", TypedConfig: packed}
 	} else {
 		roots, _ := s.Roots()
@@ -157,27 +153,23 @@ func envoySecret(s *pki.Secret) *tls.Secret {
 func secretKinds(t testing.TB) map[string]*pki.Secret {
 	t.Helper()
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.example")
-	set, err := spiffe.NewBundleSet(ca.Bundle(), other.Bundle())
-	require.NoError(t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(ca.Bundle(), other.Bundle()))(t)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(ca.TrustDomain().ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
-	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+	der := must.Get(x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour),
 		RevokedCertificateEntries: []x509.RevocationListEntry{{SerialNumber: big.NewInt(7), RevocationTime: time.Now()}},
-	}, root.Certificate(), key)
-	require.NoError(t, err)
+	}, root.Certificate(), key))(t)
 	crl := pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
 	own, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
 	require.NoError(t, err)
 	ticket := bytes.Repeat([]byte{1, 2, 3, 4}, 20)
 	config, err := anypb.New(&structpb.Struct{Fields: map[string]*structpb.Value{"slot": structpb.NewNumberValue(1)}})
 	require.NoError(t, err)
-	provider, err := proto.MarshalOptions{Deterministic: true}.Marshal(&tls.PrivateKeyProvider{
+	provider := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(&tls.PrivateKeyProvider{
 		ProviderName: "hsm", ConfigType: &tls.PrivateKeyProvider_TypedConfig{TypedConfig: config}, Fallback: true,
-	})
-	require.NoError(t, err)
+	}))(t)
 	chain, _, _ := keyPair(t, ca, "x").KeyPair()
 
 	all := make(map[string]*pki.Secret)
@@ -190,13 +182,11 @@ func secretKinds(t testing.TB) map[string]*pki.Secret {
 	add(pki.NewKeyProviderSecret("provider", chain, provider))
 	add(pki.NewTrustSecret("roots", own))
 	for name, leafOnly := range map[string]bool{"roots-crl": false, "roots-leaf-crl": true} {
-		renamed, err := pki.NewTrustSecret(name, own)
-		require.NoError(t, err)
+		renamed := must.Get(pki.NewTrustSecret(name, own))(t)
 		add(renamed.WithCRLs(crl, leafOnly))
 	}
 	add(pki.NewTrustDomainsSecret("ALL", set))
-	domains, err := pki.NewTrustDomainsSecret("ALL-crl", set.With(own))
-	require.NoError(t, err)
+	domains := must.Get(pki.NewTrustDomainsSecret("ALL-crl", set.With(own)))(t)
 	add(domains.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{own.TrustDomain(): crl}))
 	add(pki.NewTicketKeysSecret("tickets", ticket, append([]byte{9}, ticket[1:]...)))
 	add(pki.NewGenericSecret("generic", map[string][]byte{"": []byte("hunter2")}))
@@ -212,20 +202,17 @@ func TestPeerSDSKinds(t *testing.T) {
 	for _, s := range kinds {
 		src.put(s)
 	}
-	h, err := sds.NewHandler(src, nil)
-	require.NoError(t, err)
+	h := must.Get(sds.NewHandler(src, nil))(t)
 	t.Cleanup(func() { _ = h.Close() })
 	path := sdsSocket(t, h)
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	require.NoError(t, err)
+	conn := must.Get(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	c := secretservice.NewSecretDiscoveryServiceClient(conn)
 	hc := sds.UnixClient(path)
 	t.Cleanup(hc.CloseIdleConnections)
 	for name, secret := range kinds {
 		want := envoySecret(secret)
-		golden, err := proto.MarshalOptions{Deterministic: true}.Marshal(want)
-		require.NoError(t, err)
+		golden := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(want))(t)
 		r, err := c.FetchSecrets(timeout(t), &discovery.DiscoveryRequest{ResourceNames: []string{name}})
 		require.NoError(t, err, name)
 		require.Len(t, r.GetResources(), 1, name)
@@ -261,8 +248,7 @@ func sdsSocket(t testing.TB, h http.Handler) string {
 }
 
 func shortPath(t testing.TB) string {
-	dir, err := os.MkdirTemp("", "cmp")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "cmp"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return filepath.Join(dir, "s")
 }
@@ -276,8 +262,7 @@ func peerSDS(t testing.TB, secrets ...*pki.Secret) (path string, c *cache.Linear
 	}
 	c = cache.NewLinearCache(secretType, cache.WithInitialResources(resources))
 	path = shortPath(t)
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", path))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	srv := grpc.NewServer(grpc.MaxConcurrentStreams(100_000))
 	secretservice.RegisterSecretDiscoveryServiceServer(srv, controlplane.NewServer(ctx, c, nil))
@@ -296,17 +281,14 @@ func TestPeerSDSClient(t *testing.T) {
 	ctx := timeout(t)
 	ca := spiffetest.NewCA(t, "example.org")
 	web := keyPair(t, ca, "default")
-	roots, err := pki.NewTrustSecret("ROOTCA", ca.Bundle())
-	require.NoError(t, err)
+	roots := must.Get(pki.NewTrustSecret("ROOTCA", ca.Bundle()))(t)
 	src := &secretSource{}
 	src.put(web)
 	src.put(roots)
-	h, err := sds.NewHandler(src, nil)
-	require.NoError(t, err)
+	h := must.Get(sds.NewHandler(src, nil))(t)
 	t.Cleanup(func() { _ = h.Close() })
 	path := sdsSocket(t, h)
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	require.NoError(t, err)
+	conn := must.Get(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	c := secretservice.NewSecretDiscoveryServiceClient(conn)
 	same := func(want *pki.Secret, got *anypb.Any) {
@@ -319,25 +301,21 @@ func TestPeerSDSClient(t *testing.T) {
 	require.NoError(t, err)
 	node := &core.Node{Id: "n", Cluster: "c", Metadata: metadata, UserAgentVersionType: &core.Node_UserAgentVersion{UserAgentVersion: "1.40"}}
 
-	sotw, err := c.StreamSecrets(ctx)
-	require.NoError(t, err)
+	sotw := must.Get(c.StreamSecrets(ctx))(t)
 	require.NoError(t, sotw.Send(&discovery.DiscoveryRequest{Node: node, ResourceNames: []string{"default"}, TypeUrl: secretType}))
-	first, err := sotw.Recv()
-	require.NoError(t, err)
+	first := must.Get(sotw.Recv())(t)
 	require.Len(t, first.GetResources(), 1)
 	same(web, first.GetResources()[0])
 	require.NoError(t, sotw.Send(&discovery.DiscoveryRequest{
 		VersionInfo: first.GetVersionInfo(), ResponseNonce: first.GetNonce(), ResourceNames: []string{"default"}, TypeUrl: secretType,
 	}))
 
-	delta, err := c.DeltaSecrets(ctx)
-	require.NoError(t, err)
+	delta := must.Get(c.DeltaSecrets(ctx))(t)
 	require.NoError(t, delta.Send(&discovery.DeltaDiscoveryRequest{Node: node, ResourceNamesSubscribe: []string{"ROOTCA", "default"}, TypeUrl: secretType}))
 	got := make(map[string]*discovery.Resource)
 	nonce := ""
 	for len(got) < 2 {
-		r, err := delta.Recv()
-		require.NoError(t, err)
+		r := must.Get(delta.Recv())(t)
 		for _, res := range r.GetResources() {
 			got[res.GetName()] = res
 		}
@@ -350,11 +328,9 @@ func TestPeerSDSClient(t *testing.T) {
 
 	web = keyPair(t, ca, "default")
 	src.put(web)
-	second, err := sotw.Recv()
-	require.NoError(t, err)
+	second := must.Get(sotw.Recv())(t)
 	same(web, second.GetResources()[0])
-	pushed, err := delta.Recv()
-	require.NoError(t, err)
+	pushed := must.Get(delta.Recv())(t)
 	require.Len(t, pushed.GetResources(), 1)
 	same(web, pushed.GetResources()[0].GetResource())
 	require.NoError(t, sotw.Send(&discovery.DiscoveryRequest{
@@ -405,8 +381,7 @@ var sdsServers = map[string]func(b *testing.B) pushed{
 		ca, src := spiffetest.NewCA(b, "example.org"), &secretSource{}
 		pairs := []*pki.Secret{keyPair(b, ca, "default"), keyPair(b, ca, "default")}
 		src.put(pairs[0])
-		h, err := sds.NewHandler(src, &sds.Options{MaxPeerStreams: 20_000})
-		require.NoError(b, err)
+		h := must.Get(sds.NewHandler(src, &sds.Options{MaxPeerStreams: 20_000}))(b)
 		b.Cleanup(func() { _ = h.Close() })
 		return pushed{sdsSocket(b, h), func(n int) { src.put(pairs[n%2]) }}
 	},
@@ -420,8 +395,7 @@ var sdsServers = map[string]func(b *testing.B) pushed{
 		ca := spiffetest.NewCA(b, "example.org")
 		var frames [2][]byte
 		for i := range frames {
-			packed, err := anypb.New(envoySecret(keyPair(b, ca, "default")))
-			require.NoError(b, err)
+			packed := must.Get(anypb.New(envoySecret(keyPair(b, ca, "default"))))(b)
 			frames[i] = frameOf(b, &discovery.DiscoveryResponse{
 				VersionInfo: strings.Repeat("0", 32), TypeUrl: secretType, Nonce: "0123456-7", Resources: []*anypb.Any{packed},
 			})
@@ -468,8 +442,7 @@ var sdsServers = map[string]func(b *testing.B) pushed{
 }
 
 func frameOf(b testing.TB, m proto.Message) []byte {
-	msg, err := proto.Marshal(m)
-	require.NoError(b, err)
+	msg := must.Get(proto.Marshal(m))(b)
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(msg))), msg...)
 }
 
@@ -495,8 +468,7 @@ func openRaw(b *testing.B, c *http.Client, first []byte) *rawStream {
 	req.Header.Set("Content-Type", "application/grpc")
 	req.Header.Set("Te", "trailers")
 	go func() { _, _ = w.Write(first) }() // grpc-go answers only then
-	resp, err := c.Do(req)
-	require.NoError(b, err)
+	resp := must.Get(c.Do(req))(b)
 	b.Cleanup(func() { _ = resp.Body.Close() })
 	return &rawStream{in: w, body: resp.Body, r: bufio.NewReaderSize(resp.Body, 16)}
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 var bidi = &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
@@ -58,8 +59,7 @@ func TestPeerServerBothWays(t *testing.T) {
 		s.CloseSend()
 	}()
 	for _, n := range sizes {
-		got, err := s.Receive()
-		require.NoError(t, err)
+		got := must.Get(s.Receive())(t)
 		assert.Len(t, got, n)
 	}
 	_, err := s.Receive()
@@ -73,10 +73,9 @@ func TestPeerServerBothWays(t *testing.T) {
 		leaving, leave := context.WithCancel(ctx)
 		s := c.Open(leaving, "/S/Watched", nil)
 		require.NoError(t, s.Send([]byte("x")))
-		_, err := s.Receive()
-		require.NoError(t, err)
+		must.Get(s.Receive())(t)
 		end(s, leave)
-		_, err = s.Receive()
+		_, err := s.Receive()
 		assert.Equal(t, grpchttp.Canceled, asError(t, err).Code)
 		assert.Equal(t, codes.Canceled, status.Code(<-gone))
 		leave()
@@ -87,8 +86,7 @@ func TestPeerServerBothWays(t *testing.T) {
 func TestPeerClientBothWays(t *testing.T) {
 	t.Parallel()
 	ctx := timeout(t)
-	s, err := oursForPeer(t, map[string]grpchttp.Method{"/S/Echo": parrot}).NewStream(ctx, bidi, "/S/Echo")
-	require.NoError(t, err)
+	s := must.Get(oursForPeer(t, map[string]grpchttp.Method{"/S/Echo": parrot}).NewStream(ctx, bidi, "/S/Echo"))(t)
 	sizes := []int{0, 1, 100_000, largest, 3, largest - 1}
 	go func() {
 		for _, n := range sizes {
@@ -129,8 +127,7 @@ func TestPeerRetryInfo(t *testing.T) {
 func TestPeerGoAway(t *testing.T) {
 	t.Parallel()
 	ctx := timeout(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	srv := grpc.NewServer(grpc.ForceServerCodec(plain{}), grpc.UnknownServiceHandler(echoAll))
 	go func() { _ = srv.Serve(l) }()
 	tr := &http.Transport{Protocols: new(http.Protocols)}
@@ -141,8 +138,7 @@ func TestPeerGoAway(t *testing.T) {
 	exchange := func() {
 		t.Helper()
 		require.NoError(t, s.Send([]byte("x")))
-		got, err := s.Receive()
-		require.NoError(t, err)
+		got := must.Get(s.Receive())(t)
 		assert.Equal(t, "x", string(got))
 	}
 	exchange()
@@ -157,7 +153,7 @@ func TestPeerGoAway(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 	exchange()
 	s.CloseSend()
-	_, err = s.Receive()
+	_, err := s.Receive()
 	assert.Equal(t, io.EOF, err)
 	<-stopped
 }
@@ -166,13 +162,11 @@ func TestPeerGoAway(t *testing.T) {
 func TestOurGoAway(t *testing.T) {
 	t.Parallel()
 	ctx := timeout(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	srv := &http.Server{Handler: ours(map[string]grpchttp.Method{"/S/Echo": parrot}), Protocols: new(http.Protocols)}
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	go func() { _ = srv.Serve(l) }()
-	s, err := dialPeer(t, l.Addr().String()).NewStream(ctx, bidi, "/S/Echo")
-	require.NoError(t, err)
+	s := must.Get(dialPeer(t, l.Addr().String()).NewStream(ctx, bidi, "/S/Echo"))(t)
 	exchange := func() {
 		t.Helper()
 		msg, got := []byte("x"), []byte(nil)
@@ -203,8 +197,7 @@ func TestPeerSlowReader(t *testing.T) {
 		return nil
 	}
 	conn := oursForPeer(t, map[string]grpchttp.Method{"/S/Echo": parrot, "/S/Flood": flood})
-	slow, err := conn.NewStream(ctx, bidi, "/S/Flood")
-	require.NoError(t, err)
+	slow := must.Get(conn.NewStream(ctx, bidi, "/S/Flood"))(t)
 	require.NoError(t, slow.RecvMsg(new([]byte)))
 	for range 20 {
 		in, out := make([]byte, 10_000), []byte(nil)
@@ -224,8 +217,7 @@ func TestPeerManyStreams(t *testing.T) {
 	const n = 10_000
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var mu sync.Mutex
 	open, peak, conns := 0, 0, 0
 	count := func(d int) {
@@ -256,8 +248,7 @@ func TestPeerManyStreams(t *testing.T) {
 	conn := dialPeer(t, l.Addr().String())
 	theirs := make([]grpc.ClientStream, n)
 	for i := range theirs {
-		theirs[i], err = conn.NewStream(ctx, bidi, "/S/Echo")
-		require.NoError(t, err)
+		theirs[i] = must.Get(conn.NewStream(ctx, bidi, "/S/Echo"))(t)
 		msg := []byte{byte(i)}
 		require.NoError(t, theirs[i].SendMsg(&msg))
 	}
@@ -282,14 +273,12 @@ func TestPeerManyStreams(t *testing.T) {
 		mine[i] = c.Open(ctx, "/S/Echo", nil)
 		require.NoError(t, mine[i].Send([]byte{byte(i)}))
 		if i == 0 { // until it has the server's settings, net/http makes a connection for each 100 streams
-			_, err = mine[0].Receive()
-			require.NoError(t, err)
+			must.Get(mine[0].Receive())(t)
 			require.NoError(t, mine[0].Send([]byte{0}))
 		}
 	}
 	for i, s := range mine {
-		got, err := s.Receive()
-		require.NoError(t, err)
+		got := must.Get(s.Receive())(t)
 		require.Equal(t, []byte{byte(i)}, got)
 	}
 	assert.Equal(t, n, peak)

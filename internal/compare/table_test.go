@@ -33,6 +33,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -283,17 +284,13 @@ func bundleRows(t *testing.T) []row {
 				a.ca.Rotate()
 				continue
 			}
-			key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-			require.NoError(t, err)
+			key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 			kids, keys = append(kids, fmt.Sprint("jwt-", i)), append(keys, &key.PublicKey)
 			c.JWTAuthorities[kids[len(kids)-1]] = &key.PublicKey
 		}
-		b, err := spiffe.NewBundle(td, c)
-		require.NoError(t, err)
-		doc, err := b.Marshal()
-		require.NoError(t, err)
-		peer, err := spiffebundle.Parse(peerDomain(td), doc)
-		require.NoError(t, err)
+		b := must.Get(spiffe.NewBundle(td, c))(t)
+		doc := must.Get(b.Marshal())(t)
+		peer := must.Get(spiffebundle.Parse(peerDomain(td), doc))(t)
 		name := fmt.Sprintf("bundle, %d keys", n)
 		if n == 1 {
 			name = "bundle, 1 key"
@@ -322,17 +319,13 @@ func keySetRows(t *testing.T) []row {
 	for _, n := range []int{1, 100} {
 		c := spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{}}
 		for i := range n {
-			key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-			require.NoError(t, err)
+			key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 			c.JWTAuthorities[fmt.Sprint("jwt-", i)] = &key.PublicKey
 		}
-		b, err := spiffe.NewBundle(td, c)
-		require.NoError(t, err)
-		doc, err := b.Marshal()
-		require.NoError(t, err)
+		b := must.Get(spiffe.NewBundle(td, c))(t)
+		doc := must.Get(b.Marshal())(t)
 		doc = bytes.ReplaceAll(doc, []byte(`"jwt-svid"`), []byte(`"sig"`))
-		ours, err := spiffe.ParseJWKS(td, doc)
-		require.NoError(t, err)
+		ours := must.Get(spiffe.ParseJWKS(td, doc))(t)
 		require.Len(t, ours.Contents().JWTAuthorities, n)
 		name := fmt.Sprintf("JWK Set, %d keys, parse", n)
 		if n == 1 {
@@ -365,8 +358,7 @@ func svidRows(t *testing.T) []row {
 	t.Helper()
 	a := newAuthority(t, "example.org")
 	direct, below := a.ca.SVID("/web"), a.ca.Intermediate().SVID("/web")
-	certs, key, err := direct.MarshalDER()
-	require.NoError(t, err)
+	certs, key := must.Two(direct.MarshalDER())(t)
 	rows := []row{{
 		"X.509-SVID with its key, parse",
 		func() error { _, err := spiffe.ParseSVID(certs, key); return err },
@@ -390,8 +382,7 @@ func svidRows(t *testing.T) []row {
 		{"X.509-SVID below an intermediate, verify", below, -1},
 		{"X.509-SVID below an intermediate, verify again", below, 0},
 	} {
-		v, err := spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Remember: c.remember})
-		require.NoError(t, err)
+		v := must.Get(spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Remember: c.remember}))(t)
 		chain := c.svid.Chain()
 		issuers := append(chain[1:], a.ca.Root())
 		rows = append(rows, row{
@@ -415,19 +406,15 @@ func jwtRows(t *testing.T) []row {
 	t.Helper()
 	td := spiffe.MustParseTrustDomain("example.org")
 	request := jwtsvid.Request{ID: spiffe.MustParseID("spiffe://example.org/ns/default/sa/web"), Audience: []string{"db"}, Lifetime: time.Hour}
-	ec, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	rs, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
+	ec := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	rs := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	var rows []row
 	for _, c := range []struct {
 		alg string
 		key crypto.Signer
 	}{{"ES256", ec}, {"RS256", rs}} {
-		issuer, err := jwtsvid.NewIssuer(td, keyID, c.key, nil)
-		require.NoError(t, err)
-		token, err := issuer.Issue(request)
-		require.NoError(t, err)
+		issuer := must.Get(jwtsvid.NewIssuer(td, keyID, c.key, nil))(t)
+		token := must.Get(issuer.Issue(request))(t)
 		b, err := spiffe.NewBundle(td, spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{keyID: c.key.Public()}})
 		require.NoError(t, err)
 		peers := peerBundle(t, b).JWTBundle()
@@ -444,8 +431,7 @@ func jwtRows(t *testing.T) []row {
 			name     string
 			remember int
 		}{{"validate", -1}, {"validate again", 0}} {
-			v, err := jwtsvid.NewValidator(b, request.Audience, &jwtsvid.ValidatorOptions{Remember: m.remember})
-			require.NoError(t, err)
+			v := must.Get(jwtsvid.NewValidator(b, request.Audience, &jwtsvid.ValidatorOptions{Remember: m.remember}))(t)
 			rows = append(rows, row{
 				"JWT-SVID, " + c.alg + ", " + m.name,
 				func() error { _, err := v.Validate(token); return err },
@@ -504,8 +490,7 @@ func printPrograms(t *testing.T) {
 	fmt.Println("|---|--:|--:|")
 	var size, packages, modules []any
 	for _, p := range programs {
-		fi, err := os.Stat(build(t, p))
-		require.NoError(t, err)
+		fi := must.Get(os.Stat(build(t, p)))(t)
 		size = append(size, float64(fi.Size())/1e6)
 		packages = append(packages, len(strings.Fields(goCommand(t, "list", "-deps", p))))
 		linked := map[string]bool{}

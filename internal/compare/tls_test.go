@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
@@ -50,8 +51,7 @@ func (e end) peer(t *testing.T, server bool) *tls.Config {
 // handshake connects both over TCP, sends a byte each way, and returns what each side saw.
 func handshake(t *testing.T, server, client *tls.Config) (serverSaw, clientSaw *tls.ConnectionState, err error) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	echo := func(c *tls.Conn) (*tls.ConnectionState, error) {
 		defer c.Close()
@@ -79,8 +79,7 @@ func handshake(t *testing.T, server, client *tls.Config) (serverSaw, clientSaw *
 		state, err := echo(tls.Server(c, server))
 		done <- result{state, err}
 	}()
-	raw, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	raw := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	clientSaw, err = echo(tls.Client(raw, client))
 	r := <-done
 	return r.state, clientSaw, errors.Join(err, r.err)

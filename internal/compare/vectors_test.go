@@ -26,6 +26,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -81,9 +82,7 @@ func verdict(id string, err error) string {
 
 func readFile(t testing.TB, path ...string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(path...))
-	require.NoError(t, err)
-	return data
+	return must.Get(os.ReadFile(filepath.Join(path...)))(t)
 }
 
 type idVector struct {
@@ -160,10 +159,8 @@ func certificates(text string) ([]*x509.Certificate, error) {
 // load gives an identity in the form of the Workload API to both.
 func (v x509Vector) load(t *testing.T) (ours, peer string) {
 	t.Helper()
-	certs, err := base64.StdEncoding.DecodeString(v.sections["svid"])
-	require.NoError(t, err)
-	key, err := base64.StdEncoding.DecodeString(v.sections["key"])
-	require.NoError(t, err)
+	certs := must.Get(base64.StdEncoding.DecodeString(v.sections["svid"]))(t)
+	key := must.Get(base64.StdEncoding.DecodeString(v.sections["key"]))(t)
 	o, err := spiffe.ParseSVID(certs, key)
 	if err != nil {
 		ours = refuses
@@ -182,8 +179,7 @@ func (v x509Vector) load(t *testing.T) (ours, peer string) {
 // verify gives a chain and the bundles to both.
 func (v x509Vector) verify(t *testing.T) (ours, peer string) {
 	t.Helper()
-	now, err := time.Parse(time.RFC3339, v.header["now"])
-	require.NoError(t, err)
+	now := must.Get(time.Parse(time.RFC3339, v.header["now"]))(t)
 	role, ok := map[string]spiffe.Role{"any": spiffe.AnyRole, "server": spiffe.ServerRole, "client": spiffe.ClientRole}[v.header["role"]]
 	require.True(t, ok)
 	chain, err := certificates(v.sections["chain"])
@@ -198,8 +194,7 @@ func (v x509Vector) verify(t *testing.T) (ours, peer string) {
 		if !ok {
 			continue
 		}
-		roots, err := certificates(text)
-		require.NoError(t, err)
+		roots := must.Get(certificates(text))(t)
 		b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(domain), spiffe.BundleContents{X509Authorities: roots})
 		if err != nil {
 			refused = true
@@ -221,8 +216,7 @@ func (v x509Vector) verify(t *testing.T) (ours, peer string) {
 
 func TestX509Vectors(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob(spiffeVectors + "/x509/*.txt")
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob(spiffeVectors + "/x509/*.txt"))(t)
 	j := judged{table: x509Differences}
 	for _, f := range files {
 		v := readX509Vector(t, f)
@@ -328,8 +322,7 @@ func TestJWTVectors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Unix(1767225600, 0))) // at which all of them are judged
-		files, err := filepath.Glob(jwtVectors + "/vectors/*.txt")
-		require.NoError(t, err)
+		files := must.Get(filepath.Glob(jwtVectors + "/vectors/*.txt"))(t)
 		j := judged{table: jwtDifferences}
 		for _, f := range files {
 			v := readJWTVector(t, f)
@@ -342,16 +335,13 @@ func TestJWTVectors(t *testing.T) {
 			if name == "" {
 				name = "example.org"
 			}
-			set, err := spiffe.NewBundleSet(parse("example.org", name), parse("other.test", "other.test"))
-			require.NoError(t, err)
+			set := must.Get(spiffe.NewBundleSet(parse("example.org", name), parse("other.test", "other.test")))(t)
 			var opts jwtsvid.ValidatorOptions
 			if s := v.header["leeway"]; s != "" {
-				leeway, err := time.ParseDuration(s)
-				require.NoError(t, err)
+				leeway := must.Get(time.ParseDuration(s))(t)
 				opts.Leeway = &leeway
 			}
-			validator, err := jwtsvid.NewValidator(set, []string{"db"}, &opts)
-			require.NoError(t, err)
+			validator := must.Get(jwtsvid.NewValidator(set, []string{"db"}, &opts))(t)
 			var ours, peer []string
 			for _, token := range v.tokens {
 				proof, err := validator.Validate(token)

@@ -2,25 +2,21 @@ package compare
 
 import (
 	"context"
-	"crypto/x509"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
 	peerjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
 	peerapi "github.com/spiffe/go-spiffe/v2/workloadapi"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds/workloadagent"
@@ -34,14 +30,11 @@ import (
 func serveMachine(t *testing.T) (address string, write func(identities string)) {
 	t.Helper()
 	td := spiffe.MustParseTrustDomain("example.org")
-	authority, err := ca.New(ca.Config{TrustDomain: td, JWT: &ca.JWTConfig{}})
-	require.NoError(t, err)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: td, JWT: &ca.JWTConfig{}}))(t)
 	issuer, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) { return csr.ID() })
 	require.NoError(t, err)
-	m, err := secretcache.New(secretcache.Config{TrustDomain: td, CA: issuer})
-	require.NoError(t, err)
-	validator, err := jwtsvid.NewAgentValidator(m, nil)
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(secretcache.Config{TrustDomain: td, CA: issuer}))(t)
+	validator := must.Get(jwtsvid.NewAgentValidator(m, nil))(t)
 	s := &unixsocket.Server{Path: socket(t)}
 	file := filepath.Join(filepath.Dir(s.Path), "workloads.json")
 	write = func(identities string) {
@@ -77,77 +70,26 @@ func TestMachinePeerClient(t *testing.T) {
 	ctx := timeout(t)
 	address, write := serveMachine(t)
 	addr := peerapi.WithAddr(address)
-	source, err := peerapi.NewX509Source(ctx, peerapi.WithClientOptions(addr))
-	require.NoError(t, err)
+	source := must.Get(peerapi.NewX509Source(ctx, peerapi.WithClientOptions(addr)))(t)
 	defer source.Close()
-	svids, err := peerapi.FetchX509SVIDs(ctx, addr)
-	require.NoError(t, err)
+	svids := must.Get(peerapi.FetchX509SVIDs(ctx, addr))(t)
 	require.Len(t, svids, 2)
 	assert.Equal(t, "spiffe://example.org/web", svids[0].ID.String())
 	assert.Equal(t, "internal", svids[0].Hint)
 	assert.Equal(t, "spiffe://example.org/batch", svids[1].ID.String())
 
-	tokens, err := peerapi.NewJWTSource(ctx, peerapi.WithClientOptions(addr))
-	require.NoError(t, err)
+	tokens := must.Get(peerapi.NewJWTSource(ctx, peerapi.WithClientOptions(addr)))(t)
 	defer tokens.Close()
-	token, err := tokens.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db", Subject: svids[0].ID})
-	require.NoError(t, err)
-	_, err = peerjwt.ParseAndValidate(token.Marshal(), tokens, []string{"db"})
-	require.NoError(t, err)
-	_, err = tokens.FetchJWTSVID(ctx, peerjwt.Params{Audience: "bank", Subject: svids[0].ID})
+	token := must.Get(tokens.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db", Subject: svids[0].ID}))(t)
+	must.Get(peerjwt.ParseAndValidate(token.Marshal(), tokens, []string{"db"}))(t)
+	_, err := tokens.FetchJWTSVID(ctx, peerjwt.Params{Audience: "bank", Subject: svids[0].ID})
 	assert.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
 	_, err = tokens.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db", Subject: svids[1].ID})
 	assert.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
 
 	write(`{"id": "spiffe://example.org/batch"}`)
 	require.NoError(t, source.WaitUntilUpdated(ctx))
-	svid, err := source.GetX509SVID()
-	require.NoError(t, err)
+	svid := must.Get(source.GetX509SVID())(t)
 	assert.Equal(t, "spiffe://example.org/batch", svid.ID.String())
 	assert.Equal(t, svids[1].Certificates, svid.Certificates, "it keeps its certificate")
-}
-
-// TestMachineByHand makes the calls of "spire-agent api": fetch x509, fetch jwt with its bundles, validate jwt and watch.
-func TestMachineByHand(t *testing.T) {
-	t.Parallel()
-	address, write := serveMachine(t)
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	require.NoError(t, err)
-	defer conn.Close()
-	api := workload.NewSpiffeWorkloadAPIClient(conn)
-	ctx := metadata.AppendToOutgoingContext(timeout(t), "workload.spiffe.io", "true")
-
-	watch, err := api.FetchX509SVID(ctx, &workload.X509SVIDRequest{})
-	require.NoError(t, err)
-	fetched, err := watch.Recv()
-	require.NoError(t, err)
-	require.Len(t, fetched.Svids, 2)
-	one := fetched.Svids[0]
-	assert.Equal(t, "spiffe://example.org/web", one.SpiffeId)
-	_, err = x509.ParsePKCS8PrivateKey(one.X509SvidKey)
-	require.NoError(t, err)
-	chain, err := x509.ParseCertificates(one.X509Svid)
-	require.NoError(t, err)
-	roots, err := x509.ParseCertificates(one.Bundle)
-	require.NoError(t, err)
-	require.NoError(t, chain[len(chain)-1].CheckSignatureFrom(roots[0]))
-
-	tokens, err := api.FetchJWTSVID(ctx, &workload.JWTSVIDRequest{Audience: []string{"db"}, SpiffeId: one.SpiffeId})
-	require.NoError(t, err)
-	require.Len(t, tokens.Svids, 1)
-	bundles, err := api.FetchJWTBundles(ctx, &workload.JWTBundlesRequest{})
-	require.NoError(t, err)
-	keys, err := bundles.Recv()
-	require.NoError(t, err)
-	assert.Contains(t, keys.Bundles, "spiffe://example.org")
-	valid, err := api.ValidateJWTSVID(ctx, &workload.ValidateJWTSVIDRequest{Audience: "db", Svid: tokens.Svids[0].Svid})
-	require.NoError(t, err)
-	assert.Equal(t, one.SpiffeId, valid.SpiffeId)
-
-	write(`{"id": "spiffe://example.org/batch"}`)
-	for len(fetched.Svids) != 1 {
-		fetched, err = watch.Recv()
-		require.NoError(t, err)
-	}
-	assert.Equal(t, "spiffe://example.org/batch", fetched.Svids[0].SpiffeId)
 }

@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
@@ -45,24 +46,20 @@ func timeout(t *testing.T) context.Context {
 // socket returns the path of a socket that is short enough for every system.
 func socket(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cmp")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "cmp"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return filepath.Join(dir, "api.sock")
 }
 
 func newValidator(t *testing.T, a *authority) *jwtsvid.Validator {
 	t.Helper()
-	v, err := jwtsvid.NewAgentValidator(a.bundle(t), nil)
-	require.NoError(t, err)
-	return v
+	return must.Get(jwtsvid.NewAgentValidator(a.bundle(t), nil))(t)
 }
 
 // serveOurs runs our server and returns its address.
 func serveOurs(t *testing.T, src workloadserver.Provider, opts *workloadserver.Options) string {
 	t.Helper()
-	h, err := workloadserver.NewHandler(src, opts)
-	require.NoError(t, err)
+	h := must.Get(workloadserver.NewHandler(src, opts))(t)
 	s := &unixsocket.Server{Path: socket(t), Handler: h}
 	require.NoError(t, s.Listen())
 	ctx, cancel := context.WithCancel(context.Background())
@@ -78,10 +75,8 @@ func serveOurs(t *testing.T, src workloadserver.Provider, opts *workloadserver.O
 
 func sameSVID(t *testing.T, want, got *spiffe.SVID) {
 	t.Helper()
-	wantCerts, wantKey, err := want.MarshalDER()
-	require.NoError(t, err)
-	certs, key, err := got.MarshalDER()
-	require.NoError(t, err)
+	wantCerts, wantKey := must.Two(want.MarshalDER())(t)
+	certs, key := must.Two(got.MarshalDER())(t)
 	assert.Equal(t, wantCerts, certs)
 	assert.Equal(t, wantKey, key)
 }
@@ -96,32 +91,25 @@ func TestPeerClientX509(t *testing.T) {
 
 	check := func(snap *spiffe.Snapshot, s *peerapi.X509Source) {
 		t.Helper()
-		want, err := snap.SVID()
-		require.NoError(t, err)
-		got, err := s.GetX509SVID()
-		require.NoError(t, err)
-		certs, key, err := got.MarshalRaw()
-		require.NoError(t, err)
-		back, err := spiffe.ParseSVID(certs, key)
-		require.NoError(t, err)
+		want := must.Get(snap.SVID())(t)
+		got := must.Get(s.GetX509SVID())(t)
+		certs, key := must.Two(got.MarshalRaw())(t)
+		back := must.Get(spiffe.ParseSVID(certs, key))(t)
 		sameSVID(t, want, back)
 		for b := range snap.Bundles().All() {
-			p, err := s.GetX509BundleForTrustDomain(peerDomain(b.TrustDomain()))
-			require.NoError(t, err)
+			p := must.Get(s.GetX509BundleForTrustDomain(peerDomain(b.TrustDomain())))(t)
 			assert.True(t, p.Equal(peerBundle(t, b).X509Bundle()))
 		}
 	}
 
-	source, err := peerapi.NewX509Source(ctx, peerapi.WithClientOptions(addr))
-	require.NoError(t, err)
+	source := must.Get(peerapi.NewX509Source(ctx, peerapi.WithClientOptions(addr)))(t)
 	defer source.Close()
 	check(first, source)
 
 	// A rotation of the identity and of the authority.
 	a.ca.Rotate()
 	second := a.snapshot(t, "/web", other)
-	fresh, err := second.SVID()
-	require.NoError(t, err)
+	fresh := must.Get(second.SVID())(t)
 	src.set(second, nil)
 	for {
 		require.NoError(t, source.WaitUntilUpdated(ctx))
@@ -131,20 +119,16 @@ func TestPeerClientX509(t *testing.T) {
 	}
 	check(second, source)
 
-	svid, err := peerapi.FetchX509SVID(ctx, addr)
-	require.NoError(t, err)
+	svid := must.Get(peerapi.FetchX509SVID(ctx, addr))(t)
 	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
-	bundles, err := peerapi.FetchX509Bundles(ctx, addr)
-	require.NoError(t, err)
+	bundles := must.Get(peerapi.FetchX509Bundles(ctx, addr))(t)
 	assert.Equal(t, 2, bundles.Len())
 
 	// Our source has the same from the same provider.
-	ours, err := workloadapi.New(workloadapi.Config{Address: serveOurs(t, src, nil)})
-	require.NoError(t, err)
+	ours := must.Get(workloadapi.New(workloadapi.Config{Address: serveOurs(t, src, nil)}))(t)
 	runSource(t, ours)
 	require.NoError(t, ours.Ready(ctx))
-	got, err := ours.SVID()
-	require.NoError(t, err)
+	got := must.Get(ours.SVID())(t)
 	sameSVID(t, fresh, got)
 }
 
@@ -161,29 +145,26 @@ func TestPeerClientHints(t *testing.T) {
 	ctx := timeout(t)
 	a := newAuthority(t, "example.org")
 	snap := a.snapshot(t, "/web")
-	first, err := snap.SVID()
-	require.NoError(t, err)
+	first := must.Get(snap.SVID())(t)
 	var ids []workloadserver.Identity
 	addr := peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadserver.Options{
 		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 		IssueJWTSVID: a.jwt.IssueJWTSVID,
 	}))
 
-	_, err = peerapi.FetchX509SVID(ctx, addr) // no identity
+	_, err := peerapi.FetchX509SVID(ctx, addr) // no identity
 	assert.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
 	_, err = peerapi.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db"}, addr)
 	assert.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
 
 	ids = []workloadserver.Identity{{SVID: first, Hint: "internal"}, {SVID: a.ca.Intermediate().SVID("/batch"), Hint: "external"}}
-	got, err := peerapi.FetchX509SVIDs(ctx, addr)
-	require.NoError(t, err)
+	got := must.Get(peerapi.FetchX509SVIDs(ctx, addr))(t)
 	require.Len(t, got, 2)
 	assert.Equal(t, "internal", got[0].Hint)
 	assert.Equal(t, "external", got[1].Hint)
 	assert.Equal(t, "spiffe://example.org/batch", got[1].ID.String())
 	assert.Len(t, got[1].Certificates, 2)
-	tokens, err := peerapi.FetchJWTSVIDs(ctx, peerjwt.Params{Audience: "db"}, addr)
-	require.NoError(t, err)
+	tokens := must.Get(peerapi.FetchJWTSVIDs(ctx, peerjwt.Params{Audience: "db"}, addr))(t)
 	require.Len(t, tokens, 2)
 	assert.Equal(t, "external", tokens[1].Hint)
 
@@ -202,8 +183,7 @@ func TestPeerClientWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(timeout(t))
 	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
 	src := newLive(a.snapshot(t, "/web", other))
-	client, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, src, nil)))
-	require.NoError(t, err)
+	client := must.Get(peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, src, nil))))(t)
 	defer client.Close()
 	w := bundleWatcher{make(chan *x509bundle.Set)}
 	done := make(chan error, 1)
@@ -214,8 +194,7 @@ func TestPeerClientWatch(t *testing.T) {
 	src.set(a.snapshot(t, "/web"), nil) // and the federation has ended
 	s := <-w.updates
 	require.Equal(t, 1, s.Len())
-	b, err := s.GetX509BundleForTrustDomain(peerDomain(a.ca.TrustDomain()))
-	require.NoError(t, err)
+	b := must.Get(s.GetX509BundleForTrustDomain(peerDomain(a.ca.TrustDomain())))(t)
 	assert.Equal(t, slices.Collect(a.ca.Bundle().X509Authorities()), b.X509Authorities())
 	cancel()
 	assert.Error(t, <-done)
@@ -228,29 +207,23 @@ func TestPeerClientJWT(t *testing.T) {
 	k := newValidator(t, a)
 	addr := peerapi.WithAddr(serveOurs(t, newLive(a.snapshot(t, "/web", other)), &workloadserver.Options{IssueJWTSVID: a.jwt.IssueJWTSVID, ValidateJWTSVID: k.ValidateJWTSVID}))
 
-	source, err := peerapi.NewJWTSource(ctx, peerapi.WithClientOptions(addr))
-	require.NoError(t, err)
+	source := must.Get(peerapi.NewJWTSource(ctx, peerapi.WithClientOptions(addr)))(t)
 	defer source.Close()
-	svid, err := source.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db"})
-	require.NoError(t, err)
+	svid := must.Get(source.FetchJWTSVID(ctx, peerjwt.Params{Audience: "db"}))(t)
 	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
-	_, err = peerjwt.ParseAndValidate(svid.Marshal(), source, []string{"db"})
+	_, err := peerjwt.ParseAndValidate(svid.Marshal(), source, []string{"db"})
 	assert.NoError(t, err)
-	id, _, err := k.ValidateJWTSVID(ctx, "db", svid.Marshal())
-	require.NoError(t, err)
+	id, _ := must.Two(k.ValidateJWTSVID(ctx, "db", svid.Marshal()))(t)
 	assert.Equal(t, svid.ID.String(), id.String())
 
-	bundles, err := peerapi.FetchJWTBundles(ctx, addr)
-	require.NoError(t, err)
+	bundles := must.Get(peerapi.FetchJWTBundles(ctx, addr))(t)
 	assert.Equal(t, 2, bundles.Len())
 	for _, x := range []*authority{a, other} {
-		b, err := bundles.GetJWTBundleForTrustDomain(peerDomain(x.ca.TrustDomain()))
-		require.NoError(t, err)
+		b := must.Get(bundles.GetJWTBundleForTrustDomain(peerDomain(x.ca.TrustDomain())))(t)
 		assert.Equal(t, maps.Collect(x.bundle(t).JWTAuthorities()), b.JWTAuthorities())
 	}
 
-	back, err := peerapi.ValidateJWTSVID(ctx, svid.Marshal(), "db", addr)
-	require.NoError(t, err)
+	back := must.Get(peerapi.ValidateJWTSVID(ctx, svid.Marshal(), "db", addr))(t)
 	assert.Equal(t, svid.ID, back.ID)
 	_, err = peerapi.ValidateJWTSVID(ctx, svid.Marshal(), "cache", addr)
 	assert.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
@@ -291,8 +264,7 @@ func servePeer(t *testing.T, p *peerServer) string {
 		}))
 	workload.RegisterSpiffeWorkloadAPIServer(s, p)
 	path := socket(t)
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", path))(t)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() { s.Stop(); assert.NoError(t, <-done) })
@@ -440,8 +412,7 @@ func TestPeerServerSource(t *testing.T) {
 		}
 	}
 	has := func(snap *spiffe.Snapshot) func() bool {
-		want, err := snap.SVID()
-		require.NoError(t, err)
+		want := must.Get(snap.SVID())(t)
 		return func() bool {
 			got, err := source.SVID()
 			if err != nil || !got.Leaf().Equal(want.Leaf()) {
@@ -452,10 +423,8 @@ func TestPeerServerSource(t *testing.T) {
 		}
 	}
 	until(has(first))
-	want, err := first.SVID()
-	require.NoError(t, err)
-	got, err := source.SVID()
-	require.NoError(t, err)
+	want := must.Get(first.SVID())(t)
+	got := must.Get(source.SVID())(t)
 	sameSVID(t, want, got)
 
 	a.ca.Rotate()
@@ -474,8 +443,7 @@ func TestPeerServerCalls(t *testing.T) {
 	ctx := timeout(t)
 	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
 	p := &peerServer{t: t, src: newLive(a.snapshot(t, "/web", other)), a: a, hint: "internal"}
-	client, err := workloadapi.NewClient(servePeer(t, p), nil)
-	require.NoError(t, err)
+	client := must.Get(workloadapi.NewClient(servePeer(t, p), nil))(t)
 	defer client.CloseIdleConnections()
 
 	for u, err := range client.WatchX509SVIDs(ctx) {
@@ -499,23 +467,20 @@ func TestPeerServerCalls(t *testing.T) {
 	}
 	for u, err := range client.WatchJWTBundles(ctx) {
 		require.NoError(t, err)
-		b, err := u.Bundles.Bundle(a.ca.TrustDomain())
-		require.NoError(t, err)
+		b := must.Get(u.Bundles.Bundle(a.ca.TrustDomain()))(t)
 		_, ok := b.JWTAuthority(keyID)
 		assert.True(t, ok)
 		break
 	}
 
-	_, err = client.FetchJWTSVIDs(ctx, spiffe.ID{}, "db", "cache") // the issuer makes tokens for one receiver
+	_, err := client.FetchJWTSVIDs(ctx, spiffe.ID{}, "db", "cache") // the issuer makes tokens for one receiver
 	require.ErrorIs(t, err, workloadapi.ErrRefused)
-	all, err := client.FetchJWTSVIDs(ctx, spiffe.ID{}, "db")
-	require.NoError(t, err)
+	all := must.Get(client.FetchJWTSVIDs(ctx, spiffe.ID{}, "db"))(t)
 	require.Len(t, all, 1)
 	svid := all[0]
 	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
 	assert.Equal(t, "internal", svid.Hint)
-	id, claims, err := client.ValidateJWTSVID(ctx, "db", svid.Token())
-	require.NoError(t, err)
+	id, claims := must.Two(client.ValidateJWTSVID(ctx, "db", svid.Token()))(t)
 	assert.Equal(t, svid.ID, id)
 	assert.Equal(t, "spiffe://example.org/web", claims["sub"])
 	_, _, err = client.ValidateJWTSVID(ctx, "cache", svid.Token())
@@ -534,50 +499,40 @@ func TestPeerClientWIT(t *testing.T) {
 	t.Parallel()
 	ctx := timeout(t)
 	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	issuer, err := witsvid.NewIssuer(a.ca.TrustDomain(), key, nil)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	issuer := must.Get(witsvid.NewIssuer(a.ca.TrustDomain(), key, nil))(t)
 	c := a.bundle(t).Contents()
 	kid, public := issuer.Authority()
 	c.WITAuthorities = map[string]crypto.PublicKey{kid: public}
-	own, err := spiffe.NewBundle(a.ca.TrustDomain(), c)
-	require.NoError(t, err)
+	own := must.Get(spiffe.NewBundle(a.ca.TrustDomain(), c))(t)
 	snap := a.snapshot(t, "/web", other)
-	svid, err := snap.SVID()
-	require.NoError(t, err)
+	svid := must.Get(snap.SVID())(t)
 	snap = spiffe.NewSnapshot(svid, snap.Bundles().With(own))
-	client, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadserver.Options{
+	client := must.Get(peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadserver.Options{
 		Identities: func(context.Context) ([]workloadserver.Identity, error) {
 			return []workloadserver.Identity{{SVID: svid, Hint: "front"}, {SVID: a.ca.SVID("/db")}}, nil
 		},
 		IssueWITSVID: issuer.IssueWITSVID,
-	})))
-	require.NoError(t, err)
+	}))))(t)
 	defer client.Close()
 
-	bundles, err := client.FetchWITBundles(ctx)
-	require.NoError(t, err)
+	bundles := must.Get(client.FetchWITBundles(ctx))(t)
 	assert.Equal(t, 1, bundles.Len(), "others have no keys for it")
-	all, err := client.FetchWITSVIDs(ctx, "")
-	require.NoError(t, err)
+	all := must.Get(client.FetchWITSVIDs(ctx, ""))(t)
 	require.Len(t, all, 2)
 	assert.Equal(t, "front", all[0].Hint)
 	for _, s := range all {
-		good, err := peerwit.ParseAndValidate(s.Marshal(), bundles)
-		require.NoError(t, err)
+		good := must.Get(peerwit.ParseAndValidate(s.Marshal(), bundles))(t)
 		private, ok := s.PrivateKey.(*ecdsa.PrivateKey)
 		require.True(t, ok)
 		assert.True(t, private.PublicKey.Equal(good.PublicKey))
 	}
-	one, err := client.FetchWITSVID(ctx, "spiffe://example.org/db")
-	require.NoError(t, err)
+	one := must.Get(client.FetchWITSVID(ctx, "spiffe://example.org/db"))(t)
 	assert.Equal(t, "spiffe://example.org/db", one.ID.String())
-	_, err = client.FetchWITSVID(ctx, "spiffe://example.org/mail")
+	_, err := client.FetchWITSVID(ctx, "spiffe://example.org/mail")
 	assert.Equal(t, codes.PermissionDenied, status.Code(err))
 
-	off, err := peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), nil)))
-	require.NoError(t, err)
+	off := must.Get(peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), nil))))(t)
 	defer off.Close()
 	_, err = off.FetchWITBundles(ctx)
 	assert.Equal(t, codes.Unimplemented, status.Code(err))

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // tree reads a value as encoding/json would with UseNumber.
@@ -173,8 +174,7 @@ func TestErrors(t *testing.T) {
 	} {
 		_, err := read(c.doc)
 		name := c.doc[:min(len(c.doc), 40)]
-		e, ok := errors.AsType[*strictjson.Error](err)
-		require.True(t, ok, "%q: %v", name, err)
+		e := must.As[*strictjson.Error](t, err, name)
 		assert.Equal(t, c.code, e.Code, "%q: %v", name, err)
 		assert.Equal(t, c.offset, e.Offset, "%q: %v", name, err)
 		assert.NotEmpty(t, e.Reason)
@@ -190,11 +190,9 @@ func TestLimitsAreReached(t *testing.T) {
 	for i := range 3000 {
 		wide.WriteString(`,"` + strings.Repeat("x", i%50) + string(rune('a'+i%26)) + strings.Repeat("y", i/50) + `":{"a":[],"b":1}`)
 	}
-	got, err := read("{" + wide.String()[1:] + "}")
-	require.NoError(t, err)
+	got := must.Get(read("{" + wide.String()[1:] + "}"))(t)
 	assert.Len(t, got, 3000)
-	_, err = read(strings.Repeat("[", 64) + strings.Repeat("]", 64))
-	require.NoError(t, err)
+	must.Get(read(strings.Repeat("[", 64) + strings.Repeat("]", 64)))(t)
 }
 
 // A reader asks for the kind it wants; anything else stays, and loops skip it.
@@ -263,8 +261,7 @@ func TestErrorStays(t *testing.T) {
 	for range r.Members() {
 		t.Error("read on")
 	}
-	e, ok := errors.AsType[*strictjson.Error](r.End())
-	require.True(t, ok)
+	e := must.As[*strictjson.Error](t, r.End())
 	assert.Equal(t, 3, e.Offset)
 }
 

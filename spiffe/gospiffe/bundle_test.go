@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/gospiffe"
@@ -27,8 +28,7 @@ var (
 
 func newKey(t testing.TB) crypto.PublicKey {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	return key.Public()
 }
 
@@ -39,9 +39,7 @@ func fullBundle(t testing.TB, ca *spiffetest.CA) *spiffe.Bundle {
 	c.JWTAuthorities = map[string]crypto.PublicKey{"jwt-1": newKey(t), "jwt-2": newKey(t)}
 	c.WITAuthorities = map[string]crypto.PublicKey{"wit-1": newKey(t)}
 	c.Sequence, c.RefreshHint = new(uint64(1<<63+1)), time.Minute
-	b, err := spiffe.NewBundle(ca.TrustDomain(), c)
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t)
 }
 
 func toBundle(t testing.TB, b *spiffe.Bundle) *spiffebundle.Bundle {
@@ -55,19 +53,15 @@ func TestBundles(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	ca.Rotate()
-	empty, err := spiffe.NewBundle(td, spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{}))(t)
 	for _, ours := range []*spiffe.Bundle{fullBundle(t, ca), ca.Bundle(), empty} {
 		theirs := toBundle(t, ours)
-		back, err := gospiffe.FromBundleSource(theirs).Bundle(td)
-		require.NoError(t, err)
+		back := must.Get(gospiffe.FromBundleSource(theirs).Bundle(td))(t)
 		assert.True(t, ours.Equal(back))
 
 		// They write the same document, so that go-spiffe has it as it would have read it.
-		doc, err := ours.Marshal()
-		require.NoError(t, err)
-		read, err := spiffebundle.Parse(theirTD, doc)
-		require.NoError(t, err)
+		doc := must.Get(ours.Marshal())(t)
+		read := must.Get(spiffebundle.Parse(theirTD, doc))(t)
 		assert.True(t, read.Equal(theirs))
 
 		// Changes of theirs do not reach ours.
@@ -75,15 +69,14 @@ func TestBundles(t *testing.T) {
 		theirs.SetJWTAuthorities(nil)
 		assert.True(t, ours.Equal(back))
 	}
-	_, err = gospiffe.ToBundleSource(&spiffe.Bundle{}).GetBundleForTrustDomain(spiffeid.TrustDomain{})
+	_, err := gospiffe.ToBundleSource(&spiffe.Bundle{}).GetBundleForTrustDomain(spiffeid.TrustDomain{})
 	assert.ErrorIs(t, err, spiffe.ErrZero)
 }
 
 func TestBundlesRefused(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	ed, _, err := ed25519.GenerateKey(nil)
-	require.NoError(t, err)
+	ed, _ := must.Two(ed25519.GenerateKey(nil))(t)
 	for name, spoil := range map[string]func(*spiffebundle.Bundle){
 		"a leaf as authority":     func(b *spiffebundle.Bundle) { b.AddX509Authority(ca.SVID("/web").Leaf()) },
 		"a kind of key":           func(b *spiffebundle.Bundle) { require.NoError(t, b.AddJWTAuthority("ed", ed)) },
@@ -99,15 +92,14 @@ func TestBundlesRefused(t *testing.T) {
 		assert.Nil(t, b, name)
 		assert.ErrorContains(t, err, `"example.org"`, name)
 	}
-	_, err = gospiffe.FromBundleSource((*spiffebundle.Bundle)(nil)).Bundle(spiffe.TrustDomain{})
+	_, err := gospiffe.FromBundleSource((*spiffebundle.Bundle)(nil)).Bundle(spiffe.TrustDomain{})
 	assert.ErrorIs(t, err, spiffe.ErrZero)
 }
 
 func TestBundleSourceSuite(t *testing.T) {
 	t.Parallel()
 	one, two := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
-	set, err := spiffe.NewBundleSet(fullBundle(t, one), fullBundle(t, two))
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(fullBundle(t, one), fullBundle(t, two)))(t)
 	theirs := gospiffe.ToBundleSource(set)
 	for name, src := range map[string]spiffe.BundleSource{
 		"X.509": gospiffe.FromX509BundleSource(theirs), "JWT": gospiffe.FromJWTBundleSource(theirs), "both": gospiffe.FromBundleSource(theirs),
@@ -248,14 +240,11 @@ func TestToBundleSource(t *testing.T) {
 	src := gospiffe.ToBundleSource(full)
 	want := toBundle(t, full)
 	for range 2 { // a reader that adds an authority adds it to its own bundle
-		all, err := src.GetBundleForTrustDomain(theirTD)
-		require.NoError(t, err)
+		all := must.Get(src.GetBundleForTrustDomain(theirTD))(t)
 		assert.True(t, want.Equal(all))
-		x, err := src.GetX509BundleForTrustDomain(theirTD)
-		require.NoError(t, err)
+		x := must.Get(src.GetX509BundleForTrustDomain(theirTD))(t)
 		assert.True(t, want.X509Bundle().Equal(x))
-		j, err := src.GetJWTBundleForTrustDomain(theirTD)
-		require.NoError(t, err)
+		j := must.Get(src.GetJWTBundleForTrustDomain(theirTD))(t)
 		assert.True(t, want.JWTBundle().Equal(j))
 		ca.Rotate()
 		all.AddX509Authority(ca.Root())

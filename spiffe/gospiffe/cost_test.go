@@ -81,22 +81,3 @@ func TestUnchanged(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkUnchanged compares reading through an adapter with converting each time.
-func BenchmarkUnchanged(b *testing.B) {
-	for _, r := range reads(b) {
-		for name, f := range map[string]func() error{"read": r.read, "anew": r.anew} {
-			if f == nil {
-				continue
-			}
-			b.Run(r.name+"/"+name, func(b *testing.B) {
-				b.ReportAllocs()
-				for b.Loop() {
-					if err := f(); err != nil {
-						b.Fatal(err)
-					}
-				}
-			})
-		}
-	}
-}

@@ -1,7 +1,6 @@
 package gospiffe_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/gospiffe"
 )
@@ -39,19 +39,16 @@ func TestIDs(t *testing.T) {
 func TestIDsRefused(t *testing.T) {
 	t.Parallel()
 	base := spiffeid.RequireFromString("spiffe://example.org/web")
-	long, err := base.AppendPath("/" + strings.Repeat("a", 2048))
-	require.NoError(t, err)
+	long := must.Get(base.AppendPath("/" + strings.Repeat("a", 2048)))(t)
 	name := strings.Repeat("a", 256)
 	for want, theirs := range map[string]spiffeid.ID{"ID-21": long, "ID-13": spiffeid.RequireFromString("spiffe://" + name + "/web")} {
 		id, err := gospiffe.FromID(theirs)
 		assert.True(t, id.IsZero())
-		e, ok := errors.AsType[*spiffe.ParseError](err)
-		require.True(t, ok, "%v", err)
+		e := must.As[*spiffe.ParseError](t, err)
 		assert.Equal(t, want, e.Rule)
 	}
-	_, err = gospiffe.FromTrustDomain(spiffeid.RequireTrustDomainFromString(name))
-	e, ok := errors.AsType[*spiffe.ParseError](err)
-	require.True(t, ok, "%v", err)
+	_, err := gospiffe.FromTrustDomain(spiffeid.RequireTrustDomainFromString(name))
+	e := must.As[*spiffe.ParseError](t, err)
 	assert.Equal(t, "ID-13", e.Rule)
 
 	_, err = gospiffe.FromID(spiffeid.ID{})
@@ -106,8 +103,7 @@ func TestToMatcher(t *testing.T) {
 	web, db := spiffe.MustParseID("spiffe://example.org/web"), spiffeid.RequireFromString("spiffe://example.org/db")
 	var live spiffe.LivePolicy
 	match := gospiffe.ToMatcher(&live)
-	theirs, err := gospiffe.ToID(web)
-	require.NoError(t, err)
+	theirs := must.Get(gospiffe.ToID(web))(t)
 	assert.ErrorIs(t, match(theirs), spiffe.ErrDenied, "there is no policy yet")
 	require.NoError(t, live.Set(spiffe.AllowIDs(web)))
 	assert.NoError(t, match(theirs))

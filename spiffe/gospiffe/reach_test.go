@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // TestReach shows that the adapters link go-spiffe's types and not its client, which brings grpc-go.
 func TestReach(t *testing.T) {
 	t.Parallel()
-	out, err := exec.Command("go", "list", "-deps", ".").Output()
-	require.NoError(t, err)
+	out := must.Get(exec.Command("go", "list", "-deps", ".").Output())(t)
 	reached := strings.Fields(string(out))
 	assert.Contains(t, reached, "github.com/spiffe/go-spiffe/v2/spiffeid")
 	for _, p := range reached {

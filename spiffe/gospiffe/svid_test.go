@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/gospiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -28,9 +29,7 @@ func (s *theirSource) GetX509SVID() (*x509svid.SVID, error) { return s.svid, s.e
 
 func toSVID(t testing.TB, s *spiffe.SVID) *x509svid.SVID {
 	t.Helper()
-	theirs, err := gospiffe.ToSVIDSource(s).GetX509SVID()
-	require.NoError(t, err)
-	return theirs
+	return must.Get(gospiffe.ToSVIDSource(s).GetX509SVID())(t)
 }
 
 func TestSVIDs(t *testing.T) {
@@ -38,13 +37,10 @@ func TestSVIDs(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	for _, ours := range []*spiffe.SVID{ca.SVID("/web"), ca.Intermediate().SVID("/db")} {
 		theirs := toSVID(t, ours)
-		certs, key, err := theirs.Marshal()
-		require.NoError(t, err)
-		_, err = x509svid.Parse(certs, key) // go-spiffe holds it for good
-		require.NoError(t, err)
+		certs, key := must.Two(theirs.Marshal())(t)
+		must.Get(x509svid.Parse(certs, key))(t) // go-spiffe holds it for good
 
-		back, err := gospiffe.FromSVIDSource(theirs).SVID()
-		require.NoError(t, err)
+		back := must.Get(gospiffe.FromSVIDSource(theirs).SVID())(t)
 		assert.Equal(t, ours.ID(), back.ID())
 		assert.Equal(t, ours.Chain(), back.Chain())
 		assert.Equal(t, ours.Signer(), back.Signer())
@@ -114,30 +110,26 @@ func TestFromSVIDSource(t *testing.T) {
 	theirs := toSVID(t, ca.SVID("/web"))
 	src := &theirSource{svid: theirs}
 	ours := gospiffe.FromSVIDSource(src)
-	first, err := ours.SVID()
-	require.NoError(t, err)
+	first := must.Get(ours.SVID())(t)
 
 	// The same contents in another place are the same SVID.
 	src.svid = &x509svid.SVID{ID: theirs.ID, Certificates: slices.Clone(theirs.Certificates), PrivateKey: theirs.PrivateKey}
-	again, err := ours.SVID()
-	require.NoError(t, err)
+	again := must.Get(ours.SVID())(t)
 	assert.Same(t, first, again)
 
 	// Other contents in the same place are another.
 	fresh := ca.SVID("/web")
 	src.svid.Certificates[0], src.svid.PrivateKey = fresh.Leaf(), fresh.Signer()
-	second, err := ours.SVID()
-	require.NoError(t, err)
+	second := must.Get(ours.SVID())(t)
 	assert.NotSame(t, first, second)
 	assert.True(t, fresh.Leaf().Equal(second.Leaf()))
 
 	// What is no SVID any more is an error, and ends when it is one again.
 	src.svid.PrivateKey = nil
-	_, err = ours.SVID()
+	_, err := ours.SVID()
 	require.Error(t, err)
 	src.svid.PrivateKey = fresh.Signer()
-	_, err = ours.SVID()
-	require.NoError(t, err)
+	must.Get(ours.SVID())(t)
 
 	closed := errors.New("closed")
 	src.err = closed
@@ -154,10 +146,8 @@ func TestToSVIDSource(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	src := ca.Source("/web")
 	theirs := gospiffe.ToSVIDSource(src)
-	first, err := theirs.GetX509SVID()
-	require.NoError(t, err)
-	again, err := theirs.GetX509SVID()
-	require.NoError(t, err)
+	first := must.Get(theirs.GetX509SVID())(t)
+	again := must.Get(theirs.GetX509SVID())(t)
 	assert.Same(t, first, again)
 
 	// A reader that changes what it was given changes it for no reader that comes later.
@@ -168,8 +158,7 @@ func TestToSVIDSource(t *testing.T) {
 		func() { first.Hint = "internal" },
 	} {
 		spoil()
-		good, err := theirs.GetX509SVID()
-		require.NoError(t, err)
+		good := must.Get(theirs.GetX509SVID())(t)
 		assert.Equal(t, "spiffe://example.org/web", good.ID.String())
 		assert.NotNil(t, good.PrivateKey)
 		assert.NotNil(t, good.Certificates[0])
@@ -178,15 +167,13 @@ func TestToSVIDSource(t *testing.T) {
 	}
 
 	src.Renew()
-	renewed, err := src.SVID()
-	require.NoError(t, err)
-	second, err := theirs.GetX509SVID()
-	require.NoError(t, err)
+	renewed := must.Get(src.SVID())(t)
+	second := must.Get(theirs.GetX509SVID())(t)
 	assert.Same(t, renewed.Leaf(), second.Certificates[0])
 
 	down := errors.New("down")
 	src.Fail(down)
-	_, err = theirs.GetX509SVID()
+	_, err := theirs.GetX509SVID()
 	assert.ErrorIs(t, err, down)
 	assert.Panics(t, func() { gospiffe.ToSVIDSource(nil) })
 }
@@ -212,8 +199,7 @@ func TestSVIDSourceKeys(t *testing.T) {
 	ours := gospiffe.FromSVIDSource(src)
 	src.svid.PrivateKey = odd{Signer: web.Signer()}
 	for range 2 {
-		svid, err := ours.SVID()
-		require.NoError(t, err)
+		svid := must.Get(ours.SVID())(t)
 		assert.Equal(t, web.ID(), svid.ID())
 	}
 	for range 2 {

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/gospiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -50,15 +51,12 @@ func start(t *testing.T, api *workloadapitest.Server) sources {
 	ctx := timeout(t)
 	cfg := api.Config()
 	cfg.JWTBundles = true
-	ours, err := workloadapi.Start(ctx, cfg)
-	require.NoError(t, err)
+	ours := must.Get(workloadapi.Start(ctx, cfg))(t)
 	t.Cleanup(func() { assert.NoError(t, ours.Close()) })
 	at := theirapi.WithClientOptions(theirapi.WithAddr(api.Config().Address))
-	theirs, err := theirapi.NewX509Source(ctx, at)
-	require.NoError(t, err)
+	theirs := must.Get(theirapi.NewX509Source(ctx, at))(t)
 	t.Cleanup(func() { _ = theirs.Close() })
-	tokens, err := theirapi.NewJWTSource(ctx, at)
-	require.NoError(t, err)
+	tokens := must.Get(theirapi.NewJWTSource(ctx, at))(t)
 	t.Cleanup(func() { _ = tokens.Close() })
 	return sources{ours, theirs, tokens}
 }
@@ -82,8 +80,7 @@ var sides = map[string]func(t *testing.T, s sources, allow spiffe.ID, server boo
 
 func ourConfig(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.ID, server bool) *tls.Config {
 	t.Helper()
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowIDs(allow)})
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowIDs(allow)}))(t)
 	config, err := endpoint.ClientConfig()
 	if server {
 		config, err = endpoint.ServerConfig()
@@ -104,8 +101,7 @@ func theirConfig(self x509svid.Source, peers x509bundle.Source, allow spiffe.ID,
 // of a failed connection.
 func serve(t *testing.T, config *tls.Config) (addr string, failures func() error) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var mu sync.Mutex
 	var failed error
 	var wg sync.WaitGroup
@@ -245,20 +241,16 @@ func (s sources) follow(t *testing.T, api *workloadapitest.Server) {
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		snap := api.Snapshot()
-		want, err := snap.SVID()
-		require.NoError(c, err)
-		bundle, err := snap.Bundle(td)
-		require.NoError(c, err)
+		want := must.Get(snap.SVID())(c)
+		bundle := must.Get(snap.Bundle(td))(c)
 		roots := bundle.MarshalPEM()
 		for _, src := range []struct {
 			spiffe.SVIDSource
 			spiffe.BundleSource
 		}{{s.ours, s.ours}, {gospiffe.FromSVIDSource(s.theirs), gospiffe.FromX509BundleSource(s.theirs)}} {
-			svid, err := src.SVID()
-			require.NoError(c, err)
+			svid := must.Get(src.SVID())(c)
 			assert.True(c, want.Leaf().Equal(svid.Leaf()))
-			b, err := src.Bundle(td)
-			require.NoError(c, err)
+			b := must.Get(src.Bundle(td))(c)
 			assert.Equal(c, string(roots), string(b.MarshalPEM()))
 		}
 	}, time.Minute, 2*time.Millisecond)
@@ -272,8 +264,7 @@ func TestPeers(t *testing.T) {
 	s := start(t, workloadapitest.NewServer(t, ca, "/web"))
 	web := spiffe.MustParseID("spiffe://example.org/web")
 	prove := func(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.ID, cs tls.ConnectionState) (*spiffe.Peer, error) {
-		endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowIDs(allow)})
-		require.NoError(t, err)
+		endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: peers, Allow: spiffe.AllowIDs(allow)}))(t)
 		return endpoint.PeerFromState(spiffe.ServerRole, cs)
 	}
 	for name, side := range sides {
@@ -287,10 +278,8 @@ func TestPeers(t *testing.T) {
 			}
 			require.NoError(t, err, name)
 			assert.Equal(t, web, peer.ID(), name)
-			theirs, err := gospiffe.ToID(peer.ID())
-			require.NoError(t, err)
-			id, err := theirtls.PeerIDFromConnectionState(*state)
-			require.NoError(t, err)
+			theirs := must.Get(gospiffe.ToID(peer.ID()))(t)
+			id := must.Get(theirtls.PeerIDFromConnectionState(*state))(t)
 			assert.Equal(t, id, theirs)
 		}
 		_, err = prove(s.ours, s.ours, spiffe.MustParseID("spiffe://example.org/stranger"), *state)
@@ -304,10 +293,8 @@ func TestTokensOfWorkloadAPI(t *testing.T) {
 	ctx := timeout(t)
 	ca := spiffetest.NewCA(t, "example.org")
 	s := start(t, workloadapitest.NewServer(t, ca, "/web"))
-	cache, err := jwtsvid.NewCache(gospiffe.FromTokenSource(s.tokens), nil)
-	require.NoError(t, err)
-	ourCache, err := jwtsvid.NewCache(s.ours, nil)
-	require.NoError(t, err)
+	cache := must.Get(jwtsvid.NewCache(gospiffe.FromTokenSource(s.tokens), nil))(t)
+	ourCache := must.Get(jwtsvid.NewCache(s.ours, nil))(t)
 	fetch := map[string]func() (string, error){
 		"svidkit":                func() (string, error) { return s.ours.Fetch(ctx, "db") },
 		"svidkit over go-spiffe": func() (string, error) { return cache.Fetch(ctx, "db") },
@@ -330,8 +317,7 @@ func TestTokensOfWorkloadAPI(t *testing.T) {
 		token, err := f()
 		require.NoError(t, err, name)
 		for _, bundles := range []spiffe.BundleSource{s.ours, gospiffe.FromJWTBundleSource(s.tokens)} {
-			v, err := jwtsvid.NewValidator(bundles, []string{"db"}, nil)
-			require.NoError(t, err)
+			v := must.Get(jwtsvid.NewValidator(bundles, []string{"db"}, nil))(t)
 			verified, err := v.Validate(token)
 			require.NoError(t, err, name)
 			assert.Equal(t, "spiffe://example.org/web", verified.ID().String())
@@ -363,10 +349,8 @@ func TestClosed(t *testing.T) {
 		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain, name)
 		assert.ErrorContains(t, err, "other.test", name)
 	}
-	validator, err := jwtsvid.NewValidator(bundles["JWT"], []string{"db"}, nil)
-	require.NoError(t, err)
-	token, err := s.ours.Fetch(ctx, "db")
-	require.NoError(t, err)
+	validator := must.Get(jwtsvid.NewValidator(bundles["JWT"], []string{"db"}, nil))(t)
+	token := must.Get(s.ours.Fetch(ctx, "db"))(t)
 	self := gospiffe.FromSVIDSource(s.theirs)
 	require.NoError(t, errors.Join(s.theirs.Close(), s.tokens.Close(), both.Close()))
 	for name, src := range bundles {
@@ -389,19 +373,15 @@ func TestPrinting(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
-	_, keyDER, err := svid.MarshalDER()
-	require.NoError(t, err)
+	_, keyDER := must.Two(svid.MarshalDER())(t)
 	token := issue(t, td, "db")
 	theirs := toSVID(t, svid)
 	fromSVIDs, toSVIDs := gospiffe.FromSVIDSource(theirs), gospiffe.ToSVIDSource(svid)
 	toTokens := gospiffe.ToTokenSource(fixed(token))
 	fromTokens := gospiffe.FromTokenSource(toTokens)
-	_, err = fromSVIDs.SVID()
-	require.NoError(t, err)
-	_, err = toSVIDs.GetX509SVID()
-	require.NoError(t, err)
-	_, err = fromTokens.Fetch(t.Context(), "db")
-	require.NoError(t, err)
+	must.Get(fromSVIDs.SVID())(t)
+	must.Get(toSVIDs.GetX509SVID())(t)
+	must.Get(fromTokens.Fetch(t.Context(), "db"))(t)
 	for _, v := range []any{
 		fromSVIDs, toSVIDs, toTokens, fromTokens, gospiffe.ToBundleSource(svidAndBundles{svid, ca.Bundle()}), gospiffe.FromX509BundleSource(gospiffe.ToBundleSource(ca.Bundle())),
 	} {

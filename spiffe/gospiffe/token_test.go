@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/gospiffe"
@@ -21,10 +22,8 @@ import (
 // newIssuer returns an issuer and the bundle that verifies its tokens.
 func newIssuer(t testing.TB, td spiffe.TrustDomain, now func() time.Time) (*jwtsvid.Issuer, *spiffe.Bundle) {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	issuer, err := jwtsvid.NewIssuer(td, "jwt-1", key, &jwtsvid.IssuerOptions{WideAudience: true, Now: now})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	issuer := must.Get(jwtsvid.NewIssuer(td, "jwt-1", key, &jwtsvid.IssuerOptions{WideAudience: true, Now: now}))(t)
 	b, err := spiffe.NewBundle(td, spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{"jwt-1": key.Public()}})
 	require.NoError(t, err)
 	return issuer, b
@@ -33,11 +32,8 @@ func newIssuer(t testing.TB, td spiffe.TrustDomain, now func() time.Time) (*jwts
 func issue(t testing.TB, td spiffe.TrustDomain, audience ...string) string {
 	t.Helper()
 	issuer, _ := newIssuer(t, td, nil)
-	id, err := td.WorkloadID("web")
-	require.NoError(t, err)
-	token, err := issuer.IssueJWTSVID(t.Context(), id, audience)
-	require.NoError(t, err)
-	return token
+	id := must.Get(td.WorkloadID("web"))(t)
+	return must.Get(issuer.IssueJWTSVID(t.Context(), id, audience))(t)
 }
 
 // theirTokens is a source of go-spiffe that the test controls.
@@ -65,16 +61,13 @@ func TestTokens(t *testing.T) {
 		assert.Equal(t, audience, svid.Audience)
 		assert.Equal(t, id.String(), svid.ID.String())
 		// Either side validates it, with the bundle that has crossed.
-		_, err = theirjwt.ParseAndValidate(svid.Marshal(), gospiffe.ToBundleSource(bundle), []string{"db"})
-		require.NoError(t, err)
+		must.Get(theirjwt.ParseAndValidate(svid.Marshal(), gospiffe.ToBundleSource(bundle), []string{"db"}))(t)
 
 		back := gospiffe.FromTokenSource(theirs)
-		token, err := back.Fetch(t.Context(), audience...)
-		require.NoError(t, err)
+		token := must.Get(back.Fetch(t.Context(), audience...))(t)
 		validator, err := jwtsvid.NewValidator(gospiffe.FromJWTBundleSource(gospiffe.ToBundleSource(bundle)), []string{"db"}, nil)
 		require.NoError(t, err)
-		verified, err := validator.Validate(token)
-		require.NoError(t, err)
+		verified := must.Get(validator.Validate(token))(t)
 		assert.Equal(t, id, verified.ID())
 	}
 
@@ -86,12 +79,10 @@ func TestTokens(t *testing.T) {
 func TestToTokenSourceShares(t *testing.T) {
 	t.Parallel()
 	theirs := gospiffe.ToTokenSource(fixed(issue(t, td, "db")))
-	first, err := theirs.FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "db"})
-	require.NoError(t, err)
+	first := must.Get(theirs.FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "db"}))(t)
 	want := first.Expiry
 	first.ID, first.Audience[0], first.Expiry, first.Claims["sub"] = spiffeid.ID{}, "evil", time.Time{}, "spiffe://example.org/admin"
-	again, err := theirs.FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "db"})
-	require.NoError(t, err)
+	again := must.Get(theirs.FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "db"}))(t)
 	assert.Equal(t, "spiffe://example.org/web", again.ID.String())
 	assert.Equal(t, []string{"db"}, again.Audience)
 	assert.Equal(t, want, again.Expiry)
@@ -105,8 +96,7 @@ func TestToTokenSourceRefuses(t *testing.T) {
 	_, err := gospiffe.ToTokenSource(ourTokens(func([]string) (string, error) { return "", down })).FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "db"})
 	assert.ErrorIs(t, err, down)
 	old, _ := newIssuer(t, td, func() time.Time { return time.Now().Add(-time.Hour) })
-	expired, err := old.IssueJWTSVID(t.Context(), spiffe.MustParseID("spiffe://example.org/web"), []string{"db"})
-	require.NoError(t, err)
+	expired := must.Get(old.IssueJWTSVID(t.Context(), spiffe.MustParseID("spiffe://example.org/web"), []string{"db"}))(t)
 	for name, token := range map[string]string{"expired": expired, "for another": issue(t, td, "cache"), "no token": "hunter2", "empty": ""} {
 		_, err := gospiffe.ToTokenSource(fixed(token)).FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "db"})
 		require.Error(t, err, name)
@@ -119,8 +109,7 @@ func TestToTokenSourceRefuses(t *testing.T) {
 	token, err := short.Issue(jwtsvid.Request{ID: spiffe.MustParseID("spiffe://example.org/web"), Audience: []string{"db"}})
 	require.NoError(t, err)
 	src := gospiffe.ToTokenSource(fixed(token))
-	_, err = src.FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "db"})
-	require.NoError(t, err)
+	must.Get(src.FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "db"}))(t)
 	_, err = src.FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "cache"})
 	require.Error(t, err, "the token of one audience for another")
 	assert.Panics(t, func() { gospiffe.ToTokenSource(nil) })
@@ -129,9 +118,7 @@ func TestToTokenSourceRefuses(t *testing.T) {
 func TestFromTokenSourceRefuses(t *testing.T) {
 	t.Parallel()
 	parse := func(token string) *theirjwt.SVID {
-		svid, err := theirjwt.ParseInsecure(token, nil)
-		require.NoError(t, err)
-		return svid
+		return must.Get(theirjwt.ParseInsecure(token, nil))(t)
 	}
 	down := errors.New("down")
 	recent, _ := newIssuer(t, td, func() time.Time { return time.Now().Add(-5*time.Minute - 20*time.Second) }) // within the leeway of go-spiffe

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -59,13 +60,11 @@ func TestCacheDropsForGood(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		source := &handmade{claim: func(audience []string) string { return claims(fmt.Sprintf("%q", audience[0]), 5*time.Minute) }}
-		c, err := jwtsvid.NewCache(source, &jwtsvid.CacheOptions{Size: 2})
-		require.NoError(t, err)
+		c := must.Get(jwtsvid.NewCache(source, &jwtsvid.CacheOptions{Size: 2}))(t)
 		start(t, c)
 		get := func(audience string) {
 			t.Helper()
-			_, err := c.Fetch(t.Context(), audience)
-			require.NoError(t, err)
+			must.Get(c.Fetch(t.Context(), audience))(t)
 			time.Sleep(2 * time.Second) // so that which was last is certain
 		}
 		get("a")
@@ -79,6 +78,7 @@ func TestCacheDropsForGood(t *testing.T) {
 		require.Equal(t, 1, source.count("a"), "it is still there")
 		get("d") // instead of c
 		get("e") // instead of a
+		assert.Equal(t, 2, jwtsvid.Entries(c))
 		for range 200 {
 			get("d")
 			get("e")
@@ -99,15 +99,12 @@ func TestCacheKeepsItsAudiences(t *testing.T) {
 		source := &handmade{spoil: true, claim: func(audience []string) string {
 			return claims(fmt.Sprintf(`[%q,%q]`, audience[0], audience[1]), 5*time.Minute)
 		}}
-		c, err := jwtsvid.NewCache(source, nil)
-		require.NoError(t, err)
+		c := must.Get(jwtsvid.NewCache(source, nil))(t)
 		for range 3 {
 			mine := []string{"db", "cache"}
-			token, err := c.Fetch(t.Context(), mine...)
-			require.NoError(t, err)
+			token := must.Get(c.Fetch(t.Context(), mine...))(t)
 			assert.Equal(t, []string{"db", "cache"}, mine)
-			u, err := jwtsvid.ParseUnverified(token)
-			require.NoError(t, err)
+			u := must.Get(jwtsvid.ParseUnverified(token))(t)
 			assert.ElementsMatch(t, mine, u.Audience)
 			mine[0] = "other"
 			time.Sleep(5 * time.Minute)

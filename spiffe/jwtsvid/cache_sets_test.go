@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -17,8 +18,7 @@ func TestCacheSetsOfAudiences(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, WideAudience: true})}
-		c, err := jwtsvid.NewCache(source, nil)
-		require.NoError(t, err)
+		c := must.Get(jwtsvid.NewCache(source, nil))(t)
 		sets := [][]string{
 			{"a"}, {"b"}, {"a", "b"}, {"a", "b", "c"}, {"ab"}, {"a", "bc"}, {"ab", "c"}, {"abc"},
 			{"a:b"}, {"a", "b:c"}, {"a:b", "c"}, {"a:b:c"}, {":"}, {":", "::"}, {":::"}, {"a,b"}, {"a,b", "c"}, {"a", "b,c"}, {"a b"}, {"a", "b c"}, {"a b", "c"},
@@ -30,13 +30,15 @@ func TestCacheSetsOfAudiences(t *testing.T) {
 			n := fetch(t, c, set...)
 			require.Nil(t, seen[n], "%q and %q have one token", set, seen[n])
 			seen[n] = set
-			token, err := c.Fetch(t.Context(), set...)
-			require.NoError(t, err)
-			u, err := jwtsvid.ParseUnverified(token)
-			require.NoError(t, err)
+			token := must.Get(c.Fetch(t.Context(), set...))(t)
+			u := must.Get(jwtsvid.ParseUnverified(token))(t)
 			assert.ElementsMatch(t, set, u.Audience)
 			slices.Reverse(set)
 			assert.Equal(t, n, fetch(t, c, set...), "%q in another order", set)
+		}
+		for _, bad := range [][]string{nil, {""}, {"db", ""}, {"db", "db"}, {"\xff"}} {
+			_, err := c.Fetch(t.Context(), bad...)
+			assert.ErrorContains(t, err, "jwtsvid: fetch: ")
 		}
 		assert.Equal(t, len(sets), source.count(), "each once")
 	})

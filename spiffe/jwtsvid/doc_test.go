@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -59,10 +59,8 @@ func Example_client() {
 // TestDocumentationCompiles: each line of code in the package comment is one of the examples in this file.
 func TestDocumentationCompiles(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("jwtsvid.go")
-	require.NoError(t, err)
-	examples, err := os.ReadFile("doc_test.go")
-	require.NoError(t, err)
+	doc := must.Get(os.ReadFile("jwtsvid.go"))(t)
+	examples := must.Get(os.ReadFile("doc_test.go"))(t)
 	compiled := make(map[string]bool)
 	for line := range strings.Lines(string(examples)) {
 		compiled[strings.TrimSpace(line)] = true

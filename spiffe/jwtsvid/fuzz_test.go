@@ -16,13 +16,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
 func vectorFiles(t testing.TB) []vector {
 	t.Helper()
-	files, err := filepath.Glob("testdata/vectors/*.txt")
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob("testdata/vectors/*.txt"))(t)
 	require.Len(t, files, 62)
 	var all []vector
 	for _, f := range files {

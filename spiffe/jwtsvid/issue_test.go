@@ -28,6 +28,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -39,9 +40,7 @@ func issuer(t testing.TB, opts jwtsvid.IssuerOptions) *jwtsvid.Issuer {
 	if opts.Now == nil {
 		opts.Now = atNow
 	}
-	i, err := jwtsvid.NewIssuer(domain, "jwt-1", newMaterial(t).jwt1, &opts)
-	require.NoError(t, err)
-	return i
+	return must.Get(jwtsvid.NewIssuer(domain, "jwt-1", newMaterial(t).jwt1, &opts))(t)
 }
 
 // longIssuer signs at NOW tokens that both the clock of the vectors and that of the host accept.
@@ -99,10 +98,8 @@ func parts(t testing.TB, token string) (header, payload string) {
 	t.Helper()
 	p := strings.Split(token, ".")
 	require.Len(t, p, 3)
-	h, err := base64.RawURLEncoding.DecodeString(p[0])
-	require.NoError(t, err)
-	c, err := base64.RawURLEncoding.DecodeString(p[1])
-	require.NoError(t, err)
+	h := must.Get(base64.RawURLEncoding.DecodeString(p[0]))(t)
+	c := must.Get(base64.RawURLEncoding.DecodeString(p[1]))(t)
 	return string(h), string(c)
 }
 
@@ -169,8 +166,7 @@ func TestIssueAlgorithms(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "JWT-3", "JWT-26", "JWT-27", "JWT-28", "GO-11")
 	m := newMaterial(t)
-	ed, err := rsaOrEd(ed25519.GenerateKey(rand.Reader))
-	require.NoError(t, err)
+	ed := must.Get(rsaOrEd(ed25519.GenerateKey(rand.Reader)))(t)
 	keys := map[string]crypto.Signer{
 		"jwt-1": m.jwt1, "jwt-2": m.jwt2, "jwt-3": m.jwt3, "jwt-4": m.jwt4,
 		"P-224": ecKey(elliptic.P224(), "svidkit-jwtsvid-p224"), "weak": m.weak, "Ed25519": ed,
@@ -196,11 +192,10 @@ func TestIssueAlgorithms(t *testing.T) {
 			}
 			require.NoError(t, err, "%s %s", kid, name)
 			for range 8 { // R and S have leading zeros now and then
-				token, err := i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}})
-				require.NoError(t, err)
+				token := must.Get(i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}}))(t)
 				header, _ := parts(t, token)
 				assert.Equal(t, fmt.Sprintf(`{"alg":%q,"kid":%q,"typ":"JWT"}`, want, kid), header)
-				_, err = v.Validate(token)
+				_, err := v.Validate(token)
 				assert.NoError(t, err, "%s %s", kid, want)
 			}
 		}
@@ -311,8 +306,7 @@ func TestIssueWithBadSigner(t *testing.T) {
 		},
 		"wide": m.jwt4.Sign,
 	} {
-		i, err := jwtsvid.NewIssuer(domain, "jwt-1", lying{m.jwt1, sign}, nil)
-		require.NoError(t, err)
+		i := must.Get(jwtsvid.NewIssuer(domain, "jwt-1", lying{m.jwt1, sign}, nil))(t)
 		token, err := i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}})
 		assert.Error(t, err, name)
 		assert.Empty(t, token, name)
@@ -329,19 +323,13 @@ func TestNothingPrints(t *testing.T) {
 	t.Parallel()
 	m := newMaterial(t)
 	i := issuer(t, jwtsvid.IssuerOptions{})
-	token, err := i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}})
-	require.NoError(t, err)
+	token := must.Get(i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}}))(t)
 	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{Remember: 1})
-	proof, err := v.Validate(token)
-	require.NoError(t, err)
-	u, err := jwtsvid.ParseUnverified(token)
-	require.NoError(t, err)
-	cache, err := jwtsvid.NewCache(&mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now})}, nil)
-	require.NoError(t, err)
-	cached, err := cache.Fetch(t.Context(), "db")
-	require.NoError(t, err)
-	transport, err := jwtsvid.NewTransport(cache, map[string]string{"b.test": "db", "a.test": "db"}, nil)
-	require.NoError(t, err)
+	proof := must.Get(v.Validate(token))(t)
+	u := must.Get(jwtsvid.ParseUnverified(token))(t)
+	cache := must.Get(jwtsvid.NewCache(&mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now})}, nil))(t)
+	cached := must.Get(cache.Fetch(t.Context(), "db"))(t)
+	transport := must.Get(jwtsvid.NewTransport(cache, map[string]string{"b.test": "db", "a.test": "db"}, nil))(t)
 	_, refusal := v.Validate(token[:len(token)-8] + "AAAAAAAA")
 	require.Error(t, refusal)
 
@@ -349,8 +337,8 @@ func TestNothingPrints(t *testing.T) {
 		"the token":        token[len(token)-30:],
 		"the payload":      strings.Split(token, ".")[1],
 		"the cached token": cached[len(cached)-30:],
-		"the key":          new(big.Int).SetBytes(must(m.jwt1.Bytes())).String(),
-		"the key in hex":   fmt.Sprintf("%x", must(m.jwt1.Bytes())),
+		"the key":          new(big.Int).SetBytes(must.Do(m.jwt1.Bytes())).String(),
+		"the key in hex":   fmt.Sprintf("%x", must.Do(m.jwt1.Bytes())),
 	}
 	for _, secret := range slices.Collect(maps.Values(secrets)) {
 		secrets["%x of "+secret] = fmt.Sprintf("%x", secret)
@@ -403,12 +391,9 @@ func TestFixedWidth(t *testing.T) {
 			}
 		}
 	}}
-	i, err := jwtsvid.NewIssuer(domain, "jwt-1", short, &jwtsvid.IssuerOptions{Now: atNow})
-	require.NoError(t, err)
-	token, err := i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}})
-	require.NoError(t, err)
-	sig, err := base64.RawURLEncoding.DecodeString(token[strings.LastIndexByte(token, '.')+1:])
-	require.NoError(t, err)
+	i := must.Get(jwtsvid.NewIssuer(domain, "jwt-1", short, &jwtsvid.IssuerOptions{Now: atNow}))(t)
+	token := must.Get(i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}}))(t)
+	sig := must.Get(base64.RawURLEncoding.DecodeString(token[strings.LastIndexByte(token, '.')+1:]))(t)
 	assert.Len(t, sig, 64)
 	assert.Zero(t, sig[0])
 	assert.True(t, ecdsaVerify(&m.jwt1.PublicKey, token, sig))

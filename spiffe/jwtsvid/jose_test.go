@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
@@ -61,10 +62,8 @@ func TestJose(t *testing.T) {
 		case jose.ES512:
 			kid, key = "jwt-4", m.jwt4
 		}
-		i, err := jwtsvid.NewIssuer(domain, kid, key, &jwtsvid.IssuerOptions{Algorithm: string(alg), Now: atNow})
-		require.NoError(t, err)
-		token, err := i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}})
-		require.NoError(t, err)
+		i := must.Get(jwtsvid.NewIssuer(domain, kid, key, &jwtsvid.IssuerOptions{Algorithm: string(alg), Now: atNow}))(t)
+		token := must.Get(i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}}))(t)
 		c, err := josed(token, key.Public())
 		require.NoError(t, err, alg)
 		assert.Equal(t, webID.String(), c.Subject)
@@ -74,8 +73,7 @@ func TestJose(t *testing.T) {
 
 		signer, err := jose.NewSigner(jose.SigningKey{Algorithm: alg, Key: jose.JSONWebKey{Key: key, KeyID: kid}}, (&jose.SignerOptions{}).WithType("JWT"))
 		require.NoError(t, err)
-		token, err = jwt.Signed(signer).Claims(c).Serialize()
-		require.NoError(t, err)
+		token = must.Get(jwt.Signed(signer).Claims(c).Serialize())(t)
 		proof, err := v.Validate(token)
 		require.NoError(t, err, alg)
 		agrees(t, proof, key.Public())

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -40,8 +41,7 @@ var who = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 
 func protect(t testing.TB, v *jwtsvid.Validator, allow spiffe.PolicySource, opts *jwtsvid.MiddlewareOptions) http.Handler {
 	t.Helper()
-	m, err := jwtsvid.Middleware(v, allow, opts)
-	require.NoError(t, err)
+	m := must.Get(jwtsvid.Middleware(v, allow, opts))(t)
 	return m(who)
 }
 
@@ -150,8 +150,7 @@ func TestMiddlewarePeer(t *testing.T) {
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain()), AllowAnonymousClients: true})
 	require.NoError(t, err)
 	require.NoError(t, endpoint.ConfigureServer(server))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
 	t.Cleanup(func() {
@@ -159,19 +158,16 @@ func TestMiddlewarePeer(t *testing.T) {
 		wg.Wait()
 	})
 	get := func(rt http.RoundTripper) *http.Response {
-		req, err := http.NewRequest(http.MethodGet, "https://"+l.Addr().String(), nil)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequest(http.MethodGet, "https://"+l.Addr().String(), nil))(t)
 		req.Header.Set("Authorization", "Bearer "+text)
-		resp, err := rt.RoundTrip(req)
-		require.NoError(t, err)
+		resp := must.Get(rt.RoundTrip(req))(t)
 		require.NoError(t, resp.Body.Close())
 		return resp
 	}
 	as := func(path string) *http.Transport {
 		endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID(path), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(ca.SVID("/db").ID())})
 		require.NoError(t, err)
-		rt, err := endpoint.Transport()
-		require.NoError(t, err)
+		rt := must.Get(endpoint.Transport())(t)
 		t.Cleanup(rt.CloseIdleConnections)
 		return rt
 	}
@@ -357,10 +353,8 @@ func TestGRPC(t *testing.T) {
 	conformance.Covers(t, "JWT-32", "JWT-33", "JWT-34", "GO-14")
 	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	source := &mint{issuer: longIssuer(t)}
-	cache, err := jwtsvid.NewCache(source, nil)
-	require.NoError(t, err)
-	token, err := cache.Fetch(t.Context(), "db")
-	require.NoError(t, err)
+	cache := must.Get(jwtsvid.NewCache(source, nil))(t)
+	token := must.Get(cache.Fetch(t.Context(), "db"))(t)
 	md := map[string]string{"authorization": "Bearer " + token}
 
 	// An interceptor of a server has the values of the metadata.
@@ -384,10 +378,8 @@ func TestGRPC(t *testing.T) {
 		require.NoError(t, err)
 		r.Header.Set("Content-Type", "application/grpc")
 		r.Header.Set("authorization", header)
-		resp, err := client.Do(r)
-		require.NoError(t, err)
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		resp := must.Get(client.Do(r))(t)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		require.NoError(t, resp.Body.Close())
 		assert.Equal(t, want, string(body))
 	}
@@ -396,8 +388,7 @@ func TestGRPC(t *testing.T) {
 // serveH2C serves unencrypted HTTP/2 until the test ends and returns the base URL.
 func serveH2C(t *testing.T, h http.Handler) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s := &http.Server{Handler: h, Protocols: new(http.Protocols)}
 	s.Protocols.SetUnencryptedHTTP2(true)
 	var wg sync.WaitGroup

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -49,12 +50,10 @@ func oidcKeys(t testing.TB) map[string]crypto.PublicKey {
 	t.Helper()
 	keys := make(map[string]crypto.PublicKey)
 	for id, curve := range map[string]elliptic.Curve{"e256": elliptic.P256(), "e384": elliptic.P384(), "e521": elliptic.P521()} {
-		key, err := ecdsa.GenerateKey(curve, rand.Reader)
-		require.NoError(t, err)
+		key := must.Get(ecdsa.GenerateKey(curve, rand.Reader))(t)
 		keys[id] = key.Public()
 	}
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	keys[`r "ä"`] = key.Public()
 	return keys
 }
@@ -62,8 +61,7 @@ func oidcKeys(t testing.TB) map[string]crypto.PublicKey {
 func TestOIDCHandler(t *testing.T) {
 	t.Parallel()
 	src := &served{}
-	h, err := jwtsvid.NewOIDCHandler(src, partner, oidcIssuer)
-	require.NoError(t, err)
+	h := must.Get(jwtsvid.NewOIDCHandler(src, partner, oidcIssuer))(t)
 	get := func(path string) (*http.Response, map[string]any) {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
@@ -131,15 +129,13 @@ func bodyOf(t testing.TB, h http.Handler, path string) []byte {
 func TestOIDCFiles(t *testing.T) {
 	t.Parallel()
 	b := jwtBundle(t, oidcKeys(t))
-	files, err := jwtsvid.OIDCFiles(b, oidcIssuer)
-	require.NoError(t, err)
-	h, err := jwtsvid.NewOIDCHandler(&served{b: b}, partner, oidcIssuer)
-	require.NoError(t, err)
+	files := must.Get(jwtsvid.OIDCFiles(b, oidcIssuer))(t)
+	h := must.Get(jwtsvid.NewOIDCHandler(&served{b: b}, partner, oidcIssuer))(t)
 	require.Len(t, files, 2)
 	for path, data := range files {
 		assert.Equal(t, string(bodyOf(t, h, "/"+path)), string(data))
 	}
-	_, err = jwtsvid.OIDCFiles(jwtBundle(t, nil), oidcIssuer)
+	_, err := jwtsvid.OIDCFiles(jwtBundle(t, nil), oidcIssuer)
 	require.ErrorIs(t, err, spiffe.ErrNoAuthority)
 	_, err = jwtsvid.OIDCFiles(nil, oidcIssuer)
 	require.ErrorIs(t, err, spiffe.ErrZero)

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
@@ -79,8 +80,7 @@ func (s *receiver) seen() (tokens, bodies []string) {
 func client(t *testing.T, audiences map[string]string, opts *jwtsvid.TransportOptions, trusted ...*receiver) (*http.Client, *mint) {
 	t.Helper()
 	source := &mint{issuer: longIssuer(t)}
-	cache, err := jwtsvid.NewCache(source, nil)
-	require.NoError(t, err)
+	cache := must.Get(jwtsvid.NewCache(source, nil))(t)
 	if opts == nil {
 		opts = &jwtsvid.TransportOptions{}
 	}
@@ -94,8 +94,7 @@ func client(t *testing.T, audiences map[string]string, opts *jwtsvid.TransportOp
 		t.Cleanup(base.CloseIdleConnections)
 		opts.Base = base
 	}
-	transport, err := jwtsvid.NewTransport(cache, audiences, opts)
-	require.NoError(t, err)
+	transport := must.Get(jwtsvid.NewTransport(cache, audiences, opts))(t)
 	c := &http.Client{Transport: transport}
 	t.Cleanup(c.CloseIdleConnections)
 	return c, source
@@ -103,8 +102,7 @@ func client(t *testing.T, audiences map[string]string, opts *jwtsvid.TransportOp
 
 func do(t *testing.T, c *http.Client, method, url, body string, edit ...func(*http.Request)) (*http.Response, error) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body)))(t)
 	for _, e := range edit {
 		e(r)
 	}
@@ -122,8 +120,7 @@ func audienceOf(t *testing.T, header string) string {
 	t.Helper()
 	token, ok := strings.CutPrefix(header, "Bearer ")
 	require.True(t, ok, "%q", header)
-	u, err := jwtsvid.ParseUnverified(token)
-	require.NoError(t, err)
+	u := must.Get(jwtsvid.ParseUnverified(token))(t)
 	return strings.Join(u.Audience, ",")
 }
 
@@ -133,13 +130,11 @@ func TestTransport(t *testing.T) {
 	db, cache := newReceiver(t, true, nil), newReceiver(t, true, nil)
 	c, source := client(t, map[string]string{db.host(): "db", cache.host(): "cache"}, nil, db, cache)
 	for range 3 {
-		resp, err := do(t, c, http.MethodPost, db.URL+"/x", "hello")
-		require.NoError(t, err)
+		resp := must.Get(do(t, c, http.MethodPost, db.URL+"/x", "hello"))(t)
 		assert.Equal(t, 2, resp.ProtoMajor)
 		assert.NotContains(t, resp.Request.Header, "Authorization", "the response does not show the token")
 	}
-	_, err := do(t, c, http.MethodGet, cache.URL, "")
-	require.NoError(t, err)
+	must.Get(do(t, c, http.MethodGet, cache.URL, ""))(t)
 	tokens, bodies := db.seen()
 	require.Len(t, tokens, 3)
 	assert.Equal(t, []string{"hello", "hello", "hello"}, bodies)
@@ -150,21 +145,16 @@ func TestTransport(t *testing.T) {
 	assert.Equal(t, 2, source.count())
 
 	// The caller's own Authorization header is kept.
-	_, err = do(t, c, http.MethodGet, db.URL, "", func(r *http.Request) { r.Header.Set("Authorization", "Basic x") })
-	require.NoError(t, err)
-	_, err = do(t, c, http.MethodGet, db.URL, "", func(r *http.Request) { r.SetBasicAuth("user", "pass") })
-	require.NoError(t, err)
-	_, err = do(t, c, http.MethodGet, db.URL, "", func(r *http.Request) { r.Header["authorization"] = []string{"x"} })
-	require.NoError(t, err)
+	must.Get(do(t, c, http.MethodGet, db.URL, "", func(r *http.Request) { r.Header.Set("Authorization", "Basic x") }))(t)
+	must.Get(do(t, c, http.MethodGet, db.URL, "", func(r *http.Request) { r.SetBasicAuth("user", "pass") }))(t)
+	must.Get(do(t, c, http.MethodGet, db.URL, "", func(r *http.Request) { r.Header["authorization"] = []string{"x"} }))(t)
 	tokens, _ = db.seen()
 	assert.Equal(t, []string{"Basic x", "Basic dXNlcjpwYXNz", "x"}, tokens)
 
 	// A request is not changed, and may be sent again.
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, db.URL, nil)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, db.URL, nil))(t)
 	r.Header = nil
-	resp, err := c.Transport.RoundTrip(r)
-	require.NoError(t, err)
+	resp := must.Get(c.Transport.RoundTrip(r))(t)
 	require.NoError(t, resp.Body.Close())
 	assert.Empty(t, r.Header)
 }
@@ -211,9 +201,8 @@ func TestTransportRefuses(t *testing.T) {
 	} {
 		rt, source := client(t, audiences, &jwtsvid.TransportOptions{Base: sent, AllowLoopback: c.loopback})
 		body := &closing{}
-		u, err := url.Parse(c.url)
-		require.NoError(t, err)
-		_, err = rt.Transport.RoundTrip(&http.Request{URL: u, Body: body})
+		u := must.Get(url.Parse(c.url))(t)
+		_, err := rt.Transport.RoundTrip(&http.Request{URL: u, Body: body})
 		assert.ErrorContains(t, err, c.want, c.url)
 		if c.want != "sent" {
 			assert.True(t, body.closed, c.url)
@@ -258,8 +247,7 @@ func TestTransportRedirects(t *testing.T) {
 
 	go307 := func(to string) {
 		t.Helper()
-		_, err := do(t, c, http.MethodGet, home.URL+"/?to="+url.QueryEscape(to), "")
-		require.NoError(t, err)
+		must.Get(do(t, c, http.MethodGet, home.URL+"/?to="+url.QueryEscape(to), ""))(t)
 		tokens, _ := home.seen()
 		assert.Equal(t, "home", audienceOf(t, tokens[0]))
 	}
@@ -284,16 +272,14 @@ func TestTransportRedirects(t *testing.T) {
 	assert.Equal(t, []string{""}, tokens)
 
 	// On the way, the other host goes on by itself.
-	_, err = do(t, c, http.MethodGet, home.URL+"/?to="+url.QueryEscape(other.URL+"/?to=/elsewhere"), "")
-	require.NoError(t, err)
+	must.Get(do(t, c, http.MethodGet, home.URL+"/?to="+url.QueryEscape(other.URL+"/?to=/elsewhere"), ""))(t)
 	tokens, _ = other.seen()
 	assert.Equal(t, []string{"", ""}, tokens)
 	tokens, _ = home.seen()
 	assert.Len(t, tokens, 1)
 
 	// At home.
-	_, err = do(t, c, http.MethodGet, home.URL+"/?to=/elsewhere", "")
-	require.NoError(t, err)
+	must.Get(do(t, c, http.MethodGet, home.URL+"/?to=/elsewhere", ""))(t)
 	tokens, _ = home.seen()
 	require.Len(t, tokens, 2)
 	assert.Equal(t, "home", audienceOf(t, tokens[1]))
@@ -321,8 +307,7 @@ func TestTransportRedirectUnknown(t *testing.T) {
 		return resp, nil
 	})
 	c, _ := client(t, map[string]string{"home.test": "home", "evil.test": "evil", "other.test": "other"}, &jwtsvid.TransportOptions{Base: base})
-	_, err := do(t, c, http.MethodGet, "https://home.test/", "")
-	require.NoError(t, err)
+	must.Get(do(t, c, http.MethodGet, "https://home.test/", ""))(t)
 	assert.Equal(t, []string{
 		"https://home.test/ 1", "https://home.test/here 1", "https://evil.test/ 0", "https://evil.test/there 0", "https://other.test/ 0",
 	}, seen)
@@ -341,10 +326,8 @@ func TestTransportRedirectAwayFromTLS(t *testing.T) {
 		return resp, nil
 	})
 	c, _ := client(t, map[string]string{"localhost:8080": "db"}, &jwtsvid.TransportOptions{Base: base, AllowLoopback: true})
-	_, err := do(t, c, http.MethodGet, "https://localhost:8080/a", "")
-	require.NoError(t, err)
-	_, err = do(t, c, http.MethodGet, "http://localhost:8080/b", "")
-	require.NoError(t, err)
+	must.Get(do(t, c, http.MethodGet, "https://localhost:8080/a", ""))(t)
+	must.Get(do(t, c, http.MethodGet, "http://localhost:8080/b", ""))(t)
 	assert.Equal(t, []string{"https://localhost:8080/a 1", "http://localhost:8080/b 0", "http://localhost:8080/b 1"}, seen)
 }
 
@@ -388,8 +371,7 @@ func TestTransportRetry(t *testing.T) {
 			if edit == nil {
 				edit = func(*http.Request) {}
 			}
-			resp, err := do(t, client, c.method, s.URL, c.body, edit)
-			require.NoError(t, err)
+			resp := must.Get(do(t, client, c.method, s.URL, c.body, edit))(t)
 			assert.Equal(t, c.status, resp.StatusCode)
 			tokens, bodies := s.seen()
 			assert.Len(t, tokens, c.requests)
@@ -413,8 +395,7 @@ func TestTransportRetry(t *testing.T) {
 			}
 			// A server that refuses whatever it gets does not make us hammer at the source.
 			for range 5 {
-				_, err := do(t, client, c.method, s.URL, c.body)
-				require.NoError(t, err)
+				must.Get(do(t, client, c.method, s.URL, c.body))(t)
 			}
 			assert.Equal(t, c.fetched, source.count())
 		})
@@ -432,11 +413,9 @@ func TestTransportRetryCloses(t *testing.T) {
 	})
 	c, source := client(t, map[string]string{"db": "db"}, &jwtsvid.TransportOptions{Base: base})
 	send := func() *http.Response {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://db/", &closing{})
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "https://db/", &closing{}))(t)
 		r.GetBody = func() (io.ReadCloser, error) { return &again, nil }
-		resp, err := c.Transport.RoundTrip(r)
-		require.NoError(t, err)
+		resp := must.Get(c.Transport.RoundTrip(r))(t)
 		assert.Empty(t, r.Header)
 		return resp
 	}
@@ -469,8 +448,7 @@ func TestTransportRefusedStreams(t *testing.T) {
 				time.Sleep(map[string]time.Duration{"/first": time.Second, "/second": c.second}[r.URL.Path]) // both are sent by then
 				return &http.Response{StatusCode: http.StatusUnauthorized, Body: http.NoBody}, nil
 			})
-			rt, err := jwtsvid.NewTransport(cache, map[string]string{"db": "db"}, &jwtsvid.TransportOptions{Base: base})
-			require.NoError(t, err)
+			rt := must.Get(jwtsvid.NewTransport(cache, map[string]string{"db": "db"}, &jwtsvid.TransportOptions{Base: base}))(t)
 			fetch(t, cache, "db")
 			source.set(func(m *mint) { m.wait = sleep(c.slow) })
 			var wg sync.WaitGroup
@@ -550,12 +528,10 @@ func TestTransportRetryWithoutNewToken(t *testing.T) {
 func TestTransportUnixSocket(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "JWT-34")
-	dir, err := os.MkdirTemp("", "jwtsvid")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "jwtsvid"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
-	l, err := net.Listen("unix", socket)
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", socket))(t)
 	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	s := &http.Server{Handler: protect(t, v, spiffe.AllowIDs(webID), nil)}
 	var wg sync.WaitGroup
@@ -566,20 +542,17 @@ func TestTransportUnixSocket(t *testing.T) {
 	})
 
 	c, _ := client(t, map[string]string{"db": "db"}, &jwtsvid.TransportOptions{UnixSocket: socket})
-	resp, err := c.Get("http://db/x")
-	require.NoError(t, err)
-	body, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	resp := must.Get(c.Get("http://db/x"))(t)
+	body := must.Get(io.ReadAll(resp.Body))(t)
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, "1 "+webID.String(), string(body))
-	_, err = c.Get("http://other/x")
+	_, err := c.Get("http://other/x")
 	assert.ErrorContains(t, err, "no audience is known")
 }
 
 func TestNewTransportMistakes(t *testing.T) {
 	t.Parallel()
-	cache, err := jwtsvid.NewCache(&mint{}, nil)
-	require.NoError(t, err)
+	cache := must.Get(jwtsvid.NewCache(&mint{}, nil))(t)
 	one := map[string]string{"db": "db"}
 	for want, c := range map[string]struct {
 		cache     *jwtsvid.Cache
@@ -605,16 +578,13 @@ func TestNewTransportMistakes(t *testing.T) {
 	}
 
 	// The default base knows the roots of the host only, and uses no proxy.
-	transport, err := jwtsvid.NewTransport(cache, one, nil)
-	require.NoError(t, err)
+	transport := must.Get(jwtsvid.NewTransport(cache, one, nil))(t)
 	(&http.Client{Transport: transport}).CloseIdleConnections()
 	s := newReceiver(t, true, nil)
 	source := &mint{issuer: longIssuer(t)}
-	cache, err = jwtsvid.NewCache(source, nil)
-	require.NoError(t, err)
-	transport, err = jwtsvid.NewTransport(cache, map[string]string{s.host(): "db"}, nil)
-	require.NoError(t, err)
-	_, err = (&http.Client{Transport: transport, Timeout: time.Minute}).Get(s.URL)
+	cache = must.Get(jwtsvid.NewCache(source, nil))(t)
+	transport = must.Get(jwtsvid.NewTransport(cache, map[string]string{s.host(): "db"}, nil))(t)
+	_, err := (&http.Client{Transport: transport, Timeout: time.Minute}).Get(s.URL)
 	assert.ErrorContains(t, err, "certificate signed by unknown authority")
 	tokens, _ := s.seen()
 	assert.Empty(t, tokens)

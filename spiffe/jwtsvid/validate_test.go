@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -82,10 +83,9 @@ func TestNewValidator(t *testing.T) {
 
 	// The list is fixed.
 	own := []string{"db"}
-	v, err := jwtsvid.NewValidator(set, own, &jwtsvid.ValidatorOptions{Now: atNow})
-	require.NoError(t, err)
+	v := must.Get(jwtsvid.NewValidator(set, own, &jwtsvid.ValidatorOptions{Now: atNow}))(t)
 	own[0] = "cache"
-	_, err = v.Validate(es256(t, baseHeader, basePay))
+	_, err := v.Validate(es256(t, baseHeader, basePay))
 	assert.NoError(t, err)
 }
 
@@ -209,8 +209,7 @@ func TestTime(t *testing.T) {
 				assert.NoError(t, err, "%+v", c)
 				continue
 			}
-			e, ok := errors.AsType[*refusal](err)
-			require.True(t, ok, "%+v: %v", c, err)
+			e := must.As[*refusal](t, err, c)
 			assert.Equal(t, c.reason, string(e.Reason), "%+v", c)
 			assert.Equal(t, webID, e.ID, "%+v", c)
 		}
@@ -226,8 +225,7 @@ func TestBundleSources(t *testing.T) {
 	conformance.Covers(t, "JWT-29", "JWT-31", "BND-3", "BND-4", "BND-6", "BND-10", "BND-11", "SVID-1")
 	down := errors.New("not ready")
 	own, other := bundle(t, "example.org", "example.org"), bundle(t, "other.test", "other.test")
-	empty, err := spiffe.NewBundle(domain, spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(domain, spiffe.BundleContents{}))(t)
 	token := es256(t, baseHeader, basePay)
 	type answer = func(spiffe.TrustDomain) (*spiffe.Bundle, error)
 	for name, c := range map[string]struct {
@@ -277,9 +275,7 @@ func TestWithoutKeyID(t *testing.T) {
 			keys[fmt.Sprintf("other-%02d", i)] = ecKey(elliptic.P256(), fmt.Sprint("svidkit-jwtsvid-", i)).Public()
 		}
 		maps.Copy(keys, more)
-		b, err := spiffe.NewBundle(domain, spiffe.BundleContents{JWTAuthorities: keys})
-		require.NoError(t, err)
-		return b
+		return must.Get(spiffe.NewBundle(domain, spiffe.BundleContents{JWTAuthorities: keys}))(t)
 	}
 	token := sign(noKID, basePay, "ES256", m.jwt1)
 	for name, c := range map[string]struct {
@@ -333,11 +329,10 @@ func TestSentinels(t *testing.T) {
 		for _, s := range []error{jwtsvid.ErrNoToken, jwtsvid.ErrAudience, jwtsvid.ErrExpired, jwtsvid.ErrUnavailable, spiffe.ErrUnknownTrustDomain} {
 			assert.Equal(t, s == c.want, errors.Is(c.err, s), "%v is %v", c.err, s)
 		}
-		retry, ok := errors.AsType[interface {
+		retry := must.As[interface {
 			error
 			Retryable() (time.Duration, bool)
-		}](c.err)
-		require.True(t, ok)
+		}](t, c.err)
 		_, again := retry.Retryable()
 		assert.Equal(t, c.want == jwtsvid.ErrUnavailable, again)
 	}
@@ -348,12 +343,10 @@ func TestSentinels(t *testing.T) {
 func TestAgentValidator(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "JWT-13", "JWT-15")
-	agent, err := jwtsvid.NewAgentValidator(bundles(t, ""), &jwtsvid.ValidatorOptions{Now: atNow})
-	require.NoError(t, err)
+	agent := must.Get(jwtsvid.NewAgentValidator(bundles(t, ""), &jwtsvid.ValidatorOptions{Now: atNow}))(t)
 	text := es256(t, baseHeader, `{`+webSubject+`,"aud":["a","b"],"exp":1767225900,"n":1.5,"Sub":"x"}`)
 	for _, audience := range []string{"a", "b", "a"} {
-		id, claims, err := agent.ValidateJWTSVID(t.Context(), audience, text)
-		require.NoError(t, err)
+		id, claims := must.Two(agent.ValidateJWTSVID(t.Context(), audience, text))(t)
 		assert.Equal(t, webID, id)
 		assert.Equal(t, map[string]any{
 			"sub": webID.String(), "aud": []any{"a", "b"}, "exp": 1767225900.0, "n": 1.5, "Sub": "x",
@@ -366,7 +359,7 @@ func TestAgentValidator(t *testing.T) {
 		assert.True(t, id.IsZero())
 		assert.Nil(t, claims)
 	}
-	_, err = agent.Validate(text)
+	_, err := agent.Validate(text)
 	refused(t, err, text, "audience", "JWT-13")
 	_, err = agent.ValidateHeader([]string{"Bearer " + text})
 	refused(t, err, text, "audience", "JWT-13")
@@ -414,8 +407,7 @@ func TestErrorsAreShort(t *testing.T) {
 func TestParseUnverified(t *testing.T) {
 	t.Parallel()
 	token := sign(baseHeader, basePay, "ES256", newMaterial(t).jwtx) // by a foreign key
-	u, err := jwtsvid.ParseUnverified(token)
-	require.NoError(t, err)
+	u := must.Get(jwtsvid.ParseUnverified(token))(t)
 	assert.Equal(t, &jwtsvid.Unverified{ID: webID, Audience: []string{"db"}, Expires: time.Unix(now+300, 0).UTC(), KeyID: "jwt-1"}, u)
 	for payload, want := range map[string][2]string{
 		`{` + webSubject + `,"exp":1}`:                    {"audience", "JWT-12"},
@@ -432,9 +424,8 @@ func TestParseUnverified(t *testing.T) {
 		refused(t, err, token, want[0], want[1])
 		assert.Nil(t, u)
 	}
-	_, err = jwtsvid.ParseUnverified(es256(t, baseHeader, `{"sub":"spiffe://example.org/a#"}`))
-	pe, ok := errors.AsType[*spiffe.ParseError](err)
-	require.True(t, ok)
+	_, err := jwtsvid.ParseUnverified(es256(t, baseHeader, `{"sub":"spiffe://example.org/a#"}`))
+	pe := must.As[*spiffe.ParseError](t, err)
 	assert.Equal(t, "ID-5", pe.Rule)
 }
 
@@ -443,9 +434,7 @@ func TestClaims(t *testing.T) {
 	conformance.Covers(t, "JWT-24", "BND-27", "GO-9")
 	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	verified := func(more string) *jwtsvid.Verified {
-		p, err := v.Validate(es256(t, baseHeader, basePay[:len(basePay)-1]+more+`}`))
-		require.NoError(t, err)
-		return p
+		return must.Get(v.Validate(es256(t, baseHeader, basePay[:len(basePay)-1]+more+`}`)))(t)
 	}
 
 	type embedded struct {
@@ -542,25 +531,21 @@ func TestMemory(t *testing.T) {
 	v := validator(t, source, jwtsvid.ValidatorOptions{Now: func() time.Time { return clock }, Leeway: new(time.Duration(0))})
 	token := es256(t, baseHeader, `{`+webSubject+`,"aud":"db","exp":1767225900,"nbf":1767225600}`)
 
-	first, err := v.Validate(token)
-	require.NoError(t, err)
-	again, err := v.Validate(strings.Clone(token))
-	require.NoError(t, err)
+	first := must.Get(v.Validate(token))(t)
+	again := must.Get(v.Validate(strings.Clone(token)))(t)
 	assert.Same(t, first, again, "remembered")
 	assert.NotSame(t, unsafe.StringData(token), unsafe.StringData(jwtsvid.Token(first)), "it keeps no larger text")
 	assert.Equal(t, int64(2), source.asked.Load(), "and the source is asked each time")
 
 	// Another token of the same length is another token.
-	_, err = v.Validate(token[:len(token)-8] + "AAAAAAAA")
+	_, err := v.Validate(token[:len(token)-8] + "AAAAAAAA")
 	refused(t, err, token, "signature", "JWT-26")
 
 	// Another bundle, be it equal, is another generation.
 	current = bundle(t, "example.org", "example.org")
-	third, err := v.Validate(token)
-	require.NoError(t, err)
+	third := must.Get(v.Validate(token))(t)
 	assert.NotSame(t, first, third)
-	fourth, err := v.Validate(token)
-	require.NoError(t, err)
+	fourth := must.Get(v.Validate(token))(t)
 	assert.Same(t, third, fourth)
 
 	// A bundle without the key.
@@ -568,8 +553,7 @@ func TestMemory(t *testing.T) {
 	_, err = v.Validate(token)
 	refused(t, err, token, "unknown key", "JWT-31")
 	current = bundle(t, "example.org", "example.org")
-	_, err = v.Validate(token)
-	require.NoError(t, err)
+	must.Get(v.Validate(token))(t)
 
 	// The time is looked at again, in both directions.
 	clock = time.Unix(now-1, 0)
@@ -588,8 +572,7 @@ func TestMemoryHoldsNoBundle(t *testing.T) {
 	current := bundle(t, "example.org", "example.org")
 	source := &counted{answer: func(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return current.Bundle(td) }}
 	v := validator(t, source, jwtsvid.ValidatorOptions{})
-	_, err := v.Validate(es256(t, baseHeader, basePay))
-	require.NoError(t, err)
+	must.Get(v.Validate(es256(t, baseHeader, basePay)))(t)
 	old := weak.Make(current)
 	current = bundle(t, "example.org", "example.org")
 	for n := 0; n < 100 && old.Value() != nil; n++ {
@@ -609,13 +592,10 @@ func TestMemoryBounds(t *testing.T) {
 	remembered := func(v *jwtsvid.Validator) (n int) {
 		proofs := make([]*jwtsvid.Verified, len(tokens))
 		for i, token := range tokens {
-			var err error
-			proofs[i], err = v.Validate(token)
-			require.NoError(t, err)
+			proofs[i] = must.Get(v.Validate(token))(t)
 		}
 		for i, token := range slices.Backward(tokens) { // those that came last are the likely ones
-			p, err := v.Validate(token)
-			require.NoError(t, err)
+			p := must.Get(v.Validate(token))(t)
 			if p == proofs[i] {
 				n++
 			}
@@ -637,26 +617,21 @@ func TestMemoryBounds(t *testing.T) {
 	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{Remember: 4})
 	var proofs []*jwtsvid.Verified
 	for _, token := range append(tokens[10:14:14], tokens[9], tokens[20]) {
-		p, err := v.Validate(token)
-		require.NoError(t, err)
+		p := must.Get(v.Validate(token))(t)
 		proofs = append(proofs, p)
 	}
 	for i := range 3 { // the fifth went in the place of the first, and the sixth in that of the fifth
-		p, err := v.Validate(tokens[11+i])
-		require.NoError(t, err)
+		p := must.Get(v.Validate(tokens[11+i]))(t)
 		assert.Same(t, proofs[1+i], p)
 	}
-	p, err := v.Validate(tokens[10])
-	require.NoError(t, err)
+	p := must.Get(v.Validate(tokens[10]))(t)
 	assert.NotSame(t, proofs[0], p)
 
 	// Long tokens are not worth it.
 	v = validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	long := es256(t, baseHeader, `{`+webSubject+`,"aud":"db","exp":1767225900,"x":"`+strings.Repeat("x", 4000)+`"}`)
-	a, err := v.Validate(long)
-	require.NoError(t, err)
-	b, err := v.Validate(long)
-	require.NoError(t, err)
+	a := must.Get(v.Validate(long))(t)
+	b := must.Get(v.Validate(long))(t)
 	assert.NotSame(t, a, b)
 }
 

@@ -26,6 +26,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 var updateTokens = flag.Bool("update-jwtsvid", false, "write the keys, bundles and tokens of testdata anew")
@@ -44,11 +46,7 @@ func ecKey(curve elliptic.Curve, label string) *ecdsa.PrivateKey {
 	scalar := make([]byte, size)
 	sum := sha256.Sum256([]byte(label))
 	copy(scalar[max(0, size-len(sum)):], sum[:])
-	k, err := ecdsa.ParseRawPrivateKey(curve, scalar)
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(ecdsa.ParseRawPrivateKey(curve, scalar))
 }
 
 // material are the keys of the vectors. Those on curves follow from labels, the RSA keys are files.
@@ -75,18 +73,14 @@ func rsaKey(t testing.TB, name string, bits int) *rsa.PrivateKey {
 	t.Helper()
 	file := filepath.Join("testdata", "keys", name+".pem")
 	if _, err := os.Stat(file); err != nil && *updateTokens {
-		k, err := rsa.GenerateKey(rand.Reader, bits)
-		require.NoError(t, err)
+		k := must.Get(rsa.GenerateKey(rand.Reader, bits))(t)
 		block := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(k)}
 		require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o644))
 	}
-	data, err := os.ReadFile(file)
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(file))(t)
 	block, _ := pem.Decode(data)
 	require.NotNil(t, block)
-	k, err := x509.ParsePKCS1PrivateKey(block.Bytes)
-	require.NoError(t, err)
-	return k
+	return must.Get(x509.ParsePKCS1PrivateKey(block.Bytes))(t)
 }
 
 var b64 = base64.RawURLEncoding.EncodeToString
@@ -180,8 +174,7 @@ func (v vector) text() string {
 
 func readVector(t testing.TB, file string) vector {
 	t.Helper()
-	data, err := os.ReadFile(file)
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile(file))(t)
 	var v vector
 	head, body, ok := strings.Cut(string(data), "\n\n")
 	require.True(t, ok, file)
@@ -246,15 +239,16 @@ func (m material) vectors() []vector {
 	}
 
 	hs := b64([]byte(`{"alg":"HS256","kid":"jwt-2"}`)) + "." + b64([]byte(basePay))
-	mac := hmac.New(sha256.New, must(x509.MarshalPKIXPublicKey(m.jwt2.Public())))
+	mac := hmac.New(sha256.New, must.Do(x509.MarshalPKIXPublicKey(m.jwt2.Public())))
 	mac.Write([]byte(hs))
 
-	r, s := new(big.Int).SetBytes(must(base64.RawURLEncoding.DecodeString(sig))[:32]), new(big.Int).SetBytes(must(base64.RawURLEncoding.DecodeString(sig))[32:])
-	der := must(asn1.Marshal(struct{ R, S *big.Int }{r, s}))
+	raw := must.Do(base64.RawURLEncoding.DecodeString(sig))
+	r, s := new(big.Int).SetBytes(raw[:32]), new(big.Int).SetBytes(raw[32:])
+	der := must.Do(asn1.Marshal(struct{ R, S *big.Int }{r, s}))
 
 	admin := strings.Replace(basePay, "/ns/prod/sa/web", "/admin", 1)
 	es384 := `{"alg":"ES384","kid":"jwt-1","typ":"JWT"}`
-	point := must(m.jwtx.PublicKey.Bytes())
+	point := must.Do(m.jwtx.PublicKey.Bytes())
 	jwk := fmt.Sprintf(`{"alg":"ES256","kid":"jwt-1","typ":"JWT","jwk":{"kty":"EC","crv":"P-256","x":"%s","y":"%s"}}`, b64(point[1:33]), b64(point[33:]))
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	last := len(base) - 1
@@ -333,13 +327,6 @@ func (m material) vectors() []vector {
 	}
 }
 
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
-
 func (m material) bundles() map[string]string {
 	doc := func(entries ...string) string { return `{"keys":[` + strings.Join(entries, ",") + "]}\n" }
 	entry := func(use, kid string, key crypto.PublicKey) string {
@@ -348,7 +335,7 @@ func (m material) bundles() map[string]string {
 			return fmt.Sprintf(`{"use":%q,"kid":%q,"kty":"RSA","n":"%s","e":"AQAB"}`, use, kid, b64(k.N.Bytes()))
 		}
 		ec := key.(*ecdsa.PublicKey)
-		point := must(ec.Bytes())
+		point := must.Do(ec.Bytes())
 		half := len(point) / 2
 		return fmt.Sprintf(`{"use":%q,"kid":%q,"kty":"EC","crv":%q,"x":"%s","y":"%s"}`, use, kid, ec.Params().Name, b64(point[1:1+half]), b64(point[1+half:]))
 	}
@@ -373,7 +360,7 @@ func TestVectorsOnDisk(t *testing.T) {
 		if *updateTokens {
 			require.NoError(t, os.WriteFile(file, []byte(doc), 0o644))
 		}
-		assert.Equal(t, doc, string(must(os.ReadFile(file))), file)
+		assert.Equal(t, doc, string(must.Do(os.ReadFile(file))), file)
 	}
 	for _, v := range m.vectors() {
 		file := filepath.Join("testdata", "vectors", v.id+".txt")

@@ -2,7 +2,6 @@ package jwtsvid_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -34,11 +34,8 @@ func atNow() time.Time { return time.Unix(now, 0) }
 // bundle reads testdata/bundles/NAME.json as the bundle of td.
 func bundle(t testing.TB, td, name string) *spiffe.Bundle {
 	t.Helper()
-	doc, err := os.ReadFile(filepath.Join("testdata", "bundles", name+".json"))
-	require.NoError(t, err)
-	b, err := spiffe.ParseBundle(spiffe.MustParseTrustDomain(td), doc)
-	require.NoError(t, err)
-	return b
+	doc := must.Get(os.ReadFile(filepath.Join("testdata", "bundles", name+".json")))(t)
+	return must.Get(spiffe.ParseBundle(spiffe.MustParseTrustDomain(td), doc))(t)
 }
 
 // bundles are those of the vectors, with that of example.org from another file if name is not empty.
@@ -47,9 +44,7 @@ func bundles(t testing.TB, name string) *spiffe.BundleSet {
 	if name == "" {
 		name = "example.org"
 	}
-	set, err := spiffe.NewBundleSet(bundle(t, "example.org", name), bundle(t, "other.test", "other.test"))
-	require.NoError(t, err)
-	return set
+	return must.Get(spiffe.NewBundleSet(bundle(t, "example.org", name), bundle(t, "other.test", "other.test")))(t)
 }
 
 func validator(t testing.TB, source spiffe.BundleSource, opts jwtsvid.ValidatorOptions) *jwtsvid.Validator {
@@ -57,16 +52,13 @@ func validator(t testing.TB, source spiffe.BundleSource, opts jwtsvid.ValidatorO
 	if opts.Now == nil {
 		opts.Now = atNow
 	}
-	v, err := jwtsvid.NewValidator(source, []string{"db"}, &opts)
-	require.NoError(t, err)
-	return v
+	return must.Get(jwtsvid.NewValidator(source, []string{"db"}, &opts))(t)
 }
 
 // refused asserts that err is an Error with this reason and rule, which does not show the token.
 func refused(t testing.TB, err error, token, reason, rule string) *refusal {
 	t.Helper()
-	e, ok := errors.AsType[*refusal](err)
-	require.True(t, ok, "%T: %v", err, err)
+	e := must.As[*refusal](t, err)
 	assert.Equal(t, reason, string(e.Reason), "%v", err)
 	assert.Equal(t, rule, e.Rule, "%v", err)
 	assert.Empty(t, leaks(err.Error(), token))
@@ -97,8 +89,7 @@ func TestVectors(t *testing.T) {
 		"JWT-14", "JWT-18", "JWT-19", "JWT-22", "JWT-23", "JWT-24", "JWT-25", "JWT-26", "JWT-27", "JWT-28", "JWT-29", "JWT-30",
 		"JWT-31", "SVID-1", "SVID-5", "AMB-2", "AMB-3", "AMB-12", "AMB-19", "AMB-28", "GO-9", "GO-10")
 
-	files, err := filepath.Glob("testdata/vectors/*.txt")
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob("testdata/vectors/*.txt"))(t)
 	var have, want []string
 	for i := range 62 {
 		want = append(want, fmt.Sprintf("JV-%02d", i+1))
@@ -114,8 +105,7 @@ func TestVectors(t *testing.T) {
 			t.Parallel()
 			var opts jwtsvid.ValidatorOptions
 			if v.leeway != "" {
-				d, err := time.ParseDuration(v.leeway)
-				require.NoError(t, err)
+				d := must.Get(time.ParseDuration(v.leeway))(t)
 				opts.Leeway = &d
 			}
 			ver := validator(t, bundles(t, v.bundles), opts)
@@ -137,8 +127,7 @@ func TestVectors(t *testing.T) {
 					assert.Equal(t, id, proof.ID().String())
 					assert.Contains(t, proof.Audience(), "db")
 					assert.Equal(t, token, jwtsvid.Token(proof))
-					u, err := jwtsvid.ParseUnverified(token)
-					require.NoError(t, err)
+					u := must.Get(jwtsvid.ParseUnverified(token))(t)
 					assert.Equal(t, u.ID, proof.ID())
 					assert.Equal(t, u.Audience, proof.Audience())
 					assert.True(t, u.Expires.Equal(proof.Expires()))
@@ -152,9 +141,7 @@ func TestVectorDetails(t *testing.T) {
 	t.Parallel()
 	accepted := func(id string) *jwtsvid.Verified {
 		v := readVector(t, filepath.Join("testdata", "vectors", id+".txt"))
-		p, err := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}).Validate(v.tokens[0])
-		require.NoError(t, err)
-		return p
+		return must.Get(validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}).Validate(v.tokens[0]))(t)
 	}
 	assert.Equal(t, []string{"cache", "db"}, accepted("JV-03").Audience())
 	assert.Equal(t, time.Unix(now+300, 5e8).UTC(), accepted("JV-15").Expires())
@@ -176,30 +163,25 @@ func TestVectorDetails(t *testing.T) {
 func TestKnownAnswer(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "KAT-2", "JWT-28", "GO-11")
-	doc, err := os.ReadFile("testdata/kat/bundle.json")
-	require.NoError(t, err)
-	b, err := spiffe.ParseBundle(domain, doc)
-	require.NoError(t, err)
+	doc := must.Get(os.ReadFile("testdata/kat/bundle.json"))(t)
+	b := must.Get(spiffe.ParseBundle(domain, doc))(t)
 	v := validator(t, b, jwtsvid.ValidatorOptions{Leeway: new(time.Duration(0))})
 	token := func(name string) string {
-		text, err := os.ReadFile(filepath.Join("testdata", "kat", name))
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(filepath.Join("testdata", "kat", name)))(t)
 		return strings.TrimSpace(string(text))
 	}
 
-	p, err := v.Validate(token("accept.txt"))
-	require.NoError(t, err)
+	p := must.Get(v.Validate(token("accept.txt")))(t)
 	assert.Equal(t, webID, p.ID())
 	assert.Equal(t, []string{"db"}, p.Audience())
 	assert.Equal(t, int64(now+300), p.Expires().Unix())
 
-	_, err = v.Validate(token("reject-asn1.txt"))
+	_, err := v.Validate(token("reject-asn1.txt"))
 	refused(t, err, token("reject-asn1.txt"), "signature", "JWT-28")
 
 	// The same key signs the same text here.
 	m := newMaterial(t)
 	own := sign(baseHeader, basePay, "ES256", m.kat)
-	_, err = v.Validate(own)
-	require.NoError(t, err)
+	must.Get(v.Validate(own))(t)
 	assert.Equal(t, token("accept.txt")[:len(own)-86], own[:len(own)-86])
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -27,9 +28,7 @@ func TestPeerIsVerified(t *testing.T) {
 	t.Parallel()
 	ca, failed := fallible(t, "example.org")
 	proof := func(path string, edit ...func(*x509.Certificate)) *spiffe.Peer {
-		peer, err := spiffetls.PeerFromRequest(ca.RequestFrom(path, httptest.NewRequest("GET", "/", nil), edit...))
-		require.NoError(t, err)
-		return peer
+		return must.Get(spiffetls.PeerFromRequest(ca.RequestFrom(path, httptest.NewRequest("GET", "/", nil), edit...)))(t)
 	}
 	peer := proof("/web")
 	assert.Equal(t, "spiffe://example.org/web", peer.ID().String())
@@ -51,9 +50,8 @@ func TestRequestFrom(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	var seen *http.Request
-	handler, err := spiffetls.RequirePeer(spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/ops")),
-		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { seen = r }))
-	require.NoError(t, err)
+	handler := must.Get(spiffetls.RequirePeer(spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/ops")),
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { seen = r })))(t)
 	answer := func(r *http.Request) int {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, r)
@@ -63,8 +61,7 @@ func TestRequestFrom(t *testing.T) {
 	assert.Equal(t, "POST", seen.Method)
 	peer, ok := spiffetls.PeerFromContext(seen.Context())
 	require.True(t, ok)
-	again, err := spiffetls.PeerFromRequest(seen)
-	require.NoError(t, err)
+	again := must.Get(spiffetls.PeerFromRequest(seen))(t)
 	assert.Same(t, peer, again)
 	assert.Equal(t, "spiffe://example.org/ops", peer.ID().String())
 	assert.Equal(t, peer.Leaf(), seen.TLS.PeerCertificates[0])
@@ -97,10 +94,8 @@ func refusal(t testing.TB, source *spiffetest.Source, config *tls.Config) *spiff
 	var failures spiffetls.Metrics
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowAnyPeer(), Metrics: &failures})
 	require.NoError(t, err)
-	server, err := endpoint.ServerConfig()
-	require.NoError(t, err)
-	l, err := tls.Listen("tcp", "127.0.0.1:0", server)
-	require.NoError(t, err)
+	server := must.Get(endpoint.ServerConfig())(t)
+	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", server))(t)
 	defer l.Close()
 	done := make(chan error, 1)
 	go func() {
@@ -168,8 +163,7 @@ func TestOpenEndedOutage(t *testing.T) {
 	_, err := ca.Sign(t.Context(), csr(t, "spiffe://example.org/web"), 0)
 	require.ErrorIs(t, err, down)
 	ca.FailNext(0, nil)
-	_, err = ca.FetchBundles(t.Context())
-	require.NoError(t, err)
+	must.Get(ca.FetchBundles(t.Context()))(t)
 }
 
 func TestSource(t *testing.T) {
@@ -199,22 +193,18 @@ func TestSource(t *testing.T) {
 	changed = source.Changed()
 	source.Fail(nil)
 	<-changed
-	second, err := source.SVID()
-	require.NoError(t, err)
+	second := must.Get(source.SVID())(t)
 	assert.NotEqual(t, first.Leaf().SerialNumber, second.Leaf().SerialNumber)
 	assert.Equal(t, first.ID(), second.ID())
 
-	before, err := source.Bundle(ca.TrustDomain())
-	require.NoError(t, err)
+	before := must.Get(source.Bundle(ca.TrustDomain()))(t)
 	ca.Rotate()
-	same, err := source.Bundle(ca.TrustDomain())
-	require.NoError(t, err)
+	same := must.Get(source.Bundle(ca.TrustDomain()))(t)
 	assert.Same(t, before, same)
 	changed = source.Changed()
 	source.Renew(func(c *x509.Certificate) { c.DNSNames = []string{"web.test"} })
 	<-changed
-	third, err := source.SVID()
-	require.NoError(t, err)
+	third := must.Get(source.SVID())(t)
 	assert.Equal(t, []string{"web.test"}, third.Leaf().DNSNames)
 	assert.NoError(t, third.Leaf().CheckSignatureFrom(ca.Root()))
 	_, err = verify(t, before, third.Chain(), spiffe.AnyRole)
@@ -236,8 +226,7 @@ func TestTLSConfigAsServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			inner, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
+			inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 			l := tls.NewListener(inner, c.config)
 			defer l.Close()
 			clients := make(chan int, 1)
@@ -260,8 +249,7 @@ func TestTLSConfigAsServer(t *testing.T) {
 				assert.Equal(t, 1, <-clients, "it asks for the client's certificate")
 				return
 			}
-			e, ok := errors.AsType[*spiffe.VerifyError](err)
-			require.True(t, ok, "%v", err)
+			e := must.As[*spiffe.VerifyError](t, err)
 			assert.Equal(t, c.rule, e.Rule)
 		})
 	}

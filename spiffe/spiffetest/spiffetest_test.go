@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -34,8 +35,7 @@ var roles = []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole, 
 func verify(t *testing.T, bundles spiffe.BundleSource, chain []*x509.Certificate, role spiffe.Role) (*spiffe.Peer, error) {
 	t.Helper()
 	td := spiffe.MustParseTrustDomain("example.org")
-	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(td), nil)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(td), nil))(t)
 	return v.VerifyChain(chain, role)
 }
 
@@ -55,8 +55,7 @@ func TestGoodIdentities(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, role := range roles {
-				peer, err := verify(t, ca.Bundle(), svid.Chain(), role)
-				require.NoError(t, err)
+				peer := must.Get(verify(t, ca.Bundle(), svid.Chain(), role))(t)
 				assert.Equal(t, svid.ID(), peer.ID())
 				assert.True(t, peer.Chain()[len(peer.Chain())-1].Equal(ca.Root()))
 			}
@@ -73,8 +72,7 @@ func TestGoodIdentities(t *testing.T) {
 func TestRootIsAnSVIDOfTheTrustDomain(t *testing.T) {
 	t.Parallel()
 	root := spiffetest.NewCA(t, "example.org").Root()
-	id, err := spiffe.IDFromCertificate(root)
-	require.NoError(t, err)
+	id := must.Get(spiffe.IDFromCertificate(root))(t)
 	assert.Equal(t, "spiffe://example.org", id.String())
 	assert.True(t, root.IsCA)
 	assert.Equal(t, x509.KeyUsageCertSign|x509.KeyUsageCRLSign, root.KeyUsage)
@@ -111,8 +109,7 @@ func TestFaults(t *testing.T) {
 						assert.NoError(t, err, "role %d", role)
 						continue
 					}
-					e, ok := errors.AsType[*spiffe.VerifyError](err)
-					require.True(t, ok, "role %d: %v", role, err)
+					e := must.As[*spiffe.VerifyError](t, err, role)
 					assert.Equal(t, f.Stage, e.Stage, "%v", err)
 					assert.Equal(t, f.Rule, e.Rule, "%v", err)
 				}
@@ -215,8 +212,7 @@ func TestFederate(t *testing.T) {
 	t.Parallel()
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
 	ca.Federate(other.Bundle())
-	bundles, err := ca.FetchBundles(t.Context())
-	require.NoError(t, err)
+	bundles := must.Get(ca.FetchBundles(t.Context()))(t)
 	assert.Equal(t, 2, bundles.Len())
 	ca.Rotate()
 	b, err := ca.Bundles().Bundle(other.TrustDomain())
@@ -226,29 +222,22 @@ func TestFederate(t *testing.T) {
 
 func csr(t *testing.T, id string, more ...pki.SAN) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	sans := more
 	if id != "" {
 		sans = append([]pki.SAN{pki.IDSAN(spiffe.MustParseID(id))}, more...)
 	}
-	r, err := pki.NewCSR(key, pki.CSROptions{SANs: sans})
-	require.NoError(t, err)
-	return r
+	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: sans}))(t)
 }
 
 // mustSVID makes an SVID with an Ed25519 key by a signing request.
 func mustSVID(t *testing.T, ca *spiffetest.CA, lifetime time.Duration) *spiffe.SVID {
 	t.Helper()
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	_, key := must.Two(ed25519.GenerateKey(rand.Reader))(t)
 	r, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}})
 	require.NoError(t, err)
-	chain, err := ca.Sign(t.Context(), r, lifetime)
-	require.NoError(t, err)
-	svid, err := spiffe.NewSVID(chain, key)
-	require.NoError(t, err)
-	return svid
+	chain := must.Get(ca.Sign(t.Context(), r, lifetime))(t)
+	return must.Get(spiffe.NewSVID(chain, key))(t)
 }
 
 func TestSign(t *testing.T) {
@@ -262,8 +251,7 @@ func TestSign(t *testing.T) {
 	assert.Equal(t, 5*time.Minute, chain[0].NotAfter.Sub(chain[0].NotBefore))
 	assert.Equal(t, []string{"web.test"}, chain[0].DNSNames)
 	assert.Equal(t, "192.0.2.7", chain[0].IPAddresses[0].String())
-	peer, err := verify(t, ca.Bundle(), chain, spiffe.ClientRole)
-	require.NoError(t, err)
+	peer := must.Get(verify(t, ca.Bundle(), chain, spiffe.ClientRole))(t)
 	assert.Equal(t, "spiffe://example.org/web", peer.ID().String())
 
 	assert.Zero(t, ca.Signed(), "an intermediate counts for itself")
@@ -291,11 +279,11 @@ func TestCertify(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	r := csr(t, "spiffe://example.org/web", pki.DNSSAN("web.test"))
-	chain, err := ca.Certify(t.Context(), r, []pki.SAN{pki.DNSSAN("web.default.linkerd.test")}, time.Minute)
-	require.NoError(t, err)
+	chain := must.Get(ca.Certify(t.Context(), r, []pki.SAN{pki.DNSSAN("web.default.linkerd.test")}, time.Minute))(t)
 	assert.Empty(t, chain[0].URIs, "the names are the caller's, and not those of the request")
 	assert.Equal(t, []string{"web.default.linkerd.test"}, chain[0].DNSNames)
-	chain, err = ca.Certify(t.Context(), csr(t, ""), []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/api"))}, 0)
+	api := spiffe.MustParseID("spiffe://example.org/api")
+	chain, err := ca.Certify(t.Context(), csr(t, ""), []pki.SAN{pki.IDSAN(api)}, 0)
 	require.NoError(t, err)
 	assert.Equal(t, "spiffe://example.org/api", chain[0].URIs[0].String())
 	assert.Equal(t, 2, ca.Signed())
@@ -319,20 +307,17 @@ func TestSignEdits(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	r := csr(t, "spiffe://example.org/web")
 	ca.EditTemplates(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-time.Hour) })
-	chain, err := ca.Sign(t.Context(), r, 0)
-	require.NoError(t, err)
+	chain := must.Get(ca.Sign(t.Context(), r, 0))(t)
 	assert.Equal(t, 2*time.Hour, chain[0].NotAfter.Sub(chain[0].NotBefore))
 
 	ca.EditTemplates(nil)
 	ca.EditAnswers(func(chain []*x509.Certificate) []*x509.Certificate { return append(chain, ca.Root()) })
-	chain, err = ca.Sign(t.Context(), r, 0)
-	require.NoError(t, err)
+	chain = must.Get(ca.Sign(t.Context(), r, 0))(t)
 	assert.Len(t, chain, 2)
 	assert.Equal(t, time.Hour, chain[0].NotAfter.Sub(chain[0].NotBefore))
 
 	ca.EditAnswers(nil)
-	chain, err = ca.Sign(t.Context(), r, 0)
-	require.NoError(t, err)
+	chain = must.Get(ca.Sign(t.Context(), r, 0))(t)
 	assert.Len(t, chain, 1)
 }
 
@@ -374,15 +359,14 @@ func TestDelay(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.Delay(time.Minute)
 		start := time.Now()
-		_, err := ca.FetchBundles(t.Context())
-		require.NoError(t, err)
+		must.Get(ca.FetchBundles(t.Context()))(t)
 		assert.Equal(t, time.Minute, time.Since(start))
 
 		gone := errors.New("gone")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, gone)
 		defer cancel()
 		ca.FailNext(1, errors.New("down"))
-		_, err = ca.Sign(ctx, csr(t, "spiffe://example.org/web"), 0)
+		_, err := ca.Sign(ctx, csr(t, "spiffe://example.org/web"), 0)
 		assert.ErrorIs(t, err, gone)
 		assert.Equal(t, time.Minute+time.Second, time.Since(start))
 		assert.Zero(t, ca.Signed())
@@ -403,10 +387,9 @@ func TestBubble(t *testing.T) {
 		svid := ca.SVID("/web")
 		assert.Equal(t, 2000, svid.Leaf().NotBefore.Year())
 		time.Sleep(59 * time.Minute)
-		_, err := verify(t, ca.Bundle(), svid.Chain(), spiffe.AnyRole)
-		require.NoError(t, err)
+		must.Get(verify(t, ca.Bundle(), svid.Chain(), spiffe.AnyRole))(t)
 		time.Sleep(2 * time.Minute)
-		_, err = verify(t, ca.Bundle(), svid.Chain(), spiffe.AnyRole)
+		_, err := verify(t, ca.Bundle(), svid.Chain(), spiffe.AnyRole)
 		assert.Error(t, err)
 
 		ctx, cancel := context.WithCancel(t.Context())
@@ -471,8 +454,7 @@ func TestCannotPrintItsKey(t *testing.T) {
 	slog.New(slog.NewTextHandler(&buf, nil)).Info("x", "ca", ca)
 	fmt.Fprintf(&buf, "%v %+v %#v %s", ca, ca, ca, ca)
 	assert.Equal(t, 5, strings.Count(buf.String(), "spiffetest.CA(example.org)"), buf.String())
-	point, err := ca.Root().PublicKey.(*ecdsa.PublicKey).Bytes()
-	require.NoError(t, err)
+	point := must.Get(ca.Root().PublicKey.(*ecdsa.PublicKey).Bytes())(t)
 	assert.NotContains(t, buf.String(), hex.EncodeToString(point[1:]))
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -22,13 +23,11 @@ func TestJWTSVID(t *testing.T) {
 	token, source := ca.JWTSVID("/web", "db", "cache"), ca.Source("/db")
 	other.JWTSVID("/web", "db")
 	validate := func(bundles spiffe.BundleSource, audience, token string) (*jwtsvid.Verified, error) {
-		v, err := jwtsvid.NewValidator(bundles, []string{audience}, nil)
-		require.NoError(t, err)
+		v := must.Get(jwtsvid.NewValidator(bundles, []string{audience}, nil))(t)
 		return v.Validate(token)
 	}
 	for _, audience := range []string{"db", "cache"} {
-		proof, err := validate(ca.Bundle(), audience, token)
-		require.NoError(t, err)
+		proof := must.Get(validate(ca.Bundle(), audience, token))(t)
 		assert.Equal(t, "spiffe://example.org/web", proof.ID().String())
 	}
 	_, err := validate(ca.Bundle(), "queue", token)
@@ -37,10 +36,8 @@ func TestJWTSVID(t *testing.T) {
 	require.Error(t, err)
 	ca.Rotate()
 	ca.DropOldRoots()
-	_, err = validate(source, "db", token)
-	require.NoError(t, err)
-	_, err = validate(source, "db", ca.Intermediate().JWTSVID("/web", "db"))
-	require.NoError(t, err)
+	must.Get(validate(source, "db", token))(t)
+	must.Get(validate(source, "db", ca.Intermediate().JWTSVID("/web", "db")))(t)
 	assert.Len(t, ca.Bundle().Contents().JWTAuthorities, 1)
 }
 
@@ -51,8 +48,7 @@ func TestServe(t *testing.T) {
 	web, db := ca.SVID("/web"), ca.SVID("/db")
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: web, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(db.ID())})
 	require.NoError(t, err)
-	transport, err := endpoint.Transport()
-	require.NoError(t, err)
+	transport := must.Get(endpoint.Transport())(t)
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}
 	var url string
@@ -65,11 +61,9 @@ func TestServe(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, endpoint.ConfigureServer(server))
 		url = spiffetest.Serve(t, server)
-		resp, err := client.Get(url)
-		require.NoError(t, err)
+		resp := must.Get(client.Get(url))(t)
 		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		assert.Equal(t, web.ID().String(), string(body))
 	})
 	_, err = client.Get(url) //nolint:bodyclose // there is none

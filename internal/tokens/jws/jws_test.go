@@ -10,7 +10,6 @@ import (
 	"crypto/rsa"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"math/big"
 	"strings"
 	"sync"
@@ -20,28 +19,22 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
 var rsa2048 = sync.OnceValue(func() *rsa.PrivateKey {
-	k, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(rsa.GenerateKey(rand.Reader, 2048))
 })
 
 func ecKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {
 	t.Helper()
-	k, err := ecdsa.GenerateKey(c, rand.Reader)
-	require.NoError(t, err)
-	return k
+	return must.Get(ecdsa.GenerateKey(c, rand.Reader))(t)
 }
 
 func code(t testing.TB, err error) jws.Code {
 	t.Helper()
-	e, ok := errors.AsType[*jws.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*jws.Error](t, err)
 	assert.NotEmpty(t, e.Reason)
 	return e.Code
 }
@@ -106,8 +99,7 @@ func TestUnsoundRSA(t *testing.T) {
 
 func TestDefaultAlgorithm(t *testing.T) {
 	t.Parallel()
-	_, ed, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	_, ed := must.Two(ed25519.GenerateKey(rand.Reader))(t)
 	for want, key := range map[jws.Algorithm]crypto.PublicKey{
 		jws.ES256: ecKey(t, elliptic.P256()).Public(), jws.ES384: ecKey(t, elliptic.P384()).Public(),
 		jws.ES512: ecKey(t, elliptic.P521()).Public(), jws.RS256: rsa2048().Public(),
@@ -129,11 +121,9 @@ func TestParseRefuses(t *testing.T) {
 	t.Parallel()
 	b64 := base64.RawURLEncoding.EncodeToString
 	h, p, s := b64([]byte(`{"alg":"ES256"}`)), b64([]byte(`{}`)), b64([]byte("sig"))
-	ok, err := jws.Parse(h + "." + p + "." + s)
-	require.NoError(t, err)
+	ok := must.Get(jws.Parse(h + "." + p + "." + s))(t)
 	assert.Equal(t, "sig", string(ok.Signature))
-	empty, err := jws.Parse("..")
-	require.NoError(t, err)
+	empty := must.Get(jws.Parse(".."))(t)
 	assert.Empty(t, empty.Header)
 
 	for token, want := range map[string]jws.Code{
@@ -160,17 +150,14 @@ func TestParseRefuses(t *testing.T) {
 
 func TestParseHeader(t *testing.T) {
 	t.Parallel()
-	h, err := jws.ParseHeader([]byte(`{"crit":["x"],"typ":"t","alg":"PS384","x":{},"kid":"ké"}`))
-	require.NoError(t, err)
+	h := must.Get(jws.ParseHeader([]byte(`{"crit":["x"],"typ":"t","alg":"PS384","x":{},"kid":"ké"}`)))(t)
 	assert.Equal(t, jws.Header{Algorithm: jws.PS384, KeyID: "ké", Type: "t", HasKeyID: true, HasType: true, Extra: []string{"crit", "x"}}, h)
-	h, err = jws.ParseHeader([]byte(`{"alg":"ES256","kid":""}`))
-	require.NoError(t, err)
+	h = must.Get(jws.ParseHeader([]byte(`{"alg":"ES256","kid":""}`)))(t)
 	assert.Equal(t, jws.Header{Algorithm: jws.ES256, HasKeyID: true}, h)
 	for doc, want := range map[string]string{
 		`{"alg":"ES256","kid":7}`: "kid", `{"alg":"ES256","kid":null}`: "kid", `{"alg":"ES256","typ":null}`: "typ", `{"alg":"ES256","typ":{},"kid":[]}`: "kid",
 	} {
-		h, err = jws.ParseHeader([]byte(doc))
-		require.NoError(t, err)
+		h = must.Get(jws.ParseHeader([]byte(doc)))(t)
 		assert.Equal(t, want, h.NotText, doc)
 	}
 
@@ -212,8 +199,7 @@ func TestKeys(t *testing.T) {
 		assert.False(t, ok)
 	}
 	// Ed25519 can be in a JWK, and none of the nine algorithms takes it.
-	pub, _, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	pub, _ := must.Two(ed25519.GenerateKey(rand.Reader))(t)
 	_, ok := jws.AppendKey(nil, pub)
 	assert.True(t, ok)
 	assert.NotEmpty(t, jws.Unfit(pub))

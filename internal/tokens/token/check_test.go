@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -25,16 +26,13 @@ func (s *source) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return s.b
 
 func newBundle(t testing.TB, td string) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{})
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{}))(t)
 }
 
 func TestRemembered(t *testing.T) {
 	t.Parallel()
 	src := &source{bundle: newBundle(t, "example.org")}
-	c, err := token.NewChecker[string](kind, src, nil, nil, 1)
-	require.NoError(t, err)
+	c := must.Get(token.NewChecker[string](kind, src, nil, nil, 1))(t)
 	ends := time.Now().Add(time.Hour)
 	c.Keep("one", webID, ends, src.bundle, "value")
 	got, ok, e := c.Recall("one")
@@ -69,8 +67,7 @@ func TestRemembered(t *testing.T) {
 		assert.Equal(t, webID, e.ID)
 	}
 
-	none, err := token.NewChecker[string](kind, src, nil, nil, -1)
-	require.NoError(t, err)
+	none := must.Get(token.NewChecker[string](kind, src, nil, nil, -1))(t)
 	none.Keep("one", webID, ends, newBundle(t, "example.org"), "value")
 	_, ok, _ = none.Recall("one")
 	assert.False(t, ok)

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
@@ -41,14 +41,12 @@ func TestStrayed(t *testing.T) {
 					r = nil
 					continue
 				}
-				u, err := url.Parse(at)
-				require.NoError(t, err)
+				u := must.Get(url.Parse(at))(t)
 				r.URL = u
 			}
 			assert.Equal(t, test.want, token.Strayed(r))
 		})
 	}
-	u, err := url.Parse("https://a.test/")
-	require.NoError(t, err)
+	u := must.Get(url.Parse("https://a.test/"))(t)
 	assert.True(t, token.Strayed(&http.Request{URL: u, Response: &http.Response{Request: new(http.Request)}}), "a request without a URL")
 }

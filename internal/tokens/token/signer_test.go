@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -27,18 +28,12 @@ import (
 var kind = &token.Kind{Package: "test", What: "token", Form: "F", Algorithm: "A", Subject: "S", Bundle: "B", Expires: "E", NotBefore: "N"}
 
 var rsa2048 = sync.OnceValue(func() *rsa.PrivateKey {
-	k, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(rsa.GenerateKey(rand.Reader, 2048))
 })
 
 func ecKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {
 	t.Helper()
-	k, err := ecdsa.GenerateKey(c, rand.Reader)
-	require.NoError(t, err)
-	return k
+	return must.Get(ecdsa.GenerateKey(c, rand.Reader))(t)
 }
 
 // keys has a key for each algorithm.
@@ -75,8 +70,7 @@ type remote struct{ crypto.Signer }
 func split(t testing.TB, text string) (input, sig []byte) {
 	t.Helper()
 	dot := strings.LastIndexByte(text, '.')
-	sig, err := base64.RawURLEncoding.DecodeString(text[dot+1:])
-	require.NoError(t, err)
+	sig = must.Get(base64.RawURLEncoding.DecodeString(text[dot+1:]))(t)
 	return []byte(text[:dot]), sig
 }
 
@@ -95,11 +89,9 @@ func TestAlgorithms(t *testing.T) {
 	for a, key := range keys(t) {
 		t.Run(a.String(), func(t *testing.T) {
 			t.Parallel()
-			signer, err := token.NewSigner(remote{key}, a.String(), "k", "JWT")
-			require.NoError(t, err)
+			signer := must.Get(token.NewSigner(remote{key}, a.String(), "k", "JWT"))(t)
 			for range 8 { // R and S have leading zeros now and then
-				text, err := signer.Token([]byte(`{"a":1}`))
-				require.NoError(t, err)
+				text := must.Get(signer.Token([]byte(`{"a":1}`)))(t)
 				input, sig := split(t, text)
 				require.True(t, good(a, key.Public(), input, sig))
 				s := parse(t, text)
@@ -108,8 +100,7 @@ func TestAlgorithms(t *testing.T) {
 				require.NoError(t, s.Verify(key.Public()))
 			}
 
-			text, err := signer.Token([]byte(`{"a":1}`))
-			require.NoError(t, err)
+			text := must.Get(signer.Token([]byte(`{"a":1}`)))(t)
 			input, sig := split(t, text)
 			first, last := bytes.Clone(sig), bytes.Clone(sig)
 			first[0] ^= 1
@@ -153,8 +144,7 @@ func TestAlgorithmsOfOneKey(t *testing.T) {
 			if a >= jws.PS256 {
 				opts = &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash, Hash: a.Hash()}
 			}
-			sig, err := key.Sign(rand.Reader, h.Sum(nil), opts)
-			require.NoError(t, err)
+			sig := must.Get(key.Sign(rand.Reader, h.Sum(nil), opts))(t)
 			s := parse(t, input+"."+base64.RawURLEncoding.EncodeToString(sig))
 			assert.Equal(t, a == b, s.Verify(key.Public()) == nil, "%v as %v", a, b)
 		}
@@ -169,8 +159,7 @@ func TestSalt(t *testing.T) {
 	h := crypto.SHA256.New()
 	h.Write([]byte(input))
 	for _, size := range []int{32, rsa.PSSSaltLengthAuto, 20, 31, 33, 48} {
-		sig, err := rsa.SignPSS(rand.Reader, key, crypto.SHA256, h.Sum(nil), &rsa.PSSOptions{SaltLength: size})
-		require.NoError(t, err)
+		sig := must.Get(rsa.SignPSS(rand.Reader, key, crypto.SHA256, h.Sum(nil), &rsa.PSSOptions{SaltLength: size}))(t)
 		s := parse(t, input+"."+base64.RawURLEncoding.EncodeToString(sig))
 		assert.Equal(t, size == 32, s.Verify(key.Public()) == nil, size)
 	}
@@ -191,8 +180,7 @@ func TestBadSigners(t *testing.T) {
 	_, err := token.NewSigner(nil, "", "", "JWT")
 	require.EqualError(t, err, "no key")
 	failed := errors.New("the device is gone")
-	s, err := token.NewSigner(badSigner{key, nil, failed}, "", "", "JWT")
-	require.NoError(t, err)
+	s := must.Get(token.NewSigner(badSigner{key, nil, failed}, "", "", "JWT"))(t)
 	_, err = s.Token([]byte("{}"))
 	require.ErrorIs(t, err, failed)
 	for name, sig := range map[string][]byte{
@@ -200,13 +188,11 @@ func TestBadSigners(t *testing.T) {
 		"trailing": {0x30, 6, 2, 1, 1, 2, 1, 1, 0},
 		"too wide": append([]byte{0x30, 38, 2, 33, 1}, append(make([]byte, 32), 2, 1, 1)...),
 	} {
-		s, err := token.NewSigner(badSigner{Signer: key, sig: sig}, "", "", "JWT")
-		require.NoError(t, err)
-		_, err = s.Token([]byte("{}"))
+		s := must.Get(token.NewSigner(badSigner{Signer: key, sig: sig}, "", "", "JWT"))(t)
+		_, err := s.Token([]byte("{}"))
 		require.EqualError(t, err, "the signer did not return an ECDSA signature for its curve in ASN.1", name)
 	}
-	s, err = token.NewSigner(key, "", "", "JWT")
-	require.NoError(t, err)
+	s = must.Get(token.NewSigner(key, "", "", "JWT"))(t)
 	_, err = s.Token(make([]byte, token.MaxSize))
 	require.ErrorContains(t, err, "the limit is 16384")
 }

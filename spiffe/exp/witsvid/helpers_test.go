@@ -9,8 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 )
@@ -72,11 +71,8 @@ type workload struct {
 func issue(t testing.TB, i *witsvid.Issuer, id string) *workload {
 	t.Helper()
 	w := &workload{id: spiffe.MustParseID(id)}
-	var err error
-	w.token, w.key, err = i.IssueWITSVID(t.Context(), w.id, "")
-	require.NoError(t, err)
-	w.SVID, err = witsvid.NewSVID(w.token, w.key)
-	require.NoError(t, err)
+	w.token, w.key = must.Two(i.IssueWITSVID(t.Context(), w.id, ""))(t)
+	w.SVID = must.Get(witsvid.NewSVID(w.token, w.key))(t)
 	return w
 }
 
@@ -91,8 +87,7 @@ func proverOf(s *witsvid.SVID) *witsvid.Prover { return &witsvid.Prover{Source: 
 // prove makes a proof with s at the time of now, or by the real clock if that is nil.
 func prove(t testing.TB, s *witsvid.SVID, now func() time.Time, c witsvid.Call) (token, proof string) {
 	t.Helper()
-	token, proof, err := (&witsvid.Prover{Source: fixed(s), Now: now}).Prove(c)
-	require.NoError(t, err)
+	token, proof = must.Two((&witsvid.Prover{Source: fixed(s), Now: now}).Prove(c))(t)
 	return token, proof
 }
 

@@ -11,12 +11,14 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 )
@@ -42,9 +44,7 @@ func newPair(t testing.TB, handler http.HandlerFunc, edit ...func(*pairOptions))
 	t.Helper()
 	p := &pair{issuer: newIssuer(t, nil), logs: &logged{}}
 	p.web, p.db = issue(t, p.issuer, webID), issue(t, p.issuer, "spiffe://example.org/db")
-	var err error
-	p.validator, err = witsvid.NewValidator(bundleOf(t, p.issuer), spiffe.AllowIDs(p.web.id), nil)
-	require.NoError(t, err)
+	p.validator = must.Get(witsvid.NewValidator(bundleOf(t, p.issuer), spiffe.AllowIDs(p.web.id), nil))(t)
 
 	var o pairOptions
 	for _, e := range edit {
@@ -58,8 +58,7 @@ func newPair(t testing.TB, handler http.HandlerFunc, edit ...func(*pairOptions))
 		o.targets = []string{p.origin}
 	}
 	o.middleware.Logger = p.logs.logger()
-	wrap, err := witsvid.Middleware(p.validator, o.targets, &o.middleware)
-	require.NoError(t, err)
+	wrap := must.Get(witsvid.Middleware(p.validator, o.targets, &o.middleware))(t)
 	p.server.Config.Handler = wrap(handler)
 	p.server.StartTLS()
 	t.Cleanup(p.server.Close)
@@ -75,8 +74,7 @@ func (p *pair) client(t testing.TB, edit ...func(*witsvid.TransportOptions)) *ht
 	for _, e := range edit {
 		e(o)
 	}
-	tr, err := witsvid.NewTransport(proverOf(p.web.SVID), o)
-	require.NoError(t, err)
+	tr := must.Get(witsvid.NewTransport(proverOf(p.web.SVID), o))(t)
 	c := &http.Client{Transport: tr}
 	t.Cleanup(c.CloseIdleConnections)
 	return c
@@ -88,20 +86,15 @@ func who(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		proof = &witsvid.Proof{}
 	}
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		panic(err)
-	}
+	body := must.Do(io.ReadAll(r.Body))
 	fmt.Fprintf(w, "%d %s %s%s", r.ProtoMajor, proof.ID(), r.Method, body)
 }
 
 func do(t testing.TB, c *http.Client, r *http.Request) (int, string) {
 	t.Helper()
-	resp, err := c.Do(r)
-	require.NoError(t, err)
+	resp := must.Get(c.Do(r))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	body := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(body)
 }
 
@@ -111,8 +104,7 @@ func request(t testing.TB, method, url, body string, header ...string) *http.Req
 	if body != "" {
 		b = strings.NewReader(body)
 	}
-	r, err := http.NewRequestWithContext(t.Context(), method, url, b)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, url, b))(t)
 	for i := 0; i < len(header); i += 2 {
 		r.Header.Add(header[i], header[i+1])
 	}
@@ -152,8 +144,7 @@ func TestRoundTrip(t *testing.T) {
 				assert.Equal(t, want, body)
 				assert.Empty(t, r.Header.Get(headerToken), "the caller's request is left alone")
 			}
-			resp, err := c.Do(request(t, "GET", p.url, ""))
-			require.NoError(t, err)
+			resp := must.Get(c.Do(request(t, "GET", p.url, "")))(t)
 			require.NoError(t, resp.Body.Close())
 			assert.NotContains(t, resp.Request.Header, headerToken, "the response does not show the token")
 		})
@@ -262,8 +253,7 @@ func TestMiddlewareRefuses(t *testing.T) {
 		"not allowed":              {[]string{headerToken, p.db.token, headerProof, dbProof}, 403, "denied", "proof: denied"},
 		"foreign signature, alone": {[]string{headerToken, token, "Signature-Input", `sig=("@method");tag="x"`, "Signature", "sig=:AA==:"}, 400, "missing WIT-40", "request: missing"},
 	} {
-		resp, err := plain.Do(request(t, "GET", p.url, "", c.header...))
-		require.NoError(t, err)
+		resp := must.Get(plain.Do(request(t, "GET", p.url, "", c.header...)))(t)
 		var doc struct {
 			Title, Detail string
 			Status        int
@@ -325,8 +315,7 @@ func TestTransportRefuses(t *testing.T) {
 		sent++
 		return nil, errors.New("sent")
 	})
-	tr, err := witsvid.NewTransport(proverOf(p.web.SVID), &witsvid.TransportOptions{Base: base})
-	require.NoError(t, err)
+	tr := must.Get(witsvid.NewTransport(proverOf(p.web.SVID), &witsvid.TransportOptions{Base: base}))(t)
 	for want, r := range map[string]*http.Request{
 		`refusing to send a WIT-SVID by "http", where others can read it; use https`: request(t, "POST", "http://db.example.org/", "x"),
 		`refusing to send a WIT-SVID by "ftp"`:                                       request(t, "GET", "ftp://db.example.org/", ""),
@@ -343,7 +332,7 @@ func TestTransportRefuses(t *testing.T) {
 	}
 	lower := request(t, "GET", p.url, "")
 	lower.Header["workload-proof-token"] = []string{"x"}
-	_, err = tr.RoundTrip(lower)
+	_, err := tr.RoundTrip(lower)
 	require.ErrorContains(t, err, "already")
 	assert.Zero(t, sent)
 
@@ -352,10 +341,8 @@ func TestTransportRefuses(t *testing.T) {
 	_, err = tr.RoundTrip(request(t, "GET", p.url, ""))
 	require.EqualError(t, err, "sent")
 
-	expired, err := witsvid.NewSVID(baseToken(), wk)
-	require.NoError(t, err)
-	tr, err = witsvid.NewTransport(proverOf(expired), &witsvid.TransportOptions{Base: base})
-	require.NoError(t, err)
+	expired := must.Get(witsvid.NewSVID(baseToken(), wk))(t)
+	tr = must.Get(witsvid.NewTransport(proverOf(expired), &witsvid.TransportOptions{Base: base}))(t)
 	_, err = tr.RoundTrip(request(t, "GET", p.url, ""))
 	require.ErrorContains(t, err, "its key is not used any more")
 
@@ -373,8 +360,7 @@ func TestTransportRefuses(t *testing.T) {
 	require.EqualError(t, err, "witsvid: new transport: the Prover has no Source of a WIT-SVID")
 	_, err = witsvid.NewTransport(&witsvid.Prover{}, nil)
 	require.EqualError(t, err, "witsvid: new transport: the Prover has no Source of a WIT-SVID")
-	unset, err := witsvid.NewTransport(proverOf(p.web.SVID), nil)
-	require.NoError(t, err)
+	unset := must.Get(witsvid.NewTransport(proverOf(p.web.SVID), nil))(t)
 	_, err = unset.RoundTrip(request(t, "GET", p.url, ""))
 	require.ErrorContains(t, err, "certificate", "the roots of the host do not know a test server")
 	(&http.Client{Transport: unset}).CloseIdleConnections()
@@ -412,8 +398,7 @@ func TestMiddlewareOptions(t *testing.T) {
 		_, err := witsvid.Middleware(c.v, c.targets, &c.opts)
 		require.ErrorContains(t, err, "witsvid: middleware: "+want)
 	}
-	wrap, err := witsvid.Middleware(p.validator, []string{"https://a.test"}, nil)
-	require.NoError(t, err)
+	wrap := must.Get(witsvid.Middleware(p.validator, []string{"https://a.test"}, nil))(t)
 	w := httptest.NewRecorder()
 	wrap(nil).ServeHTTP(w, httptest.NewRequest("GET", "http://a.test/", nil))
 	assert.Equal(t, http.StatusBadRequest, w.Code, "and silent")
@@ -427,9 +412,8 @@ func TestMiddlewareTLS(t *testing.T) {
 	conformance.Covers(t, "WIT-44")
 	for _, terminated := range []bool{false, true} {
 		logs := &logged{}
-		wrap, err := witsvid.Middleware(newValidator(t, wit1Bundle(t), atNow()), []string{"https://db.example.org"},
-			&witsvid.MiddlewareOptions{TLSTerminated: terminated, Logger: logs.logger()})
-		require.NoError(t, err)
+		wrap := must.Get(witsvid.Middleware(newValidator(t, wit1Bundle(t), atNow()), []string{"https://db.example.org"},
+			&witsvid.MiddlewareOptions{TLSTerminated: terminated, Logger: logs.logger()}))(t)
 		r := httptest.NewRequest("GET", "/query?x=1", nil)
 		r.Header.Set(headerToken, baseToken())
 		r.Header.Set(headerProof, proofFor(baseToken(), "1"))
@@ -447,23 +431,26 @@ func TestMiddlewareTLS(t *testing.T) {
 // A client that sends bad requests as fast as it can does not fill the log.
 func TestMiddlewareLog(t *testing.T) {
 	t.Parallel()
-	for summarised, want := range map[bool]int{true: 2, false: 300} {
-		logs := &logged{summarised: summarised}
-		wrap, err := witsvid.Middleware(newValidator(t, wit1Bundle(t), atNow()), []string{"https://db.example.org"}, &witsvid.MiddlewareOptions{TLSTerminated: true, Logger: logs.logger()})
-		require.NoError(t, err)
-		h := wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-		for n := range 300 {
-			r := httptest.NewRequest("GET", "/query", nil)
-			r.Header.Set(headerToken, strings.Repeat("x", n*100)) // malformed, or too large
-			r.Header.Set(headerProof, "x")
-			h.ServeHTTP(httptest.NewRecorder(), r)
+	synctest.Test(t, func(t *testing.T) { // so that all requests come in one moment
+		for summarised, want := range map[bool]int{true: 2, false: 300} {
+			logs := &logged{summarised: summarised}
+			wrap, err := witsvid.Middleware(newValidator(t, wit1Bundle(t), atNow()), []string{"https://db.example.org"},
+				&witsvid.MiddlewareOptions{TLSTerminated: true, Logger: logs.logger()})
+			require.NoError(t, err)
+			h := wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			for n := range 300 {
+				r := httptest.NewRequest("GET", "/query", nil)
+				r.Header.Set(headerToken, strings.Repeat("x", n*100)) // malformed, or too large
+				r.Header.Set(headerProof, "x")
+				h.ServeHTTP(httptest.NewRecorder(), r)
+			}
+			assert.LessOrEqual(t, len(logs.errs), want)
+			assert.NotEmpty(t, logs.errs)
+			if !summarised {
+				assert.Len(t, logs.errs, 300, "each of them")
+			}
 		}
-		assert.LessOrEqual(t, len(logs.errs), want)
-		assert.NotEmpty(t, logs.errs)
-		if !summarised {
-			assert.Len(t, logs.errs, 300, "each of them")
-		}
-	}
+	})
 }
 
 // What is this side's fault is not the client's.
@@ -521,12 +508,10 @@ func TestMiddlewarePath(t *testing.T) {
 func TestSignerFails(t *testing.T) {
 	t.Parallel()
 	failed := errors.New("the device is gone")
-	s, err := witsvid.NewSVID(newWebToken(t), badSigner{wk, wk.Public(), failed})
-	require.NoError(t, err)
-	_, _, err = proverOf(s).Prove(witsvid.Call{Target: "x"})
+	s := must.Get(witsvid.NewSVID(newWebToken(t), badSigner{wk, wk.Public(), failed}))(t)
+	_, _, err := proverOf(s).Prove(witsvid.Call{Target: "x"})
 	require.ErrorIs(t, err, failed)
-	tr, err := witsvid.NewTransport(proverOf(s), nil)
-	require.NoError(t, err)
+	tr := must.Get(witsvid.NewTransport(proverOf(s), nil))(t)
 	_, err = tr.RoundTrip(request(t, "GET", vectorURL, ""))
 	require.ErrorIs(t, err, failed)
 }
@@ -534,9 +519,7 @@ func TestSignerFails(t *testing.T) {
 // newWebToken returns a token for wk by the real clock.
 func newWebToken(t testing.TB) string {
 	t.Helper()
-	token, err := newIssuer(t, nil).Issue(spiffe.MustParseID(webID), wk.Public())
-	require.NoError(t, err)
-	return token
+	return must.Get(newIssuer(t, nil).Issue(spiffe.MustParseID(webID), wk.Public()))(t)
 }
 
 // A redirect to another host does not take the identity along.
@@ -589,35 +572,6 @@ func TestRedirectUnknown(t *testing.T) {
 	})
 	_, _ = do(t, c, request(t, "GET", "https://home.test/", ""))
 	assert.Equal(t, []string{"https://home.test/ 1", "https://evil.test/ 0", "https://evil.test/there 0"}, seen)
-}
-
-func BenchmarkValidate(b *testing.B) {
-	v := newValidator(b, wit1Bundle(b), atNow(func(o *witsvid.ValidatorOptions) { o.Proofs = -1 }))
-	cold := newValidator(b, wit1Bundle(b), atNow(func(o *witsvid.ValidatorOptions) { o.Proofs, o.Remember = -1, -1 }))
-	token := baseToken()
-	proof := proofFor(token, "1")
-	for name, v := range map[string]*witsvid.Validator{"remembered": v, "new": cold} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := v.Validate(token, proof, witsvid.Call{Target: vectorTarget}); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkProve(b *testing.B) {
-	s, err := witsvid.NewSVID(baseToken(), wk)
-	require.NoError(b, err)
-	p := &witsvid.Prover{Source: fixed(s), Now: atNow().Now}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, _, err := p.Prove(witsvid.Call{Target: vectorTarget}); err != nil {
-			b.Fatal(err)
-		}
-	}
 }
 
 // Hostile tokens cost little: none is parsed further than it has to.

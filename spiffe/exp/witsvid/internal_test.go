@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -130,8 +131,7 @@ func TestTargetPath(t *testing.T) {
 	} {
 		assert.Equal(t, want, targetPath(target), target)
 	}
-	at, err := newTargets([]string{"https://db.example.org"})
-	require.NoError(t, err)
+	at := must.Get(newTargets([]string{"https://db.example.org"}))(t)
 	assert.True(t, at.accept("https://db.example.org/", "*"))
 	assert.True(t, at.accept("https://db.example.org", "/?x"))
 	assert.True(t, at.accept("https://db.example.org/a", "https://other.test/a"), "the host in a request target plays no part")

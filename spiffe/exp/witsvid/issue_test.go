@@ -24,24 +24,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 )
 
 var rsaKey = sync.OnceValue(func() *rsa.PrivateKey {
-	k, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(rsa.GenerateKey(rand.Reader, 2048))
 })
 
 func newIssuer(t testing.TB, opts *witsvid.IssuerOptions) *witsvid.Issuer {
 	t.Helper()
-	i, err := witsvid.NewIssuer(exampleOrg, wit1, opts)
-	require.NoError(t, err)
-	return i
+	return must.Get(witsvid.NewIssuer(exampleOrg, wit1, opts))(t)
 }
 
 // issuedAt are options with a clock that stands still at NOW.
@@ -56,9 +51,7 @@ func bundleOf(t testing.TB, issuers ...*witsvid.Issuer) *spiffe.Bundle {
 		id, key := i.Authority()
 		c.WITAuthorities[id] = key
 	}
-	b, err := spiffe.NewBundle(exampleOrg, c)
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(exampleOrg, c))(t)
 }
 
 // decode returns header and payload of a token as encoding/json reads them.
@@ -67,8 +60,7 @@ func decode(t testing.TB, token string) (header, payload map[string]any) {
 	parts := strings.Split(token, ".")
 	require.Len(t, parts, 3)
 	for i, to := range []*map[string]any{&header, &payload} {
-		data, err := base64.RawURLEncoding.DecodeString(parts[i])
-		require.NoError(t, err)
+		data := must.Get(base64.RawURLEncoding.DecodeString(parts[i]))(t)
 		require.NoError(t, json.Unmarshal(data, to))
 	}
 	return header, payload
@@ -79,14 +71,12 @@ func TestIssue(t *testing.T) {
 	conformance.Covers(t, "WIT-1", "WIT-2", "WIT-5", "WIT-6", "WIT-7", "WIT-10", "WIT-11", "WIT-12", "WIT-16", "WIT-21", "WIT-23", "WIT-24", "WIT-27", "WIT-28")
 	i := newIssuer(t, issuedAt())
 	id := spiffe.MustParseID(webID)
-	token, err := i.Issue(id, wk.Public())
-	require.NoError(t, err)
+	token := must.Get(i.Issue(id, wk.Public()))(t)
 	kid, _ := i.Authority()
 	header, payload := decode(t, token)
 	assert.Equal(t, map[string]any{"alg": "ES256", "kid": kid, "typ": "wit+jwt"}, header)
 	jti, _ := payload["jti"].(string)
-	bits, err := base64.RawURLEncoding.DecodeString(jti)
-	require.NoError(t, err)
+	bits := must.Get(base64.RawURLEncoding.DecodeString(jti))(t)
 	assert.Len(t, bits, 16)
 	var key map[string]any
 	require.NoError(t, json.Unmarshal([]byte("{"+jwk(wk)+`,"alg":"ES256"}`), &key))
@@ -94,12 +84,12 @@ func TestIssue(t *testing.T) {
 		"sub": webID, "iat": float64(now), "exp": float64(now + 3600), "jti": jti, "cnf": map[string]any{"jwk": key},
 	}, payload)
 
-	again, err := i.Issue(id, wk.Public())
-	require.NoError(t, err)
+	again := must.Get(i.Issue(id, wk.Public()))(t)
 	_, payload2 := decode(t, again)
 	assert.NotEqual(t, jti, payload2["jti"])
 
-	_, err = newValidator(t, bundleOf(t, i), atNow()).Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
+	v := newValidator(t, bundleOf(t, i), atNow())
+	_, err := v.Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
 	require.NoError(t, err)
 }
 
@@ -115,8 +105,7 @@ func TestIssueAlgorithms(t *testing.T) {
 	} {
 		t.Run(alg, func(t *testing.T) {
 			t.Parallel()
-			i, err := witsvid.NewIssuer(exampleOrg, key, &witsvid.IssuerOptions{Algorithm: alg})
-			require.NoError(t, err)
+			i := must.Get(witsvid.NewIssuer(exampleOrg, key, &witsvid.IssuerOptions{Algorithm: alg}))(t)
 			v := newValidator(t, bundleOf(t, i), nil)
 			for workload, want := range map[crypto.Signer]string{wk: "ES256", ecKey(elliptic.P384(), "w"): "ES384", ecKey(elliptic.P521(), "w"): "ES512", rsaKey(): "RS256"} {
 				token, err := i.Issue(spiffe.MustParseID(webID), workload.Public())
@@ -128,11 +117,9 @@ func TestIssueAlgorithms(t *testing.T) {
 				header, payload := decode(t, token)
 				assert.Equal(t, alg, header["alg"])
 				assert.Equal(t, want, payload["cnf"].(map[string]any)["jwk"].(map[string]any)["alg"])
-				svid, err := witsvid.NewSVID(token, workload)
-				require.NoError(t, err)
+				svid := must.Get(witsvid.NewSVID(token, workload))(t)
 				token, proof := prove(t, svid, nil, witsvid.Call{Target: "db"})
-				_, err = v.Validate(token, proof, witsvid.Call{Target: "db"})
-				require.NoError(t, err)
+				must.Get(v.Validate(token, proof, witsvid.Call{Target: "db"}))(t)
 			}
 		})
 	}
@@ -142,8 +129,7 @@ func TestIssuerKeyID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WIT-4", "WIT-3")
 	old, next := newIssuer(t, nil), (*witsvid.Issuer)(nil)
-	next, err := witsvid.NewIssuer(exampleOrg, other, nil)
-	require.NoError(t, err)
+	next = must.Get(witsvid.NewIssuer(exampleOrg, other, nil))(t)
 	oldID, key := old.Authority()
 	nextID, _ := next.Authority()
 	assert.NotEqual(t, oldID, nextID, "another key, another kid")
@@ -154,19 +140,16 @@ func TestIssuerKeyID(t *testing.T) {
 	assert.Equal(t, hashOf("{"+strings.Join([]string{members[1], members[0], members[2], members[3]}, ",")+"}"), oldID)
 
 	named := newIssuer(t, &witsvid.IssuerOptions{KeyID: `é "\ 1`})
-	token, err := named.Issue(spiffe.MustParseID(webID), wk.Public())
-	require.NoError(t, err)
+	token := must.Get(named.Issue(spiffe.MustParseID(webID), wk.Public()))(t)
 	header, _ := decode(t, token)
 	assert.Equal(t, `é "\ 1`, header["kid"])
 	v := newValidator(t, bundleOf(t, named, next), nil)
-	_, err = v.Validate(token, freshProof(token), witsvid.Call{Target: vectorTarget})
-	require.NoError(t, err)
+	must.Get(v.Validate(token, freshProof(token), witsvid.Call{Target: vectorTarget}))(t)
 }
 
 func TestNewIssuerRefuses(t *testing.T) {
 	t.Parallel()
-	_, ed, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	_, ed := must.Two(ed25519.GenerateKey(rand.Reader))(t)
 	for want, c := range map[string]struct {
 		td   spiffe.TrustDomain
 		key  crypto.Signer
@@ -210,8 +193,7 @@ func TestIssueRefuses(t *testing.T) {
 	t.Parallel()
 	i := newIssuer(t, nil)
 	web := spiffe.MustParseID(webID)
-	ed, _, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	ed, _ := must.Two(ed25519.GenerateKey(rand.Reader))(t)
 	for want, c := range map[string]struct {
 		id  spiffe.ID
 		key crypto.PublicKey
@@ -229,18 +211,16 @@ func TestIssueRefuses(t *testing.T) {
 		require.ErrorContains(t, err, "witsvid: issue for ")
 		assert.Empty(t, token)
 	}
-	_, _, err = i.IssueWITSVID(t.Context(), spiffe.ID{}, "")
+	_, _, err := i.IssueWITSVID(t.Context(), spiffe.ID{}, "")
 	require.ErrorIs(t, err, spiffe.ErrZero)
 	_, err = (&witsvid.Issuer{}).Issue(web, wk.Public())
 	require.ErrorContains(t, err, "not made by NewIssuer")
 
 	failed := errors.New("the device is gone")
-	broken, err := witsvid.NewIssuer(exampleOrg, badSigner{wit1, wit1.Public(), failed}, nil)
-	require.NoError(t, err)
+	broken := must.Get(witsvid.NewIssuer(exampleOrg, badSigner{wit1, wit1.Public(), failed}, nil))(t)
 	_, err = broken.Issue(web, wk.Public())
 	require.ErrorIs(t, err, failed)
-	liar, err := witsvid.NewIssuer(exampleOrg, badSigner{wit1, other.Public(), nil}, nil)
-	require.NoError(t, err)
+	liar := must.Get(witsvid.NewIssuer(exampleOrg, badSigner{wit1, other.Public(), nil}, nil))(t)
 	_, err = liar.Issue(web, wk.Public())
 	require.ErrorContains(t, err, "no validator would accept the token: the signature does not match the key")
 
@@ -252,24 +232,19 @@ func TestIssueRefuses(t *testing.T) {
 func TestNewSVID(t *testing.T) {
 	t.Parallel()
 	token := baseToken()
-	s, err := witsvid.NewSVID(token, wk)
-	require.NoError(t, err)
+	s := must.Get(witsvid.NewSVID(token, wk))(t)
 	call := witsvid.Call{Target: vectorTarget}
 	sent, proof := prove(t, s, atNow().Now, call)
 	assert.Equal(t, token, sent)
 	v := newValidator(t, wit1Bundle(t), atNow())
-	_, err = v.Validate(sent, proof, call)
-	require.NoError(t, err)
+	must.Get(v.Validate(sent, proof, call))(t)
 
-	scalar, err := wk.Bytes()
-	require.NoError(t, err)
+	scalar := must.Get(wk.Bytes())(t)
 	private := `{` + jwk(wk) + `,"alg":"ES256","d":"` + base64.RawURLEncoding.EncodeToString(scalar) + `"}`
-	parsed, err := witsvid.ParseSVID(token, []byte(private))
-	require.NoError(t, err)
+	parsed := must.Get(witsvid.ParseSVID(token, []byte(private)))(t)
 	sent, proof = prove(t, parsed, atNow().Now, call)
-	_, err = v.Validate(sent, proof, call)
-	require.NoError(t, err)
-	_, err = witsvid.ParseSVID(token, []byte(private[1:]))
+	must.Get(v.Validate(sent, proof, call))(t)
+	_, err := witsvid.ParseSVID(token, []byte(private[1:]))
 	require.EqualError(t, err, "witsvid: SVID: the private key is not a JSON Web Key")
 	_, err = witsvid.ParseSVID(token, []byte(`{`+jwk(wk)+`}`))
 	require.EqualError(t, err, "witsvid: SVID: the JSON Web Key is a *ecdsa.PublicKey and not a private key")
@@ -286,12 +261,10 @@ func TestNewSVID(t *testing.T) {
 func TestNothingPrints(t *testing.T) {
 	t.Parallel()
 	token := baseToken()
-	s, err := witsvid.NewSVID(token, wk)
-	require.NoError(t, err)
+	s := must.Get(witsvid.NewSVID(token, wk))(t)
 	i := newIssuer(t, &witsvid.IssuerOptions{KeyID: "wit-1"})
 	p := proverOf(s)
-	tr, err := witsvid.NewTransport(p, nil)
-	require.NoError(t, err)
+	tr := must.Get(witsvid.NewTransport(p, nil))(t)
 	proof, err := newValidator(t, bundleOf(t, i), atNow()).Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
 	require.NoError(t, err)
 	for v, want := range map[any]string{
@@ -303,10 +276,8 @@ func TestNothingPrints(t *testing.T) {
 
 	var out strings.Builder
 	log := slog.New(slog.NewTextHandler(&out, nil))
-	wkScalar, err := wk.Bytes()
-	require.NoError(t, err)
-	witScalar, err := wit1.Bytes()
-	require.NoError(t, err)
+	wkScalar := must.Get(wk.Bytes())(t)
+	witScalar := must.Get(wit1.Bytes())(t)
 	for _, v := range []any{s, i, p, *p, tr, proof, struct{ V any }{s}, struct{ V any }{i}, struct{ V any }{p}, struct{ V any }{tr}} {
 		log.Info("x", "v", v)
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
@@ -333,8 +304,7 @@ func TestSentinels(t *testing.T) {
 	_, malformed := v.Validate("x", "x", call)
 	old := sign(tokenHeader, claims(webSubject, `"exp":1767225600`, goodCNF()), wit1)
 	_, expired := v.Validate(old, proofFor(old, "1"), call)
-	_, err := v.Validate(token, proofFor(token, "1"), call)
-	require.NoError(t, err)
+	must.Get(v.Validate(token, proofFor(token, "1"), call))(t)
 	_, replayed := v.Validate(token, proofFor(token, "1"), call)
 	_, full := v.Validate(token, proofFor(token, "2"), call)
 	down := sourceFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("down") })
@@ -359,18 +329,14 @@ func TestIssueWITSVID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WIT-52")
 	i := newIssuer(t, nil)
-	token, key, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint")
-	require.NoError(t, err)
-	_, err = witsvid.NewSVID(token, key)
-	require.NoError(t, err)
-	u, err := witsvid.ParseUnverified(token)
-	require.NoError(t, err)
+	token, key := must.Two(i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint"))(t)
+	must.Get(witsvid.NewSVID(token, key))(t)
+	u := must.Get(witsvid.ParseUnverified(token))(t)
 	assert.Equal(t, webID, u.ID.String())
 	assert.WithinDuration(t, time.Now().Add(time.Hour), u.Expires, 5*time.Second)
-	_, second, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint")
-	require.NoError(t, err)
+	_, second := must.Two(i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint"))(t)
 	assert.False(t, key.(*ecdsa.PrivateKey).Equal(second), "a new key for each token")
-	token, key, err = i.IssueWITSVID(t.Context(), spiffe.MustParseID("spiffe://other.test/web"), "")
+	token, key, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID("spiffe://other.test/web"), "")
 	require.ErrorContains(t, err, "the ID is not in")
 	assert.Empty(t, token)
 	assert.Nil(t, key)
@@ -379,8 +345,7 @@ func TestIssueWITSVID(t *testing.T) {
 func TestRevision(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "STAB-3")
-	doc, err := os.ReadFile("witsvid.go")
-	require.NoError(t, err)
+	doc := must.Get(os.ReadFile("witsvid.go"))(t)
 	assert.Contains(t, string(doc), "665a28f3253ecdce59f26f3ef29c0d6408b37c3d")
 	assert.Contains(t, string(doc), "draft-ietf-wimse-wpt-01")
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
@@ -144,11 +145,9 @@ func TestTokenClaims(t *testing.T) {
 // An ID without a path is for a policy to name.
 func TestPathlessID(t *testing.T) {
 	t.Parallel()
-	v, err := witsvid.NewValidator(wit1Bundle(t), spiffe.AllowIDs(exampleOrg.ID()), atNow())
-	require.NoError(t, err)
+	v := must.Get(witsvid.NewValidator(wit1Bundle(t), spiffe.AllowIDs(exampleOrg.ID()), atNow()))(t)
 	token := sign(tokenHeader, claims(`"sub":"spiffe://example.org"`, tokenEnd, goodCNF()), wit1)
-	p, err := v.Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
-	require.NoError(t, err)
+	p := must.Get(v.Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget}))(t)
 	assert.Equal(t, exampleOrg.ID(), p.ID())
 }
 
@@ -246,11 +245,10 @@ func TestNewValidatorRefuses(t *testing.T) {
 func TestPolicy(t *testing.T) {
 	t.Parallel()
 	live := &spiffe.LivePolicy{}
-	v, err := witsvid.NewValidator(wit1Bundle(t), live, atNow())
-	require.NoError(t, err)
+	v := must.Get(witsvid.NewValidator(wit1Bundle(t), live, atNow()))(t)
 	token := baseToken()
 	call := witsvid.Call{Target: vectorTarget}
-	_, err = v.Validate(token, proofFor(token, "1"), call)
+	_, err := v.Validate(token, proofFor(token, "1"), call)
 	require.ErrorIs(t, err, spiffe.ErrDenied)
 	assert.Equal(t, "denied", outcome(t, err))
 	_, err = v.Validate(token, sign(proofHeader, proofClaims(token, "1"), other), call)
@@ -354,24 +352,20 @@ func TestRemember(t *testing.T) {
 		call := witsvid.Call{Target: vectorTarget}
 		token := baseToken()
 		for i := range 5 {
-			_, err := v.Validate(token, proofFor(token, fmt.Sprint(i)), call)
-			require.NoError(t, err)
+			must.Get(v.Validate(token, proofFor(token, fmt.Sprint(i)), call))(t)
 		}
 		second := sign(tokenHeader, claims(`"sub":"spiffe://example.org/other"`, tokenEnd, goodCNF()), wit1) // takes the only place
 		for i := range 3 {
-			p, err := v.Validate(second, proofFor(second, fmt.Sprint(i)), call)
-			require.NoError(t, err)
+			p := must.Get(v.Validate(second, proofFor(second, fmt.Sprint(i)), call))(t)
 			assert.Equal(t, "spiffe://example.org/other", p.ID().String())
-			p, err = v.Validate(token, proofFor(token, fmt.Sprint("between ", i)), call)
-			require.NoError(t, err)
+			p = must.Get(v.Validate(token, proofFor(token, fmt.Sprint("between ", i)), call))(t)
 			assert.Equal(t, webID, p.ID().String())
 		}
 		_, err := v.Validate(token, sign(proofHeader, proofClaims(token, "x"), other), call)
 		assert.Equal(t, "signature WPT-4", outcome(t, err), "a proof is asked for each time")
 
 		src.put(wit1Bundle(t)) // an equal one
-		_, err = v.Validate(token, proofFor(token, "again"), call)
-		require.NoError(t, err)
+		must.Get(v.Validate(token, proofFor(token, "again"), call))(t)
 		src.put(parseBundle(t, "example.org", []byte(`{"keys":[{"use":"wit-svid","kid":"wit-1",`+jwk(other)+`}]}`)))
 		_, err = v.Validate(token, proofFor(token, "other key"), call)
 		assert.Equal(t, "signature WIT-1", outcome(t, err))
@@ -379,8 +373,7 @@ func TestRemember(t *testing.T) {
 		_, err = v.Validate(token, proofFor(token, "no key"), call)
 		assert.Equal(t, "unknown key WIT-63", outcome(t, err))
 		src.put(wit1Bundle(t))
-		_, err = v.Validate(token, proofFor(token, "back"), call)
-		require.NoError(t, err)
+		must.Get(v.Validate(token, proofFor(token, "back"), call))(t)
 		clock.Store(now + 300)
 		_, err = v.Validate(token, proofFor(token, "late"), call)
 		assert.Equal(t, "expired WIT-16", outcome(t, err))
@@ -396,8 +389,7 @@ func TestSharedToken(t *testing.T) {
 	second := sign(tokenHeader, claims(webSubject, tokenEnd, `"jti":"2"`, goodCNF()), wit1)
 	for _, token := range []string{first, second} {
 		for _, jti := range []string{"a", "b"} {
-			_, err := v.Validate(token, proofFor(token, jti), witsvid.Call{Target: vectorTarget})
-			require.NoError(t, err)
+			must.Get(v.Validate(token, proofFor(token, jti), witsvid.Call{Target: vectorTarget}))(t)
 		}
 	}
 }
@@ -469,8 +461,7 @@ func TestProof(t *testing.T) {
 	} {
 		_, err := v.Validate(token, proofFor(token, "z"), c)
 		require.ErrorContains(t, err, want)
-		svid, err := witsvid.NewSVID(token, wk)
-		require.NoError(t, err)
+		svid := must.Get(witsvid.NewSVID(token, wk))(t)
 		_, _, err = (&witsvid.Prover{Source: fixed(svid), Now: atNow().Now}).Prove(c)
 		require.ErrorContains(t, err, want)
 	}
@@ -527,16 +518,14 @@ func TestProofCoversTokens(t *testing.T) {
 	assert.Equal(t, hashOf("access"), payload["ath"])
 	assert.Equal(t, hashOf("txn"), payload["tth"])
 	assert.Equal(t, map[string]any{"x-user": hashOf("user"), "x-session": hashOf("s")}, payload["oth"])
-	got, err := v.Validate(token, proof, full)
-	require.NoError(t, err)
+	got := must.Get(v.Validate(token, proof, full))(t)
 	for name, want := range map[string]bool{
 		"Authorization": true, "txn-token": true, "X-User": true, "x-session": true, "Workload-Identity-Token": true, "x-more": false, "": false,
 	} {
 		assert.Equal(t, want, got.Covers(name), name)
 	}
 	_, proof = prove(t, svid, atNow().Now, witsvid.Call{Target: "queue:orders"})
-	got, err = v.Validate(token, proof, witsvid.Call{Target: "queue:orders"})
-	require.NoError(t, err)
+	got = must.Get(v.Validate(token, proof, witsvid.Call{Target: "queue:orders"}))(t)
 	assert.False(t, got.Covers("authorization"))
 }
 
@@ -545,15 +534,13 @@ func TestProve(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WPT-2", "WPT-5", "WPT-6", "WPT-8", "WPT-10", "WIT-45", "WIT-46", "WIT-51")
 	token := baseToken()
-	svid, err := witsvid.NewSVID(token, wk)
-	require.NoError(t, err)
+	svid := must.Get(witsvid.NewSVID(token, wk))(t)
 	sent, proof := prove(t, svid, atNow().Now, witsvid.Call{Target: vectorTarget})
 	assert.Equal(t, token, sent)
 	header, payload := decode(t, proof)
 	assert.Equal(t, map[string]any{"alg": "ES256", "typ": "wpt+jwt"}, header)
 	jti, _ := payload["jti"].(string)
-	bits, err := base64.RawURLEncoding.DecodeString(jti)
-	require.NoError(t, err)
+	bits := must.Get(base64.RawURLEncoding.DecodeString(jti))(t)
 	assert.Len(t, bits, 16)
 	assert.Equal(t, map[string]any{"aud": vectorTarget, "exp": float64(now + 60), "jti": jti, "wth": hashOf(token)}, payload)
 	_, again := prove(t, svid, atNow().Now, witsvid.Call{Target: vectorTarget})
@@ -569,13 +556,11 @@ func TestProve(t *testing.T) {
 		_, payload := decode(t, proof)
 		return payload, nil
 	}
-	payload, err = at(0, 5*time.Minute)
-	require.NoError(t, err)
+	payload = must.Get(at(0, 5*time.Minute))(t)
 	assert.Equal(t, float64(now+300), payload["exp"])
-	payload, err = at(299, 0)
-	require.NoError(t, err)
+	payload = must.Get(at(299, 0))(t)
 	assert.Equal(t, float64(now+300), payload["exp"], "a proof does not outlive its token")
-	_, err = at(300, 0)
+	_, err := at(300, 0)
 	require.EqualError(t, err, `witsvid: prove: the WIT-SVID of "`+webID+`" expired at 2026-01-01T00:05:00Z, and its key is not used any more`)
 
 	notReady := errors.New("not ready")
@@ -601,8 +586,7 @@ func TestReplay(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WIT-47", "WPT-9")
 	synctest.Test(t, func(t *testing.T) {
-		i, err := witsvid.NewIssuer(exampleOrg, wit1, nil)
-		require.NoError(t, err)
+		i := must.Get(witsvid.NewIssuer(exampleOrg, wit1, nil))(t)
 		svid := issue(t, i, webID)
 		v := newValidator(t, bundleOf(t, i), nil)
 		time.Sleep(3 * time.Second) // so that ends are not where what is remembered is counted anew
@@ -614,8 +598,7 @@ func TestReplay(t *testing.T) {
 		require.Empty(t, use())
 		for range 119 {
 			_, next := prove(t, svid.SVID, nil, witsvid.Call{Target: "x"}) // makes room
-			_, err := v.Validate(token, next, witsvid.Call{Target: "x"})
-			require.NoError(t, err)
+			must.Get(v.Validate(token, next, witsvid.Call{Target: "x"}))(t)
 			require.Equal(t, "replay WPT-9", use())
 			time.Sleep(time.Second)
 		}
@@ -626,8 +609,7 @@ func TestReplay(t *testing.T) {
 		off := newValidator(t, bundleOf(t, i), &witsvid.ValidatorOptions{Proofs: -1})
 		token, proof = prove(t, svid.SVID, nil, witsvid.Call{Target: "x"})
 		for range 3 {
-			_, err := off.Validate(token, proof, witsvid.Call{Target: "x"})
-			require.NoError(t, err)
+			must.Get(off.Validate(token, proof, witsvid.Call{Target: "x"}))(t)
 		}
 	})
 }
@@ -670,8 +652,7 @@ func TestReplayFlood(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		i, err := witsvid.NewIssuer(exampleOrg, wit1, nil)
-		require.NoError(t, err)
+		i := must.Get(witsvid.NewIssuer(exampleOrg, wit1, nil))(t)
 		const batch = "spiffe://example.org/batch"
 		good, sibling, greedy := issue(t, i, webID), issue(t, i, batch), issue(t, i, batch)
 		v, err := witsvid.NewValidator(bundleOf(t, i), spiffe.AllowMembersOf(exampleOrg), &witsvid.ValidatorOptions{Proofs: 600})

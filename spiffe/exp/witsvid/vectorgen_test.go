@@ -20,6 +20,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 var updateVectors = flag.Bool("update-witsvid", false, "write testdata/vectors.json anew")
@@ -61,11 +63,7 @@ func ecKey(curve elliptic.Curve, label string) *ecdsa.PrivateKey {
 	scalar := make([]byte, size)
 	sum := sha256.Sum256([]byte(label))
 	copy(scalar[max(0, size-len(sum)):], sum[:])
-	k, err := ecdsa.ParseRawPrivateKey(curve, scalar)
-	if err != nil {
-		panic(err)
-	}
-	return k
+	return must.Do(ecdsa.ParseRawPrivateKey(curve, scalar))
 }
 
 var b64 = base64.RawURLEncoding.EncodeToString
@@ -79,10 +77,7 @@ func sign(header, payload string, key *ecdsa.PrivateKey) string {
 
 func rawSignature(input []byte, key *ecdsa.PrivateKey) []byte {
 	sum := sha256.Sum256(input)
-	der, err := key.Sign(nil, sum[:], crypto.SHA256)
-	if err != nil {
-		panic(err)
-	}
+	der := must.Do(key.Sign(nil, sum[:], crypto.SHA256))
 	var v struct{ R, S *big.Int }
 	if _, err := asn1.Unmarshal(der, &v); err != nil {
 		panic(err)
@@ -97,10 +92,7 @@ func hashOf(s string) string {
 
 // jwk returns the members of a public key on a curve.
 func jwk(key *ecdsa.PrivateKey) string {
-	point, err := key.PublicKey.Bytes()
-	if err != nil {
-		panic(err)
-	}
+	point := must.Do(key.PublicKey.Bytes())
 	half := len(point) / 2
 	return fmt.Sprintf(`"kty":"EC","crv":"%s","x":"%s","y":"%s"`, key.Params().Name, b64(point[1:1+half]), b64(point[1+half:]))
 }
@@ -182,10 +174,7 @@ func makeVectors() vectorFile {
 		return token(id, rule, reason, why, tokenHeader, claims(members...), wit1)
 	}
 	ed := ed25519.NewKeyFromSeed(bytes.Repeat([]byte{7}, 32)).Public().(ed25519.PublicKey)
-	scalar, err := wk.Bytes()
-	if err != nil {
-		panic(err)
-	}
+	scalar := must.Do(wk.Bytes())
 
 	header("WV-01", "WIT-1", "", "base", tokenHeader)
 	header("WV-02", "WIT-2", "header", "kid is mandatory, unlike in a JWT-SVID", `{"alg":"ES256","typ":"wit+jwt"}`)
@@ -249,16 +238,13 @@ func makeVectors() vectorFile {
 
 func vectorsOnDisk(t testing.TB) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "vectors.json"))
-	require.NoError(t, err)
-	return data
+	return must.Get(os.ReadFile(filepath.Join("testdata", "vectors.json")))(t)
 }
 
 // The vectors on disk are what the generator says; with -update-witsvid they are made so.
 func TestVectorsOnDisk(t *testing.T) {
 	t.Parallel()
-	want, err := json.MarshalIndent(makeVectors(), "", " ")
-	require.NoError(t, err)
+	want := must.Get(json.MarshalIndent(makeVectors(), "", " "))(t)
 	want = append(want, '\n')
 	if *updateVectors {
 		require.NoError(t, os.WriteFile(filepath.Join("testdata", "vectors.json"), want, 0o644))

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -33,8 +34,7 @@ func start(t testing.TB, endpoints ...*federationtest.Endpoint) *federation.Mana
 	for _, e := range endpoints {
 		cfg.Relationships = append(cfg.Relationships, e.Relationship())
 	}
-	m, err := federation.New(cfg)
-	require.NoError(t, err)
+	m := must.Get(federation.New(cfg))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -60,11 +60,9 @@ func TestSocket(t *testing.T) {
 		assert.Equal(t, "federationtest.Endpoint("+url+")", fmt.Sprintf("%v", e))
 		assert.Equal(t, "federationtest.Endpoint("+url+")", fmt.Sprintf("%#v", e))
 		for _, r := range []federation.Relationship{e.Relationship(), web(e, ca)} {
-			b, err := federation.Fetch(t.Context(), r, nil)
-			require.NoError(t, err)
+			b := must.Get(federation.Fetch(t.Context(), r, nil))(t)
 			assert.True(t, b.Equal(ca.Bundle()))
-			b, err = fetch(t, r, e)
-			require.NoError(t, err)
+			b = must.Get(fetch(t, r, e))(t)
 			assert.True(t, b.Equal(ca.Bundle()))
 		}
 		assert.Equal(t, 4, e.Requests())
@@ -95,8 +93,7 @@ func TestRotate(t *testing.T) {
 		m := start(t, a, b)
 		for range 5 {
 			time.Sleep(10 * time.Minute)
-			have, err := m.Bundle(ca.TrustDomain())
-			require.NoError(t, err)
+			have := must.Get(m.Bundle(ca.TrustDomain()))(t)
 			assert.True(t, have.Equal(ca.Bundle()), "%v", m.Status())
 			b.Rotate()
 		}
@@ -120,10 +117,9 @@ func TestExpireIn(t *testing.T) {
 		e := federationtest.NewInMemory(t, ca)
 		e.ExpireIn(time.Minute)
 		r := e.Relationship()
-		_, err := fetch(t, r, e)
-		require.NoError(t, err)
+		must.Get(fetch(t, r, e))(t)
 		time.Sleep(2 * time.Minute)
-		_, err = fetch(t, r, e)
+		_, err := fetch(t, r, e)
 		assert.ErrorContains(t, err, "expired")
 		_, err = fetch(t, web(e, ca), e)
 		assert.ErrorContains(t, err, "expired")
@@ -156,17 +152,15 @@ func TestDial(t *testing.T) {
 				e := federationtest.NewInMemory(t, ca)
 				m := start(t, e)
 				time.Sleep(time.Minute)
-				first, err := m.Bundle(ca.TrustDomain())
-				require.NoError(t, err)
+				first := must.Get(m.Bundle(ca.TrustDomain()))(t)
 
 				c.turn(e)
 				e.Rotate() // the Manager does not see it
 				time.Sleep(20 * time.Minute)
-				have, err := m.Bundle(ca.TrustDomain())
-				require.NoError(t, err)
+				have := must.Get(m.Bundle(ca.TrustDomain()))(t)
 				assert.Same(t, first, have, "what was there stays")
 
-				_, err = fetch(t, e.Relationship(), e)
+				_, err := fetch(t, e.Relationship(), e)
 				require.ErrorContains(t, err, `federation: bundle of "partner.test" from `)
 				assert.ErrorContains(t, err, c.says)
 				assert.NotContains(t, err.Error(), "not authenticated")
@@ -174,8 +168,7 @@ func TestDial(t *testing.T) {
 
 				e.Mend()
 				time.Sleep(20 * time.Minute)
-				have, err = m.Bundle(ca.TrustDomain())
-				require.NoError(t, err)
+				have = must.Get(m.Bundle(ca.TrustDomain()))(t)
 				assert.True(t, have.Equal(ca.Bundle()))
 			})
 		})

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -26,17 +27,14 @@ import (
 // start runs a source for the server until the test is over, and waits until it is ready.
 func start(t testing.TB, api *workloadapitest.Server) *workloadapi.Source {
 	t.Helper()
-	s, err := workloadapi.Start(t.Context(), api.Config())
-	require.NoError(t, err)
+	s := must.Get(workloadapi.Start(t.Context(), api.Config()))(t)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
 func svid(t testing.TB, s spiffe.SVIDSource) *spiffe.SVID {
 	t.Helper()
-	got, err := s.SVID()
-	require.NoError(t, err)
-	return got
+	return must.Get(s.SVID())(t)
 }
 
 // inBubble runs f with a server in memory and a source that is ready.
@@ -87,12 +85,10 @@ func TestSocket(t *testing.T) {
 func TestServes(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, ca *spiffetest.CA, api *workloadapitest.Server, s *workloadapi.Source) {
-		u, err := s.X509()
-		require.NoError(t, err)
+		u := must.Get(s.X509())(t)
 		require.Len(t, u.Identities, 2)
 		assert.Equal(t, "spiffe://example.org/web", svid(t, s).ID().String(), "the first is the default")
-		want, err := api.Snapshot().SVID()
-		require.NoError(t, err)
+		want := must.Get(api.Snapshot().SVID())(t)
 		assert.Equal(t, want.Leaf().Raw, svid(t, s).Leaf().Raw)
 		assert.Equal(t, "workloadapitest.Server(in memory)", fmt.Sprintf("%v", api))
 		assert.Equal(t, "workloadapitest.Server(in memory)", fmt.Sprintf("%#v", api))
@@ -102,29 +98,25 @@ func TestServes(t *testing.T) {
 		partner := spiffetest.NewCA(t, "partner.test")
 		ca.Federate(partner.Bundle())
 		wait(0)
-		b, err := s.Bundle(partner.TrustDomain())
-		require.NoError(t, err)
+		b := must.Get(s.Bundle(partner.TrustDomain()))(t)
 		assert.True(t, b.CertPool().Equal(partner.Bundle().CertPool()))
 		ca.Rotate()
 		wait(0)
-		b, err = s.Bundle(ca.TrustDomain())
-		require.NoError(t, err)
+		b = must.Get(s.Bundle(ca.TrustDomain()))(t)
 		assert.True(t, b.CertPool().Equal(ca.Bundle().CertPool()))
 
 		// Hints, and an order of one's own.
 		guest := partner.SVID("/guest")
 		api.SetIdentities(workloadserver.Identity{SVID: ca.SVID("/a"), Hint: "internal"}, workloadserver.Identity{SVID: guest, Hint: "external"})
 		wait(0)
-		u, err = s.X509()
-		require.NoError(t, err)
+		u = must.Get(s.X509())(t)
 		assert.Equal(t, "internal", u.Identities[0].Hint)
 		first := svid(t, s)
 		assert.Equal(t, "spiffe://example.org/a", first.ID().String())
 		api.Rotate()
 		wait(0)
 		assert.NotEqual(t, first.Leaf().Raw, svid(t, s).Leaf().Raw)
-		u, err = s.X509()
-		require.NoError(t, err)
+		u = must.Get(s.X509())(t)
 		assert.Equal(t, "internal", u.Identities[0].Hint, "hints stay")
 		assert.Equal(t, guest.Leaf().Raw, u.Identities[1].SVID.Leaf().Raw, "an identity of another trust domain stays")
 		assert.Equal(t, 1, api.Requests(), "one stream for it all")
@@ -135,26 +127,22 @@ func TestJWT(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, ca *spiffetest.CA, api *workloadapitest.Server, s *workloadapi.Source) {
 		c := api.Config().Client
-		tokens, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db", "cache")
-		require.NoError(t, err)
+		tokens := must.Get(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db", "cache"))(t)
 		assert.Equal(t, "spiffe://example.org/web", tokens[0].ID.String())
-		id, claims, err := c.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token())
-		require.NoError(t, err)
+		id, claims := must.Two(c.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token()))(t)
 		assert.Equal(t, tokens[0].ID, id)
 		assert.Equal(t, []any{"db", "cache"}, claims["aud"])
-		_, _, err = c.ValidateJWTSVID(t.Context(), "other", tokens[0].Token())
+		_, _, err := c.ValidateJWTSVID(t.Context(), "other", tokens[0].Token())
 		assert.ErrorIs(t, err, workloadapi.ErrRefused)
 
 		for u, err := range c.WatchJWTBundles(t.Context()) {
 			require.NoError(t, err)
-			b, err := u.Bundles.Bundle(ca.TrustDomain())
-			require.NoError(t, err)
-			claim, err := jwtsvid.ParseUnverified(tokens[0].Token())
-			require.NoError(t, err)
+			b := must.Get(u.Bundles.Bundle(ca.TrustDomain()))(t)
+			claim := must.Get(jwtsvid.ParseUnverified(tokens[0].Token()))(t)
 			_, ok := b.JWTAuthority(claim.KeyID)
 			assert.True(t, ok)
 			second := workloadapitest.NewInMemory(t, ca, "/web").Config().Client
-			_, _, err = second.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token())
+			_, _, err := second.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token())
 			require.NoError(t, err, "another server of the CA")
 			stranger := workloadapitest.NewInMemory(t, spiffetest.NewCA(t, "example.org"), "/web").Config().Client
 			_, _, err = stranger.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token())
@@ -262,8 +250,7 @@ func TestDial(t *testing.T) {
 				api.Mend()
 				wait(5 * time.Minute)
 				assert.NotEqual(t, first.Leaf().Raw, svid(t, s).Leaf().Raw)
-				want, err := api.Snapshot().SVID()
-				require.NoError(t, err)
+				want := must.Get(api.Snapshot().SVID())(t)
 				assert.Equal(t, want.Leaf().Raw, svid(t, s).Leaf().Raw)
 			})
 		})
