@@ -141,7 +141,7 @@ func TestBundleVectors(t *testing.T) {
 				}
 				b, err := parse(bundleTD, doc)
 				if v.Expect == "reject" {
-					e := must.As[*spiffe.ParseError](t, err, v.Why)
+					e := must.As[*spiffe.ParseError](err)(t, v.Why)
 					assert.Nil(t, b)
 					assert.Equal(t, `bundle of "example.org"`, e.What)
 					assert.Equal(t, v.Rule, e.Rule, "%v", err)
@@ -174,7 +174,7 @@ func TestBundleVectors(t *testing.T) {
 					}
 				}
 				for _, err := range b.Skipped() {
-					e := must.As[*spiffe.ParseError](t, err)
+					e := must.As[*spiffe.ParseError](err)(t)
 					assert.True(t, e.Offset > 0 && e.Offset < len(doc))
 					skipped = append(skipped, e.What+" "+e.Rule)
 				}
@@ -224,7 +224,7 @@ func TestParseBundleWIT(t *testing.T) {
 				want = append(want, s.String())
 			}
 			for _, err := range b.Skipped() {
-				e := must.As[*spiffe.ParseError](t, err)
+				e := must.As[*spiffe.ParseError](err)(t)
 				skipped = append(skipped, e.What+" "+e.Rule)
 			}
 			assert.Equal(t, want, skipped)
@@ -237,7 +237,7 @@ func TestParseBundleWIT(t *testing.T) {
 	// Two keys of one ID: ParseBundle does not look at them.
 	const clash = `{"keys":[{"use":"wit-svid","kid":"k",«W1»},{"use":"jwt-svid","kid":"k",«J1»},{"use":"wit-svid","kid":"k",«J3»}]}`
 	_, err := parse(t, clash)
-	e := must.As[*spiffe.ParseError](t, err)
+	e := must.As[*spiffe.ParseError](err)(t)
 	assert.Equal(t, "BND-30", e.Rule)
 	assert.Equal(t, `two different keys have the key ID "k"`, e.Reason)
 	assert.Equal(t, strings.LastIndex(m.document(t, clash), `{"use"`), e.Offset)
@@ -534,7 +534,7 @@ func FuzzParseBundle(f *testing.F) {
 			require.Empty(t, plain.Contents().WITAuthorities)
 		}
 		if err != nil {
-			e := must.As[*spiffe.ParseError](t, err)
+			e := must.As[*spiffe.ParseError](err)(t)
 			require.True(t, e.Offset >= 0 && e.Offset <= len(doc) && e.Rule != "" && e.Reason != "", "%+v", e)
 			return
 		}

@@ -86,7 +86,7 @@ func TestBundleMapVectors(t *testing.T) {
 			doc := readMapFile(t, v.File)
 			set, err := spiffe.ParseBundleMap(doc)
 			if v.Expect == "reject" {
-				e := must.As[*spiffe.ParseError](t, err, v.Why)
+				e := must.As[*spiffe.ParseError](err)(t, v.Why)
 				assert.Nil(t, set, "nothing of a refused map is applied")
 				assert.Equal(t, v.Rule, e.Rule, "%v", err)
 				assert.True(t, e.Offset >= 0 && e.Offset <= len(doc), "%v", err)
@@ -227,9 +227,9 @@ func TestBundleMapErrorText(t *testing.T) {
 		assert.Less(t, len(err.Error()), 1000)
 	}
 	_, err := spiffe.ParseBundleMap([]byte(`{"trust_domains":{"a.test":{"keys":{}}}}`))
-	me := must.As[*spiffe.ParseError](t, err)
+	me := must.As[*spiffe.ParseError](err)(t)
 	assert.Equal(t, "MAP-10", me.Rule)
-	be := must.As[*spiffe.ParseError](t, me.Err)
+	be := must.As[*spiffe.ParseError](me.Err)(t)
 	assert.Equal(t, "BND-9", be.Rule)
 	assert.Equal(t, 35, be.Offset, "counted in the map")
 
@@ -237,7 +237,7 @@ func TestBundleMapErrorText(t *testing.T) {
 	set := must.Get(spiffe.ParseBundleMap(doc))(t)
 	b := must.Get(set.Bundle(spiffe.MustParseTrustDomain("a.test")))(t)
 	require.Len(t, b.Skipped(), 1)
-	be = must.As[*spiffe.ParseError](t, b.Skipped()[0])
+	be = must.As[*spiffe.ParseError](b.Skipped()[0])(t)
 	assert.Equal(t, bytes.Index(doc, []byte(`{"use"`)), be.Offset)
 }
 
@@ -335,7 +335,7 @@ func FuzzParseBundleMap(f *testing.F) {
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		set, err := spiffe.ParseBundleMap(doc)
 		if err != nil {
-			e := must.As[*spiffe.ParseError](t, err)
+			e := must.As[*spiffe.ParseError](err)(t)
 			require.True(t, e.Offset >= 0 && e.Offset <= len(doc) && e.Rule != "" && e.Reason != "", "%+v", e)
 			return
 		}

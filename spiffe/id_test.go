@@ -178,7 +178,7 @@ func TestParseErrors(t *testing.T) {
 		{longID + "a", 2048, "ID-21"},
 	} {
 		_, err := spiffe.ParseID(c.in)
-		e := must.As[*spiffe.ParseError](t, err, c.in)
+		e := must.As[*spiffe.ParseError](err)(t, c.in)
 		assert.Equal(t, c.rule, e.Rule, "%q: %v", c.in, err)
 		assert.Equal(t, c.offset, e.Offset, "%q: %v", c.in, err)
 		assert.Equal(t, "ID", e.What)
@@ -198,7 +198,7 @@ func TestParseErrors(t *testing.T) {
 		{strings.Repeat("a", 256), 255, "ID-13"},
 	} {
 		_, err := spiffe.ParseTrustDomain(c.in)
-		e := must.As[*spiffe.ParseError](t, err, c.in)
+		e := must.As[*spiffe.ParseError](err)(t, c.in)
 		assert.Equal(t, spiffe.ParseError{What: "trust domain", Input: c.in, Offset: c.offset, Rule: c.rule, Reason: e.Reason}, *e)
 	}
 

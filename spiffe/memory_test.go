@@ -142,7 +142,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 		peer := w.good(t, chain, spiffe.AnyRole)
 		require.NoError(t, w.allow.Set(spiffe.AllowIDs(webID)))
 		_, err := w.VerifyChain(chain, spiffe.AnyRole)
-		e := must.As[*spiffe.VerifyError](t, err)
+		e := must.As[*spiffe.VerifyError](err)(t)
 		assert.Equal(t, "policy", e.Stage)
 		assert.Equal(t, peer.ID(), e.ID)
 		assert.ErrorIs(t, err, spiffe.ErrDenied)
@@ -173,7 +173,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 					assert.Same(t, peer, again, "%s: %s", name, c.at)
 					continue
 				}
-				e := must.As[x509.CertificateInvalidError](t, err, name, c.at)
+				e := must.As[x509.CertificateInvalidError](err)(t, name, c.at)
 				assert.Equal(t, x509.Expired, e.Reason)
 			}
 		}
@@ -320,7 +320,7 @@ func TestMemoryVectors(t *testing.T) {
 					assert.Equal(t, v.header["peer"], peer.ID().String())
 					continue
 				}
-				e := must.As[*spiffe.VerifyError](t, err)
+				e := must.As[*spiffe.VerifyError](err)(t)
 				assert.Equal(t, v.header["rule"], e.Rule)
 			}
 		})

@@ -312,7 +312,7 @@ func TestParsePolicyRefuses(t *testing.T) {
 	} {
 		p, err := spiffe.ParsePolicy(c.text)
 		assert.True(t, p.IsZero(), c.text)
-		e := must.As[*spiffe.ParseError](t, err, c.text)
+		e := must.As[*spiffe.ParseError](err)(t, c.text)
 		assert.Equal(t, c.offset, e.Offset, "%.40q: %v", c.text, err)
 		assert.Contains(t, e.Reason, c.reason, "%.40q", c.text)
 		assert.Regexp(t, fmt.Sprintf("^spiffe: invalid policy( \".*\"…?)? at byte %d: ", c.offset), err.Error())

@@ -68,9 +68,9 @@ func TestSVIDRoundTrip(t *testing.T) {
 	chain, key := p256Chain(t)
 	s := must.Get(spiffe.NewSVID(chain, key))(t)
 
-	certs, der := must.Two(s.MarshalDER())(t)
+	certs, der := must.Get2(s.MarshalDER())(t)
 	fromDER := must.Get(spiffe.ParseSVID(certs, der))(t)
-	certsPEM, keyPEM := must.Two(s.MarshalPEM())(t)
+	certsPEM, keyPEM := must.Get2(s.MarshalPEM())(t)
 	fromPEM := must.Get(spiffe.ParseSVIDPEM(certsPEM, keyPEM))(t)
 	for _, got := range []*spiffe.SVID{fromDER, fromPEM} {
 		assert.Equal(t, webID, got.ID())
@@ -93,11 +93,11 @@ func TestSVIDRoundTrip(t *testing.T) {
 func TestSVIDErrors(t *testing.T) {
 	t.Parallel()
 	chain, key := p256Chain(t)
-	certs, keyDER := must.Two(must.Do(spiffe.NewSVID(chain, key)).MarshalDER())(t)
+	certs, keyDER := must.Get2(must.Do(spiffe.NewSVID(chain, key)).MarshalDER())(t)
 
 	huge := *chain[1]
 	huge.PublicKey = &rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 8192), E: 65537}
-	_, other := must.Two(ed25519.GenerateKey(rand.Reader))(t)
+	_, other := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	for _, c := range []struct {
 		name  string
 		chain []*x509.Certificate
@@ -134,7 +134,7 @@ func TestSVIDErrors(t *testing.T) {
 	_, err = spiffe.ParseSVIDPEM(nil, nil)
 	assert.EqualError(t, err, "spiffe: SVID: certificates: no certificate found")
 
-	certsPEM, keyPEM := must.Two(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(t)
+	certsPEM, keyPEM := must.Get2(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(t)
 	damaged := bytes.Replace(certsPEM, []byte("-----END"), []byte("----END"), 1)
 	_, err = spiffe.ParseSVIDPEM(append(damaged, certsPEM...), keyPEM)
 	require.ErrorContains(t, err, "damaged", "a block that package pem would skip")
@@ -178,7 +178,7 @@ func TestSVIDSigners(t *testing.T) {
 			}
 			require.Error(t, verifyErr, c.name)
 			assert.EqualError(t, err, c.text, c.name)
-			e := must.As[*spiffe.ParseError](t, err, c.name)
+			e := must.As[*spiffe.ParseError](err)(t, c.name)
 			assert.Equal(t, c.rule, e.Rule, c.name)
 		}
 	}
@@ -188,7 +188,7 @@ func TestSVIDSigners(t *testing.T) {
 func TestParseSVIDPEMOfOneFile(t *testing.T) {
 	t.Parallel()
 	chain, key := p256Chain(t)
-	certs, pkcs8 := must.Two(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(t)
+	certs, pkcs8 := must.Get2(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(t)
 	block := func(typ string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}) }
 	sec1 := slices.Concat(block("EC PARAMETERS", []byte{6, 1, 1}),
 		block("EC PRIVATE KEY", must.Do(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))))
@@ -412,7 +412,7 @@ func FuzzParseSVID(f *testing.F) {
 
 func FuzzParseSVIDPEM(f *testing.F) {
 	chain, key := p256Chain(f)
-	certs, keyPEM := must.Two(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(f)
+	certs, keyPEM := must.Get2(must.Do(spiffe.NewSVID(chain, key)).MarshalPEM())(f)
 	sec1 := must.Do(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))
 	f.Add(certs, keyPEM)
 	f.Add(append([]byte("a comment\n"), certs...), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: sec1}))
@@ -437,7 +437,7 @@ func TestLeafRules(t *testing.T) {
 		}
 		chain := must.Get(parseBlocks(v.sections["chain"]))(t)
 		_, err := spiffe.NewSVID(chain, leafSpec("").signer())
-		e := must.As[*spiffe.ParseError](t, err, v.header["id"])
+		e := must.As[*spiffe.ParseError](err)(t, v.header["id"])
 		assert.Equal(t, v.header["rule"], e.Rule, v.header["id"])
 		rules[e.Rule]++
 	}

@@ -70,7 +70,7 @@ func TestIDVectors(t *testing.T) {
 			in := v.input()
 			id, err := spiffe.ParseID(in)
 			if !v.OK {
-				e := must.As[*spiffe.ParseError](t, err, v.Why, id)
+				e := must.As[*spiffe.ParseError](err)(t, v.Why, id)
 				assert.True(t, id.IsZero())
 				assert.Equal(t, in, e.Input)
 				assert.LessOrEqual(t, e.Offset, len(in))
@@ -213,7 +213,7 @@ func (v x509Vector) run(t *testing.T) (spiffe.ID, string, error) {
 	require.NoError(t, err)
 	peer, err := ver.VerifyChain(chain, role)
 	if err != nil {
-		e := must.As[*spiffe.VerifyError](t, err)
+		e := must.As[*spiffe.VerifyError](err)(t)
 		return spiffe.ID{}, string(e.Stage), err
 	}
 	assert.Equal(t, chain[0], peer.Leaf())

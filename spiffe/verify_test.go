@@ -136,7 +136,7 @@ func TestVerifyRoles(t *testing.T) {
 						assert.NoError(t, err, "role %d", role)
 						continue
 					}
-					e := must.As[*spiffe.VerifyError](t, err, role)
+					e := must.As[*spiffe.VerifyError](err)(t, role)
 					assert.Equal(t, "chain", e.Stage)
 					assert.Equal(t, "X5-39", e.Rule)
 				}
@@ -253,7 +253,7 @@ func TestVerifyErrors(t *testing.T) {
 			t.Parallel()
 			peer, err := verifierAt(t, now, c.src, c.allow).VerifyChain(c.chain, c.role)
 			assert.Nil(t, peer)
-			e := must.As[*spiffe.VerifyError](t, err)
+			e := must.As[*spiffe.VerifyError](err)(t)
 			assert.Equal(t, c.text, err.Error())
 			assert.Equal(t, c.want.Stage, e.Stage)
 			assert.Equal(t, c.want.ID, e.ID)
@@ -281,11 +281,11 @@ func TestVerifyErrorTypes(t *testing.T) {
 	spec := leafSpec(webID.String())
 
 	_, err := v.VerifyChain([]*x509.Certificate{spec.with(func(s *certSpec) { s.notAfter = now.Add(-time.Second) }).issue(root).parse(t)}, spiffe.AnyRole)
-	invalid := must.As[x509.CertificateInvalidError](t, err)
+	invalid := must.As[x509.CertificateInvalidError](err)(t)
 	assert.Equal(t, x509.Expired, invalid.Reason)
 
 	_, err = v.VerifyChain([]*x509.Certificate{spec.issue(nil).parse(t)}, spiffe.AnyRole)
-	must.As[x509.UnknownAuthorityError](t, err)
+	must.As[x509.UnknownAuthorityError](err)(t)
 }
 
 // Without Now the clock is the real one: the fixtures of 2026 are over.
@@ -388,7 +388,7 @@ func TestIDFromCertificate(t *testing.T) {
 			assert.Equal(t, c.id, id.String())
 			continue
 		}
-		e := must.As[*spiffe.ParseError](t, err, c.name, id)
+		e := must.As[*spiffe.ParseError](err)(t, c.name, id)
 		assert.Equal(t, c.rule, e.Rule, "%s: %v", c.name, err)
 		assert.True(t, id.IsZero())
 	}

@@ -177,7 +177,7 @@ func TestIstioClient(t *testing.T) {
 					return nil, s.Err()
 				})
 				_, err := istioClient(t, url, cfg).Sign(t.Context(), csr, 0)
-				e := must.As[*caclient.Error](t, err, code)
+				e := must.As[*caclient.Error](err)(t, code)
 				assert.Equal(t, kind, e.Kind, "%v: %v", code, err)
 				assert.Equal(t, 1500*time.Millisecond, e.RetryAfter, code)
 				assert.ErrorContains(t, err, "because é", code)
@@ -197,7 +197,7 @@ func TestIstioClient(t *testing.T) {
 			})
 			c := istioClient(t, url, cfg)
 			_, err := c.Sign(t.Context(), csr, 0)
-			e := must.As[*caclient.Error](t, err)
+			e := must.As[*caclient.Error](err)(t)
 			assert.Equal(t, caclient.ErrBadAnswer, e.Kind)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
@@ -211,7 +211,7 @@ func TestIstioClient(t *testing.T) {
 // connectDelay returns what an error of connect says of when to come back, or 0.
 func connectDelay(t testing.TB, err error) time.Duration {
 	t.Helper()
-	e := must.As[*connect.Error](t, err)
+	e := must.As[*connect.Error](err)(t)
 	for _, d := range e.Details() {
 		v := must.Get(d.Value())(t)
 		if info, ok := v.(*errdetails.RetryInfo); ok {

@@ -83,7 +83,7 @@ func allowedByUs(p spiffe.Policy) any {
 // met makes a connection, and returns the certificates that each side has presented.
 func met(t *testing.T, server, client *tls.Config) any {
 	t.Helper()
-	serverSaw, clientSaw := must.Two(handshake(t, server, client))(t)
+	serverSaw, clientSaw := must.Get2(handshake(t, server, client))(t)
 	var seen []string
 	for _, state := range []*tls.ConnectionState{serverSaw, clientSaw} {
 		name := "none"
@@ -195,8 +195,8 @@ func program(t *testing.T) (theirProgram, ourProgram) {
 		ctx: ctx, address: api.Config().Address, name: svid.ID().String(), url: relation.URL, chain: svid.Chain(), key: svid.Signer(), root: ca.Root(),
 	}
 	c.uri = must.Get(url.Parse(c.name))(t)
-	c.certPEM, c.keyPEM = must.Two(svid.MarshalPEM())(t)
-	c.certDER, c.keyDER = must.Two(svid.MarshalDER())(t)
+	c.certPEM, c.keyPEM = must.Get2(svid.MarshalPEM())(t)
+	c.certDER, c.keyDER = must.Get2(svid.MarshalDER())(t)
 	dir := t.TempDir()
 	c.certFile, c.keyFile, c.rootsFile = filepath.Join(dir, "svid.pem"), filepath.Join(dir, "key.pem"), filepath.Join(dir, "roots.pem")
 	for name, data := range map[string][]byte{c.certFile: c.certPEM, c.keyFile: c.keyPEM, c.rootsFile: bundle.MarshalPEM()} {

@@ -44,7 +44,7 @@ func ours(methods map[string]grpchttp.Method) *grpchttp.Handler {
 
 func asError(t testing.TB, err error) *grpchttp.Error {
 	t.Helper()
-	return must.As[*grpchttp.Error](t, err)
+	return must.As[*grpchttp.Error](err)(t)
 }
 
 // parrot answers each message with the same, as it comes.
@@ -253,7 +253,7 @@ func TestPeerServerGRPC(t *testing.T) {
 	}
 	check := func(err error, code codes.Code, text string) {
 		t.Helper()
-		e := must.As[*grpchttp.Error](t, err)
+		e := must.As[*grpchttp.Error](err)(t)
 		assert.Equal(t, grpchttp.Code(code), e.Code)
 		assert.True(t, e.Remote)
 		if text != "" {

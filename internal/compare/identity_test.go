@@ -91,7 +91,7 @@ func peerID(id spiffe.ID) spiffeid.ID { return spiffeid.RequireFromString(id.Str
 
 func peerSVID(t testing.TB, s *spiffe.SVID) *x509svid.SVID {
 	t.Helper()
-	certs, key := must.Two(s.MarshalDER())(t)
+	certs, key := must.Get2(s.MarshalDER())(t)
 	return must.Get(x509svid.ParseRaw(certs, key))(t)
 }
 

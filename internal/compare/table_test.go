@@ -358,7 +358,7 @@ func svidRows(t *testing.T) []row {
 	t.Helper()
 	a := newAuthority(t, "example.org")
 	direct, below := a.ca.SVID("/web"), a.ca.Intermediate().SVID("/web")
-	certs, key := must.Two(direct.MarshalDER())(t)
+	certs, key := must.Get2(direct.MarshalDER())(t)
 	rows := []row{{
 		"X.509-SVID with its key, parse",
 		func() error { _, err := spiffe.ParseSVID(certs, key); return err },

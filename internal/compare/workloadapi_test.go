@@ -75,8 +75,8 @@ func serveOurs(t *testing.T, src workloadserver.Provider, opts *workloadserver.O
 
 func sameSVID(t *testing.T, want, got *spiffe.SVID) {
 	t.Helper()
-	wantCerts, wantKey := must.Two(want.MarshalDER())(t)
-	certs, key := must.Two(got.MarshalDER())(t)
+	wantCerts, wantKey := must.Get2(want.MarshalDER())(t)
+	certs, key := must.Get2(got.MarshalDER())(t)
 	assert.Equal(t, wantCerts, certs)
 	assert.Equal(t, wantKey, key)
 }
@@ -93,7 +93,7 @@ func TestPeerClientX509(t *testing.T) {
 		t.Helper()
 		want := must.Get(snap.SVID())(t)
 		got := must.Get(s.GetX509SVID())(t)
-		certs, key := must.Two(got.MarshalRaw())(t)
+		certs, key := must.Get2(got.MarshalRaw())(t)
 		back := must.Get(spiffe.ParseSVID(certs, key))(t)
 		sameSVID(t, want, back)
 		for b := range snap.Bundles().All() {
@@ -213,7 +213,7 @@ func TestPeerClientJWT(t *testing.T) {
 	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
 	_, err := peerjwt.ParseAndValidate(svid.Marshal(), source, []string{"db"})
 	assert.NoError(t, err)
-	id, _ := must.Two(k.ValidateJWTSVID(ctx, "db", svid.Marshal()))(t)
+	id, _ := must.Get2(k.ValidateJWTSVID(ctx, "db", svid.Marshal()))(t)
 	assert.Equal(t, svid.ID.String(), id.String())
 
 	bundles := must.Get(peerapi.FetchJWTBundles(ctx, addr))(t)
@@ -480,7 +480,7 @@ func TestPeerServerCalls(t *testing.T) {
 	svid := all[0]
 	assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
 	assert.Equal(t, "internal", svid.Hint)
-	id, claims := must.Two(client.ValidateJWTSVID(ctx, "db", svid.Token()))(t)
+	id, claims := must.Get2(client.ValidateJWTSVID(ctx, "db", svid.Token()))(t)
 	assert.Equal(t, svid.ID, id)
 	assert.Equal(t, "spiffe://example.org/web", claims["sub"])
 	_, _, err = client.ValidateJWTSVID(ctx, "cache", svid.Token())

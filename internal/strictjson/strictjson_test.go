@@ -174,7 +174,7 @@ func TestErrors(t *testing.T) {
 	} {
 		_, err := read(c.doc)
 		name := c.doc[:min(len(c.doc), 40)]
-		e := must.As[*strictjson.Error](t, err, name)
+		e := must.As[*strictjson.Error](err)(t, name)
 		assert.Equal(t, c.code, e.Code, "%q: %v", name, err)
 		assert.Equal(t, c.offset, e.Offset, "%q: %v", name, err)
 		assert.NotEmpty(t, e.Reason)
@@ -261,7 +261,7 @@ func TestErrorStays(t *testing.T) {
 	for range r.Members() {
 		t.Error("read on")
 	}
-	e := must.As[*strictjson.Error](t, r.End())
+	e := must.As[*strictjson.Error](r.End())(t)
 	assert.Equal(t, 3, e.Offset)
 }
 

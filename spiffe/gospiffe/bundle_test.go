@@ -76,7 +76,7 @@ func TestBundles(t *testing.T) {
 func TestBundlesRefused(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	ed, _ := must.Two(ed25519.GenerateKey(nil))(t)
+	ed, _ := must.Get2(ed25519.GenerateKey(nil))(t)
 	for name, spoil := range map[string]func(*spiffebundle.Bundle){
 		"a leaf as authority":     func(b *spiffebundle.Bundle) { b.AddX509Authority(ca.SVID("/web").Leaf()) },
 		"a kind of key":           func(b *spiffebundle.Bundle) { require.NoError(t, b.AddJWTAuthority("ed", ed)) },

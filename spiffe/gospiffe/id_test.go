@@ -44,11 +44,11 @@ func TestIDsRefused(t *testing.T) {
 	for want, theirs := range map[string]spiffeid.ID{"ID-21": long, "ID-13": spiffeid.RequireFromString("spiffe://" + name + "/web")} {
 		id, err := gospiffe.FromID(theirs)
 		assert.True(t, id.IsZero())
-		e := must.As[*spiffe.ParseError](t, err)
+		e := must.As[*spiffe.ParseError](err)(t)
 		assert.Equal(t, want, e.Rule)
 	}
 	_, err := gospiffe.FromTrustDomain(spiffeid.RequireTrustDomainFromString(name))
-	e := must.As[*spiffe.ParseError](t, err)
+	e := must.As[*spiffe.ParseError](err)(t)
 	assert.Equal(t, "ID-13", e.Rule)
 
 	_, err = gospiffe.FromID(spiffeid.ID{})

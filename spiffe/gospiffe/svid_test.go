@@ -37,7 +37,7 @@ func TestSVIDs(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	for _, ours := range []*spiffe.SVID{ca.SVID("/web"), ca.Intermediate().SVID("/db")} {
 		theirs := toSVID(t, ours)
-		certs, key := must.Two(theirs.Marshal())(t)
+		certs, key := must.Get2(theirs.Marshal())(t)
 		must.Get(x509svid.Parse(certs, key))(t) // go-spiffe holds it for good
 
 		back := must.Get(gospiffe.FromSVIDSource(theirs).SVID())(t)

@@ -373,7 +373,7 @@ func TestPrinting(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
-	_, keyDER := must.Two(svid.MarshalDER())(t)
+	_, keyDER := must.Get2(svid.MarshalDER())(t)
 	token := issue(t, td, "db")
 	theirs := toSVID(t, svid)
 	fromSVIDs, toSVIDs := gospiffe.FromSVIDSource(theirs), gospiffe.ToSVIDSource(svid)

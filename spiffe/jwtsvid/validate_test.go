@@ -209,7 +209,7 @@ func TestTime(t *testing.T) {
 				assert.NoError(t, err, "%+v", c)
 				continue
 			}
-			e := must.As[*refusal](t, err, c)
+			e := must.As[*refusal](err)(t, c)
 			assert.Equal(t, c.reason, string(e.Reason), "%+v", c)
 			assert.Equal(t, webID, e.ID, "%+v", c)
 		}
@@ -332,7 +332,7 @@ func TestSentinels(t *testing.T) {
 		retry := must.As[interface {
 			error
 			Retryable() (time.Duration, bool)
-		}](t, c.err)
+		}](c.err)(t)
 		_, again := retry.Retryable()
 		assert.Equal(t, c.want == jwtsvid.ErrUnavailable, again)
 	}
@@ -346,7 +346,7 @@ func TestAgentValidator(t *testing.T) {
 	agent := must.Get(jwtsvid.NewAgentValidator(bundles(t, ""), &jwtsvid.ValidatorOptions{Now: atNow}))(t)
 	text := es256(t, baseHeader, `{`+webSubject+`,"aud":["a","b"],"exp":1767225900,"n":1.5,"Sub":"x"}`)
 	for _, audience := range []string{"a", "b", "a"} {
-		id, claims := must.Two(agent.ValidateJWTSVID(t.Context(), audience, text))(t)
+		id, claims := must.Get2(agent.ValidateJWTSVID(t.Context(), audience, text))(t)
 		assert.Equal(t, webID, id)
 		assert.Equal(t, map[string]any{
 			"sub": webID.String(), "aud": []any{"a", "b"}, "exp": 1767225900.0, "n": 1.5, "Sub": "x",
@@ -425,7 +425,7 @@ func TestParseUnverified(t *testing.T) {
 		assert.Nil(t, u)
 	}
 	_, err := jwtsvid.ParseUnverified(es256(t, baseHeader, `{"sub":"spiffe://example.org/a#"}`))
-	pe := must.As[*spiffe.ParseError](t, err)
+	pe := must.As[*spiffe.ParseError](err)(t)
 	assert.Equal(t, "ID-5", pe.Rule)
 }
 

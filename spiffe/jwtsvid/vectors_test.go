@@ -58,7 +58,7 @@ func validator(t testing.TB, source spiffe.BundleSource, opts jwtsvid.ValidatorO
 // refused asserts that err is an Error with this reason and rule, which does not show the token.
 func refused(t testing.TB, err error, token, reason, rule string) *refusal {
 	t.Helper()
-	e := must.As[*refusal](t, err)
+	e := must.As[*refusal](err)(t)
 	assert.Equal(t, reason, string(e.Reason), "%v", err)
 	assert.Equal(t, rule, e.Rule, "%v", err)
 	assert.Empty(t, leaks(err.Error(), token))

@@ -249,7 +249,7 @@ func TestTLSConfigAsServer(t *testing.T) {
 				assert.Equal(t, 1, <-clients, "it asks for the client's certificate")
 				return
 			}
-			e := must.As[*spiffe.VerifyError](t, err)
+			e := must.As[*spiffe.VerifyError](err)(t)
 			assert.Equal(t, c.rule, e.Rule)
 		})
 	}

@@ -109,7 +109,7 @@ func TestFaults(t *testing.T) {
 						assert.NoError(t, err, "role %d", role)
 						continue
 					}
-					e := must.As[*spiffe.VerifyError](t, err, role)
+					e := must.As[*spiffe.VerifyError](err)(t, role)
 					assert.Equal(t, f.Stage, e.Stage, "%v", err)
 					assert.Equal(t, f.Rule, e.Rule, "%v", err)
 				}
@@ -233,7 +233,7 @@ func csr(t *testing.T, id string, more ...pki.SAN) *pki.CSR {
 // mustSVID makes an SVID with an Ed25519 key by a signing request.
 func mustSVID(t *testing.T, ca *spiffetest.CA, lifetime time.Duration) *spiffe.SVID {
 	t.Helper()
-	_, key := must.Two(ed25519.GenerateKey(rand.Reader))(t)
+	_, key := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	r, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}})
 	require.NoError(t, err)
 	chain := must.Get(ca.Sign(t.Context(), r, lifetime))(t)

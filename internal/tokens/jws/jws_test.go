@@ -34,7 +34,7 @@ func ecKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {
 
 func code(t testing.TB, err error) jws.Code {
 	t.Helper()
-	e := must.As[*jws.Error](t, err)
+	e := must.As[*jws.Error](err)(t)
 	assert.NotEmpty(t, e.Reason)
 	return e.Code
 }
@@ -99,7 +99,7 @@ func TestUnsoundRSA(t *testing.T) {
 
 func TestDefaultAlgorithm(t *testing.T) {
 	t.Parallel()
-	_, ed := must.Two(ed25519.GenerateKey(rand.Reader))(t)
+	_, ed := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	for want, key := range map[jws.Algorithm]crypto.PublicKey{
 		jws.ES256: ecKey(t, elliptic.P256()).Public(), jws.ES384: ecKey(t, elliptic.P384()).Public(),
 		jws.ES512: ecKey(t, elliptic.P521()).Public(), jws.RS256: rsa2048().Public(),
@@ -199,7 +199,7 @@ func TestKeys(t *testing.T) {
 		assert.False(t, ok)
 	}
 	// Ed25519 can be in a JWK, and none of the nine algorithms takes it.
-	pub, _ := must.Two(ed25519.GenerateKey(rand.Reader))(t)
+	pub, _ := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	_, ok := jws.AppendKey(nil, pub)
 	assert.True(t, ok)
 	assert.NotEmpty(t, jws.Unfit(pub))

@@ -71,7 +71,7 @@ type workload struct {
 func issue(t testing.TB, i *witsvid.Issuer, id string) *workload {
 	t.Helper()
 	w := &workload{id: spiffe.MustParseID(id)}
-	w.token, w.key = must.Two(i.IssueWITSVID(t.Context(), w.id, ""))(t)
+	w.token, w.key = must.Get2(i.IssueWITSVID(t.Context(), w.id, ""))(t)
 	w.SVID = must.Get(witsvid.NewSVID(w.token, w.key))(t)
 	return w
 }
@@ -87,7 +87,7 @@ func proverOf(s *witsvid.SVID) *witsvid.Prover { return &witsvid.Prover{Source: 
 // prove makes a proof with s at the time of now, or by the real clock if that is nil.
 func prove(t testing.TB, s *witsvid.SVID, now func() time.Time, c witsvid.Call) (token, proof string) {
 	t.Helper()
-	token, proof = must.Two((&witsvid.Prover{Source: fixed(s), Now: now}).Prove(c))(t)
+	token, proof = must.Get2((&witsvid.Prover{Source: fixed(s), Now: now}).Prove(c))(t)
 	return token, proof
 }
 

@@ -149,7 +149,7 @@ func TestIssuerKeyID(t *testing.T) {
 
 func TestNewIssuerRefuses(t *testing.T) {
 	t.Parallel()
-	_, ed := must.Two(ed25519.GenerateKey(rand.Reader))(t)
+	_, ed := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	for want, c := range map[string]struct {
 		td   spiffe.TrustDomain
 		key  crypto.Signer
@@ -193,7 +193,7 @@ func TestIssueRefuses(t *testing.T) {
 	t.Parallel()
 	i := newIssuer(t, nil)
 	web := spiffe.MustParseID(webID)
-	ed, _ := must.Two(ed25519.GenerateKey(rand.Reader))(t)
+	ed, _ := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	for want, c := range map[string]struct {
 		id  spiffe.ID
 		key crypto.PublicKey
@@ -329,12 +329,12 @@ func TestIssueWITSVID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WIT-52")
 	i := newIssuer(t, nil)
-	token, key := must.Two(i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint"))(t)
+	token, key := must.Get2(i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint"))(t)
 	must.Get(witsvid.NewSVID(token, key))(t)
 	u := must.Get(witsvid.ParseUnverified(token))(t)
 	assert.Equal(t, webID, u.ID.String())
 	assert.WithinDuration(t, time.Now().Add(time.Hour), u.Expires, 5*time.Second)
-	_, second := must.Two(i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint"))(t)
+	_, second := must.Get2(i.IssueWITSVID(t.Context(), spiffe.MustParseID(webID), "hint"))(t)
 	assert.False(t, key.(*ecdsa.PrivateKey).Equal(second), "a new key for each token")
 	token, key, err := i.IssueWITSVID(t.Context(), spiffe.MustParseID("spiffe://other.test/web"), "")
 	require.ErrorContains(t, err, "the ID is not in")

@@ -64,7 +64,7 @@ const maxSize = token.MaxSize
 // refusal returns err as a *refused, and checks what holds for all of them.
 func refusal(t testing.TB, err error, secrets ...string) *refused {
 	t.Helper()
-	e := must.As[*refused](t, err)
+	e := must.As[*refused](err)(t)
 	assert.NotEmpty(t, e.What)
 	assert.NotEmpty(t, e.Reason)
 	assert.Less(t, len(e.Error()), 2000)

@@ -129,7 +129,7 @@ func TestJWT(t *testing.T) {
 		c := api.Config().Client
 		tokens := must.Get(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db", "cache"))(t)
 		assert.Equal(t, "spiffe://example.org/web", tokens[0].ID.String())
-		id, claims := must.Two(c.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token()))(t)
+		id, claims := must.Get2(c.ValidateJWTSVID(t.Context(), "cache", tokens[0].Token()))(t)
 		assert.Equal(t, tokens[0].ID, id)
 		assert.Equal(t, []any{"db", "cache"}, claims["aud"])
 		_, _, err := c.ValidateJWTSVID(t.Context(), "other", tokens[0].Token())
