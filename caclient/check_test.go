@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -25,15 +26,12 @@ func csrFor(t testing.TB, key crypto.Signer, ids ...spiffe.ID) *pki.CSR {
 	for _, id := range ids {
 		opts.SANs = append(opts.SANs, pki.IDSAN(id))
 	}
-	csr, err := pki.NewCSR(key, opts)
-	require.NoError(t, err)
-	return csr
+	return must.Get(pki.NewCSR(key, opts))(t)
 }
 
 func newCSR(t testing.TB, ids ...spiffe.ID) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	return csrFor(t, key, ids...)
 }
 
@@ -83,10 +81,8 @@ func TestCheckRefuses(t *testing.T) {
 	stolen, stolenKey := foreign.Certificate("/web", func(c *x509.Certificate) { c.URIs[0] = web.URL() })
 	now := time.Now() // after the last leaf: a certificate is not valid in the second before it was made
 	csr := csrFor(t, key)
-	empty, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{})
-	require.NoError(t, err)
-	unusable, err := spiffe.NewBundle(ca.TrustDomain(), other.Bundle().Contents())
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{}))(t)
+	unusable := must.Get(spiffe.NewBundle(ca.TrustDomain(), other.Bundle().Contents()))(t)
 	both := ca.Bundles().With(foreign.Bundle())
 	chainOf := func(n int) []*x509.Certificate {
 		c := slices.Clone(good)
@@ -187,16 +183,4 @@ func TestCheckRefusesDamage(t *testing.T) {
 		require.Error(t, caclient.Check([]*x509.Certificate{c}, csr, pki.ExpectID(web), ca.Bundle(), time.Now()), "byte %d", i)
 	}
 	assert.Greater(t, parsed, 100)
-}
-
-func BenchmarkCheck(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	chain, key := ca.Certificate("/web")
-	csr, bundle := csrFor(b, key, web), ca.Bundle()
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := caclient.Check(chain, csr, pki.ExpectID(web), bundle, time.Now()); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -52,9 +53,7 @@ func (p *plain) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 
 func newClient(t testing.TB, ca caclient.CA, opts *caclient.Options) caclient.CA {
 	t.Helper()
-	c, err := caclient.New(ca, opts)
-	require.NoError(t, err)
-	return c
+	return must.Get(caclient.New(ca, opts))(t)
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -93,8 +92,7 @@ func TestSign(t *testing.T) {
 	c := newClient(t, inner, nil)
 	for range 3 {
 		asked := time.Now()
-		chain, err := c.Sign(t.Context(), newCSR(t, web), 10*time.Minute)
-		require.NoError(t, err)
+		chain := must.Get(c.Sign(t.Context(), newCSR(t, web), 10*time.Minute))(t)
 		assert.Len(t, chain, 2)
 		assert.WithinRange(t, chain[0].NotAfter, asked.Add(10*time.Minute-time.Second), time.Now().Add(10*time.Minute+time.Second))
 	}
@@ -107,8 +105,7 @@ func TestSignRefusesRequests(t *testing.T) {
 	inner := newPlain(spiffetest.NewCA(t, "example.org"))
 	c := newClient(t, inner, nil)
 	api := spiffe.MustParseID("spiffe://example.org/api")
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	page, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN("web"), {Type: pki.URI, Value: "https://example.org/web"}}})
 	require.NoError(t, err)
 	for name, csr := range map[string]*pki.CSR{
@@ -204,16 +201,14 @@ func TestChainsAreTidied(t *testing.T) {
 		"everything twice":     func(c []*x509.Certificate) []*x509.Certificate { return append(c, c...) },
 		"backwards":            func(c []*x509.Certificate) []*x509.Certificate { slices.Reverse(c); return append(c, root) },
 		"copies of a certificate": func(c []*x509.Certificate) []*x509.Certificate {
-			again, err := x509.ParseCertificate(c[1].Raw)
-			require.NoError(t, err)
+			again := must.Get(x509.ParseCertificate(c[1].Raw))(t)
 			return append(c, again)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			issuer := ca.Intermediate()
 			issuer.EditAnswers(edit)
-			chain, err := newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0)
-			require.NoError(t, err)
+			chain := must.Get(newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0))(t)
 			require.Len(t, chain, 2)
 			assert.NoError(t, chain[0].CheckSignatureFrom(chain[1]))
 			assert.NoError(t, chain[1].CheckSignatureFrom(root))
@@ -228,8 +223,7 @@ func TestChainsAreTidied(t *testing.T) {
 		require.Equal(t, link[0].RawSubject, link[0].RawIssuer)
 		issuer := ca.Intermediate()
 		issuer.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return append(c, root, link[0]) })
-		chain, err := newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0)
-		require.NoError(t, err)
+		chain := must.Get(newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0))(t)
 		assert.Len(t, chain, 3)
 	})
 }
@@ -295,11 +289,9 @@ func TestNewRootIsFetched(t *testing.T) {
 	_, err := c.Sign(t.Context(), newCSR(t, web), 0)
 	require.NoError(t, err)
 	ca.Rotate()
-	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), newCSR(t, web), 0))(t)
 	assert.Len(t, inner.fetches, 2)
-	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), newCSR(t, web), 0))(t)
 	assert.Len(t, inner.fetches, 2)
 
 	// If the bundles cannot be had, that is the error, with what it says about another try.
@@ -310,8 +302,7 @@ func TestNewRootIsFetched(t *testing.T) {
 	assert.Zero(t, broken.signed.Load(), "nothing is signed that cannot be checked")
 	broken.good.Store(1)
 	c = newClient(t, broken, nil)
-	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), newCSR(t, web), 0))(t)
 	ca.Rotate()
 	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
 	assert.ErrorIs(t, err, broken.err)

@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -94,8 +95,7 @@ func writeFile(t testing.TB, name string, data []byte) {
 
 func writePair(t testing.TB, dir string, chain []*x509.Certificate, key crypto.Signer) {
 	t.Helper()
-	pem, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	writeFile(t, filepath.Join(dir, "key.pem"), pem)
 	writeFile(t, filepath.Join(dir, "cert-chain.pem"), pki.MarshalCertificatesPEM(chain...))
 }
@@ -118,16 +118,14 @@ func folder(t testing.TB, host *spiffetest.CA) string {
 
 func newHTTPClient(t testing.TB, o caclient.TLSOptions) *http.Client {
 	t.Helper()
-	c, err := caclient.NewHTTPClient(o)
-	require.NoError(t, err)
+	c := must.Get(caclient.NewHTTPClient(o))(t)
 	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
 
 func page(t testing.TB, c *http.Client, url string) (string, error) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
 	resp, err := c.Do(req)
 	if err != nil {
 		return "", err
@@ -139,8 +137,7 @@ func page(t testing.TB, c *http.Client, url string) (string, error) {
 
 func requirePage(t testing.TB, want string, c *http.Client, url string) {
 	t.Helper()
-	got, err := page(t, c, url)
-	require.NoError(t, err)
+	got := must.Get(page(t, c, url))(t)
 	require.Equal(t, want, got)
 }
 
@@ -237,8 +234,7 @@ func TestHTTPClientCertificate(t *testing.T) {
 
 	// What cannot be used changes nothing.
 	second, secondKey := td.Certificate("/two")
-	keyPEM, err := pki.MarshalPrivateKeyPEM(secondKey)
-	require.NoError(t, err)
+	keyPEM := must.Get(pki.MarshalPrivateKeyPEM(secondKey))(t)
 	for _, spoil := range []func(){
 		func() { writeFile(t, o.KeyFile, keyPEM) }, // caught in between
 		func() { writeFile(t, o.KeyFile, nil) },

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -43,8 +44,7 @@ func forge(t testing.TB, parent *x509.Certificate, key crypto.Signer, sans ...pk
 	for _, s := range sans {
 		switch s.Type {
 		case pki.URI:
-			u, err := url.Parse(s.Value)
-			require.NoError(t, err)
+			u := must.Get(url.Parse(s.Value))(t)
 			tmpl.URIs = append(tmpl.URIs, u)
 		case pki.DNS:
 			tmpl.DNSNames = append(tmpl.DNSNames, s.Value)
@@ -52,11 +52,8 @@ func forge(t testing.TB, parent *x509.Certificate, key crypto.Signer, sans ...pk
 			tmpl.IPAddresses = append(tmpl.IPAddresses, net.IP(s.Value))
 		}
 	}
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, parent, p256Key.Public(), key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	return c
+	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, parent, p256Key.Public(), key))(t)
+	return must.Get(x509.ParseCertificate(b))(t)
 }
 
 func uriSAN(s string) pki.SAN { return pki.SAN{Type: pki.URI, Value: s} }
@@ -67,8 +64,7 @@ func TestConstrain(t *testing.T) {
 	o := rootOptions()
 	o.PermittedTrustDomains = []spiffe.TrustDomain{exampleOrg}
 	key := newKey(t, pki.ECDSAP256)
-	root, err := pki.NewRoot(key, o)
-	require.NoError(t, err)
+	root := must.Get(pki.NewRoot(key, o))(t)
 	cert := root.Certificate()
 	lines := raw(t, cert).extensionLines()
 	require.Contains(t, lines, "2.5.29.30 true "+hex.EncodeToString(der(tagSeq,
@@ -112,12 +108,10 @@ func TestConstrain(t *testing.T) {
 	require.True(t, ok, "%v", err)
 	require.Equal(t, "X5-15", pe.Rule)
 	other.SANs = []pki.SAN{pki.IDSAN(exampleOrg.ID())}
-	sub, err := root.Issue(other)
-	require.NoError(t, err)
+	sub := must.Get(root.Issue(other))(t)
 	require.Error(t, verifyAt(cert, base.Add(time.Minute), forge(t, sub, subKey, uriSAN("spiffe://other.test/web")), sub))
 	require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, sub, subKey, uriSAN("spiffe://example.org/web")), sub))
-	below, err := pki.NewIssuer([]*x509.Certificate{sub, cert}, subKey)
-	require.NoError(t, err)
+	below := must.Get(pki.NewIssuer([]*x509.Certificate{sub, cert}, subKey))(t)
 	_, err = below.Issue(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{uriSAN("https://other.test")}, NotBefore: base, NotAfter: base.Add(time.Hour)})
 	require.ErrorIs(t, err, pki.ErrSAN, "the constraints of the CA above")
 }
@@ -136,13 +130,9 @@ func caWith(t testing.TB, key crypto.Signer, edit func(*x509.Certificate)) *pki.
 	}
 	tmpl.Subject.CommonName = "CA from elsewhere"
 	edit(tmpl)
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{c}, key)
-	require.NoError(t, err)
-	return i
+	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
+	c := must.Get(x509.ParseCertificate(b))(t)
+	return must.Get(pki.NewIssuer([]*x509.Certificate{c}, key))(t)
 }
 
 func TestConstrainRefuses(t *testing.T) {
@@ -199,8 +189,7 @@ func TestConstrainRefuses(t *testing.T) {
 		o.SANs, o.PermittedTrustDomains = []pki.SAN{pki.IDSAN(td.ID())}, []spiffe.TrustDomain{td}
 		root, err := pki.NewRoot(key, o)
 		require.NoError(t, err, td)
-		id, err := spiffe.ParseID("spiffe://" + td.String() + "/web")
-		require.NoError(t, err)
+		id := must.Get(spiffe.ParseID("spiffe://" + td.String() + "/web"))(t)
 		cert := root.Certificate()
 		require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, pki.IDSAN(id))), td)
 		require.Error(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, uriSAN("spiffe://x"+td.String()+"/web"))), td)

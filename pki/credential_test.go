@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -31,8 +32,7 @@ func TestCredential(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	chain, key := ca.Intermediate().Certificate("/web", dnsOnly)
-	c, err := pki.NewCredential(chain, key)
-	require.NoError(t, err)
+	c := must.Get(pki.NewCredential(chain, key))(t)
 	assert.Equal(t, chain[0], c.Leaf())
 	assert.Equal(t, chain, c.Chain())
 	assert.Equal(t, chain[0].NotAfter, c.NotAfter())
@@ -40,8 +40,7 @@ func TestCredential(t *testing.T) {
 
 	certs, keyPEM, err := c.MarshalPEM()
 	require.NoError(t, err)
-	again, err := pki.ParseCredentialPEM(certs, keyPEM)
-	require.NoError(t, err)
+	again := must.Get(pki.ParseCredentialPEM(certs, keyPEM))(t)
 	assert.True(t, again.Leaf().Equal(c.Leaf()))
 
 	var log strings.Builder
@@ -92,8 +91,7 @@ func TestExpectDNSName(t *testing.T) {
 
 	deep := ca.Intermediate()
 	good, _ := deep.Certificate("/web", dnsOnly)
-	path, err := want.Verify(good, ca.Bundle(), spiffe.BothRoles, time.Now())
-	require.NoError(t, err)
+	path := must.Get(want.Verify(good, ca.Bundle(), spiffe.BothRoles, time.Now()))(t)
 	require.Len(t, path, 3)
 	assert.True(t, path[2].Equal(ca.Root()))
 
@@ -136,8 +134,7 @@ func TestExpectDNSName(t *testing.T) {
 		require.True(t, ok, "%v", err)
 		return v.Stage
 	}
-	empty, err := spiffe.NewBundle(td, spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{}))(t)
 	assert.Equal(t, "leaf", stage(nil, want, ca.Bundle(), spiffe.BothRoles))
 	assert.Equal(t, "leaf", stage(good, pki.Expectation{}, ca.Bundle(), spiffe.BothRoles))
 	assert.Equal(t, "leaf", stage(good, pki.ExpectDNSName(td, ""), ca.Bundle(), spiffe.BothRoles))
@@ -179,8 +176,7 @@ func TestExpectIDAndForm(t *testing.T) {
 		}
 		return nil
 	})
-	_, err = athenz.Verify(service, ca.Bundle(), spiffe.BothRoles, time.Now())
-	require.NoError(t, err)
+	must.Get(athenz.Verify(service, ca.Bundle(), spiffe.BothRoles, time.Now()))(t)
 	_, err = athenz.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
 	require.ErrorContains(t, err, "another principal")
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -51,8 +52,7 @@ func TestCheckCRL(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.ECDSAP256)
 	ca := testCA{foreignRoot(t, key, func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }), key}
-	lists, err := pki.ParseCRLsPEM(ca.crl(t))
-	require.NoError(t, err)
+	lists := must.Get(pki.ParseCRLsPEM(ca.crl(t)))(t)
 	crl := lists[0]
 	with := func(edit func(*x509.Certificate)) *x509.Certificate {
 		c := *ca.cert()
@@ -84,8 +84,7 @@ func TestCheckCRL(t *testing.T) {
 	require.NoError(t, pki.CheckCRL(crl, with(func(c *x509.Certificate) { c.SubjectKeyId = nil })))
 	require.NoError(t, pki.CheckCRL(crl, with(func(c *x509.Certificate) { c.KeyUsage = 0 })), "no key usage allows all")
 	require.NoError(t, pki.CheckCRL(crl, ca.cert()))
-	back, err := pki.ParseCRLsPEM(pki.MarshalCRLsPEM(crl, crl))
-	require.NoError(t, err)
+	back := must.Get(pki.ParseCRLsPEM(pki.MarshalCRLsPEM(crl, crl)))(t)
 	require.Len(t, back, 2)
 	require.Equal(t, crl.Raw, back[1].Raw)
 }
@@ -93,14 +92,12 @@ func TestCheckCRL(t *testing.T) {
 // TestCRLFiles reads what another program makes: the header of each file says what is expected.
 func TestCRLFiles(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/crl/openssl-*.pem")
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob("testdata/crl/openssl-*.pem"))(t)
 	require.Greater(t, len(files), 20)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			data, err := os.ReadFile(file)
-			require.NoError(t, err)
+			data := must.Get(os.ReadFile(file))(t)
 			head := map[string]string{}
 			for line := range strings.Lines(string(data)) {
 				if k, v, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ":"); ok {
@@ -116,10 +113,8 @@ func TestCRLFiles(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, lists, 1)
 			require.Equal(t, head["entries"], crlLines(lists[0]))
-			caPEM, err := os.ReadFile("testdata/crl/ca-" + head["ca"] + ".pem")
-			require.NoError(t, err)
-			ca, err := pki.ParseCertificatesPEM(caPEM)
-			require.NoError(t, err)
+			caPEM := must.Get(os.ReadFile("testdata/crl/ca-" + head["ca"] + ".pem"))(t)
+			ca := must.Get(pki.ParseCertificatesPEM(caPEM))(t)
 			require.NoError(t, pki.CheckCRL(lists[0], ca[0]))
 			require.Equal(t, time.Date(2026, 4, 1, 12, 0, 0, 0, time.UTC), lists[0].NextUpdate)
 		})
@@ -171,8 +166,7 @@ func (p crlParts) der(t testing.TB) []byte {
 	tbs := der(tagSeq, or(p.version, integer(1)), or(p.inner, algEd25519), or(p.issuer, der(tagSeq, rdn(oidCN, tagUTF8, "CA"))),
 		or(p.this, utc(crlDate)), or(p.next, utc("260401120000Z")), or(p.entries, crlEntries(goodEntry)),
 		or(p.exts, crlExts(ext(oidNumber, value(integer(1))))), p.tail)
-	sig, err := edKey.Sign(rand.Reader, tbs, crypto.Hash(0))
-	require.NoError(t, err)
+	sig := must.Get(edKey.Sign(rand.Reader, tbs, crypto.Hash(0)))(t)
 	out := der(cmp.Or(p.outer, tagSeq), tbs, or(p.alg, algEd25519), or(p.sig, der(tagBits, []byte{0}, sig)), p.end)
 	return append(out, p.after...)
 }
@@ -363,10 +357,8 @@ func TestTolerantCRL(t *testing.T) {
 		require.NoError(t, err, name)
 		assert.Equal(t, tc.want, crlLines(crl), name)
 		tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), RawSubject: der(tagSeq, rdn(oidCN, tagUTF8, "CA")), IsCA: true, BasicConstraintsValid: true, NotBefore: base, NotAfter: base.Add(time.Hour)}
-		b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, edKey.Public(), edKey)
-		require.NoError(t, err)
-		ca, err := x509.ParseCertificate(b)
-		require.NoError(t, err)
+		b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, edKey.Public(), edKey))(t)
+		ca := must.Get(x509.ParseCertificate(b))(t)
 		require.NoError(t, pki.CheckCRL(crl, ca), name)
 	}
 }
@@ -446,11 +438,9 @@ func FuzzParseCRL(f *testing.F) {
 			}
 		}
 	}
-	files, err := filepath.Glob("testdata/crl/openssl-*.pem")
-	require.NoError(f, err)
+	files := must.Get(filepath.Glob("testdata/crl/openssl-*.pem"))(f)
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		require.NoError(f, err)
+		data := must.Get(os.ReadFile(file))(f)
 		b, _ := pem.Decode(data)
 		f.Add(b.Bytes)
 		f.Add(data)
@@ -458,8 +448,7 @@ func FuzzParseCRL(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if crls, err := pki.ParseCRLsPEM(data); err == nil {
 			again := pki.MarshalCRLsPEM(crls...)
-			back, err := pki.ParseCRLsPEM(again)
-			require.NoError(t, err)
+			back := must.Get(pki.ParseCRLsPEM(again))(t)
 			require.Len(t, back, len(crls))
 		} else {
 			require.Nil(t, crls)

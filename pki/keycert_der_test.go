@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -20,14 +21,10 @@ func TestReadKeyCertBundleDER(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	now := time.Now()
-	ec, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	other, err := pki.NewKey(pki.RSA2048)
-	require.NoError(t, err)
-	sec1, err := x509.MarshalECPrivateKey(ec.(*ecdsa.PrivateKey))
-	require.NoError(t, err)
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(ec)
-	require.NoError(t, err)
+	ec := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	other := must.Get(pki.NewKey(pki.RSA2048))(t)
+	sec1 := must.Get(x509.MarshalECPrivateKey(ec.(*ecdsa.PrivateKey)))(t)
+	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(ec))(t)
 	pkcs1 := x509.MarshalPKCS1PrivateKey(other.(*rsa.PrivateKey))
 	o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("example.org").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}
 	read := func(cert *x509.Certificate, key []byte) error {
@@ -35,10 +32,8 @@ func TestReadKeyCertBundleDER(t *testing.T) {
 		_, err := pki.ReadKeyCertBundle(fstest.MapFS{"crt.pem": {Data: text}, "key.pem": {Data: key}, "ca.crt": {Data: text}}, nil, now)
 		return err
 	}
-	root, err := pki.NewRoot(ec, o)
-	require.NoError(t, err)
-	rsaRoot, err := pki.NewRoot(other, o)
-	require.NoError(t, err)
+	root := must.Get(pki.NewRoot(ec, o))(t)
+	rsaRoot := must.Get(pki.NewRoot(other, o))(t)
 	require.NoError(t, read(root.Certificate(), sec1))
 	require.NoError(t, read(root.Certificate(), pkcs8))
 	require.NoError(t, read(rsaRoot.Certificate(), pkcs1))

@@ -28,6 +28,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -47,10 +48,8 @@ func newTestRoot(t testing.TB, edit ...func(*pki.CertificateOptions)) testCA {
 	for _, f := range edit {
 		f(&o)
 	}
-	cert, err := pki.NewSelfSigned(key, o)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
-	require.NoError(t, err)
+	cert := must.Get(pki.NewSelfSigned(key, o))(t)
+	i := must.Get(pki.NewIssuer([]*x509.Certificate{cert}, key))(t)
 	return testCA{i, key}
 }
 
@@ -63,10 +62,8 @@ func (c testCA) below(t testing.TB, edit ...func(*pki.CertificateOptions)) testC
 	for _, f := range edit {
 		f(&o)
 	}
-	cert, err := c.Issue(o)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
-	require.NoError(t, err)
+	cert := must.Get(c.Issue(o))(t)
+	i := must.Get(pki.NewIssuer([]*x509.Certificate{cert}, key))(t)
 	return testCA{i, key}
 }
 
@@ -81,8 +78,7 @@ func (c testCA) crl(t testing.TB, revoked ...*x509.Certificate) []byte {
 	for _, r := range revoked {
 		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: r.SerialNumber, RevocationTime: base, ReasonCode: 1})
 	}
-	b, err := x509.CreateRevocationList(rand.Reader, list, c.cert(), c.key)
-	require.NoError(t, err)
+	b := must.Get(x509.CreateRevocationList(rand.Reader, list, c.cert(), c.key))(t)
 	return []byte(block("X509 CRL", b))
 }
 
@@ -141,13 +137,10 @@ func withUsage(t testing.TB, over testCA, usage x509.KeyUsage) testCA {
 	ca := over.below(t)
 	tmpl := *ca.cert()
 	tmpl.KeyUsage = usage
-	b, err := x509.CreateCertificate(rand.Reader, &tmpl, over.cert(), ca.key.Public(), over.key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
+	b := must.Get(x509.CreateCertificate(rand.Reader, &tmpl, over.cert(), ca.key.Public(), over.key))(t)
+	c := must.Get(x509.ParseCertificate(b))(t)
 	require.Equal(t, usage, c.KeyUsage)
-	i, err := pki.NewIssuer([]*x509.Certificate{c}, ca.key)
-	require.NoError(t, err)
+	i := must.Get(pki.NewIssuer([]*x509.Certificate{c}, ca.key))(t)
 	return testCA{i, ca.key}
 }
 
@@ -158,11 +151,8 @@ func crossSigned(t testing.TB, over, ca testCA) *x509.Certificate {
 		SerialNumber: big.NewInt(99), RawSubject: ca.cert().RawSubject, SubjectKeyId: ca.cert().SubjectKeyId, NotBefore: base, NotAfter: base.AddDate(1, 0, 0),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, over.cert(), ca.key.Public(), over.key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	return c
+	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, over.cert(), ca.key.Public(), over.key))(t)
+	return must.Get(x509.ParseCertificate(b))(t)
 }
 
 func TestKeyCertBundleRefuses(t *testing.T) {
@@ -187,14 +177,11 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	late := root.below(t, func(o *pki.CertificateOptions) { o.NotBefore = base.Add(time.Hour) })
 	wrongDomain := newTestRoot(t, func(o *pki.CertificateOptions) { o.PermittedDNSDomains = []string{"example.org"} })
 	outside := unchecked(t, wrongDomain, "ca.other.test")
-	renewedRoot, err := root.Renew(base, base.AddDate(1, 0, 0))
-	require.NoError(t, err)
+	renewedRoot := must.Get(root.Renew(base, base.AddDate(1, 0, 0)))(t)
 
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(8), Subject: pkix.Name{CommonName: "lists"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCRLSign}
-	crlOnlyDER, err := x509.CreateCertificate(rand.Reader, tmpl, root.cert(), leafKey.Public(), root.key)
-	require.NoError(t, err)
-	crlOnly, err := x509.ParseCertificate(crlOnlyDER)
-	require.NoError(t, err)
+	crlOnlyDER := must.Get(x509.CreateCertificate(rand.Reader, tmpl, root.cert(), leafKey.Public(), root.key))(t)
+	crlOnly := must.Get(x509.ParseCertificate(crlOnlyDER))(t)
 
 	good := func() pki.KeyCertPEM {
 		return pki.KeyCertPEM{Cert: certsPEM(ca.cert()), Chain: certsPEM(mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert())}
@@ -294,9 +281,7 @@ func damaged(pem []byte) []byte {
 
 func pemOf(t testing.TB, key crypto.Signer) []byte {
 	t.Helper()
-	b, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
-	return b
+	return must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 }
 
 func selfSignedBy(t testing.TB, key crypto.Signer) *x509.Certificate {
@@ -311,12 +296,9 @@ func createCertificate(t testing.TB, tmpl *x509.Certificate, key crypto.Signer) 
 	var b []byte
 	fips140.WithoutEnforcement(func() {
 		var err error
-		b, err = x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-		require.NoError(t, err)
+		b = must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
 	})
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	return c
+	return must.Get(x509.ParseCertificate(b))(t)
 }
 
 // withKey returns cert with another public key, which crypto/x509 reads; the signature is not right.
@@ -325,9 +307,7 @@ func withKey(t testing.TB, cert *x509.Certificate, spki []byte) *x509.Certificat
 	tbs := bytes.Replace(cert.RawTBSCertificate, cert.RawSubjectPublicKeyInfo, spki, 1)
 	content := tbs[4:] // behind tag and a length of three bytes
 	b := der(tagSeq, der(tagSeq, content), algECDSA256, der(tagBits, []byte{0}, cert.Signature))
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	return c
+	return must.Get(x509.ParseCertificate(b))(t)
 }
 
 func foreignCA(t testing.TB, edit func(*x509.Certificate)) testCA {
@@ -346,12 +326,9 @@ func unchecked(t testing.TB, over testCA, dns string) testCA {
 	if dns != "" {
 		tmpl.DNSNames = []string{dns}
 	}
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, over.cert(), key.Public(), over.key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{c}, key)
-	require.NoError(t, err)
+	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, over.cert(), key.Public(), over.key))(t)
+	c := must.Get(x509.ParseCertificate(b))(t)
+	i := must.Get(pki.NewIssuer([]*x509.Certificate{c}, key))(t)
 	return testCA{i, key}
 }
 
@@ -370,8 +347,7 @@ func TestKeyCertBundleCopies(t *testing.T) {
 	t.Parallel()
 	root := newTestRoot(t)
 	p := pki.KeyCertPEM{Cert: certsPEM(root.cert()), Chain: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert()), CRL: root.crl(t)}
-	b, err := pki.ParseKeyCertBundle(p, during)
-	require.NoError(t, err)
+	b := must.Get(pki.ParseKeyCertBundle(p, during))(t)
 	for range 2 {
 		for _, data := range [][]byte{p.Cert, p.Chain, p.Key, p.Roots, p.CRL} {
 			clear(data)
@@ -396,8 +372,7 @@ func TestKeyCertBundleEqual(t *testing.T) {
 	}
 	both := certsPEM(a.cert(), c.cert())
 	bundle := parse(mid, nil, both, nil)
-	sec1, err := x509.MarshalECPrivateKey(mid.key.(*ecdsa.PrivateKey))
-	require.NoError(t, err)
+	sec1 := must.Get(x509.MarshalECPrivateKey(mid.key.(*ecdsa.PrivateKey)))(t)
 	rewritten, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{
 		Cert:  []byte("# comment\n" + strings.ReplaceAll(string(certsPEM(mid.cert())), "\n", "\r\n")),
 		Chain: certsPEM(mid.cert()), Key: []byte(block("EC PRIVATE KEY", sec1)), Roots: certsPEM(c.cert(), a.cert(), c.cert()),
@@ -458,8 +433,7 @@ func TestKeyCertBundleDoesNotPrintItsKey(t *testing.T) {
 	}
 	assert.Equal(t, "pki.KeyCertBundle("+root.cert().Subject.String()+", 1 roots, 0 CRLs)", b.String())
 	assert.Equal(t, "[redacted]", pki.KeyCertBundle{}.String())
-	out, err := json.Marshal([]any{b})
-	require.NoError(t, err)
+	out := must.Get(json.Marshal([]any{b}))(t)
 	assert.Equal(t, "[{}]", string(out))
 }
 
@@ -653,15 +627,13 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	require.NoError(t, err)
 	for after := 1; after <= 4; after++ {
 		reads := 0
-		b, err := pki.ReadKeyCertBundle(swapping{[]fstest.MapFS{first, second}, &reads, after}, nil, during)
-		require.NoError(t, err)
+		b := must.Get(pki.ReadKeyCertBundle(swapping{[]fstest.MapFS{first, second}, &reads, after}, nil, during))(t)
 		require.True(t, b.Equal(whole), "swapped after %d reads", after)
 	}
 	// A volume that never comes to rest is read in the end, and what was read is verified as ever.
 	reads := 0
 	endless := swapping{slices.Repeat([]fstest.MapFS{first, second}, 1000), &reads, 1}
-	_, err = pki.ReadKeyCertBundle(endless, nil, during)
-	require.NoError(t, err)
+	must.Get(pki.ReadKeyCertBundle(endless, nil, during))(t)
 	require.Less(t, reads, 100)
 
 	// And on a disk, as Kubernetes does it.
@@ -678,12 +650,10 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	for name := range first {
 		require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
 	}
-	b, err := pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
-	require.NoError(t, err)
+	b := must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t)
 	require.Len(t, b.Roots(), 1)
 	write("..2", second)
-	b, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
-	require.NoError(t, err)
+	b = must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t)
 	require.True(t, b.Equal(whole))
 
 	// A file that other users can write to, or that another user owns, is none of the CA's.
@@ -696,8 +666,7 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	require.ErrorIs(t, err, private.ErrUnsafe)
 	require.NotErrorIs(t, err, fs.ErrNotExist)
 	require.NoError(t, os.Chmod(key, 0o644))
-	_, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
-	require.NoError(t, err)
+	must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t)
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.Chown(key, 54321, -1))
 		_, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -32,9 +33,7 @@ var algorithms = map[pki.KeyAlgorithm]string{
 
 func newKey(t testing.TB, a pki.KeyAlgorithm) crypto.Signer {
 	t.Helper()
-	key, err := pki.NewKey(a)
-	require.NoError(t, err)
-	return key
+	return must.Get(pki.NewKey(a))(t)
 }
 
 // rsaKey is made once: RSA keys are slow to make, and tests only need one or two.
@@ -60,8 +59,7 @@ func TestNewKey(t *testing.T) {
 	for _, key := range []crypto.Signer{p256, p384, rsaKey(), newKey(t, pki.Ed25519)} {
 		assert.NoError(t, pki.CheckPublicKey(key.Public()))
 	}
-	key, err := pki.NewKey("")
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(""))(t)
 	assert.Equal(t, elliptic.P256(), key.Public().(*ecdsa.PublicKey).Curve)
 	for _, a := range []pki.KeyAlgorithm{"rsa", "RSA-2048", "ecdsa-p256 ", "0", pki.KeyAlgorithm(strings.Repeat("x", 1000))} {
 		key, err := pki.NewKey(a)
@@ -75,8 +73,7 @@ func TestNewKey(t *testing.T) {
 func TestKeyAlgorithmText(t *testing.T) {
 	t.Parallel()
 	for a, name := range algorithms {
-		b, err := json.Marshal(map[string]pki.KeyAlgorithm{"key": a})
-		require.NoError(t, err)
+		b := must.Get(json.Marshal(map[string]pki.KeyAlgorithm{"key": a}))(t)
 		assert.JSONEq(t, `{"key":"`+name+`"}`, string(b))
 	}
 }
@@ -88,10 +85,8 @@ func oddModulus(bits int) *big.Int {
 
 func TestCheckPublicKey(t *testing.T) {
 	t.Parallel()
-	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
-	require.NoError(t, err)
-	p521, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-	require.NoError(t, err)
+	p224 := must.Get(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
+	p521 := must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 	rsaOf := func(bits, e int) *rsa.PublicKey { return &rsa.PublicKey{N: oddModulus(bits), E: e} }
 	for _, tc := range []struct {
 		name string

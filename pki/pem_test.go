@@ -23,6 +23,7 @@ import (
 	casn1 "golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -37,18 +38,13 @@ func keyFiles(t testing.TB) map[string]struct {
 	key crypto.Signer
 } {
 	t.Helper()
-	p256, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	p521, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-	require.NoError(t, err)
+	p256 := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	p521 := must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 	ed := newKey(t, pki.Ed25519)
 	pkcs8 := func(key any) []byte {
-		b, err := x509.MarshalPKCS8PrivateKey(key)
-		require.NoError(t, err)
-		return b
+		return must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	}
-	sec1, err := x509.MarshalECPrivateKey(p256)
-	require.NoError(t, err)
+	sec1 := must.Get(x509.MarshalECPrivateKey(p256))(t)
 	pkcs1 := x509.MarshalPKCS1PrivateKey(rsaKey().(*rsa.PrivateKey))
 	params := block("EC PARAMETERS", unhex("06082a8648ce3d030107"))
 	return map[string]struct {
@@ -104,10 +100,8 @@ func TestPrivateKeyPEMRefuses(t *testing.T) {
 	files := keyFiles(t)
 	good := files["PKCS#8 P-256"].pem
 	small := smallKey(t)
-	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
-	require.NoError(t, err)
-	sec1, err := x509.MarshalECPrivateKey(p224)
-	require.NoError(t, err)
+	p224 := must.Get(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
+	sec1 := must.Get(x509.MarshalECPrivateKey(p224))(t)
 	b, _ := pem.Decode([]byte(good))
 	for name, tc := range map[string]struct {
 		pem  string
@@ -181,8 +175,7 @@ func TestCertificatesPEM(t *testing.T) {
 			assert.ErrorIs(t, err, spiffe.ErrTooLarge, name)
 		}
 	}
-	certs, err := pki.ParseCertificatesPEM([]byte(strings.Repeat(one, 1000)))
-	require.NoError(t, err)
+	certs := must.Get(pki.ParseCertificatesPEM([]byte(strings.Repeat(one, 1000))))(t)
 	require.Len(t, certs, 1000)
 }
 
@@ -194,11 +187,9 @@ func TestPEMErrorsAreShort(t *testing.T) {
 	value, err := pki.MarshalSANValue(uriSAN("https://" + strings.Repeat("%zz", 20_000)))
 	require.NoError(t, err)
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), ExtraExtensions: []pkix.Extension{extension(value)}}
-	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	require.NoError(t, err)
+	cert := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
 	tmpl = &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), Subject: pkix.Name{CommonName: long + "\n"}}
-	subject, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	require.NoError(t, err)
+	subject := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
 	oid := append([]byte{0x2a}, bytes.Repeat([]byte{0x7f}, 6_000)...)
 	var b cryptobyte.Builder
 	b.AddASN1(casn1.SEQUENCE, func(b *cryptobyte.Builder) {
@@ -234,10 +225,8 @@ func TestPEMErrorsAreShort(t *testing.T) {
 		_, err = pki.ParseKeyCertBundle(p, base)
 		requireShort(t, err)
 	}
-	cert509, err := x509.ParseCertificate(subject)
-	require.NoError(t, err)
-	lists, err := pki.ParseCRLsPEM(newTestRoot(t).crl(t))
-	require.NoError(t, err)
+	cert509 := must.Get(x509.ParseCertificate(subject))(t)
+	lists := must.Get(pki.ParseCRLsPEM(newTestRoot(t).crl(t)))(t)
 	requireShort(t, pki.CheckCRL(lists[0], cert509))
 }
 
@@ -251,9 +240,7 @@ func requireShort(t *testing.T, err error) {
 
 func mustKeyPEM(t *testing.T, key crypto.Signer) []byte {
 	t.Helper()
-	out, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
-	return out
+	return must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 }
 
 func FuzzParsePrivateKeyPEM(f *testing.F) {
@@ -272,21 +259,17 @@ func FuzzParsePrivateKeyPEM(f *testing.F) {
 			return
 		}
 		require.NoError(t, pki.CheckPublicKey(key.Public()))
-		out, err := pki.MarshalPrivateKeyPEM(key)
-		require.NoError(t, err)
-		back, err := pki.ParsePrivateKeyPEM(out)
-		require.NoError(t, err)
+		out := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
+		back := must.Get(pki.ParsePrivateKeyPEM(out))(t)
 		require.True(t, pki.PublicKeysEqual(key.Public(), back.Public()))
-		again, err := pki.MarshalPrivateKeyPEM(back)
-		require.NoError(t, err)
+		again := must.Get(pki.MarshalPrivateKeyPEM(back))(t)
 		require.Equal(t, out, again)
 	})
 }
 
 func FuzzParseCertificatesPEM(f *testing.F) {
 	root := newRoot(f)
-	leaf, err := root.Issue(leafOptions())
-	require.NoError(f, err)
+	leaf := must.Get(root.Issue(leafOptions()))(f)
 	f.Add(pki.MarshalCertificatesPEM(leaf, root.Certificate()))
 	f.Add(append([]byte("# a comment\n"), pki.MarshalCertificatesPEM(leaf)...))
 	f.Add(append(pki.MarshalCertificatesPEM(leaf), "text"...))
@@ -300,8 +283,7 @@ func FuzzParseCertificatesPEM(f *testing.F) {
 		}
 		require.NotEmpty(t, certs)
 		out := pki.MarshalCertificatesPEM(certs...)
-		back, err := pki.ParseCertificatesPEM(out)
-		require.NoError(t, err)
+		back := must.Get(pki.ParseCertificatesPEM(out))(t)
 		require.Len(t, back, len(certs))
 		require.Equal(t, out, pki.MarshalCertificatesPEM(back...))
 	})

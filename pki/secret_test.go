@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -25,26 +26,21 @@ func svidOf(t testing.TB, root *pki.Issuer, key crypto.Signer) *spiffe.SVID {
 	t.Helper()
 	o := leafOptions()
 	o.PublicKey = key.Public()
-	leaf, err := root.Issue(o)
-	require.NoError(t, err)
-	svid, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
-	require.NoError(t, err)
-	return svid
+	leaf := must.Get(root.Issue(o))(t)
+	return must.Get(spiffe.NewSVID([]*x509.Certificate{leaf}, key))(t)
 }
 
 func TestKeyPairSecret(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.ECDSAP256)
 	svid := svidOf(t, newRoot(t), key)
-	s, err := pki.NewKeyPairSecret("default", svid)
-	require.NoError(t, err)
+	s := must.Get(pki.NewKeyPairSecret("default", svid))(t)
 	assert.Equal(t, "default", s.Name())
 	assert.Equal(t, svid.NotAfter(), s.NotAfter())
 	chain, keyPEM, ok := s.KeyPair()
 	require.True(t, ok)
 	assert.Equal(t, pki.MarshalCertificatesPEM(svid.Leaf()), chain)
-	back, err := pki.ParsePrivateKeyPEM(keyPEM)
-	require.NoError(t, err)
+	back := must.Get(pki.ParsePrivateKeyPEM(keyPEM))(t)
 	assert.Equal(t, key, back)
 	roots, ok := s.Roots()
 	assert.False(t, ok)
@@ -73,8 +69,7 @@ func TestTrustSecret(t *testing.T) {
 	root := newRoot(t).Certificate()
 	bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root}})
 	require.NoError(t, err)
-	s, err := pki.NewTrustSecret("ROOTCA", bundle)
-	require.NoError(t, err)
+	s := must.Get(pki.NewTrustSecret("ROOTCA", bundle))(t)
 	assert.Equal(t, "ROOTCA", s.Name())
 	assert.True(t, s.NotAfter().IsZero())
 	roots, ok := s.Roots()
@@ -83,8 +78,7 @@ func TestTrustSecret(t *testing.T) {
 	_, _, ok = s.KeyPair()
 	assert.False(t, ok)
 
-	empty, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(exampleOrg, spiffe.BundleContents{}))(t)
 	_, err = pki.NewTrustSecret("ROOTCA", empty)
 	require.ErrorIs(t, err, spiffe.ErrNoAuthority)
 	_, err = pki.NewTrustSecret("", bundle)
@@ -98,11 +92,9 @@ func TestSecretPEM(t *testing.T) {
 	root := newRoot(t)
 	o := leafOptions()
 	o.PublicKey = rsaKey().Public()
-	leaf, err := root.Issue(o)
-	require.NoError(t, err)
+	leaf := must.Get(root.Issue(o))(t)
 	chain := pki.MarshalCertificatesPEM(leaf, root.Certificate())
-	key, err := pki.MarshalPrivateKeyPEM(rsaKey())
-	require.NoError(t, err)
+	key := must.Get(pki.MarshalPrivateKeyPEM(rsaKey()))(t)
 	roots := pki.MarshalCertificatesPEM(root.Certificate())
 
 	pkcs1 := keyFiles(t)["PKCS#1"].pem
@@ -116,22 +108,18 @@ func TestSecretPEM(t *testing.T) {
 	assert.Equal(t, "file-cert:c~k", s.Name())
 
 	early := leaf.NotAfter.Add(-time.Minute)
-	s, err = pki.NewSecretPEM("x", chain, key, nil, early)
-	require.NoError(t, err)
+	s = must.Get(pki.NewSecretPEM("x", chain, key, nil, early))(t)
 	assert.Equal(t, early, s.NotAfter())
-	s, err = pki.NewSecretPEM("x", chain, key, nil, leaf.NotAfter.Add(time.Hour))
-	require.NoError(t, err)
+	s = must.Get(pki.NewSecretPEM("x", chain, key, nil, leaf.NotAfter.Add(time.Hour)))(t)
 	assert.Equal(t, leaf.NotAfter, s.NotAfter())
 
-	s, err = pki.NewSecretPEM("file-root:r", nil, nil, append([]byte("# comment\n"), roots...), time.Time{})
-	require.NoError(t, err)
+	s = must.Get(pki.NewSecretPEM("file-root:r", nil, nil, append([]byte("# comment\n"), roots...), time.Time{}))(t)
 	gotRoots, ok := s.Roots()
 	require.True(t, ok)
 	assert.Equal(t, roots, gotRoots)
 	assert.True(t, s.NotAfter().IsZero())
 
-	otherKey, err := pki.MarshalPrivateKeyPEM(newKey(t, pki.ECDSAP256))
-	require.NoError(t, err)
+	otherKey := must.Get(pki.MarshalPrivateKeyPEM(newKey(t, pki.ECDSAP256)))(t)
 	for name, tc := range map[string]struct {
 		name              string
 		chain, key, roots []byte
@@ -165,13 +153,11 @@ func TestSecretPEM(t *testing.T) {
 func TestSecretDoesNotPrintItsKey(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.Ed25519)
-	s, err := pki.NewKeyPairSecret("default", svidOf(t, newRoot(t), key))
-	require.NoError(t, err)
+	s := must.Get(pki.NewKeyPairSecret("default", svidOf(t, newRoot(t), key)))(t)
 	_, keyPEM, _ := s.KeyPair()
 	bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{newRoot(t).Certificate()}})
 	require.NoError(t, err)
-	roots, err := pki.NewTrustSecret("ROOTCA", bundle)
-	require.NoError(t, err)
+	roots := must.Get(pki.NewTrustSecret("ROOTCA", bundle))(t)
 
 	assert.Equal(t, `pki.Secret("default", key pair until 2026-03-01T12:00:00Z)`, s.String())
 	assert.Equal(t, s.String(), s.GoString())
@@ -189,23 +175,18 @@ func TestSecretDoesNotPrintItsKey(t *testing.T) {
 	// The PEM of the key: its base64, from behind the header that all keys share.
 	line := strings.Split(string(keyPEM), "\n")[1]
 	assertNoKey(t, []byte(line[len(line)-24:]), &buf, s, *s)
-	b, err := json.Marshal([]any{s})
-	require.NoError(t, err)
+	b := must.Get(json.Marshal([]any{s}))(t)
 	assert.Equal(t, "[{}]", string(b))
 }
 
 func bundleOf(t testing.TB, td string, roots ...*x509.Certificate) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{X509Authorities: roots})
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{X509Authorities: roots}))(t)
 }
 
 func setOf(t testing.TB, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	set, err := spiffe.NewBundleSet(bundles...)
-	require.NoError(t, err)
-	return set
+	return must.Get(spiffe.NewBundleSet(bundles...))(t)
 }
 
 // kinds returns a secret of each kind, by what it prints as its kind.
@@ -271,8 +252,7 @@ func TestTrustDomainsSecret(t *testing.T) {
 
 	lists := append(append([]byte("# a comment\n"), two.crl(t)...), mid.crl(t)...)
 	plain := s
-	s, err = plain.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
-	require.NoError(t, err)
+	s = must.Get(plain.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists}))(t)
 	got, _ = s.TrustDomains()
 	assert.Equal(t, pki.MarshalCertificatesPEM(one.cert()), got[tdOne])
 	assert.Equal(t, string(pki.MarshalCertificatesPEM(two.cert()))+strings.TrimPrefix(string(lists), "# a comment\n"), string(got[tdTwo]))
@@ -320,13 +300,11 @@ func TestTrustDomainsSecret(t *testing.T) {
 func TestSecretWithCRLs(t *testing.T) {
 	t.Parallel()
 	one, two := newTestRoot(t), newTestRoot(t)
-	trust, err := pki.NewTrustSecret("ROOTCA", bundleOf(t, "example.org", one.cert()))
-	require.NoError(t, err)
+	trust := must.Get(pki.NewTrustSecret("ROOTCA", bundleOf(t, "example.org", one.cert())))(t)
 	both, err := pki.NewSecretPEM("ROOTCA", nil, nil, pki.MarshalCertificatesPEM(one.cert(), two.cert()), time.Time{})
 	require.NoError(t, err)
 
-	s, err := trust.WithCRLs(one.crl(t), false)
-	require.NoError(t, err)
+	s := must.Get(trust.WithCRLs(one.crl(t), false))(t)
 	crls, leafOnly := s.CRLs()
 	assert.Equal(t, one.crl(t)[:27], crls[:27])
 	assert.False(t, leafOnly)
@@ -338,13 +316,11 @@ func TestSecretWithCRLs(t *testing.T) {
 	none, _ := trust.CRLs()
 	assert.Nil(t, none, "the secret it was made of is as before")
 
-	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+	der := must.Get(x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), ThisUpdate: base, NextUpdate: base.Add(time.Minute),
-	}, two.cert(), two.key)
-	require.NoError(t, err)
+	}, two.cert(), two.key))(t)
 	soon := []byte(block("X509 CRL", der))
-	later, err := both.WithCRLs(slices.Concat(one.crl(t), soon, two.crl(t)), false)
-	require.NoError(t, err)
+	later := must.Get(both.WithCRLs(slices.Concat(one.crl(t), soon, two.crl(t)), false))(t)
 	assert.Equal(t, base.Add(time.Minute).UTC().Truncate(time.Second), later.NotAfter(), "the earliest")
 	s, err = later.WithCRLs(two.crl(t), true)
 	require.NoError(t, err, "of leaves, and in place of those before")
@@ -374,28 +350,23 @@ func TestOtherSecrets(t *testing.T) {
 	t.Parallel()
 	key := func(c string) []byte { return []byte(strings.Repeat(c, 80)) }
 	a := key("a")
-	s, err := pki.NewTicketKeysSecret("tickets", a, key("b"))
-	require.NoError(t, err)
+	s := must.Get(pki.NewTicketKeysSecret("tickets", a, key("b")))(t)
 	clear(a)
 	keys, _ := s.TicketKeys()
 	assert.Equal(t, [][]byte{key("a"), key("b")}, keys, "copied")
 
 	value := []byte("hunter2")
-	s, err = pki.NewGenericSecret("token", map[string][]byte{"": value})
-	require.NoError(t, err)
+	s = must.Get(pki.NewGenericSecret("token", map[string][]byte{"": value}))(t)
 	clear(value)
 	values, _ := s.Generic()
 	assert.Equal(t, map[string][]byte{"": []byte("hunter2")}, values, "copied")
-	_, err = pki.NewGenericSecret("token", map[string][]byte{"user": value, "password": value})
-	require.NoError(t, err)
+	must.Get(pki.NewGenericSecret("token", map[string][]byte{"user": value, "password": value}))(t)
 
 	root := newRoot(t)
-	leaf, err := root.Issue(leafOptions())
-	require.NoError(t, err)
+	leaf := must.Get(root.Issue(leafOptions()))(t)
 	chain := pki.MarshalCertificatesPEM(leaf, root.Certificate())
 	provider := []byte("provider")
-	s, err = pki.NewKeyProviderSecret("default", append([]byte("# comment\n"), chain...), provider)
-	require.NoError(t, err)
+	s = must.Get(pki.NewKeyProviderSecret("default", append([]byte("# comment\n"), chain...), provider))(t)
 	clear(provider)
 	gotChain, gotProvider, _ := s.KeyProvider()
 	assert.Equal(t, chain, gotChain)
@@ -443,9 +414,7 @@ func TestOtherSecrets(t *testing.T) {
 			require.ErrorIs(t, err, tc.also, name)
 		}
 	}
-	_, err = pki.NewTicketKeysSecret("x", sixteen[:16]...)
-	require.NoError(t, err)
+	must.Get(pki.NewTicketKeysSecret("x", sixteen[:16]...))(t)
 	delete(many, "x")
-	_, err = pki.NewGenericSecret("x", many)
-	require.NoError(t, err)
+	must.Get(pki.NewGenericSecret("x", many))(t)
 }

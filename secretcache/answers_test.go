@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -87,21 +88,17 @@ func TestBrokenAnswers(t *testing.T) {
 				var heard told
 				m.Subscribe(heard.add)
 				first, _ := ready(t, m)
-				snap, err := m.Snapshot()
-				require.NoError(t, err)
-				secret, err := m.GenerateSecret(t.Context(), "default")
-				require.NoError(t, err)
+				snap := must.Get(m.Snapshot())(t)
+				secret := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 				heard.take()
 
 				spoil(ca, p)
 				time.Sleep(50 * time.Minute)
 				assert.Empty(t, heard.take())
 				assert.Same(t, first, current(t, m))
-				now, err := m.Snapshot()
-				require.NoError(t, err)
+				now := must.Get(m.Snapshot())(t)
 				assert.Same(t, snap, now)
-				same, err := m.GenerateSecret(t.Context(), "default")
-				require.NoError(t, err)
+				same := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 				assert.Same(t, secret, same)
 				st := status(t, m, web)
 				assert.ErrorContains(t, st.Err, want)
@@ -258,20 +255,14 @@ func TestLinkBetweenRoots(t *testing.T) {
 			KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 		}
 		sign := func(parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) *x509.Certificate {
-			der, err := x509.CreateCertificate(nil, template, parent, pub, key)
-			require.NoError(t, err)
-			c, err := x509.ParseCertificate(der)
-			require.NoError(t, err)
-			return c
+			der := must.Get(x509.CreateCertificate(nil, template, parent, pub, key))(t)
+			return must.Get(x509.ParseCertificate(der))(t)
 		}
-		oldKey, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		oldKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		old := sign(template, oldKey.Public(), oldKey)
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		link := sign(old, key.Public(), oldKey)
-		next, err := pki.NewIssuer(answer{link}, key)
-		require.NoError(t, err)
+		next := must.Get(pki.NewIssuer(answer{link}, key))(t)
 		ca := &issuerCA{issuer: next, tail: answer{link}}
 		ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{old}})))
 		m := newManager(t, secretcache.Config{CA: ca})
@@ -287,8 +278,7 @@ func TestEndlessCertificate(t *testing.T) {
 	for _, year := range []int{2262, 2263, 2300, 2600, 2900, 9999} {
 		synctest.Test(t, func(t *testing.T) {
 			end := time.Date(year, 12, 31, 23, 59, 59, 0, time.UTC)
-			key, err := pki.NewKey(pki.ECDSAP256)
-			require.NoError(t, err)
+			key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 			root, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: end})
 			require.NoError(t, err)
 			ca := &issuerCA{issuer: root, notAfter: end}
@@ -297,8 +287,7 @@ func TestEndlessCertificate(t *testing.T) {
 			start(t, m)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			secret, err := m.GenerateSecret(ctx, "default")
-			require.NoError(t, err)
+			secret := must.Get(m.GenerateSecret(ctx, "default"))(t)
 			assert.True(t, end.Equal(secret.NotAfter()))
 			time.Sleep(24 * time.Hour)
 			assert.EqualValues(t, 1, ca.signed.Load())
@@ -420,7 +409,6 @@ func TestKeyFailure(t *testing.T) {
 
 func bundleOf(t *testing.T, m *secretcache.Manager, td spiffe.TrustDomain) []*x509.Certificate {
 	t.Helper()
-	b, err := m.Bundle(td)
-	require.NoError(t, err)
+	b := must.Get(m.Bundle(td))(t)
 	return slices.Collect(b.X509Authorities())
 }

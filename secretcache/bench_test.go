@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -19,15 +20,12 @@ import (
 // filled returns a Manager that has its default identity and n more.
 func filled(tb testing.TB, n int) *secretcache.Manager {
 	tb.Helper()
-	m, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(tb, "example.org")})
-	require.NoError(tb, err)
-	_, err = m.GenerateSecret(tb.Context(), "default")
-	require.NoError(tb, err)
+	m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(tb, "example.org")}))(tb)
+	must.Get(m.GenerateSecret(tb.Context(), "default"))(tb)
 	for i := range n {
 		name := fmt.Sprintf("spiffe://example.org/ns/prod/sa/web-%d", i)
 		require.NoError(tb, m.Add(spiffe.MustParseID(name)))
-		_, err := m.GenerateSecret(tb.Context(), name)
-		require.NoError(tb, err)
+		must.Get(m.GenerateSecret(tb.Context(), name))(tb)
 	}
 	return m
 }
@@ -105,54 +103,5 @@ func BenchmarkSVID(b *testing.B) {
 		if _, err := m.SVID(); err != nil {
 			b.Fatal(err)
 		}
-	}
-}
-
-// BenchmarkSVIDParallel reads on all cores at once.
-func BenchmarkSVIDParallel(b *testing.B) {
-	m := filled(b, 0)
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			if _, err := m.SVID(); err != nil {
-				b.Error(err)
-			}
-		}
-	})
-}
-
-// BenchmarkReads has everything that readers call.
-func BenchmarkReads(b *testing.B) {
-	m := filled(b, 100)
-	for _, r := range reads {
-		b.Run(r.name, func(b *testing.B) {
-			ctx := b.Context()
-			b.ReportAllocs()
-			for b.Loop() {
-				_ = r.read(ctx, m)
-			}
-		})
-	}
-}
-
-// BenchmarkTimeNow is the price of the clock, to compare GenerateSecret with.
-func BenchmarkTimeNow(b *testing.B) {
-	for b.Loop() {
-		_ = time.Now()
-	}
-}
-
-// BenchmarkObtain is everything from the new key to the published secret, the test CA included.
-func BenchmarkObtain(b *testing.B) {
-	m := filled(b, 0)
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := m.Add(worker); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := m.GenerateSecret(b.Context(), worker.String()); err != nil {
-			b.Fatal(err)
-		}
-		m.Remove(worker)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -33,16 +34,12 @@ import (
 // bundle returns a bundle of the trust domain example.org.
 func bundle(t *testing.T, c spiffe.BundleContents) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.NewBundle(domain, c)
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(domain, c))(t)
 }
 
 func set(t *testing.T, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	s, err := spiffe.NewBundleSet(bundles...)
-	require.NoError(t, err)
-	return s
+	return must.Get(spiffe.NewBundleSet(bundles...))(t)
 }
 
 // TestBundleFirst changes the root under two identities and records, in order, what was told and
@@ -75,8 +72,7 @@ func TestBundleFirst(t *testing.T) {
 				m := newManager(t, secretcache.Config{CA: c.wrap(ca)})
 				require.NoError(t, m.Add(worker))
 				first, _ := ready(t, m)
-				firstWorker, err := m.GenerateSecret(t.Context(), worker.String())
-				require.NoError(t, err)
+				firstWorker := must.Get(m.GenerateSecret(t.Context(), worker.String()))(t)
 
 				var events told
 				look := func(name, when string) {
@@ -146,8 +142,7 @@ func hourly(t *testing.T, b *spiffe.Bundle) *spiffe.Bundle {
 
 func verify(t *testing.T, b *spiffe.Bundle, s *spiffe.SVID) (*spiffe.Peer, error) {
 	t.Helper()
-	v, err := spiffe.NewVerifier(b, spiffe.AllowAnyPeer(), nil)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(b, spiffe.AllowAnyPeer(), nil))(t)
 	return v.VerifyChain(s.Chain(), spiffe.AnyRole)
 }
 
@@ -209,10 +204,8 @@ func TestCallbackAsks(t *testing.T) {
 		require.NoError(t, m.Add(worker))
 		start(t, m)
 		begin := time.Now()
-		_, err := m.GenerateSecret(ctx, "default")
-		require.NoError(t, err)
-		_, err = m.GenerateSecret(ctx, worker.String())
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(ctx, "default"))(t)
+		must.Get(m.GenerateSecret(ctx, worker.String()))(t)
 		assert.Less(t, time.Since(begin), time.Minute)
 	})
 }
@@ -257,8 +250,7 @@ func TestCallbackIsSlow(t *testing.T) {
 		time.Sleep(time.Minute)
 		third := current(t, m)
 		assert.NotSame(t, second, third)
-		_, err := verify(t, ca.Bundle(), third)
-		require.NoError(t, err)
+		must.Get(verify(t, ca.Bundle(), third))(t)
 	})
 }
 
@@ -337,8 +329,7 @@ func TestRootGoneMayShorten(t *testing.T) {
 func TestReissuedRoot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		root := func(years int) *pki.Issuer {
 			i, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().AddDate(years, 0, 0)})
 			require.NoError(t, err)
@@ -407,8 +398,7 @@ func TestRefusedBundles(t *testing.T) {
 				var heard told
 				m.Subscribe(heard.add)
 				ready(t, m)
-				before, err := m.Bundle(domain)
-				require.NoError(t, err)
+				before := must.Get(m.Bundle(domain))(t)
 				heard.take()
 
 				if bad != nil {
@@ -417,8 +407,7 @@ func TestRefusedBundles(t *testing.T) {
 					p.nothing.Store(true)
 				}
 				time.Sleep(20 * time.Minute)
-				after, err := m.Bundle(domain)
-				require.NoError(t, err)
+				after := must.Get(m.Bundle(domain))(t)
 				assert.Same(t, before, after)
 				assert.Empty(t, heard.take())
 				st := status(t, m, domain.ID())
@@ -459,17 +448,14 @@ func TestImplausibleBundles(t *testing.T) {
 					var heard told
 					m.Subscribe(heard.add)
 					ready(t, m)
-					before, err := m.Bundle(td)
-					require.NoError(t, err)
+					before := must.Get(m.Bundle(td))(t)
 					heard.take()
-					wrong, err := spiffe.NewBundle(td, bad)
-					require.NoError(t, err)
+					wrong := must.Get(spiffe.NewBundle(td, bad))(t)
 					all := ca.Bundles().With(wrong)
 
 					p.bundles.Store(all)
 					time.Sleep(10 * time.Minute)
-					now, err := m.Bundle(td)
-					require.NoError(t, err)
+					now := must.Get(m.Bundle(td))(t)
 					assert.Same(t, before, now)
 					assert.Empty(t, heard.take())
 					st := status(t, m, domain.ID())
@@ -485,13 +471,11 @@ func TestImplausibleBundles(t *testing.T) {
 					// It insists.
 					p.bundles.Store(all)
 					time.Sleep(bundleorder.Time - time.Minute)
-					now, err = m.Bundle(td)
-					require.NoError(t, err)
+					now = must.Get(m.Bundle(td))(t)
 					assert.Same(t, before, now)
 					assert.NotContains(t, heard.take(), "spiffe://"+td.String())
 					time.Sleep(12 * time.Minute)
-					now, err = m.Bundle(td)
-					require.NoError(t, err)
+					now = must.Get(m.Bundle(td))(t)
 					assert.Same(t, wrong, now)
 					assert.Contains(t, heard.take(), "spiffe://"+td.String())
 					assert.NoError(t, status(t, m, domain.ID()).Err)
@@ -510,9 +494,7 @@ func TestImplausibleFirstBundles(t *testing.T) {
 		highest := func(ca *spiffetest.CA) *spiffe.Bundle {
 			c := ca.Bundle().Contents()
 			c.Sequence = new(uint64(math.MaxUint64))
-			b, err := spiffe.NewBundle(ca.TrustDomain(), c)
-			require.NoError(t, err)
-			return b
+			return must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t)
 		}
 		p := poll(ca)
 		p.bundles.Store(set(t, highest(ca), other.Bundle()))
@@ -528,8 +510,7 @@ func TestImplausibleFirstBundles(t *testing.T) {
 		assert.Len(t, bundleOf(t, m, domain), 1)
 		_, err = m.Bundle(other.TrustDomain())
 		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-		_, err = m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		assert.ErrorContains(t, status(t, m, domain.ID()).Err, `"other.test": the bundle is held`)
 	})
 }
@@ -791,8 +772,7 @@ func TestWatchRollback(t *testing.T) {
 		ca.ca.Prepare()
 		ca.polled.bundles.Store(ca.ca.Bundles())
 		m := newManager(t, secretcache.Config{CA: ca})
-		_, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		ca.polled.bundles.Store(old)
 		start(t, m)
 		time.Sleep(time.Hour)
@@ -890,11 +870,9 @@ func TestOtherKeysInBundle(t *testing.T) {
 		m.Subscribe(heard.add)
 		ready(t, m)
 		heard.take()
-		secret, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		secret := must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		c := ca.Bundle().Contents()
 		c.JWTAuthorities = map[string]crypto.PublicKey{"one": key.Public()}
 		c.Sequence = new(uint64(2))
@@ -902,15 +880,12 @@ func TestOtherKeysInBundle(t *testing.T) {
 		changed := m.Changed()
 		time.Sleep(6 * time.Minute)
 		<-changed
-		snap, err := m.Snapshot()
-		require.NoError(t, err)
-		b, err := snap.Bundle(domain)
-		require.NoError(t, err)
+		snap := must.Get(m.Snapshot())(t)
+		b := must.Get(snap.Bundle(domain))(t)
 		_, ok := b.JWTAuthority("one")
 		assert.True(t, ok)
 		assert.Empty(t, heard.take())
-		same, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		same := must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		assert.Same(t, secret, same)
 	})
 }

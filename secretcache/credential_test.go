@@ -24,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -112,8 +113,7 @@ func (c *dnsCA) manager(t *testing.T, cfg secretcache.Config) *secretcache.Manag
 		cfg.NewKey = c.newKey
 	}
 	cfg.Jitter = 0.01
-	m, err := secretcache.New(cfg)
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(cfg))(t)
 	secretcache.Unhurried(m)
 	return m
 }
@@ -123,9 +123,7 @@ type unwatched struct{ caclient.CA }
 
 func credential(t *testing.T, m *secretcache.Manager) *pki.Credential {
 	t.Helper()
-	c, err := m.Credential()
-	require.NoError(t, err)
-	return c
+	return must.Get(m.Credential())(t)
 }
 
 func readyCredential(t *testing.T, m *secretcache.Manager) *pki.Credential {
@@ -163,13 +161,11 @@ func TestCredential(t *testing.T) {
 			assert.Equal(t, []string{dnsName}, c.Leaf().DNSNames)
 			assert.Empty(t, c.Leaf().URIs)
 			assert.Equal(t, time.Now().Add(life).Unix(), c.NotAfter().Unix())
-			s, err := m.GenerateSecret(t.Context(), "default")
-			require.NoError(t, err)
+			s := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 			assert.Equal(t, "default", s.Name())
 			chain, key, ok := s.KeyPair()
 			require.True(t, ok)
-			served, err := pki.ParseCredentialPEM(chain, key)
-			require.NoError(t, err)
+			served := must.Get(pki.ParseCredentialPEM(chain, key))(t)
 			assert.Equal(t, c.Chain(), served.Chain())
 			assert.Equal(t, c.NotAfter(), s.NotAfter())
 			if old != nil {
@@ -239,8 +235,7 @@ func TestCredentialConfig(t *testing.T) {
 	// An ID by another way is an SVID.
 	m, err := secretcache.New(secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), Expect: pki.ExpectID(web)})
 	require.NoError(t, err)
-	_, err = m.GenerateSecret(t.Context(), web.String())
-	require.NoError(t, err)
+	must.Get(m.GenerateSecret(t.Context(), web.String()))(t)
 	assert.Equal(t, web, current(t, m).ID())
 	c, err := m.Credential()
 	assert.Nil(t, c)
@@ -271,8 +266,7 @@ func TestCredentialBesideSVIDs(t *testing.T) {
 		s, err := m.GenerateSecret(t.Context(), worker.String())
 		require.NoError(t, err)
 		chain, key, _ := s.KeyPair()
-		svid, err := spiffe.ParseSVIDPEM(chain, key)
-		require.NoError(t, err)
+		svid := must.Get(spiffe.ParseSVIDPEM(chain, key))(t)
 		assert.Equal(t, worker, svid.ID())
 		_, err = m.SVID()
 		assert.ErrorIs(t, err, errors.ErrUnsupported, "another identity is not the default one")
@@ -405,8 +399,7 @@ func TestBrokenCredentials(t *testing.T) {
 				ca := newDNSCA(t)
 				m := ca.manager(t, secretcache.Config{CA: unwatched{ca}})
 				had := readyCredential(t, m)
-				secret, err := m.GenerateSecret(t.Context(), "default")
-				require.NoError(t, err)
+				secret := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 				var heard told
 				m.Subscribe(heard.add)
 
@@ -414,8 +407,7 @@ func TestBrokenCredentials(t *testing.T) {
 				time.Sleep(50 * time.Minute)
 				assert.Empty(t, heard.take())
 				assert.Same(t, had, credential(t, m))
-				same, err := m.GenerateSecret(t.Context(), "default")
-				require.NoError(t, err)
+				same := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 				assert.Same(t, secret, same)
 				assert.ErrorContains(t, first(m).Err, f.want)
 				assert.Greater(t, first(m).Failures, 1)
@@ -596,8 +588,7 @@ func TestCredentialReads(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	m := newDNSCA(t).manager(t, secretcache.Config{})
-	_, err := m.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
+	must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 	ctx := t.Context()
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = m.Credential() }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = m.GenerateSecret(ctx, "default") }))

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
@@ -27,20 +28,17 @@ func TestWithoutDefaultIdentity(t *testing.T) {
 		td := spiffe.MustParseTrustDomain("example.org")
 		authority, err := ca.New(ca.Config{TrustDomain: td})
 		require.NoError(t, err)
-		issuer, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
+		issuer := must.Get(local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
 			return csr.ID()
-		})
-		require.NoError(t, err)
-		m, err := secretcache.New(secretcache.Config{TrustDomain: td, CA: issuer})
-		require.NoError(t, err)
+		}))(t)
+		m := must.Get(secretcache.New(secretcache.Config{TrustDomain: td, CA: issuer}))(t)
 		assert.Nil(t, m.Bundles())
 		assert.ErrorIs(t, m.Report().NotReady, spiffe.ErrNotReady)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- m.Run(ctx) }()
 		require.NoError(t, m.Ready(ctx))
-		_, err = m.Bundles().Bundle(td)
-		require.NoError(t, err)
+		must.Get(m.Bundles().Bundle(td))(t)
 		require.NoError(t, m.Report().NotReady)
 		assert.Empty(t, m.Report().Identities)
 
@@ -55,16 +53,14 @@ func TestWithoutDefaultIdentity(t *testing.T) {
 
 		web := spiffe.MustParseID("spiffe://example.org/web")
 		require.NoError(t, m.Add(web))
-		first, err := m.GenerateSecret(ctx, web.String())
-		require.NoError(t, err)
+		first := must.Get(m.GenerateSecret(ctx, web.String()))(t)
 		time.Sleep(time.Hour) // of a day
 		synctest.Wait()
 		require.Len(t, m.Report().Identities, 1)
 		assert.False(t, m.Report().Identities[0].Own)
 		time.Sleep(20 * time.Hour)
 		synctest.Wait()
-		second, err := m.GenerateSecret(ctx, web.String())
-		require.NoError(t, err)
+		second := must.Get(m.GenerateSecret(ctx, web.String()))(t)
 		assert.True(t, second.NotAfter().After(first.NotAfter()), "it was renewed")
 		var out strings.Builder
 		require.NoError(t, m.Report().Metrics(&out))

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -45,10 +46,8 @@ func TestFederatedWhileLooking(t *testing.T) {
 			h.changed.Notify()
 			synctest.Wait()
 			require.Nil(t, h.next.Load())
-			want, err := last.Bundle(spiffe.MustParseTrustDomain("partner.test"))
-			require.NoError(t, err)
-			is, err := m.Bundle(want.TrustDomain())
-			require.NoError(t, err)
+			want := must.Get(last.Bundle(spiffe.MustParseTrustDomain("partner.test")))(t)
+			is := must.Get(m.Bundle(want.TrustDomain()))(t)
 			assert.Same(t, want, is)
 		}
 	})

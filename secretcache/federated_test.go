@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -44,8 +45,7 @@ func TestFederated(t *testing.T) {
 		name := partner.TrustDomain().ID().String()
 		_, err = m.GenerateSecret(t.Context(), name)
 		assert.ErrorIs(t, err, fs.ErrNotExist)
-		own, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		own := must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		vouches := func() bool {
 			snap, err := m.Snapshot()
 			require.NoError(t, err)
@@ -59,14 +59,12 @@ func TestFederated(t *testing.T) {
 		require.NoError(t, f.Add(endpoint.Relationship()))
 		assert.Equal(t, []string{"ALL", name}, heard.take(), "nothing else has changed")
 		assert.True(t, vouches())
-		first, err := m.GenerateSecret(t.Context(), name)
-		require.NoError(t, err)
+		first := must.Get(m.GenerateSecret(t.Context(), name))(t)
 
 		endpoint.Rotate()
 		time.Sleep(10 * time.Minute)
 		assert.Equal(t, []string{"ALL", name}, heard.take())
-		second, err := m.GenerateSecret(t.Context(), name)
-		require.NoError(t, err)
+		second := must.Get(m.GenerateSecret(t.Context(), name))(t)
 		assert.NotSame(t, first, second)
 		assert.True(t, vouches())
 		assert.Len(t, bundleOf(t, m, partner.TrustDomain()), 2)
@@ -76,8 +74,7 @@ func TestFederated(t *testing.T) {
 		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL"}, heard.take())
 		assert.True(t, vouches())
 		assert.Len(t, bundleOf(t, m, given.TrustDomain()), 1)
-		now, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		now := must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		assert.NotSame(t, own, now)
 
 		require.NoError(t, f.Remove(partner.TrustDomain()))
@@ -118,8 +115,7 @@ func TestFederatedDoesNotSpeakForUs(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: ca, Federated: b})
 
 		// Also before Run, and for bundles that a first call brings.
-		_, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		for running := range 2 {
 			if running == 1 {
 				ready(t, m)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -27,12 +28,10 @@ func TestWriteMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		web, db := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/db")
-		m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
-		require.NoError(t, err)
+		m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca}))(t)
 		require.NoError(t, m.Add(db))
 		read := func() map[string]float64 {
-			text, err := metricstest.Of(m.Report().Metrics)
-			require.NoError(t, err)
+			text := must.Get(metricstest.Of(m.Report().Metrics))(t)
 			return text.Samples
 		}
 		s := read()
@@ -45,8 +44,7 @@ func TestWriteMetrics(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- m.Run(ctx) }()
 		synctest.Wait()
-		svid, err := m.SVID()
-		require.NoError(t, err)
+		svid := must.Get(m.SVID())(t)
 		s = read()
 		assert.Equal(t, 2., s[`svidkit_secretcache_identities{state="valid"}`])
 		assert.EqualValues(t, svid.NotAfter().Unix(), s[`svidkit_secretcache_identity_end_timestamp_seconds{identity="spiffe://example.org/web"}`])
@@ -81,8 +79,7 @@ func TestWriteMetrics(t *testing.T) {
 
 		// What is cut short is no failure.
 		ca.Delay(time.Hour)
-		m, err = secretcache.New(secretcache.Config{ID: web, CA: ca})
-		require.NoError(t, err)
+		m = must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca}))(t)
 		ctx, cancel = context.WithCancel(t.Context())
 		go func() { done <- m.Run(ctx) }()
 		time.Sleep(time.Second)
@@ -103,8 +100,7 @@ func TestWriteMetricsBounded(t *testing.T) {
 	for i := range 1500 {
 		require.NoError(t, m.Add(spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w%04d", i))))
 	}
-	text, err := metricstest.Of(m.Report().Metrics)
-	require.NoError(t, err)
+	text := must.Get(metricstest.Of(m.Report().Metrics))(t)
 	assert.Equal(t, 1501., text.Samples[`svidkit_secretcache_identities{state="missing"}`])
 	assert.Contains(t, text.Samples, `svidkit_secretcache_identity_failures{identity="spiffe://example.org/w0998"}`)
 	assert.NotContains(t, text.Samples, `svidkit_secretcache_identity_failures{identity="spiffe://example.org/w0999"}`)

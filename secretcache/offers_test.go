@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -35,8 +36,7 @@ func TestInsistingBeginsAnew(t *testing.T) {
 				ready(t, m)
 				contents := other.Bundle().Contents()
 				contents.Sequence = new(uint64(math.MaxUint64))
-				wrong, err := spiffe.NewBundle(other.TrustDomain(), contents)
-				require.NoError(t, err)
+				wrong := must.Get(spiffe.NewBundle(other.TrustDomain(), contents))(t)
 				all := ca.Bundles().With(wrong)
 				inForce := func() bool {
 					b, err := m.Bundle(other.TrustDomain())
@@ -71,15 +71,13 @@ func TestPreviousIsOver(t *testing.T) {
 		p := poll(ca)
 		m := newManager(t, secretcache.Config{CA: p, Previous: earlier, Federated: &f})
 		ready(t, m)
-		b, err := m.Bundle(domain)
-		require.NoError(t, err)
+		b := must.Get(m.Bundle(domain))(t)
 		require.True(t, b.Equal(ca.Bundle()))
 		f.set.Store(set(t, spiffetest.NewCA(t, "partner.test").Bundle()))
 		f.changed.Notify()
 		p.bundles.Store(set(t, older))
 		time.Sleep(10 * time.Minute)
-		b, err = m.Bundle(domain)
-		require.NoError(t, err)
+		b = must.Get(m.Bundle(domain))(t)
 		assert.True(t, b.Equal(ca.Bundle()), "a rollback")
 		assert.ErrorContains(t, status(t, m, domain.ID()).Err, "was seen before")
 	})

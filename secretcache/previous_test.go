@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -65,11 +66,9 @@ func TestPreviousOfOldRoot(t *testing.T) {
 		f.set.Store(set(t, federated.Bundle()))
 		m := newManager(t, secretcache.Config{CA: poll(other), Federated: &f, Previous: earlier})
 		ready(t, m)
-		b, err := m.Bundle(domain)
-		require.NoError(t, err)
+		b := must.Get(m.Bundle(domain))(t)
 		assert.True(t, b.Equal(other.Bundle()))
-		_, err = m.Bundle(federated.TrustDomain())
-		require.NoError(t, err)
+		must.Get(m.Bundle(federated.TrustDomain()))(t)
 		assert.Equal(t, 1, other.Signed())
 		assert.NoError(t, status(t, m, web).Err)
 	})
@@ -124,6 +123,5 @@ func TestPreviousIsNotKept(t *testing.T) {
 		runtime.GC()
 		return earlier.Value() == nil
 	}, time.Minute, time.Millisecond)
-	_, err := m.SVID()
-	require.NoError(t, err)
+	must.Get(m.SVID())(t)
 }

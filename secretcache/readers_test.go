@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -56,8 +57,7 @@ func TestReadersNeverMiss(t *testing.T) {
 	start(t, m)
 	names := []string{"default", web.String(), worker.String(), "ROOTCA", "spiffe://example.org"}
 	for _, name := range append(names, "spiffe://partner.test") {
-		_, err := m.GenerateSecret(t.Context(), name)
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), name))(t)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -158,8 +158,7 @@ func TestNewsIsThere(t *testing.T) {
 	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
 	var federated bundles
 	m := newManager(t, secretcache.Config{CA: ca, Federated: &federated})
-	_, err := m.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
+	must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 	for what, publish := range map[string]func(n int){
 		"certificate": func(int) { assert.NoError(t, secretcache.Publish(m)) },
 		"bundles": func(n int) {
@@ -206,8 +205,7 @@ func TestNewsIsThere(t *testing.T) {
 func TestNoNewsBeforeTheSnapshot(t *testing.T) {
 	t.Parallel()
 	m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org")})
-	_, err := m.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
+	must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 	changed := m.Changed()
 	require.True(t, secretcache.PublishWithout(m))
 	select {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -173,8 +174,7 @@ func TestClockSetBack(t *testing.T) {
 				ca.EditTemplates(func(c *x509.Certificate) {
 					c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(test.life)
 				})
-				m, err := secretcache.New(secretcache.Config{ID: web, CA: ca, Timeout: time.Minute})
-				require.NoError(t, err)
+				m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca, Timeout: time.Minute}))(t)
 				var ahead atomic.Int64
 				ahead.Store(int64(test.back))
 				secretcache.SetClock(m, 0, func() (mono, wall time.Time) { return time.Now(), time.Now().Round(0).Add(time.Duration(ahead.Load())) })
@@ -187,15 +187,13 @@ func TestClockSetBack(t *testing.T) {
 				require.NoError(t, m.Ready(soon))
 				stop()
 				time.Sleep(time.Second)
-				before, err := m.SVID()
-				require.NoError(t, err)
+				before := must.Get(m.SVID())(t)
 				secretcache.Leap(m, -test.back) // by the right time, at which the bubble is
 				ahead.Store(0)
 				time.Sleep(time.Second)
 				synctest.Wait()
 				assert.Equal(t, test.signed, ca.Signed())
-				svid, err := m.SVID()
-				require.NoError(t, err)
+				svid := must.Get(m.SVID())(t)
 				assert.Equal(t, test.signed == 1, svid == before)
 				time.Sleep(test.life / 5)
 				assert.Equal(t, test.signed, ca.Signed(), "and it is renewed as usual from then on")

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -206,8 +207,7 @@ func play(t *testing.T, seed int64) {
 	all.Go(func() { require.NoError(t, w.m.Run(ctx)) })
 	defer all.Wait()
 	defer cancel()
-	_, err = w.m.GenerateSecret(ctx, "default")
-	require.NoError(t, err)
+	must.Get(w.m.GenerateSecret(ctx, "default"))(t)
 	w.mu.Lock()
 	w.ready = true
 	w.mu.Unlock()

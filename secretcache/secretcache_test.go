@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -68,8 +69,7 @@ func newManager(t *testing.T, cfg secretcache.Config) *secretcache.Manager {
 	if cfg.RenewIn == nil {
 		cfg.Jitter = cmp.Or(cfg.Jitter, 0.01)
 	}
-	m, err := secretcache.New(cfg)
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(cfg))(t)
 	secretcache.Unhurried(m)
 	return m
 }
@@ -94,16 +94,13 @@ func ready(t *testing.T, m *secretcache.Manager) (first *spiffe.SVID, stop func(
 	t.Helper()
 	stop = start(t, m)
 	synctest.Wait()
-	first, err := m.SVID()
-	require.NoError(t, err)
+	first = must.Get(m.SVID())(t)
 	return first, stop
 }
 
 func current(t *testing.T, m *secretcache.Manager) *spiffe.SVID {
 	t.Helper()
-	s, err := m.SVID()
-	require.NoError(t, err)
-	return s
+	return must.Get(m.SVID())(t)
 }
 
 // told records what subscribers are told.
@@ -243,10 +240,8 @@ func TestRenewsForDays(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*24*time.Hour)
 		defer cancel()
 		for snap := range updates(ctx, m) {
-			svid, err := snap.SVID()
-			require.NoError(t, err)
-			b, err := snap.Bundle(domain)
-			require.NoError(t, err)
+			svid := must.Get(snap.SVID())(t)
+			b := must.Get(snap.Bundle(domain))(t)
 			assert.Equal(t, ca.Bundle(), b)
 			if old != nil {
 				renewals++
@@ -287,8 +282,7 @@ func TestRequestedNames(t *testing.T) {
 	require.NoError(t, m.Add(other))
 	start(t, m)
 	for _, name := range []string{"default", other.String()} {
-		_, err := m.GenerateSecret(t.Context(), name)
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), name))(t)
 	}
 	got, _ := r.names.Load(web.String())
 	assert.Equal(t, append([]pki.SAN{pki.IDSAN(web)}, names...), got)

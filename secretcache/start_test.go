@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -57,10 +58,8 @@ func hang(ctx context.Context) error {
 // TestReadySays: whatever keeps a Manager from being ready, Start and Ready say it.
 func TestReadySays(t *testing.T) {
 	t.Parallel()
-	empty, err := spiffe.NewBundle(domain, spiffe.BundleContents{})
-	require.NoError(t, err)
-	none, err := spiffe.NewBundleSet(empty)
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(domain, spiffe.BundleContents{}))(t)
+	none := must.Get(spiffe.NewBundleSet(empty))(t)
 	refused := &caclient.Error{Kind: caclient.ErrDenied, Err: errors.New("no such account")}
 	for _, r := range []struct {
 		name  string
@@ -107,8 +106,7 @@ func TestReadySays(t *testing.T) {
 				assert.Zero(t, ca.calls.Load(), "nothing is under way any more")
 
 				// By hand, with one context for both, which ends them at the same moment.
-				m, err = secretcache.New(cfg)
-				require.NoError(t, err)
+				m = must.Get(secretcache.New(cfg))(t)
 				ctx, cancel = context.WithTimeoutCause(t.Context(), 10*time.Second, errStop)
 				defer cancel()
 				ended := make(chan error, 1)
@@ -153,8 +151,7 @@ func TestStart(t *testing.T) {
 		ca.Delay(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		m, err := secretcache.Start(ctx, secretcache.Config{ID: web, CA: ca})
-		require.NoError(t, err)
+		m := must.Get(secretcache.Start(ctx, secretcache.Config{ID: web, CA: ca}))(t)
 		require.ErrorIs(t, m.Run(t.Context()), lifecycle.ErrRunning)
 		first := current(t, m)
 		time.Sleep(time.Hour)

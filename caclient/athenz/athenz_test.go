@@ -29,6 +29,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -69,16 +70,13 @@ func newClient(t testing.TB, edit func(*athenz.Options)) *client {
 // restart makes a client that knows nothing of what was before.
 func (c *client) restart() {
 	c.t.Helper()
-	var err error
-	c.CA, err = athenz.New(c.opts)
-	require.NoError(c.t, err)
+	c.CA = must.Get(athenz.New(c.opts))(c.t)
 }
 
 // get asks for a certificate and does not use it.
 func (c *client) get() (*pki.Credential, error) {
 	c.t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(c.t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(c.t)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
 	require.NoError(c.t, err)
 	chain, err := c.Sign(c.t.Context(), csr, 0)
@@ -86,16 +84,13 @@ func (c *client) get() (*pki.Credential, error) {
 		return nil, err
 	}
 	require.NoError(c.t, caclient.Check(chain, csr, c.zts.Expectation(), c.ca.Bundle(), time.Now()))
-	got, err := pki.NewCredential(chain, key)
-	require.NoError(c.t, err)
-	return got, nil
+	return must.Get(pki.NewCredential(chain, key))(c.t), nil
 }
 
 // use asks for a certificate and uses it from then on.
 func (c *client) use() {
 	c.t.Helper()
-	got, err := c.get()
-	require.NoError(c.t, err)
+	got := must.Get(c.get())(c.t)
 	c.current = got
 }
 
@@ -177,14 +172,12 @@ func TestRegisteredAnew(t *testing.T) {
 	defer tr.CloseIdleConnections()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", nil)
 	require.NoError(t, err)
-	answer, err := tr.RoundTrip(r)
-	require.NoError(t, err)
+	answer := must.Get(tr.RoundTrip(r))(t)
 	answer.Body.Close()
 	require.Equal(t, http.StatusNoContent, answer.StatusCode)
 	for _, want := range []int{2, 1, 1} { // the first is refused, and registered anew
 		before := c.zts.Requests()
-		_, err := c.get()
-		require.NoError(t, err)
+		must.Get(c.get())(t)
 		assert.Equal(t, want, c.zts.Requests()-before)
 		assert.False(t, c.revoked())
 	}
@@ -258,8 +251,7 @@ func TestAnswersCross(t *testing.T) {
 		first = got
 	})
 	require.Eventually(t, func() bool { return c.zts.Requests() > before }, time.Minute, time.Millisecond)
-	_, err := c.get()
-	require.NoError(t, err)
+	must.Get(c.get())(t)
 	close(second)
 	wg.Wait()
 	c.current = first
@@ -304,16 +296,14 @@ func TestCertificateOfTheMoment(t *testing.T) {
 	for _, edit := range []func(*x509.Certificate){expired, ahead} {
 		chain, key := c.ca.Certificate("/x", edit)
 		var err error
-		c.current, err = pki.NewCredential(chain, key)
-		require.NoError(t, err)
+		c.current = must.Get(pki.NewCredential(chain, key))(t)
 		_, err = c.get()
 		require.NoError(t, err, "the token is used")
 	}
 	for _, cert := range []*tls.Certificate{{}, {Certificate: [][]byte{{1}}}} {
 		c.opts.Certificate = func() *tls.Certificate { return cert }
 		c.restart()
-		_, err := c.get()
-		require.NoError(t, err)
+		must.Get(c.get())(t)
 	}
 	// Its leaf need not be parsed.
 	got, err := c.get()
@@ -321,12 +311,10 @@ func TestCertificateOfTheMoment(t *testing.T) {
 	c.opts.Certificate = func() *tls.Certificate { cert := *got.TLSCertificate(); cert.Leaf = nil; return &cert }
 	c.opts.Token = nil
 	c.restart()
-	_, err = c.get()
-	require.NoError(t, err)
+	must.Get(c.get())(t)
 	// One of roots that ZTS does not know: it ends the handshake, and the token helps.
 	chain, key := spiffetest.NewCA(t, "athenz.example").Certificate("/x")
-	c.current, err = pki.NewCredential(chain, key)
-	require.NoError(t, err)
+	c.current = must.Get(pki.NewCredential(chain, key))(t)
 	c.opts.Certificate = func() *tls.Certificate { return c.current.TLSCertificate() }
 	c.restart()
 	_, err = c.get()
@@ -352,8 +340,7 @@ func TestClockBehind(t *testing.T) {
 	c.ca.EditTemplates(func(x *x509.Certificate) {
 		x.NotBefore, x.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	})
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
 	require.NoError(t, err)
 	begun := time.Now()
@@ -403,16 +390,13 @@ func TestWire(t *testing.T) {
 	fake.TLS.ClientAuth = tls.RequestClientCert
 	c.opts.URL, c.opts.HTTPClient = fake.URL, fake.Client()
 	c.opts.Token = func(context.Context) (string, error) { return "attested", nil }
-	in, err := c.opts.Instance.Service.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "media-sports")
-	require.NoError(t, err)
+	in := must.Get(c.opts.Instance.Service.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "media-sports"))(t)
 	c.restart()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()})
 	require.NoError(t, err)
 	for lifetime, minutes := range map[time.Duration]any{0: nil, time.Second: 1.0, time.Minute: 1.0, 90*time.Minute + time.Second: 90.0, 30 * 24 * time.Hour: 43200.0} {
-		_, err = c.Sign(t.Context(), csr, lifetime)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), csr, lifetime))(t)
 		assert.Equal(t, "POST /zts/v1/instance", path)
 		assert.Equal(t, minutes, body["expiryTime"])
 		assert.Equal(t, []any{"k8s.admin.athenz-callback", "media.sports", "frontend", "attested", true, nil},
@@ -420,11 +404,9 @@ func TestWire(t *testing.T) {
 	}
 	c.opts.Instance.SPIFFE, c.opts.WithServiceToken = in, false
 	c.restart()
-	c.current, err = c.get()
-	require.NoError(t, err)
+	c.current = must.Get(c.get())(t)
 	assert.Equal(t, []any{nil, "media-sports"}, []any{body["token"], body["namespace"]})
-	_, err = c.get()
-	require.NoError(t, err)
+	must.Get(c.get())(t)
 	assert.Equal(t, "POST /zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", path)
 	assert.NotContains(t, body, "attestationData")
 	assert.NotContains(t, body, "provider")
@@ -443,10 +425,8 @@ func TestWire(t *testing.T) {
 		_, err = c.get()
 		require.NoError(t, err, name)
 	}
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	b, err := set.Bundle(c.ca.TrustDomain())
-	require.NoError(t, err)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
+	b := must.Get(set.Bundle(c.ca.TrustDomain()))(t)
 	has := func(want *x509.Certificate) (found bool) {
 		for root := range b.X509Authorities() {
 			found = found || root.Equal(want)
@@ -456,12 +436,9 @@ func TestWire(t *testing.T) {
 	assert.True(t, has(c.ca.Root()))
 	assert.True(t, has(other.Root()), "a root that came with a certificate")
 	answer = func(map[string]any) {} // none: those that are known stay
-	_, err = c.get()
-	require.NoError(t, err)
-	set, err = c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	b, err = set.Bundle(c.ca.TrustDomain())
-	require.NoError(t, err)
+	must.Get(c.get())(t)
+	set = must.Get(c.FetchBundles(t.Context()))(t)
+	b = must.Get(set.Bundle(c.ca.TrustDomain()))(t)
 	assert.True(t, has(other.Root()))
 
 	for name, edit := range map[string]func(map[string]any){
@@ -530,8 +507,7 @@ func TestServerRoots(t *testing.T) {
 			o.Roots, o.RootsFile = nil, v.roots
 		}
 		var err error
-		c.CA, err = athenz.New(o)
-		require.NoError(t, err)
+		c.CA = must.Get(athenz.New(o))(t)
 		c.current = nil
 		for range 2 { // the second by certificate
 			if c.current, err = c.get(); !v.good {
@@ -570,8 +546,7 @@ func TestManager(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- m.Run(ctx) }()
 		time.Sleep(time.Second)
-		last, err := m.Credential()
-		require.NoError(t, err)
+		last := must.Get(m.Credential())(t)
 		assert.Equal(t, "media.sports.frontend", last.Leaf().Subject.CommonName)
 		for i := range 6 {
 			if i == 3 {
@@ -580,8 +555,7 @@ func TestManager(t *testing.T) {
 				zts.Refuse(nil)
 			}
 			time.Sleep(31 * time.Minute)
-			now, err := m.Credential()
-			require.NoError(t, err)
+			now := must.Get(m.Credential())(t)
 			assert.NotSame(t, last, now)
 			assert.True(t, time.Now().Before(now.NotAfter()))
 			last = now
@@ -606,23 +580,18 @@ func TestZTSRules(t *testing.T) {
 	own := athenzname.Instance{ID: "frontend-0", Suffix: "svc.cluster.local"}.InstanceName()
 	post := func(client *http.Client, path string, edit func(map[string]any), opts pki.CSROptions) (int, string) {
 		t.Helper()
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, opts)
-		require.NoError(t, err)
-		token, err := c.zts.Endpoint().Token(t.Context())
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		csr := must.Get(pki.NewCSR(key, opts))(t)
+		token := must.Get(c.zts.Endpoint().Token(t.Context()))(t)
 		body := map[string]any{"provider": "k8s.admin.athenz-callback", "domain": "Media.Sports", "service": "frontend", "attestationData": token, "csr": string(csr.PEM())}
 		if edit != nil {
 			edit(body)
 		}
-		data, err := json.Marshal(body)
-		require.NoError(t, err)
+		data := must.Get(json.Marshal(body))(t)
 		answer, err := client.Post(c.zts.Endpoint().URL+"/zts/v1/instance"+path, "application/json", strings.NewReader(string(data)))
 		require.NoError(t, err)
 		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
-		require.NoError(t, err)
+		text := must.Get(io.ReadAll(answer.Body))(t)
 		if answer.StatusCode == http.StatusCreated {
 			assert.Equal(t, "/zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", answer.Header.Get("Location"))
 		}
@@ -725,8 +694,7 @@ func TestZTSRules(t *testing.T) {
 	remove := func(client *http.Client) int {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance"+path, nil)
 		require.NoError(t, err)
-		answer, err := client.Do(r)
-		require.NoError(t, err)
+		answer := must.Get(client.Do(r))(t)
 		answer.Body.Close()
 		return answer.StatusCode
 	}
@@ -759,8 +727,7 @@ func TestZTSCallback(t *testing.T) {
 			_, _ = io.WriteString(w, text)
 		}
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	gone := "https://" + l.Addr().String()
 	require.NoError(t, l.Close())
 	for name, v := range map[string]struct {
@@ -810,14 +777,12 @@ func FuzzAnswer(f *testing.F) {
 	f.Cleanup(fake.Close)
 	c.opts.URL, c.opts.HTTPClient = fake.URL, fake.Client()
 	c.restart()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(f, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(f)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()})
 	require.NoError(f, err)
 	other := string(pki.MarshalCertificatesPEM(c.ca.Root()))
 	for _, v := range []any{map[string]any{"x509Certificate": other}, map[string]any{"x509Certificate": other, "x509CertificateSigner": other}, "x", nil, []int{1}} {
-		data, err := json.Marshal(v)
-		require.NoError(f, err)
+		data := must.Get(json.Marshal(v))(f)
 		f.Add(string(data))
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -834,18 +799,13 @@ func FuzzAnswer(f *testing.F) {
 func TestIssuerBySignature(t *testing.T) {
 	t.Parallel()
 	read := func(name string) []byte {
-		data, err := os.ReadFile(filepath.Join("testdata", "answer", name))
-		require.NoError(t, err)
-		return data
+		return must.Get(os.ReadFile(filepath.Join("testdata", "answer", name)))(t)
 	}
 	leaf := read("leaf.pem")
-	key, err := pki.ParsePrivateKeyPEM(read("key.pem"))
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.ParsePrivateKeyPEM(read("key.pem")))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	for _, name := range []string{"signer-old-key-first.pem", "signer-expired-copy-first.pem"} {
-		above, err := pki.ParseCertificatesPEM(read(name))
-		require.NoError(t, err)
+		above := must.Get(pki.ParseCertificatesPEM(read(name)))(t)
 		for range above { // in any order
 			above = append(above[1:], above[0])
 			c := newClient(t, nil)

@@ -15,6 +15,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -30,8 +31,7 @@ func instance() athenzname.Instance {
 func TestExpectationNames(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-9-3", "ATH-9-6", "ATH-9-8", "ATH-9-9", "ATH-9-10", "ATH-9-13")
-	want, err := athenz.Expectation(instance(), spiffe.MustParseTrustDomain("athenz.example"))
-	require.NoError(t, err)
+	want := must.Get(athenz.Expectation(instance(), spiffe.MustParseTrustDomain("athenz.example")))(t)
 	var text []string
 	for _, name := range want.Names() {
 		text = append(text, name.String())

@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/athenz"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -39,16 +40,13 @@ func TestOwnerOfKey(t *testing.T) {
 	service := athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}
 	key, err := rsa.GenerateKey(rand.Reader, 2048) // as the original has
 	require.NoError(t, err)
-	other, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	other := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	zts.Change(func(r *cafake.ZTSRules) {
 		r.Keys = map[string]crypto.PublicKey{service.String() + " v1": key.Public(), "media.sports.frontend v1": other.Public()}
 	})
-	id, err := service.ID()
-	require.NoError(t, err)
+	id := must.Get(service.ID())(t)
 	instance := athenzname.Instance{Service: service, Suffix: "svc.cluster.local", SPIFFE: id}
-	want, err := athenz.Expectation(instance, ca.TrustDomain())
-	require.NoError(t, err)
+	want := must.Get(athenz.Expectation(instance, ca.TrustDomain()))(t)
 	assert.Equal(t, []pki.SAN{pki.DNSSAN("athenz-callback.k8s-admin.svc.cluster.local"), pki.IDSAN(id)}, want.Names())
 
 	tokens := 0
@@ -69,8 +67,7 @@ func TestOwnerOfKey(t *testing.T) {
 		base := e.HTTPClient.Transport
 		hc := *e.HTTPClient
 		hc.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
-			data, err := io.ReadAll(r.Body)
-			require.NoError(t, err)
+			data := must.Get(io.ReadAll(r.Body))(t)
 			r.Body = io.NopCloser(bytes.NewReader(data))
 			got := recorded{path: r.Method + " " + r.URL.Path, header: r.Header.Clone()}
 			require.NoError(t, json.Unmarshal(data, &got.body))
@@ -82,20 +79,15 @@ func TestOwnerOfKey(t *testing.T) {
 		if edit != nil {
 			edit(&o)
 		}
-		c, err := athenz.New(o)
-		require.NoError(t, err)
-		return c
+		return must.Get(athenz.New(o))(t)
 	}
 	request := func(by crypto.Signer, cn string, names ...pki.SAN) *pki.CSR {
-		csr, err := pki.NewCSR(by, pki.CSROptions{CommonName: cn, SANs: names})
-		require.NoError(t, err)
-		return csr
+		return must.Get(pki.NewCSR(by, pki.CSROptions{CommonName: cn, SANs: names}))(t)
 	}
 	csr := request(key, service.String(), want.Names()...)
 	c := client(nil)
 	for range 2 { // each has a token of its own, and no certificate is presented
-		chain, err := c.Sign(t.Context(), csr, 7*24*time.Hour)
-		require.NoError(t, err)
+		chain := must.Get(c.Sign(t.Context(), csr, 7*24*time.Hour))(t)
 		require.NoError(t, caclient.Check(chain, csr, want, ca.Bundle(), time.Now()))
 		assert.WithinDuration(t, time.Now().Add(7*24*time.Hour), chain[0].NotAfter, time.Minute)
 		assert.Equal(t, service.String(), chain[0].Subject.CommonName)

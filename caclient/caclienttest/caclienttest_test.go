@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/linkerdname"
@@ -67,11 +68,8 @@ func mesh(td spiffe.TrustDomain) linkerdname.Mesh {
 
 func newCSR(t testing.TB, f fake) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: f.Expectation().Names()})
-	require.NoError(t, err)
-	return csr
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: f.Expectation().Names()}))(t)
 }
 
 // A wrong answer of the CA reaches the client, whatever the server in between would check.
@@ -85,13 +83,11 @@ func TestEditsReachTheWire(t *testing.T) {
 			c, err := a.client(f.Endpoint())
 			require.NoError(t, err)
 			authority.EditTemplates(func(c *x509.Certificate) { c.Subject.CommonName, c.IsCA = "edited", true })
-			chain, err := c.Sign(t.Context(), newCSR(t, f), 0)
-			require.NoError(t, err)
+			chain := must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t)
 			assert.Equal(t, "edited", chain[0].Subject.CommonName)
 			authority.EditTemplates(nil)
 			authority.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return append(c, c[0], authority.Root()) })
-			chain, err = c.Sign(t.Context(), newCSR(t, f), 0)
-			require.NoError(t, err)
+			chain = must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t)
 			assert.Len(t, chain, 1, "the client tidies it")
 			authority.EditAnswers(func([]*x509.Certificate) []*x509.Certificate { return nil })
 			_, err = c.Sign(t.Context(), newCSR(t, f), 0)
@@ -112,8 +108,7 @@ func TestOtherCallersAreRefused(t *testing.T) {
 			require.NoError(t, err)
 			e := f.Endpoint()
 			e.Token = func(context.Context) (string, error) { return token, nil }
-			c, err := a.client(e)
-			require.NoError(t, err)
+			c := must.Get(a.client(e))(t)
 			_, err = c.Sign(t.Context(), newCSR(t, f), 0)
 			failure, ok := errors.AsType[*caclient.Error](err)
 			require.True(t, ok, "%v", err)
@@ -129,10 +124,8 @@ func TestInMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		authority := spiffetest.NewCA(t, "example.org")
 		f := caclienttest.NewIstio(caclienttest.InMemory(t), authority, path)
-		c, err := istioca.New(istioca.Options{Endpoint: f.Endpoint()})
-		require.NoError(t, err)
-		m, err := secretcache.New(secretcache.Config{ID: f.Expectation().ID(), CA: c, Lifetime: time.Hour})
-		require.NoError(t, err)
+		c := must.Get(istioca.New(istioca.Options{Endpoint: f.Endpoint()}))(t)
+		m := must.Get(secretcache.New(secretcache.Config{ID: f.Expectation().ID(), CA: c, Lifetime: time.Hour}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- m.Run(ctx) }()
@@ -146,8 +139,7 @@ func TestInMemory(t *testing.T) {
 			left := time.Until(svid.NotAfter())
 			if left < 30*time.Minute {
 				time.Sleep(left / 20)
-				now, err := m.SVID()
-				require.NoError(t, err)
+				now := must.Get(m.SVID())(t)
 				assert.NotSame(t, svid, now, "fault %d: back within 5%% of what remains", i)
 			}
 		}
@@ -162,13 +154,10 @@ func TestLinkerdInMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		authority := spiffetest.NewCA(t, "example.org")
 		f := caclienttest.NewLinkerd(caclienttest.InMemory(t), authority, path)
-		inner, err := linkerd.New(linkerd.Options{Endpoint: f.Endpoint(), Mesh: mesh(authority.TrustDomain())})
-		require.NoError(t, err)
-		c, err := caclient.New(inner, &caclient.Options{Expect: f.Expectation()})
-		require.NoError(t, err)
+		inner := must.Get(linkerd.New(linkerd.Options{Endpoint: f.Endpoint(), Mesh: mesh(authority.TrustDomain())}))(t)
+		c := must.Get(caclient.New(inner, &caclient.Options{Expect: f.Expectation()}))(t)
 		for range 3 {
-			_, err = c.Sign(t.Context(), newCSR(t, f), 0)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t)
 			authority.Rotate()
 			time.Sleep(time.Hour)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -18,8 +19,7 @@ import (
 func FuzzAnswers(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
 	csr := newCSR(f, webID)
-	chain, err := ca.Intermediate().Sign(f.Context(), csr, 0)
-	require.NoError(f, err)
+	chain := must.Get(ca.Intermediate().Sign(f.Context(), csr, 0))(f)
 	leaf, middle, root := pem(chain[0]), pem(chain[1]), pem(ca.Root())
 	retry := doc{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "3.5s"}
 	for _, body := range []any{
@@ -32,8 +32,7 @@ func FuzzAnswers(f *testing.F) {
 	} {
 		text, ok := body.(string)
 		if !ok {
-			b, err := json.Marshal(body)
-			require.NoError(f, err)
+			b := must.Get(json.Marshal(body))(f)
 			text = string(b)
 		}
 		for _, code := range []int{200, 400, 409, 429} {

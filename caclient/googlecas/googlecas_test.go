@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -33,8 +34,7 @@ func rootsOf(t testing.TB, c *googlecas.CA) ([]*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := set.Bundle(domain)
-	require.NoError(t, err)
+	b := must.Get(set.Bundle(domain))(t)
 	return b.Contents().X509Authorities, nil
 }
 
@@ -43,17 +43,14 @@ func TestSign(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	g := cafake.NewGoogleCAS(t, ca.Intermediate(), "/web")
 	file := g.Endpoint()
-	token, err := file.Token(t.Context())
-	require.NoError(t, err)
+	token := must.Get(file.Token(t.Context()))(t)
 	file.Token, file.TokenFile = nil, filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file.TokenFile, []byte(token), 0o600))
 	for _, o := range []googlecas.Options{{Endpoint: g.Endpoint()}, {Endpoint: file}, {Endpoint: g.Endpoint(), ReflectSPIFFE: true}} {
-		client, err := caclient.New(newCA(t, o), nil)
-		require.NoError(t, err)
+		client := must.Get(caclient.New(newCA(t, o), nil))(t)
 		for lifetime, want := range map[time.Duration]time.Duration{0: 24 * time.Hour, 90 * time.Minute: 90 * time.Minute} {
 			csr := newCSR(t, webID)
-			chain, err := client.Sign(t.Context(), csr, lifetime)
-			require.NoError(t, err)
+			chain := must.Get(client.Sign(t.Context(), csr, lifetime))(t)
 			assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(webID), ca.Bundle(), time.Now()))
 			assert.Len(t, chain, 2, "the intermediate and no root")
 			assert.WithinDuration(t, time.Now().Add(want), chain[0].NotAfter, time.Minute)
@@ -71,8 +68,7 @@ func TestReflected(t *testing.T) {
 	require.ErrorIs(t, err, caclient.ErrDenied)
 	chain, err := newCA(t, googlecas.Options{Endpoint: g.Endpoint(), ReflectSPIFFE: true}).Sign(t.Context(), csr, 0)
 	require.NoError(t, err)
-	id, err := spiffe.IDFromCertificate(chain[0])
-	require.NoError(t, err)
+	id := must.Get(spiffe.IDFromCertificate(chain[0]))(t)
 	assert.Equal(t, webID, id)
 }
 
@@ -92,11 +88,9 @@ func TestWire(t *testing.T) {
 		o.Endpoint = s.endpoint()
 		c := newCA(t, o)
 		for _, lifetime := range []time.Duration{0, time.Millisecond, 90*time.Second + 999*time.Millisecond} {
-			_, err := c.Sign(t.Context(), csr, lifetime)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), csr, lifetime))(t)
 		}
-		_, err := rootsOf(t, c)
-		require.NoError(t, err)
+		must.Get(rootsOf(t, c))(t)
 	}
 	ids := map[string]bool{}
 	for i, r := range s.calls {
@@ -266,8 +260,7 @@ func TestOwnRoots(t *testing.T) {
 	s := &script{answer: func(call) (int, any) { return 500, "" }}
 	e := s.endpoint()
 	e.Roots = ca.Bundle()
-	got, err := rootsOf(t, newCA(t, googlecas.Options{Endpoint: e}))
-	require.NoError(t, err)
+	got := must.Get(rootsOf(t, newCA(t, googlecas.Options{Endpoint: e})))(t)
 	assert.Equal(t, []*x509.Certificate{ca.Root()}, got)
 	assert.Empty(t, s.calls)
 }
@@ -328,8 +321,7 @@ func TestQuota(t *testing.T) {
 	assert.True(t, again)
 	assert.Equal(t, 300*time.Millisecond, after)
 	g.Change(func(r *cafake.GoogleCASRules) { r.Quota = 1 })
-	_, err = client.Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	must.Get(client.Sign(t.Context(), csr, 0))(t)
 }
 
 func TestBadOptions(t *testing.T) {
@@ -337,8 +329,7 @@ func TestBadOptions(t *testing.T) {
 	good := func() googlecas.Options {
 		return googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: give(secret)}, Pool: pool}
 	}
-	_, err := googlecas.New(good())
-	require.NoError(t, err)
+	must.Get(googlecas.New(good()))(t)
 	for name, c := range map[string]struct {
 		edit func(*googlecas.Options)
 		want string

@@ -10,12 +10,11 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -37,11 +36,8 @@ func give(token string) func(context.Context) (string, error) {
 
 func newCSR(t testing.TB, id spiffe.ID) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}})
-	require.NoError(t, err)
-	return csr
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}}))(t)
 }
 
 func newCA(t testing.TB, o googlecas.Options) *googlecas.CA {
@@ -49,9 +45,7 @@ func newCA(t testing.TB, o googlecas.Options) *googlecas.CA {
 	if o.Pool == "" {
 		o.Pool = pool
 	}
-	c, err := googlecas.New(o)
-	require.NoError(t, err)
-	return c
+	return must.Get(googlecas.New(o))(t)
 }
 
 // call is a request as the service sees it.

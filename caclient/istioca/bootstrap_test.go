@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -44,11 +45,10 @@ func (m *machine) write(t testing.TB, name string, data []byte) {
 // start returns what a process that starts on the machine asks the CA with.
 func (m *machine) start(t testing.TB, l *logs) *istioca.CA {
 	t.Helper()
-	client, err := caclient.NewHTTPClient(caclient.TLSOptions{
+	client := must.Get(caclient.NewHTTPClient(caclient.TLSOptions{
 		RootsFile: filepath.Join(m.dir, "root-cert.pem"), ServerName: "ca.test", Logger: l.logger(),
 		CertificateFile: filepath.Join(m.dir, "cert-chain.pem"), KeyFile: filepath.Join(m.dir, "key.pem"),
-	})
-	require.NoError(t, err)
+	}))(t)
 	t.Cleanup(client.CloseIdleConnections)
 	return newCA(t, istioca.Options{Endpoint: caclient.Endpoint{
 		URL: m.url, HTTPClient: client, TrustDomain: domain, Token: tokensource.File(m.token).Token, Logger: l.logger(),
@@ -58,14 +58,12 @@ func (m *machine) start(t testing.TB, l *logs) *istioca.CA {
 // renew obtains a certificate and writes it as Istio's agent does: the key, and then the chain.
 func (m *machine) renew(t testing.TB, c *istioca.CA, lifetime time.Duration) ([]*x509.Certificate, crypto.Signer, error) {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	chain, err := c.Sign(t.Context(), newCSR(t, key), lifetime)
 	if err != nil {
 		return nil, nil, err
 	}
-	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	keyPEM := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	m.write(t, "key.pem", keyPEM)
 	m.write(t, "cert-chain.pem", pki.MarshalCertificatesPEM(chain...))
 	return chain, key, nil
@@ -79,8 +77,7 @@ func TestBootstrap(t *testing.T) {
 	conformance.Covers(t, "IST-6.6-2", "IST-6.6-3", "IST-6.6-5")
 	// The CA, and the certificate that it serves with, which is of another hierarchy.
 	authority, host := newAuthority(t, ca.Config{}), spiffetest.NewCA(t, "server.test")
-	v, err := spiffe.NewVerifier(authority.Bundle(), spiffe.AllowMembersOf(domain), nil)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(authority.Bundle(), spiffe.AllowMembersOf(domain), nil))(t)
 	var method atomic.Value
 	either := authn.FirstOf(authn.ClientCertificate(v), tokens)
 	srv, err := server.New(server.Options{Signer: authority, Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
@@ -91,8 +88,7 @@ func TestBootstrap(t *testing.T) {
 		return caller, err
 	})})
 	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	serve(t, srv, tls.NewListener(l, &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, ClientAuth: tls.RequestClientCert,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -142,8 +138,7 @@ func TestBootstrap(t *testing.T) {
 	stale := *m // has the old root only
 	stale.dir = t.TempDir()
 	for _, name := range []string{"root-cert.pem", "cert-chain.pem", "key.pem"} {
-		b, err := os.ReadFile(filepath.Join(m.dir, name))
-		require.NoError(t, err)
+		b := must.Get(os.ReadFile(filepath.Join(m.dir, name)))(t)
 		stale.write(t, name, b)
 	}
 	for _, step := range []func(){host.Prepare, host.Rotate, host.DropOldRoots} {

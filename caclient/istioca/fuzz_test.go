@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -17,12 +18,9 @@ import (
 func FuzzReadChain(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
 	id := spiffe.MustParseID("spiffe://example.org/web")
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(f, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(f, err)
-	chain, err := ca.Intermediate().Certify(f.Context(), csr, []pki.SAN{pki.IDSAN(id)}, 0)
-	require.NoError(f, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(f)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(f)
+	chain := must.Get(ca.Intermediate().Certify(f.Context(), csr, []pki.SAN{pki.IDSAN(id)}, 0))(f)
 	leaf, mid, root := pem(chain[0]), pem(chain[1]), pem(ca.Root())
 	for _, texts := range [][]string{
 		nil, {""}, {"", ""}, {leaf}, {leaf, root}, {leaf, mid, root}, {leaf + mid, root + root}, {leaf, "", root}, {root, root}, {leaf, leaf}, {leaf, "x"}, {"x", root},

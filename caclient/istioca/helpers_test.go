@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -62,8 +63,7 @@ func listen(t testing.TB, h http.Handler) (url string, client *http.Client) {
 	t.Helper()
 	host := spiffetest.NewCA(t, "server.test")
 	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	serve(t, h, tls.NewListener(l, &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, ClientAuth: tls.RequestClientCert,
 		Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}},
@@ -92,17 +92,13 @@ func serve(t testing.TB, h http.Handler, l net.Listener) {
 func newAuthority(t testing.TB, cfg ca.Config) *ca.Authority {
 	t.Helper()
 	cfg.TrustDomain = domain
-	a, err := ca.New(cfg)
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(cfg))(t)
 }
 
 func newServer(t testing.TB, o server.Options) *server.Server {
 	t.Helper()
 	o.Authenticator = tokens
-	s, err := server.New(o)
-	require.NoError(t, err)
-	return s
+	return must.Get(server.New(o))(t)
 }
 
 func newCA(t testing.TB, o istioca.Options) *istioca.CA {
@@ -110,9 +106,7 @@ func newCA(t testing.TB, o istioca.Options) *istioca.CA {
 	if o.TrustDomain.IsZero() {
 		o.TrustDomain = domain
 	}
-	c, err := istioca.New(o)
-	require.NoError(t, err)
-	return c
+	return must.Get(istioca.New(o))(t)
 }
 
 // call is what a fake CA is asked.
@@ -155,15 +149,12 @@ func pem(certs ...*x509.Certificate) string { return string(pki.MarshalCertifica
 
 func newCSR(t testing.TB, key crypto.Signer) *pki.CSR {
 	t.Helper()
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-	require.NoError(t, err)
-	return csr
+	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 }
 
 func freshCSR(t testing.TB) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	return newCSR(t, key)
 }
 
@@ -178,8 +169,7 @@ func raw(certs []*x509.Certificate) [][]byte {
 func rootsOf(t testing.TB, set *spiffe.BundleSet) []*x509.Certificate {
 	t.Helper()
 	require.NotNil(t, set)
-	b, err := set.Bundle(domain)
-	require.NoError(t, err)
+	b := must.Get(set.Bundle(domain))(t)
 	var out []*x509.Certificate
 	for c := range b.X509Authorities() {
 		out = append(out, c)

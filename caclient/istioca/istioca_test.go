@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -35,8 +36,7 @@ import (
 func TestNew(t *testing.T) {
 	t.Parallel()
 	good := istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test:15012", TrustDomain: domain}}
-	_, err := istioca.New(good)
-	require.NoError(t, err)
+	must.Get(istioca.New(good))(t)
 	bundle := spiffetest.NewCA(t, "example.org").Bundle()
 	for name, edit := range map[string]func(*istioca.Options){
 		"no URL":              func(o *istioca.Options) { o.URL = "" },
@@ -69,8 +69,7 @@ func TestNew(t *testing.T) {
 		assert.NotContains(t, err.Error(), "secret", name)
 	}
 	good.URL, good.AllowPlaintext = "http://127.0.0.1:15010/", true
-	_, err = istioca.New(good)
-	require.NoError(t, err)
+	must.Get(istioca.New(good))(t)
 }
 
 // What is sent, as the API has it.
@@ -166,8 +165,7 @@ func TestToken(t *testing.T) {
 	require.ErrorContains(t, err, "is empty")
 	assert.Equal(t, 1, strings.Count(l.String(), "no token to send"), "once in a minute: each error says it")
 	require.NoError(t, os.WriteFile(file, []byte(token+"\n"), 0o600))
-	_, err = c.Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), csr, 0))(t)
 	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("secret", 20000)), 0o600))
 	_, err = c.Sign(t.Context(), csr, 0)
 	requireKind(t, err, caclient.ErrUnauthenticated)
@@ -241,8 +239,7 @@ func TestCodes(t *testing.T) {
 func TestNetwork(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-6.2-8")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	gone := "https://" + l.Addr().String()
 	require.NoError(t, l.Close())
 	url, trusting := listen(t, texts())
@@ -289,13 +286,10 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 	a := newAuthority(t, ca.Config{})
 	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(domain), nil)
 	require.NoError(t, err)
-	srv, err := server.New(server.Options{Signer: a, Authenticator: authn.ClientCertificate(v)})
-	require.NoError(t, err)
+	srv := must.Get(server.New(server.Options{Signer: a, Authenticator: authn.ClientCertificate(v)}))(t)
 	url, client := listen(t, srv)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t, key), ID: webID})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t, key), ID: webID}))(t)
 	var mu sync.Mutex
 	own := &tls.Certificate{}
 	handshakes := 0
@@ -317,8 +311,7 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 		return err == nil
 	}, time.Minute, 10*time.Millisecond, "%v", err)
 	for range 3 {
-		_, err = c.Sign(t.Context(), newCSR(t, key), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t, key), 0))(t)
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -331,11 +324,9 @@ func TestChainForms(t *testing.T) {
 	conformance.Covers(t, "IST-6.1-1", "IST-6.4-5", "IST-7.5-8", "IST-4.4-6")
 	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	lower := root.Intermediate().Intermediate()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr := newCSR(t, key)
-	chain, err := lower.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
+	chain := must.Get(lower.Sign(t.Context(), csr, time.Hour))(t)
 	require.Len(t, chain, 3)
 	stranger, _ := root.Certificate("/stranger")
 	leaf, mid, top, r, o := chain[0], chain[1], chain[2], root.Root(), other.Root()
@@ -370,8 +361,7 @@ func TestChainForms(t *testing.T) {
 			t.Parallel()
 			url, client := listen(t, texts(test.texts...))
 			c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Roots: spiffetest.NewCA(t, "example.org").Bundle()}})
-			before, err := c.FetchBundles(t.Context())
-			require.NoError(t, err)
+			before := must.Get(c.FetchBundles(t.Context()))(t)
 			got, err := c.Sign(t.Context(), csr, 0)
 			after, ferr := c.FetchBundles(t.Context())
 			require.NoError(t, ferr)

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -70,13 +71,12 @@ func TestFirstBundle(t *testing.T) {
 	a := newAuthority(t, ca.Config{})
 	srv := newServer(t, server.Options{Signer: a})
 	url, client := listen(t, srv)
-	want := raw(rootsOf(t, must(spiffe.NewBundleSet(a.Bundle()))))
+	want := raw(rootsOf(t, must.Get(spiffe.NewBundleSet(a.Bundle()))(t)))
 
 	// Nothing configured: a certificate is asked for, once.
 	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}})
 	for range 3 {
-		set, err := c.FetchBundles(t.Context())
-		require.NoError(t, err)
+		set := must.Get(c.FetchBundles(t.Context()))(t)
 		assert.Equal(t, want, raw(rootsOf(t, set)))
 	}
 	assert.Equal(t, "1", issued(t, srv))
@@ -85,8 +85,7 @@ func TestFirstBundle(t *testing.T) {
 
 	// A source, or a file: the CA is not asked.
 	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", Roots: a.Bundle()}})
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
 	assert.Equal(t, want, raw(rootsOf(t, set)))
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
 	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", RootsFile: file}})
@@ -97,19 +96,16 @@ func TestFirstBundle(t *testing.T) {
 	_, err = c.FetchBundles(t.Context())
 	requireKind(t, err, caclient.ErrUnavailable)
 	require.NoError(t, os.WriteFile(file, a.Bundle().MarshalPEM(), 0o600))
-	set, err = c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	set = must.Get(c.FetchBundles(t.Context()))(t)
 	assert.Equal(t, want, raw(rootsOf(t, set)))
 
 	// A file that is broken later takes nothing away.
 	l := &logs{}
 	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, RootsFile: file, Logger: l.logger()}})
-	before, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	before := must.Get(c.FetchBundles(t.Context()))(t)
 	for _, text := range []string{"", "x", string(make([]byte, 2<<20))} {
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-		set, err = c.FetchBundles(t.Context())
-		require.NoError(t, err)
+		set = must.Get(c.FetchBundles(t.Context()))(t)
 		assert.True(t, before.Equal(set))
 	}
 	assert.Contains(t, l.String(), "the roots cannot be read")
@@ -119,13 +115,6 @@ func TestFirstBundle(t *testing.T) {
 	_, err = c.FetchBundles(t.Context())
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	requireKind(t, err, caclient.ErrUnavailable)
-}
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 func issued(t testing.TB, s *server.Server) string {
@@ -144,12 +133,10 @@ func TestOldRootsStay(t *testing.T) {
 		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
 		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true}})
 		sign := func() {
-			_, err := c.Sign(t.Context(), freshCSR(t), 0)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 		}
 		roots := func() [][]byte {
-			set, err := c.FetchBundles(t.Context())
-			require.NoError(t, err)
+			set := must.Get(c.FetchBundles(t.Context()))(t)
 			return raw(rootsOf(t, set))
 		}
 		_, err := c.FetchBundles(t.Context())
@@ -187,8 +174,7 @@ func TestOldRootsStayForTheLongest(t *testing.T) {
 		}))
 		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true}})
 		for range 2 {
-			_, err := c.Sign(t.Context(), freshCSR(t), 0)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 			current, short = pem(signer.Root()), true
 		}
 		began := time.Now()
@@ -197,8 +183,7 @@ func TestOldRootsStayForTheLongest(t *testing.T) {
 			want int
 		}{{0, 2}, {2 * time.Hour, 2}, {23 * time.Hour, 2}, {25 * time.Hour, 1}} {
 			time.Sleep(time.Until(began.Add(test.at)))
-			set, err := c.FetchBundles(t.Context())
-			require.NoError(t, err)
+			set := must.Get(c.FetchBundles(t.Context()))(t)
 			assert.Len(t, rootsOf(t, set), test.want, "%v", test.at)
 		}
 	})
@@ -264,8 +249,7 @@ func TestWatchFollowsTheHint(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			contents := spiffetest.NewCA(t, "example.org").Bundle().Contents()
 			contents.RefreshHint = hint
-			b, err := spiffe.NewBundle(domain, contents)
-			require.NoError(t, err)
+			b := must.Get(spiffe.NewBundle(domain, contents))(t)
 			src := &counted{}
 			src.set(b)
 			c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", Roots: src}})
@@ -289,17 +273,15 @@ func TestSourceWithdraws(t *testing.T) {
 		current := pem(signer.Root(), bad)
 		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
 		src := &source{}
-		bundle := func(c spiffe.BundleContents) { src.set(must(spiffe.NewBundle(domain, c))) }
+		bundle := func(c spiffe.BundleContents) { src.set(must.Get(spiffe.NewBundle(domain, c))(t)) }
 		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src}})
 		fetch := func() *spiffe.Bundle {
-			set, err := c.FetchBundles(t.Context())
-			require.NoError(t, err)
-			return must(set.Bundle(domain))
+			set := must.Get(c.FetchBundles(t.Context()))(t)
+			return must.Get(set.Bundle(domain))(t)
 		}
-		roots := func() [][]byte { return raw(rootsOf(t, must(spiffe.NewBundleSet(fetch())))) }
+		roots := func() [][]byte { return raw(rootsOf(t, must.Get(spiffe.NewBundleSet(fetch()))(t))) }
 		sign := func() {
-			_, err := c.Sign(t.Context(), freshCSR(t), 0)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 		}
 		_, err := c.FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrUnavailable)
@@ -352,7 +334,7 @@ func TestManyRoots(t *testing.T) {
 		return newest
 	}))
 	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Roots: signer.Bundle()}})
-	key := must(pki.NewKey(pki.ECDSAP256))
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	now := time.Now()
 	var last []byte
 	for range 6 {
@@ -365,11 +347,9 @@ func TestManyRoots(t *testing.T) {
 		mu.Lock()
 		newest, last = pem(many...), many[49].Raw
 		mu.Unlock()
-		_, err := c.Sign(t.Context(), newCSR(t, key), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t, key), 0))(t)
 	}
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
 	got := rootsOf(t, set)
 	assert.Len(t, got, 256)
 	assert.Contains(t, pem(got...), pem(signer.Root()), "what the source has stays")
@@ -401,13 +381,11 @@ func TestWatchBundles(t *testing.T) {
 		})
 		synctest.Wait()
 		require.Equal(t, []int{1}, seen)
-		_, err := c.Sign(t.Context(), freshCSR(t), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 		synctest.Wait()
 		require.Equal(t, []int{1}, seen, "nothing new")
 		current = pem(signer.Root(), second)
-		_, err = c.Sign(t.Context(), freshCSR(t), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 		synctest.Wait()
 		require.Equal(t, []int{1, 2}, seen, "at once")
 		signer.Prepare()
@@ -448,8 +426,7 @@ func TestRenewal(t *testing.T) {
 			for i, m := range managers {
 				peer, err := managers[1-i].SVID()
 				require.NoError(t, err)
-				v, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil)
-				require.NoError(t, err)
+				v := must.Get(spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil))(t)
 				_, err = v.VerifyChain(peer.Chain(), spiffe.AnyRole)
 				require.NoError(t, err, "%s at %v", m, time.Now())
 			}
@@ -458,11 +435,10 @@ func TestRenewal(t *testing.T) {
 		signers := map[string]bool{}
 		for i := range 36 * 6 {
 			if i == 6 || i == 18*6 {
-				_, err := a.Rotate(ctx)
-				require.NoError(t, err)
+				must.Get(a.Rotate(ctx))(t)
 			}
 			judge()
-			svid := must(managers[0].SVID())
+			svid := must.Get(managers[0].SVID())(t)
 			serials[svid.Leaf().SerialNumber.String()] = true
 			signers[string(svid.Leaf().AuthorityKeyId)] = true
 			time.Sleep(10 * time.Minute)
@@ -470,8 +446,8 @@ func TestRenewal(t *testing.T) {
 		}
 		assert.GreaterOrEqual(t, len(serials), 36)
 		assert.Len(t, signers, 3, "two rotations reached the client")
-		set := rootsOf(t, must(spiffe.NewBundleSet(must(managers[0].Bundle(domain)))))
-		assert.Equal(t, raw(rootsOf(t, must(spiffe.NewBundleSet(a.Bundle())))), raw(set), "and the old roots are gone")
+		set := rootsOf(t, must.Get(spiffe.NewBundleSet(must.Get(managers[0].Bundle(domain))(t)))(t))
+		assert.Equal(t, raw(rootsOf(t, must.Get(spiffe.NewBundleSet(a.Bundle()))(t))), raw(set), "and the old roots are gone")
 		cancel()
 		wg.Wait()
 	})
@@ -492,8 +468,7 @@ func TestRootsFileVouchesForServer(t *testing.T) {
 	_, err := c.Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, "unknown authority")
 	require.NoError(t, os.WriteFile(file, append(workloads, pki.MarshalCertificatesPEM(srv.Certificate())...), 0o600))
-	_, err = c.Sign(t.Context(), freshCSR(t), 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 	require.NoError(t, os.WriteFile(file, []byte("nonsense"), 0o600))
 	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, file)
@@ -506,18 +481,14 @@ func TestRootsFileVouchesForServer(t *testing.T) {
 func TestIntermediateLast(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {
-		data, err := os.ReadFile(filepath.Join("testdata", "answer", name))
-		require.NoError(t, err)
+		data := must.Get(os.ReadFile(filepath.Join("testdata", "answer", name)))(t)
 		return string(data)
 	}
 	leaf, intermediate := read("1-leaf.pem"), read("2-intermediate.pem")
-	key, err := pki.ParsePrivateKeyPEM([]byte(read("key.pem")))
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.ParsePrivateKeyPEM([]byte(read("key.pem"))))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	td := spiffe.MustParseTrustDomain("cluster.local")
-	root, err := spiffe.ParseBundlePEM(td, []byte(read("root-cert.pem")))
-	require.NoError(t, err)
+	root := must.Get(spiffe.ParseBundlePEM(td, []byte(read("root-cert.pem"))))(t)
 	other := spiffetest.NewCA(t, "cluster.local")
 	for name, answer := range map[string][]string{
 		"as it came":               {leaf, intermediate},
@@ -533,18 +504,15 @@ func TestIntermediateLast(t *testing.T) {
 		chain, err := c.Sign(t.Context(), csr, time.Hour)
 		require.NoError(t, err, name)
 		require.Equal(t, leaf+intermediate, pem(chain...), name)
-		v, err := spiffe.NewVerifier(root, spiffe.AllowMembersOf(td), nil)
-		require.NoError(t, err)
+		v := must.Get(spiffe.NewVerifier(root, spiffe.AllowMembersOf(td), nil))(t)
 		_, err = v.VerifyChain(chain, spiffe.AnyRole)
 		require.NoError(t, err, name)
-		set, err := c.FetchBundles(t.Context())
-		require.NoError(t, err)
+		set := must.Get(c.FetchBundles(t.Context()))(t)
 		want := root.MarshalPEM()
 		if name == "a new root beside it" {
 			want = append(want, pem(other.Root())...)
 		}
-		b, err := set.Bundle(td)
-		require.NoError(t, err)
+		b := must.Get(set.Bundle(td))(t)
 		require.Equal(t, string(want), string(b.MarshalPEM()), name)
 	}
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -52,11 +53,8 @@ const (
 
 func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: sans})
-	require.NoError(t, err)
-	return csr
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: sans}))(t)
 }
 
 // roots is the bundle of a CA as it is now.
@@ -85,8 +83,7 @@ type request struct {
 func serve(t testing.TB, edit func(*tls.Config), answer func([]*x509.Certificate) ([]byte, error)) *server {
 	t.Helper()
 	s := &server{ca: spiffetest.NewCA(t, "cluster.local")}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s.url = "https://" + l.Addr().String()
 	method := grpchttp.Unary(func(ctx context.Context, message []byte) ([]byte, error) {
 		var r request
@@ -184,8 +181,7 @@ func (s *server) client(t testing.TB, edit ...func(*linkerd.Options)) *linkerd.C
 	for _, e := range edit {
 		e(&o)
 	}
-	c, err := linkerd.New(o)
-	require.NoError(t, err)
+	c := must.Get(linkerd.New(o))(t)
 	t.Cleanup(func() { _ = c.Close() }) // before the server ends, which would wait a second for the connection
 	return c
 }
@@ -212,8 +208,7 @@ func TestWire(t *testing.T) {
 	s := serve(t, nil, good)
 	c := s.client(t)
 	csr := newCSR(t, pki.DNSSAN(web))
-	chain, err := c.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
+	chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
 	assert.NoError(t, caclient.Check(chain, csr, pki.ExpectDNSName(td, web), s.ca.Bundle(), time.Now()))
 	assert.Equal(t, []request{{web, secret, csr.DER()}}, s.seen())
 
@@ -238,8 +233,7 @@ func TestTokenRotates(t *testing.T) {
 	c := s.client(t, func(o *linkerd.Options) { o.Token, o.TokenFile = nil, file })
 	for _, text := range []string{secret, "Bearer-is.no-Prefix_+/=~", secret + "-next\n"} {
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-		_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0))(t)
 	}
 	var got []string
 	for _, r := range s.seen() {
@@ -339,22 +333,17 @@ func TestResponses(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "cluster.local")
 	csr := newCSR(t, pki.DNSSAN(web))
-	chain, err := ca.Intermediate().Certify(t.Context(), csr, csr.SANs(), time.Hour)
-	require.NoError(t, err)
+	chain := must.Get(ca.Intermediate().Certify(t.Context(), csr, csr.SANs(), time.Hour))(t)
 	end, now := chain[0].NotAfter, time.Now()
 	write := func(f func(*protofield.Writer)) []byte {
-		b, err := protofield.Write(f)
-		require.NoError(t, err)
-		return b
+		return must.Get(protofield.Write(f))(t)
 	}
 	certs := func(w *protofield.Writer) {
 		w.AddBytes(1, chain[0].Raw)
 		w.AddBytes(2, chain[1].Raw)
 	}
 	at := func(until time.Time) []byte {
-		b, err := response(chain, until)
-		require.NoError(t, err)
-		return b
+		return must.Get(response(chain, until))(t)
 	}
 	for name, message := range map[string][]byte{
 		"as it should be":          at(end),
@@ -492,11 +481,8 @@ func TestRequestsThatAreNotSent(t *testing.T) {
 	s := serve(t, nil, good)
 	c := s.client(t)
 	named := func(cn string) *pki.CSR {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: []pki.SAN{pki.DNSSAN(web)}})
-		require.NoError(t, err)
-		return csr
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		return must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: []pki.SAN{pki.DNSSAN(web)}}))(t)
 	}
 	for says, csr := range map[string]*pki.CSR{
 		"want one DNS name":                newCSR(t),
@@ -531,12 +517,9 @@ func TestAnchorsChange(t *testing.T) {
 	requireKind(t, err, caclient.ErrUnavailable)
 	assert.Empty(t, s.seen())
 	write(s.ca)
-	_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-	require.NoError(t, err)
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	b, err := set.Bundle(td)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0))(t)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
+	b := must.Get(set.Bundle(td))(t)
 	assert.True(t, b.Equal(mustBundle(t, s.ca)))
 	require.NoError(t, os.Remove(name))
 	set, err = c.FetchBundles(t.Context())
@@ -548,9 +531,7 @@ func TestAnchorsChange(t *testing.T) {
 
 func mustBundle(t testing.TB, ca *spiffetest.CA) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.ParseBundlePEM(td, pki.MarshalCertificatesPEM(ca.Root()))
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.ParseBundlePEM(td, pki.MarshalCertificatesPEM(ca.Root())))(t)
 }
 
 // The proxy on the same host takes clear text, over a client of the caller's if it likes.
@@ -559,8 +540,7 @@ func TestPlaintext(t *testing.T) {
 	ca := spiffetest.NewCA(t, "cluster.local")
 	fake := caclienttest.NewLinkerd(t, ca, "/ns/emojivoto/sa/web")
 	through := fake.Endpoint() // what the proxy does
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	asked := make(chan string, 10)
 	start(t, l, caserver.ServeOptions{Plaintext: true, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked <- r.Proto
@@ -595,8 +575,7 @@ func TestDistrust(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, s.ca.Bundle().MarshalPEM(), 0o600))
 	for _, c := range []*linkerd.CA{s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file }), s.client(t)} {
 		for range 2 {
-			_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0))(t)
 		}
 	}
 	c := s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file })
@@ -705,8 +684,7 @@ func TestCloseAndSign(t *testing.T) {
 	c := s.client(t)
 	csr := newCSR(t, pki.DNSSAN(web))
 	for range 200 {
-		_, err := c.Sign(t.Context(), csr, 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), csr, 0))(t)
 		require.NoError(t, c.Close())
 	}
 }
@@ -728,8 +706,7 @@ func TestNewRefuses(t *testing.T) {
 		o := linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
 			URL: "https://ca.test", TrustDomain: td, Roots: roots{ca}, Token: func(context.Context) (string, error) { return secret, nil },
 		}}
-		_, err := linkerd.New(o)
-		require.NoError(t, err)
+		must.Get(linkerd.New(o))(t)
 		edit(&o)
 		c, err := linkerd.New(o)
 		assert.ErrorContains(t, err, says)
@@ -752,24 +729,11 @@ func mustURIs(t testing.TB, s string) []*url.URL {
 	return []*url.URL{spiffe.MustParseID(s).URL()}
 }
 
-func BenchmarkSign(b *testing.B) {
-	s := serve(b, nil, good)
-	c := s.client(b)
-	csr := newCSR(b, pki.DNSSAN(web))
-	for b.Loop() {
-		if _, err := c.Sign(b.Context(), csr, 0); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 func FuzzResponse(f *testing.F) {
 	ca := spiffetest.NewCA(f, "cluster.local")
 	csr := newCSR(f, pki.DNSSAN(web))
-	chain, err := ca.Intermediate().Certify(f.Context(), csr, csr.SANs(), time.Hour)
-	require.NoError(f, err)
-	message, err := good(chain)
-	require.NoError(f, err)
+	chain := must.Get(ca.Intermediate().Certify(f.Context(), csr, csr.SANs(), time.Hour))(f)
+	message := must.Get(good(chain))(f)
 	f.Add(message)
 	f.Add(message[:len(message)-4])
 	f.Add([]byte{0x1a, 2, 8, 1})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
@@ -36,18 +37,13 @@ func newAuthority(t testing.TB, edit ...func(*ca.Config)) *ca.Authority {
 	for _, e := range edit {
 		e(&cfg)
 	}
-	a, err := ca.New(cfg)
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(cfg))(t)
 }
 
 func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: sans})
-	require.NoError(t, err)
-	return csr
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: sans}))(t)
 }
 
 func failure(t testing.TB, err error) *caclient.Error {
@@ -86,10 +82,8 @@ func TestServer(t *testing.T) {
 	require.ErrorContains(t, err, "neither a DNS name nor an IP address")
 	_, err = local.NewServer(a, td.ID())
 	require.Error(t, err)
-	c, err := local.NewServer(a, web, pki.DNSSAN("ca.example.org"), pki.IPSAN(net.IPv4(127, 0, 0, 1)))
-	require.NoError(t, err)
-	chain, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN("evil.example.org")), 0)
-	require.NoError(t, err)
+	c := must.Get(local.NewServer(a, web, pki.DNSSAN("ca.example.org"), pki.IPSAN(net.IPv4(127, 0, 0, 1))))(t)
+	chain := must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN("evil.example.org")), 0))(t)
 	assert.Equal(t, []string{"ca.example.org"}, chain[0].DNSNames)
 	assert.True(t, net.IPv4(127, 0, 0, 1).Equal(chain[0].IPAddresses[0]))
 	assert.Equal(t, web.String(), chain[0].URIs[0].String())
@@ -99,8 +93,7 @@ func TestServer(t *testing.T) {
 func TestOneIdentity(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	c, err := local.New(a, web)
-	require.NoError(t, err)
+	c := must.Get(local.New(a, web))(t)
 	page := pki.SAN{Type: pki.URI, Value: "https://example.org/web"}
 	for _, tt := range []struct {
 		name string
@@ -149,8 +142,7 @@ func TestManyIdentities(t *testing.T) {
 	})
 	require.NoError(t, err)
 	for csr, id := range known {
-		chain, err := c.Sign(t.Context(), csr, 0)
-		require.NoError(t, err)
+		chain := must.Get(c.Sign(t.Context(), csr, 0))(t)
 		assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(id), a.Bundle(), time.Now()))
 	}
 	_, err = c.Sign(t.Context(), newCSR(t, pki.IDSAN(web)), 0)
@@ -162,12 +154,10 @@ func TestManyIdentities(t *testing.T) {
 func TestSetOfIdentities(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	c, err := local.New(a, web, api)
-	require.NoError(t, err)
+	c := must.Get(local.New(a, web, api))(t)
 	for _, id := range []spiffe.ID{web, api} {
 		csr := newCSR(t, pki.IDSAN(id))
-		chain, err := c.Sign(t.Context(), csr, 0)
-		require.NoError(t, err)
+		chain := must.Get(c.Sign(t.Context(), csr, 0))(t)
 		assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(id), a.Bundle(), time.Now()))
 	}
 	other := pki.IDSAN(spiffe.MustParseID("spiffe://example.org/admin"))
@@ -240,8 +230,7 @@ func TestAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, err := local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Limits.Rate = 0.1 }), web)
 		require.NoError(t, err)
-		_, err = c.Sign(t.Context(), newCSR(t), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t), 0))(t)
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
 		e := failure(t, err)
 		assert.Equal(t, caclient.ErrUnavailable, e.Kind)
@@ -249,8 +238,7 @@ func TestAgain(t *testing.T) {
 		assert.True(t, ok)
 		assert.Equal(t, 10*time.Second, after)
 
-		c, err = local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Auditor = noAudit{} }), web)
-		require.NoError(t, err)
+		c = must.Get(local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Auditor = noAudit{} }), web))(t)
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
 		assert.Equal(t, caclient.ErrUnavailable, kind(t, err))
 		assert.ErrorIs(t, err, ca.ErrAudit)
@@ -278,26 +266,21 @@ func TestBundles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		a := newAuthority(t)
-		c, err := local.New(a, web)
-		require.NoError(t, err)
-		set, err := c.FetchBundles(t.Context())
-		require.NoError(t, err)
+		c := must.Get(local.New(a, web))(t)
+		set := must.Get(c.FetchBundles(t.Context()))(t)
 		require.Equal(t, 1, set.Len())
-		b, err := set.Bundle(td)
-		require.NoError(t, err)
+		b := must.Get(set.Bundle(td))(t)
 		require.Same(t, a.Bundle(), b)
 
 		go func() { _ = a.Run(t.Context()) }()
-		_, err = c.Sign(t.Context(), newCSR(t), time.Hour)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t), time.Hour))(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
 		defer cancel()
 		time.AfterFunc(time.Minute, func() { _, _ = a.Rotate(ctx) })
 		var seen []string
 		for set, err := range c.WatchBundles(ctx) {
 			require.NoError(t, err)
-			b, err := set.Bundle(td)
-			require.NoError(t, err)
+			b := must.Get(set.Bundle(td))(t)
 			n, _ := b.Sequence()
 			seen = append(seen, fmt.Sprintf("%v: %d, %d roots", time.Since(start), n, len(slices.Collect(b.X509Authorities()))))
 		}
@@ -352,28 +335,23 @@ func TestRevokedRootIsReplacedAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t)
-		c, err := local.New(a, web)
-		require.NoError(t, err)
-		m, err := secretcache.New(secretcache.Config{ID: web, CA: c})
-		require.NoError(t, err)
+		c := must.Get(local.New(a, web))(t)
+		m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: c}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); _ = m.Run(ctx) }()
 		defer func() { cancel(); <-done }()
-		_, err = m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		synctest.Wait()
 		verified := func() error {
 			svid, err := m.SVID()
 			require.NoError(t, err)
-			v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(web), nil)
-			require.NoError(t, err)
+			v := must.Get(spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(web), nil))(t)
 			_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
 			return err
 		}
 		require.NoError(t, verified())
-		_, err = a.RevokeNow(t.Context(), a.Status().Roots[0].ID)
-		require.NoError(t, err)
+		must.Get(a.RevokeNow(t.Context(), a.Status().Roots[0].ID))(t)
 		synctest.Wait()
 		time.Sleep(time.Second)
 		require.NoError(t, verified())

@@ -21,6 +21,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
@@ -38,19 +39,15 @@ const csrs = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 // signer answers the approved requests in a cluster with what they ask for, as a signer without any policy would.
 func signer(t *testing.T, s *kubetest.Server) *x509.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().AddDate(1, 0, 0), IsCA: true,
 		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	template.Subject.CommonName = "signer"
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	root, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	api, err := kube.New(kube.Options{URL: s.URL(), Client: s.Client()})
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	root := must.Get(x509.ParseCertificate(der))(t)
+	api := must.Get(kube.New(kube.Options{URL: s.URL(), Client: s.Client()}))(t)
 	answer := func(event kube.Event) {
 		var o map[string]any
 		if json.Unmarshal(event.Object, &o) != nil || event.Type == kube.Deleted {
@@ -110,12 +107,10 @@ func TestRegistrationAuthority(t *testing.T) {
 	require.NoError(t, err)
 	a, err := ra.New(ra.Config{TrustDomain: td, Signer: "example.com/mesh", Roots: roots, APIServer: s.URL(), HTTPClient: s.Client()})
 	require.NoError(t, err)
-	c, err := local.New(a, web)
-	require.NoError(t, err)
+	c := must.Get(local.New(a, web))(t)
 
 	csr := newCSR(t, pki.IDSAN(web))
-	chain, err := c.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
+	chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
 	assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), roots, time.Now()))
 
 	// What was not granted does not get to the signer.
@@ -133,14 +128,12 @@ func TestRegistrationAuthority(t *testing.T) {
 	_, err = c.Sign(t.Context(), csr, time.Minute)
 	assert.Equal(t, caclient.ErrInvalid, kind(t, err), "Kubernetes grants ten minutes or more")
 
-	m, err := secretcache.New(secretcache.Config{ID: web, CA: c})
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: c}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- m.Run(ctx) }()
 	require.EventuallyWithT(t, func(t *assert.CollectT) {
-		svid, err := m.SVID()
-		require.NoError(t, err)
+		svid := must.Get(m.SVID())(t)
 		assert.Equal(t, web, svid.ID())
 	}, time.Minute, 10*time.Millisecond)
 	cancel()
@@ -157,8 +150,7 @@ func TestWatchWithoutChanged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t)
-		c, err := local.New(plain{a}, web)
-		require.NoError(t, err)
+		c := must.Get(local.New(plain{a}, web))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var seen []*spiffe.Bundle
 		done := make(chan struct{})
@@ -175,10 +167,8 @@ func TestWatchWithoutChanged(t *testing.T) {
 		}()
 		synctest.Wait()
 		require.Equal(t, []*spiffe.Bundle{a.Bundle()}, seen)
-		_, err = a.Rotate(ctx)
-		require.NoError(t, err)
-		_, err = c.Sign(ctx, newCSR(t), 0)
-		require.NoError(t, err)
+		must.Get(a.Rotate(ctx))(t)
+		must.Get(c.Sign(ctx, newCSR(t), 0))(t)
 		synctest.Wait()
 		require.Len(t, seen, 2, "after a Sign")
 		assert.Same(t, a.Bundle(), seen[1])
@@ -186,8 +176,7 @@ func TestWatchWithoutChanged(t *testing.T) {
 		time.Sleep(time.Hour) // the new root signs
 		synctest.Wait()
 		before := len(seen)
-		_, err = a.Rotate(ctx)
-		require.NoError(t, err)
+		must.Get(a.Rotate(ctx))(t)
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
 		require.Len(t, seen, before+1, "after half a minute")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -76,8 +77,7 @@ func TestRenewableForTheSameNames(t *testing.T) {
 		})
 		newKey, err := pki.NewKey(pki.ECDSAP256)
 		require.NoError(t, err)
-		csr, err := pki.NewCSR(newKey, pki.CSROptions{SANs: c.asks})
-		require.NoError(t, err)
+		csr := must.Get(pki.NewCSR(newKey, pki.CSROptions{SANs: c.asks}))(t)
 		_, err = client.Sign(t.Context(), csr, 0)
 		require.NoError(t, err, name)
 		assert.Equal(t, []string{c.want}, r.paths, name)
@@ -94,15 +94,13 @@ func TestLifetimeInSeconds(t *testing.T) {
 		URL: "https://ca.test", TrustDomain: ca.TrustDomain(), HTTPClient: &http.Client{Transport: r}, Roots: ca.Bundle(),
 		Token: func(context.Context) (string, error) { return "token", nil },
 	}})
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}})
 	require.NoError(t, err)
 	for wish, want := range map[time.Duration]string{
 		0: "", 1: "1s", 999 * time.Millisecond: "1s", time.Second: "1s", 1999 * time.Millisecond: "1s", time.Hour + time.Millisecond: "1h0m0s",
 	} {
-		_, err := client.Sign(t.Context(), csr, wish)
-		require.NoError(t, err)
+		must.Get(client.Sign(t.Context(), csr, wish))(t)
 		assert.Equal(t, want, r.body.NotAfter, "%v", wish)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -36,13 +37,10 @@ const path = "/web"
 
 func newCSR(t testing.TB, f *cafake.Fake, more ...pki.SAN) (*pki.CSR, func(chain []*x509.Certificate) *tls.Certificate) {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: append(f.Expectation().Names(), more...)})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: append(f.Expectation().Names(), more...)}))(t)
 	return csr, func(chain []*x509.Certificate) *tls.Certificate {
-		cred, err := pki.NewCredential(chain, key)
-		require.NoError(t, err)
+		cred := must.Get(pki.NewCredential(chain, key))(t)
 		return cred.TLSCertificate()
 	}
 }
@@ -54,9 +52,7 @@ func fingerprint(c *x509.Certificate) string {
 
 func newClient(t testing.TB, o stepca.Options) *stepca.CA {
 	t.Helper()
-	c, err := stepca.New(o)
-	require.NoError(t, err)
-	return c
+	return must.Get(stepca.New(o))(t)
 }
 
 func requireKind(t testing.TB, err, kind error) *caclient.Error {
@@ -100,15 +96,13 @@ func TestFingerprint(t *testing.T) {
 	for _, print := range []string{fingerprint(ca.Root()), strings.ToUpper(fingerprint(ca.Root()))} {
 		c := newClient(t, stepca.Options{Endpoint: e, Fingerprint: print})
 		csr, _ := newCSR(t, f)
-		chain, err := c.Sign(t.Context(), csr, time.Hour)
-		require.NoError(t, err)
+		chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
 		assert.NoError(t, caclient.Check(chain, csr, f.Expectation(), ca.Bundle(), time.Now()))
 	}
 	// The CA changes its root, and its own certificate with it: the client heard of the new root before.
 	c := newClient(t, stepca.Options{Endpoint: e, Fingerprint: fingerprint(ca.Root())})
 	ca.Prepare()
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
 	assert.True(t, slices.EqualFunc(authorities(t, set), slices.Collect(ca.Bundle().X509Authorities()), (*x509.Certificate).Equal))
 	ca.Rotate()
 	ca.DropOldRoots()
@@ -122,16 +116,14 @@ func TestFingerprint(t *testing.T) {
 			_, err = c.Sign(t.Context(), csr, 0)
 		}
 		require.NoError(t, err)
-		set, err = c.FetchBundles(t.Context())
-		require.NoError(t, err)
+		set = must.Get(c.FetchBundles(t.Context()))(t)
 		assert.Equal(t, []*x509.Certificate{ca.Root()}, authorities(t, set))
 	}
 }
 
 func authorities(t testing.TB, set *spiffe.BundleSet) []*x509.Certificate {
 	t.Helper()
-	b, err := set.Bundle(spiffe.MustParseTrustDomain("example.org"))
-	require.NoError(t, err)
+	b := must.Get(set.Bundle(spiffe.MustParseTrustDomain("example.org")))(t)
 	return slices.Collect(b.X509Authorities())
 }
 
@@ -208,12 +200,10 @@ func TestRules(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	f := cafake.NewStepCA(t, ca, path)
 	other := cafake.NewStepCA(t, ca, path).Endpoint()
-	good, err := f.Endpoint().Token(t.Context())
-	require.NoError(t, err)
+	good := must.Get(f.Endpoint().Token(t.Context()))(t)
 	csr, _ := newCSR(t, f)
 	more, _ := newCSR(t, f, pki.DNSSAN("admin.example.org"))
-	none, err := pki.NewCSR(must(pki.NewKey(pki.ECDSAP256)), pki.CSROptions{})
-	require.NoError(t, err)
+	none := must.Get(pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{}))(t)
 	static := func(token string) func(context.Context) (string, error) {
 		return func(context.Context) (string, error) { return token, nil }
 	}
@@ -251,13 +241,6 @@ func TestRules(t *testing.T) {
 		_, again := told.Retryable()
 		assert.False(t, again, tt.name)
 	}
-}
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 // A workload with a certificate needs no token.
@@ -325,14 +308,12 @@ func TestRenewal(t *testing.T) {
 			if own {
 				before := took.count()
 				current = spiffetest.NewCA(t, "example.org").SVID(path).TLSCertificate()
-				_, err = sign()
-				require.NoError(t, err)
+				must.Get(sign())(t)
 				assert.Equal(t, before+1, took.count(), "the CA knows the root of the certificate no more")
 			}
 			before := took.count()
 			ca.FailNext(1, &caclient.Error{Op: "sign", Kind: caclient.ErrUnauthenticated, Err: errors.New("renewal is disabled")})
-			_, err = sign()
-			require.NoError(t, err)
+			must.Get(sign())(t)
 			assert.Equal(t, before+1, took.count(), "the renewal is refused, and a token helps")
 			ca.FailNext(1, errors.New("down"))
 			_, err = sign()
@@ -346,8 +327,7 @@ func TestRenewal(t *testing.T) {
 			_, err = sign()
 			requireKind(t, err, caclient.ErrUnauthenticated)
 			assert.ErrorContains(t, err, "renewal is disabled")
-			_, err = sign()
-			require.NoError(t, err)
+			must.Get(sign())(t)
 		})
 	}
 }
@@ -357,14 +337,11 @@ func TestAnswers(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	f := cafake.NewStepCA(t, ca, path)
 	csr, _ := newCSR(t, f)
-	chain, err := ca.Intermediate().Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	chain := must.Get(ca.Intermediate().Sign(t.Context(), csr, 0))(t)
 	leaf, issuer := string(pki.MarshalCertificatesPEM(chain[0])), string(pki.MarshalCertificatesPEM(chain[1]))
 	root := string(pki.MarshalCertificatesPEM(ca.Root()))
 	answer := func(v any) []byte {
-		b, err := json.Marshal(v)
-		require.NoError(t, err)
-		return b
+		return must.Get(json.Marshal(v))(t)
 	}
 	for name, body := range map[string][]byte{
 		"an early version":  answer(map[string]any{"crt": leaf, "ca": issuer}),
@@ -412,8 +389,7 @@ func TestRoots(t *testing.T) {
 	fresh := func() *stepca.CA {
 		return newClient(t, stepca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, HTTPClient: srv.Client(), TrustDomain: ca.TrustDomain()}})
 	}
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
 	leaf, _ := ca.Certificate(path)
 	for says, crts := range map[string]any{
 		"no certificate found": []string{},
@@ -426,8 +402,7 @@ func TestRoots(t *testing.T) {
 		_, err := fresh().FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrBadAnswer)
 		assert.ErrorContains(t, err, says)
-		same, err := c.FetchBundles(t.Context())
-		require.NoError(t, err)
+		same := must.Get(c.FetchBundles(t.Context()))(t)
 		assert.True(t, same.Equal(set), "%s", says)
 	}
 }
@@ -452,8 +427,7 @@ func TestNewRefuses(t *testing.T) {
 		o := stepca.Options{Endpoint: caclient.Endpoint{
 			URL: "https://ca.example.org", TrustDomain: ca.TrustDomain(), Token: func(context.Context) (string, error) { return "", nil },
 		}}
-		_, err := stepca.New(o)
-		require.NoError(t, err)
+		must.Get(stepca.New(o))(t)
 		edit(&o)
 		c, err := stepca.New(o)
 		assert.ErrorContains(t, err, says)
@@ -466,11 +440,9 @@ func FuzzAnswer(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
 	fake := cafake.NewStepCA(f, ca, path)
 	csr, _ := newCSR(f, fake)
-	chain, err := ca.Intermediate().Sign(f.Context(), csr, 0)
-	require.NoError(f, err)
+	chain := must.Get(ca.Intermediate().Sign(f.Context(), csr, 0))(f)
 	texts := []string{string(pki.MarshalCertificatesPEM(chain[0])), string(pki.MarshalCertificatesPEM(chain[1]))}
-	body, err := json.Marshal(map[string]any{"crt": texts[0], "ca": texts[1], "certChain": texts})
-	require.NoError(f, err)
+	body := must.Get(json.Marshal(map[string]any{"crt": texts[0], "ca": texts[1], "certChain": texts}))(f)
 	f.Add(body)
 	f.Add([]byte(`{"certChain":[]}`))
 	f.Add([]byte(`{"status":401,"message":"no"}`))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -19,8 +20,7 @@ import (
 func FuzzAnswers(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
 	csr := webCSR(f)
-	chain, err := ca.Intermediate().Sign(f.Context(), csr, 0)
-	require.NoError(f, err)
+	chain := must.Get(ca.Intermediate().Sign(f.Context(), csr, 0))(f)
 	leaf, middle, root := pem(chain[0]), pem(chain[1]), pem(ca.Root())
 	good := doc{"certificate": leaf, "issuing_ca": middle, "ca_chain": []string{middle, root}, "keys": []string{"id-1"}}
 	for _, body := range []any{
@@ -33,8 +33,7 @@ func FuzzAnswers(f *testing.F) {
 	} {
 		text, ok := body.(string)
 		if !ok {
-			b, err := json.Marshal(body)
-			require.NoError(f, err)
+			b := must.Get(json.Marshal(body))(f)
 			text = string(b)
 		}
 		for _, code := range []int{200, 400, 403, 412, 307} {

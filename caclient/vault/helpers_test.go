@@ -10,11 +10,10 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -33,11 +32,8 @@ func give(token string) func(context.Context) (string, error) {
 
 func newCSR(t testing.TB, o pki.CSROptions) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, o)
-	require.NoError(t, err)
-	return csr
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return must.Get(pki.NewCSR(key, o))(t)
 }
 
 func webCSR(t testing.TB) *pki.CSR {
@@ -47,9 +43,7 @@ func webCSR(t testing.TB) *pki.CSR {
 
 func newCA(t testing.TB, o vault.Options) *vault.CA {
 	t.Helper()
-	c, err := vault.New(o)
-	require.NoError(t, err)
-	return c
+	return must.Get(vault.New(o))(t)
 }
 
 // call is a request as Vault sees it.

@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -231,8 +232,7 @@ func TestRevokedOverTLS(t *testing.T) {
 	v.Change(func(r *cafake.VaultRules) { r.Kubernetes = true })
 	c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: vault.KubernetesLogin("", "workload")})
 	for i := range 3 {
-		_, err := c.Sign(t.Context(), webCSR(t), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), webCSR(t), 0))(t)
 		assert.Equal(t, i+1, v.Logins())
 		v.RevokeLogins()
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -27,8 +28,7 @@ func rootsOf(t testing.TB, c *vault.CA) ([]*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := set.Bundle(domain)
-	require.NoError(t, err)
+	b := must.Get(set.Bundle(domain))(t)
 	return b.Contents().X509Authorities, nil
 }
 
@@ -110,18 +110,14 @@ func many(t testing.TB, n int) (out []*x509.Certificate) {
 // forged returns a certificate with the names of root and another key, which did not sign itself.
 func forged(t testing.TB, root *x509.Certificate) *x509.Certificate {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	signer, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	signer := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	der, err := x509.CreateCertificate(nil, &x509.Certificate{
 		SerialNumber: big.NewInt(1), RawSubject: root.RawSubject, NotBefore: root.NotBefore, NotAfter: root.NotAfter, IsCA: true,
 		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}, &x509.Certificate{RawSubject: root.RawSubject}, key.Public(), signer)
 	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	return cert
+	return must.Get(x509.ParseCertificate(der))(t)
 }
 
 // The ID of an issuer is not one to lead elsewhere.
@@ -150,8 +146,7 @@ func TestRootsStay(t *testing.T) {
 			vaultErrors("Vault is sealed")
 	}}, {answer: func(call) (int, any) { return 404, vaultErrors() }}} {
 		s.answer = bad.answer
-		got, err := rootsOf(t, c)
-		require.NoError(t, err)
+		got := must.Get(rootsOf(t, c))(t)
 		assert.Equal(t, []*x509.Certificate{ca.Root()}, got)
 	}
 	assert.Equal(t, 4, strings.Count(log.String(), "the roots cannot be read"))
@@ -167,8 +162,7 @@ func TestOwnRoots(t *testing.T) {
 	fromFile, fromSource := s.endpoint(), s.endpoint()
 	fromFile.RootsFile, fromSource.Roots = file, ca.Bundle()
 	for _, e := range []caclient.Endpoint{fromFile, fromSource} {
-		got, err := rootsOf(t, newCA(t, vault.Options{Endpoint: e, Role: "web"}))
-		require.NoError(t, err)
+		got := must.Get(rootsOf(t, newCA(t, vault.Options{Endpoint: e, Role: "web"})))(t)
 		assert.Equal(t, []*x509.Certificate{ca.Root()}, got)
 	}
 	assert.Empty(t, s.paths())
@@ -203,11 +197,9 @@ func TestRootOfAnAnswer(t *testing.T) {
 	c := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "web"})
 	_, err := c.Sign(t.Context(), webCSR(t), 0)
 	require.NoError(t, err)
-	got, err := rootsOf(t, c)
-	require.NoError(t, err)
+	got := must.Get(rootsOf(t, c))(t)
 	assert.Equal(t, []*x509.Certificate{known.Root()}, got)
-	checked, err := caclient.New(c, nil)
-	require.NoError(t, err)
+	checked := must.Get(caclient.New(c, nil))(t)
 	_, err = checked.Sign(t.Context(), webCSR(t), 0)
 	require.ErrorIs(t, err, caclient.ErrBadAnswer)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -59,8 +60,7 @@ func TestSign(t *testing.T) {
 				o := vault.Options{Endpoint: v.Endpoint(), Role: "workload", Namespace: "/team/prod/"}
 				switch login {
 				case "file":
-					token, err := o.Token(t.Context())
-					require.NoError(t, err)
+					token := must.Get(o.Token(t.Context()))(t)
 					o.Token, o.TokenFile = nil, filepath.Join(t.TempDir(), "token")
 					require.NoError(t, os.WriteFile(o.TokenFile, []byte(token+"\n"), 0o600))
 				case "kubernetes":
@@ -72,12 +72,10 @@ func TestSign(t *testing.T) {
 						o.Login = vault.CertLogin("cert", "workload")
 					}
 				}
-				client, err := caclient.New(newCA(t, o), nil)
-				require.NoError(t, err)
+				client := must.Get(caclient.New(newCA(t, o), nil))(t)
 				for range 3 {
 					csr := webCSR(t)
-					chain, err := client.Sign(t.Context(), csr, 90*time.Minute)
-					require.NoError(t, err)
+					chain := must.Get(client.Sign(t.Context(), csr, 90*time.Minute))(t)
 					assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(webID), ca.Bundle(), time.Now()))
 					assert.Len(t, chain, 2, "the intermediate and no root")
 					assert.WithinDuration(t, time.Now().Add(90*time.Minute), chain[0].NotAfter, time.Minute)
@@ -103,8 +101,7 @@ func TestOtherNames(t *testing.T) {
 		names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.test"), pki.DNSSAN("db.test"), pki.IPSAN([]byte{192, 0, 2, 1}), pki.IPSAN(make([]byte, 15+1))}
 		chain, err := c.Sign(t.Context(), newCSR(t, pki.CSROptions{CommonName: "cn.test", SANs: names}), 0)
 		require.NoError(t, err)
-		got, err := pki.ParseSANs(chain[0].Extensions)
-		require.NoError(t, err)
+		got := must.Get(pki.ParseSANs(chain[0].Extensions))(t)
 		assert.ElementsMatch(t, names, got)
 		assert.Equal(t, "cn.test", chain[0].Subject.CommonName)
 		assert.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute, "the role's")
@@ -133,12 +130,10 @@ func TestWire(t *testing.T) {
 	c := newCA(t, vault.Options{Endpoint: s.endpoint(), Mount: "ns/pki-2/", Role: "my.role_1", Namespace: "team", Login: vault.KubernetesLogin("/a/b/", "r")})
 	csr := newCSR(t, pki.CSROptions{CommonName: "cn", SANs: []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("a.test"), pki.DNSSAN("b.test"), pki.IPSAN([]byte{192, 0, 2, 1})}})
 	for _, lifetime := range []time.Duration{0, time.Millisecond, 90*time.Second + time.Millisecond} {
-		_, err := c.Sign(t.Context(), csr, lifetime)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), csr, lifetime))(t)
 	}
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	assert.True(t, set.Equal(must(spiffe.NewBundleSet(must(spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{ca.Root()}}))))))
+	set := must.Get(c.FetchBundles(t.Context()))(t)
+	assert.True(t, set.Equal(must.Get(spiffe.NewBundleSet(must.Get(spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{ca.Root()}}))(t)))(t)))
 	assert.Equal(t, []string{
 		"POST /v1/auth/a/b/login",
 		"POST /v1/ns/pki-2/sign/my.role_1", "POST /v1/ns/pki-2/sign/my.role_1", "POST /v1/ns/pki-2/sign/my.role_1",
@@ -163,19 +158,11 @@ func TestWire(t *testing.T) {
 	// Without a login and a token: a proxy of Vault adds its own.
 	e := s.endpoint()
 	e.Token = nil
-	_, err = newCA(t, vault.Options{Endpoint: e, Role: "r"}).Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	must.Get(newCA(t, vault.Options{Endpoint: e, Role: "r"}).Sign(t.Context(), csr, 0))(t)
 	last := s.calls[len(s.calls)-1]
 	assert.Equal(t, "/v1/pki/sign/r", last.URL.Path)
 	assert.NotContains(t, last.Header, "X-Vault-Token")
 	assert.NotContains(t, last.Header, "X-Vault-Namespace")
-}
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 // Requests that cannot be asked of Vault are refused before anything is sent.
@@ -203,8 +190,7 @@ func TestBadOptions(t *testing.T) {
 	good := func() vault.Options {
 		return vault.Options{Endpoint: caclient.Endpoint{URL: "https://vault.test:8200", TrustDomain: domain, Token: give(secret)}, Role: "web"}
 	}
-	_, err := vault.New(good())
-	require.NoError(t, err)
+	must.Get(vault.New(good()))(t)
 	for name, c := range map[string]struct {
 		edit func(*vault.Options)
 		want string
@@ -472,8 +458,7 @@ func TestPrinting(t *testing.T) {
 	v.Change(func(r *cafake.VaultRules) { r.Kubernetes = true })
 	e := v.Endpoint()
 	c := newCA(t, vault.Options{Endpoint: e, Role: "workload", Login: vault.KubernetesLogin("", "workload")})
-	_, err := c.Sign(t.Context(), webCSR(t), 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), webCSR(t), 0))(t)
 	var log logs
 	log.logger().Info("x", "ca", c, slog.Any("any", c))
 	for _, text := range []string{fmt.Sprint(c), fmt.Sprintf("%v %+v %#v %s %q", c, c, c, c, c), log.String()} {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const limit = 1 << 20 // bytes of a message
@@ -110,8 +111,7 @@ func TestCalls(t *testing.T) {
 	t.Parallel()
 	c := dial(t, handler(map[string]grpchttp.Method{"/S/Echo": grpchttp.Unary(echo), "/S/Count": count}))
 	for _, size := range []int{0, 1, 4091, 4092, grpchttp.FirstRead - 1, grpchttp.FirstRead, grpchttp.FirstRead + 1, 3 * grpchttp.FirstRead, limit} {
-		got, err := c.Unary(t.Context(), "/S/Echo", nil, []byte(strings.Repeat("x", size)))
-		require.NoError(t, err)
+		got := must.Get(c.Unary(t.Context(), "/S/Echo", nil, []byte(strings.Repeat("x", size))))(t)
 		assert.Len(t, got, size)
 	}
 	_, err := c.Unary(t.Context(), "/S/Echo", nil, make([]byte, limit+1))
@@ -123,8 +123,7 @@ func TestCalls(t *testing.T) {
 		s, err := c.Stream(t.Context(), "/S/Count", nil, make([]byte, n))
 		require.NoError(t, err)
 		for range n {
-			msg, err := s.Receive()
-			require.NoError(t, err)
+			msg := must.Get(s.Receive())(t)
 			assert.Len(t, msg, n)
 			assert.Nil(t, s.Trailer())
 		}
@@ -179,8 +178,7 @@ func TestMetadata(t *testing.T) {
 		}, make([]byte, n))
 		require.NoError(t, err)
 		if n > 0 {
-			_, err = s.Receive()
-			require.NoError(t, err)
+			must.Get(s.Receive())(t)
 		}
 		_, err = s.Receive()
 		if n < 2 {
@@ -222,8 +220,7 @@ func TestStatus(t *testing.T) {
 		s, err := c.Stream(t.Context(), "/S/M", nil, nil)
 		require.NoError(t, err)
 		for range before {
-			_, err := s.Receive()
-			require.NoError(t, err)
+			must.Get(s.Receive())(t)
 		}
 		_, err = s.Receive()
 		return err
@@ -340,8 +337,7 @@ func TestCancel(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			s, err := c.Stream(ctx, "/S/M", nil, nil)
 			require.NoError(t, err)
-			_, err = s.Receive()
-			require.NoError(t, err)
+			must.Get(s.Receive())(t)
 			leave(s, cancel)
 			_, err = s.Receive()
 			require.Error(t, err)
@@ -417,8 +413,7 @@ func TestReceiveTimeout(t *testing.T) {
 					}
 				}()
 				start := time.Now()
-				resp, err := c.Do(req)
-				require.NoError(t, err)
+				resp := must.Get(c.Do(req))(t)
 				assert.Equal(t, test.after, time.Since(start))
 				assert.Equal(t, strconv.Itoa(int(test.code)), resp.Header.Get("Grpc-Status"))
 				require.NoError(t, resp.Body.Close())
@@ -450,8 +445,7 @@ func TestReceiveTimeout(t *testing.T) {
 		require.Equal(t, io.EOF, err)
 
 		in, out := io.Pipe()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/P", in)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/P", in))(t)
 		req.Header.Set("Content-Type", "application/grpc")
 		go func() {
 			defer out.Close()
@@ -460,10 +454,8 @@ func TestReceiveTimeout(t *testing.T) {
 				_, _ = out.Write(append(grpchttp.AppendPrefix(nil, 1), 'x'))
 			}
 		}()
-		resp, err := hc.Do(req)
-		require.NoError(t, err)
-		got, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		resp := must.Get(hc.Do(req))(t)
+		got := must.Get(io.ReadAll(resp.Body))(t)
 		assert.Len(t, got, 5*6)
 		assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"))
 	})
@@ -487,8 +479,7 @@ func TestPanic(t *testing.T) {
 			assert.Equal(t, grpchttp.Internal, e.Code, "%s: %v", m, err)
 			assert.False(t, e.Remote)
 		}
-		_, err := c.Unary(t.Context(), "/S/Echo", nil, nil)
-		require.NoError(t, err)
+		must.Get(c.Unary(t.Context(), "/S/Echo", nil, nil))(t)
 	}
 }
 

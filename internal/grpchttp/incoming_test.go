@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func TestIncoming(t *testing.T) {
@@ -73,8 +74,7 @@ func TestIncomingIsGivenBack(t *testing.T) {
 		client := serve(t, h)
 		c := grpchttp.NewClient(client, "http://localhost", size)
 
-		_, err := c.Unary(t.Context(), "/S/One", nil, make([]byte, size))
-		require.NoError(t, err)
+		must.Get(c.Unary(t.Context(), "/S/One", nil, make([]byte, size)))(t)
 		assert.Positive(t, <-held, "a method has a request")
 		synctest.Wait()
 		assert.Zero(t, in.Held(), "it has returned")
@@ -131,8 +131,7 @@ func TestIncomingComesInTime(t *testing.T) {
 		}})
 		h.Incoming, h.MaxMessage = in, size
 		body, rest := io.Pipe()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/M", body)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/M", body))(t)
 		r.Header.Set("Content-Type", "application/grpc")
 		client := serve(t, h)
 		go func() {
@@ -141,12 +140,10 @@ func TestIncomingComesInTime(t *testing.T) {
 			}
 		}()
 		whole := frame(0, strings.Repeat("x", size))
-		_, err = io.WriteString(rest, whole)
-		require.NoError(t, err)
+		must.Get(io.WriteString(rest, whole))(t)
 		assert.Equal(t, size, <-got)
 		time.Sleep(time.Hour)
-		_, err = io.WriteString(rest, whole[:size/2])
-		require.NoError(t, err)
+		must.Get(io.WriteString(rest, whole[:size/2]))(t)
 		time.Sleep(29 * time.Second)
 		assert.Empty(t, over)
 		assert.Positive(t, in.Held())

@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // Requests and responses of a call pass each other.
@@ -38,8 +39,7 @@ func TestOpen(t *testing.T) {
 	s := c.Open(t.Context(), "/S/Parrot", nil)
 	for _, want := range []string{"one", "", "three"} {
 		require.NoError(t, s.Send([]byte(want)))
-		got, err := s.Receive()
-		require.NoError(t, err)
+		got := must.Get(s.Receive())(t)
 		assert.Equal(t, want, string(got))
 	}
 	const n = 100
@@ -50,8 +50,7 @@ func TestOpen(t *testing.T) {
 		s.CloseSend()
 	}()
 	for i := range n {
-		got, err := s.Receive()
-		require.NoError(t, err)
+		got := must.Get(s.Receive())(t)
 		assert.Len(t, got, 1000*i)
 	}
 	for range 2 {
@@ -109,8 +108,7 @@ func TestOpenEnds(t *testing.T) {
 					s := c.Open(ctx, "/S/M", nil)
 					if server == "reading" {
 						require.NoError(t, s.Send(nil))
-						_, err := s.Receive()
-						require.NoError(t, err)
+						must.Get(s.Receive())(t)
 					}
 					var sending sync.WaitGroup
 					if server == "silent" { // what is sent is stuck

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // The context of a method says which peer is calling, for limits by peer.
@@ -22,7 +22,6 @@ func TestPeer(t *testing.T) {
 	srv.EnableHTTP2 = true
 	srv.StartTLS()
 	defer srv.Close()
-	answer, err := grpchttp.NewClient(srv.Client(), srv.URL, limit).Unary(t.Context(), "/who", nil, nil)
-	require.NoError(t, err)
+	answer := must.Get(grpchttp.NewClient(srv.Client(), srv.URL, limit).Unary(t.Context(), "/who", nil, nil))(t)
 	assert.Equal(t, "127.0.0.1", string(answer))
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // frame is a message on the wire, made with no code of the package.
@@ -106,11 +107,9 @@ func TestServerProtocol(t *testing.T) {
 					req.Header[k] = v
 				}
 			}
-			resp, err := c.Do(req)
-			require.NoError(t, err)
+			resp := must.Get(c.Do(req))(t)
 			defer resp.Body.Close()
-			body, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
+			body := must.Get(io.ReadAll(resp.Body))(t)
 			if test.status == "" {
 				assert.Equal(t, test.http, resp.StatusCode)
 				assert.Empty(t, body)
@@ -135,8 +134,7 @@ func TestServerProtocol(t *testing.T) {
 		})
 	}
 	t.Run("HTTP/1.1", func(t *testing.T) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		serveOn(t, l, h)
 		resp, err := http.Post("http://"+l.Addr().String()+"/S/Echo", "application/grpc", strings.NewReader(good))
 		require.NoError(t, err)
@@ -363,8 +361,7 @@ func TestClientHangsUp(t *testing.T) {
 // if it is told to.
 func rawServer(t testing.TB, hangUp bool, answer ...[]byte) *grpchttp.Client {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {

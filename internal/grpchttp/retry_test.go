@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // A time to come back is never too early, and never one that a client takes for "do not come back".
@@ -59,8 +60,7 @@ func TestRetryAfter(t *testing.T) {
 				e, h := call()
 				assert.Equal(t, &grpchttp.Error{Code: grpchttp.Unavailable, Message: text, Remote: true, RetryAfter: want}, e)
 				assert.Equal(t, strconv.FormatInt(want.Milliseconds(), 10), h.Get("Grpc-Retry-Pushback-Ms"))
-				details, err := base64.RawStdEncoding.DecodeString(h.Get("Grpc-Status-Details-Bin"))
-				require.NoError(t, err)
+				details := must.Get(base64.RawStdEncoding.DecodeString(h.Get("Grpc-Status-Details-Bin")))(t)
 				assert.Equal(t, wantDetails(t, text, want), details)
 			}
 		}
@@ -81,8 +81,7 @@ func details(t testing.TB, message string, all ...*anypb.Any) []byte {
 		b = protowire.AppendString(protowire.AppendTag(b, 2, protowire.BytesType), message)
 	}
 	for _, a := range all {
-		v, err := proto.Marshal(a)
-		require.NoError(t, err)
+		v := must.Get(proto.Marshal(a))(t)
 		b = protowire.AppendBytes(protowire.AppendTag(b, 3, protowire.BytesType), v)
 	}
 	return b
@@ -96,8 +95,7 @@ func wantDetails(t testing.TB, message string, after time.Duration) []byte {
 const retryInfoType = "type.googleapis.com/google.rpc.RetryInfo"
 
 func retryInfo(t testing.TB, d *durationpb.Duration) *anypb.Any {
-	v, err := proto.Marshal(d)
-	require.NoError(t, err)
+	v := must.Get(proto.Marshal(d))(t)
 	return &anypb.Any{TypeUrl: retryInfoType, Value: protowire.AppendBytes([]byte{0x0a}, v)}
 }
 

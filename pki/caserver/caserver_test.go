@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -45,9 +46,7 @@ var (
 
 func newAuthority(t testing.TB) *ca.Authority {
 	t.Helper()
-	a, err := ca.New(ca.Config{TrustDomain: domain})
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 }
 
 func localhost() net.Listener {
@@ -65,9 +64,7 @@ func newServer(t testing.TB, o caserver.Options) *caserver.Server {
 	if o.Identity == nil {
 		o.Identity = caservertest.Identity(t, o.CA, serverID, pki.DNSSAN("localhost"), pki.IPSAN(net.IPv4(127, 0, 0, 1)))
 	}
-	s, err := caserver.New(o)
-	require.NoError(t, err)
-	return s
+	return must.Get(caserver.New(o))(t)
 }
 
 // run runs a server until the test ends, or stop is called, which returns what Run returned.
@@ -127,23 +124,18 @@ func TestServer(t *testing.T) {
 		Istio:  &istioca.Options{Authenticator: tokens},
 		Status: func(w io.Writer) { _, _ = io.WriteString(w, "as ever") },
 	}, at)
-	roots, err := os.ReadFile(file)
-	require.NoError(t, err)
+	roots := must.Get(os.ReadFile(file))(t)
 	require.Equal(t, string(a.Bundle().MarshalPEM()), string(roots))
 	if info, err := os.Stat(file); assert.NoError(t, err) && runtime.GOOS != "windows" {
 		assert.Equal(t, fs.FileMode(0o644), info.Mode(), "clients run as other users")
 	}
-	client, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
+	client := must.Get(caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
 		URL: "https://" + at.Istio.Addr().String(), TrustDomain: domain, RootsFile: file,
 		Token: func(context.Context) (string, error) { return secret + ":spiffe://example.org/web", nil },
-	}})
-	require.NoError(t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	chain, err := client.Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	}}))(t)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+	chain := must.Get(client.Sign(t.Context(), csr, 0))(t)
 	require.Equal(t, "spiffe://example.org/web", chain[0].URIs[0].String())
 
 	tr := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool()}, ForceAttemptHTTP2: true}
@@ -176,13 +168,10 @@ type client struct {
 // newClient returns a client with a leaf that the root of a signs, by whom does not matter: the thief of the key can do so.
 func newClient(t testing.TB, a *ca.Authority, at net.Listener, id string, r ca.Request) *client {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	r.ID = spiffe.MustParseID(id)
-	r.CSR, err = pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	chain, err := a.Sign(t.Context(), r)
-	require.NoError(t, err)
+	r.CSR = must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+	chain := must.Get(a.Sign(t.Context(), r))(t)
 	c := &client{t: t, url: "https://" + at.Addr().String()}
 	tr := &http.Transport{ForceAttemptHTTP2: true, MaxConnsPerHost: 1, TLSClientConfig: &tls.Config{
 		MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool(), ServerName: "localhost",
@@ -202,10 +191,8 @@ func (c *client) ask(token string, ttl time.Duration) (*x509.Certificate, error)
 		URL: c.url, HTTPClient: c.http, TrustDomain: domain, Token: func(context.Context) (string, error) { return token, nil },
 	}})
 	require.NoError(c.t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(c.t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(c.t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(c.t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(c.t)
 	chain, err := api.Sign(c.t.Context(), csr, ttl)
 	if err != nil {
 		return nil, err
@@ -274,17 +261,14 @@ func TestRenewByCertificate(t *testing.T) {
 			require.NoError(t, err, "%v after %v", limit, age)
 			require.WithinDuration(t, time.Now().Add(-age), a.Proven(leaf), time.Minute, "the chain goes on")
 			require.WithinDuration(t, time.Now().Add(90*time.Minute), leaf.NotAfter, time.Minute)
-			leaf, err = c.ask(secret+":spiffe://example.org/other", 0)
-			require.NoError(t, err)
-			id, err := spiffe.IDFromCertificate(leaf)
-			require.NoError(t, err)
+			leaf = must.Get(c.ask(secret+":spiffe://example.org/other", 0))(t)
+			id := must.Get(spiffe.IDFromCertificate(leaf))(t)
 			require.Equal(t, "spiffe://example.org/web", id.String(), "the certificate counts before a token")
 		}
 	}
 	_, err := istioca.ClientCertificates(a, domain, -1)
 	require.Error(t, err)
-	unknown, err := istioca.ClientCertificates(forgetful{a}, domain, time.Hour)
-	require.NoError(t, err)
+	unknown := must.Get(istioca.ClientCertificates(forgetful{a}, domain, time.Hour))(t)
 	at := caserver.Listeners{Istio: localhost()}
 	run(t, caserver.Options{CA: a, RenewByCertificate: -1, Istio: &istioca.Options{Authenticator: unknown}}, at)
 	_, err = newClient(t, a, at.Istio, "spiffe://example.org/web", ago(0)).ask("", 0)
@@ -321,17 +305,14 @@ func TestReady(t *testing.T) {
 		Status: func(w io.Writer) { _, _ = io.WriteString(w, "roots\n") },
 	}, at)
 	admin := func(path string) (int, string) {
-		resp, err := http.Get("http://" + at.Admin.Addr().String() + path)
-		require.NoError(t, err)
+		resp := must.Get(http.Get("http://" + at.Admin.Addr().String() + path))(t)
 		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		text := must.Get(io.ReadAll(resp.Body))(t)
 		return resp.StatusCode, string(text)
 	}
 	c := newClient(t, a, at.Istio, "spiffe://example.org/client", ca.Request{})
 	web := secret + ":spiffe://example.org/web"
-	_, err = c.ask(web, 0)
-	require.NoError(t, err)
+	must.Get(c.ask(web, 0))(t)
 	_, err = c.ask(web, 0)
 	require.Error(t, err, "a limit")
 	for _, full := range []bool{false, true, false} {
@@ -358,8 +339,7 @@ func TestReady(t *testing.T) {
 		require.Error(t, err)
 	}
 	_, metrics := admin("/metrics")
-	_, err = metricstest.Page(metrics)
-	require.NoError(t, err)
+	must.Get(metricstest.Page(metrics))(t)
 	root := a.Status().Roots[0].Certificate
 	for _, line := range []string{
 		`svidkit_ca_signatures_total{result="signed"} 1`, `svidkit_ca_signatures_total{result="limit"} 1`, `svidkit_ca_signatures_total{result="audit"} 1`,
@@ -391,8 +371,7 @@ func TestAdminHost(t *testing.T) {
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+at.Admin.Addr().String()+path, nil)
 			require.NoError(t, err)
 			req.Host = host
-			resp, err := http.DefaultClient.Do(req)
-			require.NoError(t, err)
+			resp := must.Get(http.DefaultClient.Do(req))(t)
 			require.NoError(t, resp.Body.Close())
 			if path == "/status" && code == 200 {
 				code = 404 // there is none
@@ -489,11 +468,9 @@ func TestPods(t *testing.T) {
 	at := caserver.Listeners{Admin: localhost()}
 	stop := run(t, o, at)
 	page := func() string {
-		resp, err := http.Get("http://" + at.Admin.Addr().String() + "/metrics")
-		require.NoError(t, err)
+		resp := must.Get(http.Get("http://" + at.Admin.Addr().String() + "/metrics"))(t)
 		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		text := must.Get(io.ReadAll(resp.Body))(t)
 		return string(text)
 	}
 	require.Eventually(t, func() bool { return strings.Contains(page(), "svidkit_ca_signatures_total{result=\"signed\"} 1\n") }, time.Minute, 5*time.Millisecond)

@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/spiffe"
@@ -27,10 +28,8 @@ import (
 func newTokens(t testing.TB, td spiffe.TrustDomain) (tokens *caserver.InsecureTokens, secret string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token-secret")
-	tokens, err := caserver.NewInsecureTokens(td, file)
-	require.NoError(t, err)
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
+	tokens = must.Get(caserver.NewInsecureTokens(td, file))(t)
+	text := must.Get(os.ReadFile(file))(t)
 	return tokens, string(text)
 }
 
@@ -56,8 +55,7 @@ func TestInsecureTokens(t *testing.T) {
 	for name, id := range map[string]string{"demo/web": "spiffe://cluster.local/ns/demo/sa/web", "//cluster.local/web": "spiffe://cluster.local/web"} {
 		token := secret + "." + name
 		require.NotContains(t, token, ":", "RFC 6750 has no colon")
-		caller, err := tokens.Authenticate(request("127.0.0.1:5", token))
-		require.NoError(t, err)
+		caller := must.Get(tokens.Authenticate(request("127.0.0.1:5", token)))(t)
 		require.Equal(t, id, caller.ID.String())
 	}
 	for _, remote := range []string{"192.0.2.1:5", "[2001:db8::1]:5", "", "@", "127.0.0.1", "localhost:5"} {
@@ -86,8 +84,7 @@ func TestInsecureTokens(t *testing.T) {
 
 	var logged strings.Builder
 	slog.New(slog.NewJSONHandler(&logged, nil)).Info("x", "tokens", tokens)
-	printed, err := json.Marshal(map[string]any{"tokens": tokens})
-	require.NoError(t, err)
+	printed := must.Get(json.Marshal(map[string]any{"tokens": tokens}))(t)
 	assert.NotContains(t, fmt.Sprintf("%v %+v %#v %s %s", tokens, tokens, *tokens, printed, &logged), secret)
 }
 
@@ -96,36 +93,27 @@ func TestInsecureTokensRestart(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(t.TempDir(), "token-secret")
 	td := spiffe.MustParseTrustDomain("cluster.local")
-	_, err := caserver.NewInsecureTokens(td, name)
-	require.NoError(t, err)
-	before, err := os.ReadFile(name)
-	require.NoError(t, err)
-	tokens, err := caserver.NewInsecureTokens(td, name)
-	require.NoError(t, err)
-	after, err := os.ReadFile(name)
-	require.NoError(t, err)
+	must.Get(caserver.NewInsecureTokens(td, name))(t)
+	before := must.Get(os.ReadFile(name))(t)
+	tokens := must.Get(caserver.NewInsecureTokens(td, name))(t)
+	after := must.Get(os.ReadFile(name))(t)
 	require.Equal(t, string(before), string(after))
 	r := httptest.NewRequest(http.MethodPost, "https://localhost/", nil)
 	r.RemoteAddr = "127.0.0.1:5"
 	r.Header.Set("Authorization", "Bearer "+string(before)+".demo/web")
-	_, err = tokens.Authenticate(r)
-	require.NoError(t, err)
+	must.Get(tokens.Authenticate(r))(t)
 	for _, cut := range []string{"", string(before[1:]), string(before) + "A"} { // by a crash, or by an editor
 		require.NoError(t, os.WriteFile(name, []byte(cut), 0o600))
-		_, err = caserver.NewInsecureTokens(td, name)
-		require.NoError(t, err)
-		after, err = os.ReadFile(name)
-		require.NoError(t, err)
+		must.Get(caserver.NewInsecureTokens(td, name))(t)
+		after = must.Get(os.ReadFile(name))(t)
 		require.Len(t, after, len(before))
 		require.NotContains(t, string(before), string(after))
 	}
 	if runtime.GOOS != "windows" { // others may have read it
 		require.NoError(t, os.WriteFile(name, before, 0o600))
 		require.NoError(t, os.Chmod(name, 0o644))
-		_, err = caserver.NewInsecureTokens(td, name)
-		require.NoError(t, err)
-		after, err = os.ReadFile(name)
-		require.NoError(t, err)
+		must.Get(caserver.NewInsecureTokens(td, name))(t)
+		after = must.Get(os.ReadFile(name))(t)
 		require.NotEqual(t, string(before), string(after))
 	}
 }
@@ -145,16 +133,13 @@ func TestInsecureTokensFile(t *testing.T) {
 	} {
 		_ = os.Remove(name)
 		require.NoError(t, before())
-		_, err := caserver.NewInsecureTokens(td, name)
-		require.NoError(t, err)
-		info, err := os.Lstat(name)
-		require.NoError(t, err)
+		must.Get(caserver.NewInsecureTokens(td, name))(t)
+		info := must.Get(os.Lstat(name))(t)
 		require.True(t, info.Mode().IsRegular())
 		if runtime.GOOS != "windows" {
 			require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 		}
-		text, err := os.ReadFile(name)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(name))(t)
 		require.GreaterOrEqual(t, len(text), 26, "130 bits")
 		seen[string(text)] = true
 	}

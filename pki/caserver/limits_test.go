@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
 )
@@ -29,8 +30,7 @@ type buffer = logtest.Buffer
 // from connects from an address of the loopback network.
 func from(t testing.TB, ip, addr string) net.Conn {
 	t.Helper()
-	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", addr)
-	require.NoError(t, err)
+	c := must.Get((&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", addr))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -97,8 +97,7 @@ func TestMaxConns(t *testing.T) {
 	}
 	for _, o := range []caserver.ServeOptions{{MaxConns: -1}, {MaxConnsPerAddress: -1}} {
 		o.Handler, o.Plaintext = echo, true
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		assert.ErrorContains(t, caserver.Serve(t.Context(), l, o), "negative")
 	}
 }
@@ -163,8 +162,7 @@ func TestRefusedAddressesAreNamed(t *testing.T) {
 		for _, ip := range []string{"127.0.0.2", "127.0.0.3"} {
 			c := from(t, ip, addr)
 			require.True(t, closed(from(t, ip, addr), 5*time.Second), "beyond its share")
-			_, err := io.WriteString(c, "GET / HTTP/1.1\r\n\r\n")
-			require.NoError(t, err)
+			must.Get(io.WriteString(c, "GET / HTTP/1.1\r\n\r\n"))(t)
 			require.True(t, closed(c, 5*time.Second))
 			require.Eventually(t, func() bool { return strings.Count(log.String(), "peer="+ip+":") == 2 }, time.Minute, time.Millisecond, log)
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -40,13 +41,10 @@ var echo = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 
 func get(t testing.TB, c *http.Client, url string) string {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
-	resp, err := c.Do(req)
-	require.NoError(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
+	resp := must.Get(c.Do(req))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	b := must.Get(io.ReadAll(resp.Body))(t)
 	return string(b)
 }
 
@@ -93,8 +91,7 @@ func TestLongHeaders(t *testing.T) {
 	t.Parallel()
 	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
 	for size, ok := range map[int]bool{32 << 10: true, 128 << 10: false} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil))(t)
 		req.Header.Set("X", strings.Repeat("x", size))
 		resp, err := caservertest.ProxyClient(t).Do(req)
 		if err == nil {
@@ -112,8 +109,7 @@ func TestServeOptions(t *testing.T) {
 		"no certificate": {Handler: echo, TLS: &tls.Config{MinVersion: tls.VersionTLS13}},
 		"both set":       {Handler: echo, TLS: caservertest.ServerTLS, Plaintext: true},
 	} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		require.ErrorContains(t, caserver.Serve(t.Context(), l, o), what)
 		assert.ErrorIs(t, l.Close(), net.ErrClosed, "the listener is closed whatever happens")
 	}
@@ -124,12 +120,10 @@ func TestSilentClients(t *testing.T) {
 	t.Parallel()
 	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
 	for i := range 50 {
-		c, err := net.Dial("tcp", addr)
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", addr))(t)
 		defer c.Close()
 		if i%2 == 0 {
-			_, err = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
-			require.NoError(t, err)
+			must.Get(c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")))(t)
 		}
 	}
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, caservertest.ProxyClient(t), "http://"+addr))
@@ -145,10 +139,8 @@ func TestFailedHandshake(t *testing.T) {
 	for range 50 {
 		c, err := net.Dial("tcp", l.Addr().String())
 		require.NoError(t, err)
-		_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-		require.NoError(t, err)
-		answer, err := io.ReadAll(c)
-		require.NoError(t, err)
+		must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
+		answer := must.Get(io.ReadAll(c))(t)
 		assert.NotContains(t, string(answer), "HTTP/1.1 200")
 		require.NoError(t, c.Close())
 
@@ -156,8 +148,7 @@ func TestFailedHandshake(t *testing.T) {
 		require.Error(t, err)
 		_, err = tls.Dial("tcp", l.Addr().String(), &tls.Config{MaxVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
 		require.Error(t, err)
-		c, err = net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
+		c = must.Get(net.Dial("tcp", l.Addr().String()))(t)
 		require.NoError(t, c.Close())
 	}
 	require.Eventually(t, func() bool { return strings.Count(out.String(), "TLS handshake failed") == 4 }, time.Minute, time.Millisecond, out.String())
@@ -220,8 +211,7 @@ func TestSilenceEnds(t *testing.T) {
 				c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
 				defer c.Close()
 				began := time.Now()
-				_, err = io.WriteString(c, test.first)
-				require.NoError(t, err)
+				must.Get(io.WriteString(c, test.first))(t)
 				_, err = io.Copy(io.Discard, c)
 				assert.NoError(t, err)
 				assert.LessOrEqual(t, time.Since(began), test.most)
@@ -269,8 +259,7 @@ func TestServeJoins(t *testing.T) {
 		go func() {
 			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
 		}()
-		c, err := inner.Dial(t.Context())
-		require.NoError(t, err)
+		c := must.Get(inner.Dial(t.Context()))(t)
 		defer c.Close()
 		synctest.Wait()
 		cancel()
@@ -296,8 +285,7 @@ func TestServeEnds(t *testing.T) {
 	go func() {
 		done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: slow, TLS: caservertest.ServerTLS})
 	}()
-	silent, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	silent := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer silent.Close()
 	answer := make(chan string, 1)
 	client := caservertest.ProxyClient(t)
@@ -339,8 +327,7 @@ func TestAcceptFails(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	open := func() *moody {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		return &moody{l, make(chan error, 8)}
 	}
 	// Out of file descriptors: it passes.

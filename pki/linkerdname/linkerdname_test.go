@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
@@ -46,8 +47,7 @@ func TestNames(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-2-1", "LNK-2-2", "LNK-17-1", "LNK-17-2")
 	for m, want := range map[linkerdname.Mesh]string{mesh: web, seed: "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local"} {
-		name, err := m.Name("emojivoto", "web")
-		require.NoError(t, err)
+		name := must.Get(m.Name("emojivoto", "web"))(t)
 		assert.Equal(t, want, name)
 		namespace, account, err := m.Parse(name)
 		require.NoError(t, err)
@@ -68,8 +68,7 @@ func TestWellKnownNames(t *testing.T) {
 		{seed.Destination, "linkerd-controller.linkerd.sa.linkerd-identity.linkerd.cluster.local"},
 		{mesh.Issuer, "identity.linkerd.cluster.local"},
 	} {
-		name, err := test.get()
-		require.NoError(t, err)
+		name := must.Get(test.get())(t)
 		assert.Equal(t, test.want, name)
 	}
 }
@@ -132,8 +131,7 @@ func TestBadNames(t *testing.T) {
 	fill := func(last int) linkerdname.Mesh { // 36 bytes stand before the trust domain
 		return linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: strings.Repeat(strings.Repeat("a", 63)+".", 3) + strings.Repeat("b", last)}
 	}
-	name, err := fill(25).Name("b", "a")
-	require.NoError(t, err)
+	name := must.Get(fill(25).Name("b", "a"))(t)
 	assert.Len(t, name, 253)
 	_, err = fill(26).Name("b", "a")
 	assert.ErrorIs(t, err, linkerdname.ErrName)
@@ -228,8 +226,7 @@ func FuzzParse(f *testing.F) {
 				assert.Empty(t, namespace+account)
 				continue
 			}
-			again, err := m.Name(namespace, account)
-			require.NoError(t, err)
+			again := must.Get(m.Name(namespace, account))(t)
 			assert.Equal(t, s, again)
 		}
 		matched, err := linkerdname.Match(s, s)

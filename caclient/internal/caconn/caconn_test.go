@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/spiffe"
@@ -69,11 +70,9 @@ func TestNoCookies(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	jar, err := cookiejar.New(nil)
-	require.NoError(t, err)
+	jar := must.Get(cookiejar.New(nil))(t)
 	own := &http.Client{Jar: jar}
-	answer, err := own.Get(server.URL + "/own")
-	require.NoError(t, err)
+	answer := must.Get(own.Get(server.URL + "/own"))(t)
 	require.NoError(t, answer.Body.Close())
 	c, err := caconn.New(caconn.Config{Name: "test", Endpoint: caclient.Endpoint{
 		URL: server.URL, AllowPlaintext: true, HTTPClient: own, TrustDomain: spiffe.MustParseTrustDomain("example.org"),

@@ -17,15 +17,14 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/certs/secretset"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 func file(t *testing.T, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name))
-	require.NoError(t, err)
-	return data
+	return must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
 }
 
 func countRoots(secret *pki.Secret, err error) (int, error) {
@@ -122,10 +121,8 @@ func TestWeakKeys(t *testing.T) {
 	t.Parallel()
 	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
 	require.NoError(t, err)
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(p224)
-	require.NoError(t, err)
-	sec1, err := x509.MarshalECPrivateKey(p224)
-	require.NoError(t, err)
+	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(p224))(t)
+	sec1 := must.Get(x509.MarshalECPrivateKey(p224))(t)
 	for _, der := range [][]byte{pkcs8, sec1} {
 		_, err := spiffe.ParseSVIDPEM(file(t, "leaf.pem"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 		require.ErrorIs(t, err, pki.ErrWeakKey)

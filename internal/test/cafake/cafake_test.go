@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -64,8 +65,7 @@ func TestDial(t *testing.T) {
 	require.NoError(t, <-hung, "what hung is answered")
 	assert.GreaterOrEqual(t, f.Requests(), 3)
 	f.Refuse(&caclient.Error{Kind: caclient.ErrUnavailable, Err: errors.New("later"), RetryAfter: 1500 * time.Millisecond})
-	resp, err := client.Get(url)
-	require.NoError(t, err)
+	resp := must.Get(client.Get(url))(t)
 	resp.Body.Close()
 	assert.Equal(t, "2", resp.Header.Get("Retry-After"))
 
@@ -75,8 +75,7 @@ func TestDial(t *testing.T) {
 	defer tr.CloseIdleConnections()
 	_, err = (&http.Client{Transport: tr}).Get(url)
 	assert.ErrorContains(t, err, "unknown authority")
-	token, err := f.Endpoint().Token(t.Context())
-	require.NoError(t, err)
+	token := must.Get(f.Endpoint().Token(t.Context()))(t)
 	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
 		assert.NotContains(t, fmt.Sprintf(format, f), token)
 	}

@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -18,8 +18,7 @@ func TestGoogleCASRules(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	g := cafake.NewGoogleCAS(t, ca, "/web")
 	e := g.Endpoint()
-	token, err := e.Token(t.Context())
-	require.NoError(t, err)
+	token := must.Get(e.Token(t.Context()))(t)
 	type doc = map[string]any
 	const (
 		create = "/v1/" + cafake.GoogleCASPool + "/certificates"

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -44,15 +45,13 @@ func TestStepTokens(t *testing.T) {
 		assert.ErrorContains(t, err, says)
 	}
 	token := s.signed(good())
-	names, err := s.authorize(token)
-	require.NoError(t, err)
+	names := must.Get(s.authorize(token))(t)
 	assert.Equal(t, []string{"a", "b"}, names)
 	_, err = s.authorize(token)
 	assert.ErrorContains(t, err, "used before")
 	c := good()
 	c.SANs, c.Audience = nil, f.url+"/sign"
-	names, err = s.authorize(s.signed(c))
-	require.NoError(t, err)
+	names = must.Get(s.authorize(s.signed(c)))(t)
 	assert.Equal(t, []string{"web"}, names)
 	_, err = s.authorize(strings.TrimSuffix(s.signed(good()), "A") + "AA")
 	assert.Error(t, err)
@@ -63,10 +62,8 @@ func TestStepRequests(t *testing.T) {
 	t.Parallel()
 	f := NewStepCA(t, spiffetest.NewCA(t, "example.org"), "/web")
 	client := f.Endpoint().HTTPClient
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: f.want.Names()})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: f.want.Names()}))(t)
 	for _, tt := range []struct {
 		path string
 		body map[string]string
@@ -79,10 +76,8 @@ func TestStepRequests(t *testing.T) {
 		{"/1.0/rekey", map[string]string{"csr": string(csr.PEM())}, http.StatusBadRequest},
 		{"/1.0/nothing", nil, http.StatusNotFound},
 	} {
-		body, err := json.Marshal(tt.body)
-		require.NoError(t, err)
-		resp, err := client.Post(f.url+tt.path, "application/json", strings.NewReader(string(body)))
-		require.NoError(t, err)
+		body := must.Get(json.Marshal(tt.body))(t)
+		resp := must.Get(client.Post(f.url+tt.path, "application/json", strings.NewReader(string(body))))(t)
 		resp.Body.Close()
 		assert.Equal(t, tt.code, resp.StatusCode, "%s %v", tt.path, len(tt.body))
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -21,27 +22,21 @@ import (
 // post sends a request and returns the status and the answer.
 func post(t *testing.T, e caclient.Endpoint, method, path string, header map[string]string, body any) (int, string) {
 	t.Helper()
-	b, err := json.Marshal(body)
-	require.NoError(t, err)
-	r, err := http.NewRequestWithContext(t.Context(), method, e.URL+path, strings.NewReader(string(b)))
-	require.NoError(t, err)
+	b := must.Get(json.Marshal(body))(t)
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, e.URL+path, strings.NewReader(string(b))))(t)
 	for k, v := range header {
 		r.Header.Set(k, v)
 	}
-	resp, err := e.HTTPClient.Do(r)
-	require.NoError(t, err)
+	resp := must.Get(e.HTTPClient.Do(r))(t)
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	answer := must.Get(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(answer)
 }
 
 func csrFor(t *testing.T, names ...pki.SAN) string {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: names})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: names}))(t)
 	return string(csr.PEM())
 }
 
@@ -51,8 +46,7 @@ func TestVaultRules(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	v := cafake.NewVault(t, ca, "/web")
 	e := v.Endpoint()
-	token, err := e.Token(t.Context())
-	require.NoError(t, err)
+	token := must.Get(e.Token(t.Context()))(t)
 	web, admin := pki.SAN{Type: pki.URI, Value: "spiffe://example.org/web"}, pki.SAN{Type: pki.URI, Value: "spiffe://example.org/admin"}
 	type doc = map[string]any
 	for name, c := range map[string]struct {
@@ -105,8 +99,7 @@ func TestVaultPatterns(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	v := cafake.NewVault(t, ca, "/web")
 	e := v.Endpoint()
-	token, err := e.Token(t.Context())
-	require.NoError(t, err)
+	token := must.Get(e.Token(t.Context()))(t)
 	for pattern, want := range map[string]int{
 		"spiffe://example.org/ns/a/sa/web": 200, "spiffe://example.org/*": 200, "*": 200, "spiffe://*/ns/*/sa/web": 200, "*web": 200,
 		"spiffe://example.org/ns/a/sa/we": 400, "spiffe://example.org/ns/a/sa/web/": 400, "spiffe://example.org/ns/b/*": 400, "*/db": 400,
@@ -126,8 +119,7 @@ func TestVaultLease(t *testing.T) {
 	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 	v.Change(func(r *cafake.VaultRules) { r.Kubernetes, r.Lease = true, time.Second })
 	e := v.Endpoint()
-	jwt, err := e.Token(t.Context())
-	require.NoError(t, err)
+	jwt := must.Get(e.Token(t.Context()))(t)
 	code, answer := post(t, e, "POST", "/v1/auth/kubernetes/login", nil, map[string]string{"role": "workload", "jwt": jwt})
 	require.Equal(t, 200, code)
 	var login struct {

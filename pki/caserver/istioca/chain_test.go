@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -36,9 +37,7 @@ func TestChain(t *testing.T) {
 	caChain, caKey := root.Certificate("/ns/prod/sa/web", func(c *x509.Certificate) { c.BasicConstraintsValid, c.IsCA = true, true })
 	keys := map[*x509.Certificate]crypto.Signer{chain[0]: chainKey, direct[0]: directKey, caChain[0]: caKey}
 	bundle := func(certs ...*x509.Certificate) *spiffe.Bundle {
-		b, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certs})
-		require.NoError(t, err)
-		return b
+		return must.Get(spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certs}))(t)
 	}
 	r, o := root.Root(), other.Root()
 	type certs = []*x509.Certificate
@@ -115,8 +114,7 @@ func bytesOf(c *x509.Certificate, n int) []*x509.Certificate {
 // A new root is in the very next answer, though nothing else has changed.
 func TestRotation(t *testing.T) {
 	t.Parallel()
-	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
-	require.NoError(t, err)
+	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
 	s := serve(t, istioca.Options{Signer: a})
 	roots := func() [][]byte {
 		got := s.issue(t, "web", goodRequest(t))
@@ -125,8 +123,7 @@ func TestRotation(t *testing.T) {
 	}
 	require.Len(t, roots(), 1)
 	first := roots()[0]
-	_, err = a.Rotate(t.Context())
-	require.NoError(t, err)
+	must.Get(a.Rotate(t.Context()))(t)
 	got := roots()
 	require.Len(t, got, 2)
 	assert.Equal(t, first, got[0])
@@ -184,7 +181,6 @@ func TestMetrics(t *testing.T) {
 	}, names)
 	end := a.Status().Roots[0].Certificate.NotAfter
 	assert.Equal(t, strconv.FormatInt(end.Unix(), 10), s.metric(t, "root_cert_expiry_timestamp"))
-	left, err := strconv.ParseFloat(s.metric(t, "root_cert_expiry_seconds"), 64)
-	require.NoError(t, err)
+	left := must.Get(strconv.ParseFloat(s.metric(t, "root_cert_expiry_seconds"), 64))(t)
 	assert.InDelta(t, time.Until(end).Seconds(), left, 60)
 }

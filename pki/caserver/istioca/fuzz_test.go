@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -105,8 +106,7 @@ func FuzzServeHTTP(f *testing.F) {
 		}
 		var m wire.IstioCertificateResponse
 		require.NoError(t, proto.Unmarshal(w.Body.Bytes()[5:], &m))
-		certs, err := pki.ParseCertificatesPEM([]byte(m.GetCertChain()[0]))
-		require.NoError(t, err)
+		certs := must.Get(pki.ParseCertificatesPEM([]byte(m.GetCertChain()[0])))(t)
 		require.Len(t, certs, 1)
 		require.Len(t, certs[0].URIs, 1)
 		require.Equal(t, webID, certs[0].URIs[0].String())

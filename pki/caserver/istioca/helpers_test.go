@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -92,9 +93,7 @@ func (s *signer) asked() ca.Request {
 
 func authority(t testing.TB) *ca.Authority {
 	t.Helper()
-	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
 }
 
 // wrap is a signer around an authority.
@@ -111,9 +110,7 @@ type server struct {
 
 func newServer(t testing.TB, o istioca.Options) *istioca.Server {
 	t.Helper()
-	s, err := istioca.New(o)
-	require.NoError(t, err)
-	return s
+	return must.Get(istioca.New(o))(t)
 }
 
 // serve serves o over TLS on a socket.
@@ -153,8 +150,7 @@ func listen(t testing.TB, h http.Handler) (url string, client *tls.Config) {
 // start serves a handler on a socket, and returns its URL without the scheme.
 func start(t testing.TB, h http.Handler, run func(*http.Server, net.Listener) error) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
@@ -220,8 +216,7 @@ func (s *server) call(t testing.TB, token string, m *wire.IstioCertificateReques
 // issue is call for what must succeed, and returns the certificates of each text.
 func (s *server) issue(t testing.TB, token string, m *wire.IstioCertificateRequest) [][]*x509.Certificate {
 	t.Helper()
-	resp, err := s.call(t, token, m)
-	require.NoError(t, err)
+	resp := must.Get(s.call(t, token, m))(t)
 	return parse(t, resp.GetCertChain())
 }
 
@@ -229,8 +224,7 @@ func parse(t testing.TB, texts []string) [][]*x509.Certificate {
 	t.Helper()
 	var out [][]*x509.Certificate
 	for _, text := range texts {
-		certs, err := pki.ParseCertificatesPEM([]byte(text))
-		require.NoError(t, err)
+		certs := must.Get(pki.ParseCertificatesPEM([]byte(text)))(t)
 		require.Equal(t, text, string(pki.MarshalCertificatesPEM(certs...)), "exactly one newline after each block, and nothing else")
 		out = append(out, certs)
 	}
@@ -261,8 +255,7 @@ func newCSR(t testing.TB, o pki.CSROptions) string { return csrFor(t, testKey(),
 
 func csrFor(t testing.TB, key crypto.Signer, o pki.CSROptions) string {
 	t.Helper()
-	csr, err := pki.NewCSR(key, o)
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(key, o))(t)
 	return string(csr.PEM())
 }
 
@@ -292,8 +285,7 @@ func (s *server) metric(t testing.TB, name string) string {
 // answer without a body) and body.
 func post(ctx context.Context, t testing.TB, c *http.Client, url, token string, body io.Reader, edit func(*http.Request)) (*http.Response, []byte) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+istioca.CreateCertificate, body)
-	require.NoError(t, err)
+	req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, url+istioca.CreateCertificate, body))(t)
 	req.Header.Set("Content-Type", "application/grpc")
 	req.Header.Set("Te", "trailers")
 	if token != "" {
@@ -302,11 +294,9 @@ func post(ctx context.Context, t testing.TB, c *http.Client, url, token string, 
 	if edit != nil {
 		edit(req)
 	}
-	resp, err := c.Do(req)
-	require.NoError(t, err)
+	resp := must.Get(c.Do(req))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	b := must.Get(io.ReadAll(resp.Body))(t)
 	if resp.Trailer.Get("Grpc-Status") == "" {
 		resp.Trailer = resp.Header
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -35,9 +36,7 @@ func frame(flags byte, msg []byte) []byte {
 
 func marshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
-	b, err := proto.Marshal(m)
-	require.NoError(t, err)
-	return b
+	return must.Get(proto.Marshal(m))(t)
 }
 
 // TestBytes speaks to the server with bytes made by hand, both ways.
@@ -158,8 +157,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		close(done)
 	}))
 	cfg.NextProtos = []string{"h2"}
-	conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), cfg)
-	require.NoError(t, err)
+	conn := must.Get(tls.Dial("tcp", strings.TrimPrefix(url, "https://"), cfg))(t)
 	defer conn.Close()
 	// The preface; SETTINGS with INITIAL_WINDOW_SIZE 0; HEADERS of stream 1 without END_STREAM; DATA.
 	headers := []byte{0x83, 0x87} // :method POST, :scheme https
@@ -185,8 +183,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		h2(1, 4, 1, headers),
 		h2(0, 1, 1, msg),
 	} {
-		_, err = conn.Write(b)
-		require.NoError(t, err)
+		must.Get(conn.Write(b))(t)
 	}
 	go func() { _, _ = io.Copy(io.Discard, conn) }() // frames, which is not the flow that has no window
 	select {

@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
@@ -36,9 +37,7 @@ import (
 
 func realAuthority(t testing.TB) *ca.Authority {
 	t.Helper()
-	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")})
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local")}))(t)
 }
 
 func anchorsOf(a *ca.Authority) []*x509.Certificate {
@@ -131,8 +130,7 @@ func TestTokenAudience(t *testing.T) {
 		user := kubetest.UserInfo{Username: "system:serviceaccount:emojivoto:web", Groups: []string{"system:serviceaccounts"}}
 		return kubetest.TokenReviewStatus{Authenticated: true, User: user, Audiences: []string{audience}}
 	})
-	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()})
-	require.NoError(t, err)
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()}))(t)
 	s := serve(t, linkerd.Options{Review: reviewer.Review})
 	certify := func(token string) error {
 		r := goodRequest(t)
@@ -153,18 +151,15 @@ func TestTokenAudience(t *testing.T) {
 func TestAuditRecord(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
-	audit, err := auditlog.Open(path, nil)
-	require.NoError(t, err)
+	audit := must.Get(auditlog.Open(path, nil))(t)
 	authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), Auditor: audit})
 	require.NoError(t, err)
 	s := serve(t, linkerd.Options{Signer: authority, Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
 		return &spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web", ServiceAccountUID: "account", Name: "web-0", UID: "u-1", Node: "n1"}, nil
 	}})
-	_, err = s.certify(t, goodRequest(t))
-	require.NoError(t, err)
+	must.Get(s.certify(t, goodRequest(t)))(t)
 	require.NoError(t, audit.Close())
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(path))(t)
 	var records []*ca.Issuance
 	for e, err := range auditlog.Read(bytes.NewReader(text)) {
 		require.NoError(t, err)
@@ -184,8 +179,7 @@ func TestSAN(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-7-7")
 	long := strings.Repeat("a", 63) // its name has no room in a common name
-	longName, err := mesh.Name("emojivoto", long)
-	require.NoError(t, err)
+	longName := must.Get(mesh.Name("emojivoto", long))(t)
 	for _, c := range []struct {
 		empty                  bool // of the authority
 		account, name, subject string
@@ -223,8 +217,7 @@ func TestTokenFlood(t *testing.T) {
 	t.Parallel()
 	api := kubetest.Start(t)
 	api.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return kubetest.TokenReviewStatus{} })
-	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()})
-	require.NoError(t, err)
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()}))(t)
 	s := serve(t, linkerd.Options{Review: reviewer.Review})
 	r := goodRequest(t)
 	begin := time.Now()
@@ -282,11 +275,9 @@ func TestRotation(t *testing.T) {
 	s := direct(t, linkerd.Options{Signer: authority})
 	issuers := map[string]bool{}
 	for range 3 {
-		_, err := authority.Rotate(t.Context())
-		require.NoError(t, err)
+		must.Get(authority.Rotate(t.Context()))(t)
 		for range 10 {
-			resp, err := s.call(t.Context(), goodRequest(t))
-			require.NoError(t, err)
+			resp := must.Get(s.call(t.Context(), goodRequest(t)))(t)
 			accept(t, resp, anchorsOf(authority), web, time.Now())
 			issuers[fmt.Sprintf("%x", resp.GetIntermediateCertificates()[0])] = true
 			time.Sleep(10 * time.Millisecond)

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/linkerdname"
@@ -29,9 +30,7 @@ func frame(flags byte, msg []byte) []byte {
 
 func marshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
-	b, err := proto.Marshal(m)
-	require.NoError(t, err)
-	return b
+	return must.Get(proto.Marshal(m))(t)
 }
 
 // post sends a body and returns the status of gRPC, or of HTTP after "HTTP ".
@@ -50,11 +49,9 @@ func (s *service) exchange(t testing.TB, body []byte, edit ...func(*http.Request
 	for _, f := range edit {
 		f(req)
 	}
-	resp, err := s.http.Do(req)
-	require.NoError(t, err)
+	resp := must.Get(s.http.Do(req))(t)
 	defer resp.Body.Close()
-	answer, err = io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	answer = must.Get(io.ReadAll(resp.Body))(t)
 	if resp.StatusCode != http.StatusOK {
 		return "HTTP " + resp.Status[:3], answer
 	}
@@ -73,8 +70,7 @@ func direct(t testing.TB, o linkerd.Options) *rpcClient {
 	if o.Review == nil {
 		o.Review = review
 	}
-	srv, err := linkerd.New(o)
-	require.NoError(t, err)
+	srv := must.Get(linkerd.New(o))(t)
 	return newClient(&http.Client{Transport: recorder{srv}}, "http://certifier")
 }
 
@@ -164,8 +160,7 @@ func TestHostileBodies(t *testing.T) {
 
 func TestHTTP1(t *testing.T) {
 	t.Parallel()
-	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review})
-	require.NoError(t, err)
+	srv := must.Get(linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review}))(t)
 	w := httptest.NewRecorder()
 	srv.ServeHTTP(w, httptest.NewRequest(http.MethodPost, linkerd.Certify, strings.NewReader("x")))
 	assert.Equal(t, http.StatusHTTPVersionNotSupported, w.Code)
@@ -216,8 +211,7 @@ func FuzzCertify(f *testing.F) {
 	f.Add([]byte("\x0b"))
 	f.Add(marshal(f, &wire.CertifyRequest{Identity: web, Token: []byte("voting"), CertificateSigningRequest: good.GetCertificateSigningRequest()}))
 	sig := newSigner(f)
-	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: sig, Review: review})
-	require.NoError(f, err)
+	srv := must.Get(linkerd.New(linkerd.Options{Mesh: mesh, Signer: sig, Review: review}))(f)
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, msg)))
 		r.ProtoMajor, r.ProtoMinor, r.TLS = 2, 0, new(tls.ConnectionState)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
 	"github.com/svidkit/svidkit/spiffe"
@@ -46,9 +47,7 @@ func quick(s *podcert.Signer) { s.SetAgain(50 * time.Millisecond) }
 
 func newAuthority(t testing.TB) *ca.Authority {
 	t.Helper()
-	a, err := ca.New(ca.Config{TrustDomain: td, Rotation: ca.Rotation{Propagation: time.Hour}})
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(ca.Config{TrustDomain: td, Rotation: ca.Rotation{Propagation: time.Hour}}))(t)
 }
 
 // The roots of the CA are there, through a rotation at once, and whatever others do.
@@ -63,8 +62,7 @@ func TestBundle(t *testing.T) {
 	require.Equal(t, name, o.Spec.SignerName)
 	require.Equal(t, "example.org", o.Metadata.Labels["k8s.spiffe.io/peer-trust-domain"])
 	old := string(a.Bundle().MarshalPEM())
-	_, err := a.Rotate(t.Context())
-	require.NoError(t, err)
+	must.Get(a.Rotate(t.Context()))(t)
 	both := string(a.Bundle().MarshalPEM())
 	require.NotEqual(t, old, both)
 	c.has(object, both)
@@ -145,17 +143,13 @@ func TestFederatedBundles(t *testing.T) {
 	t.Parallel()
 	c, a := start(t), newAuthority(t)
 	other, under := spiffe.MustParseTrustDomain("other.test"), spiffe.MustParseTrustDomain("under_score.test")
-	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{}))(t)
 	of := func(td spiffe.TrustDomain) *spiffe.Bundle {
-		a, err := ca.New(ca.Config{TrustDomain: td})
-		require.NoError(t, err)
+		a := must.Get(ca.New(ca.Config{TrustDomain: td}))(t)
 		return a.Bundle()
 	}
-	own, err := spiffe.NewBundle(td, spiffe.BundleContents{})
-	require.NoError(t, err)
-	all, err := spiffe.NewBundleSet(of(other), of(under), empty, own)
-	require.NoError(t, err)
+	own := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{}))(t)
+	all := must.Get(spiffe.NewBundleSet(of(other), of(under), empty, own))(t)
 	var set atomic.Pointer[spiffe.BundleSet]
 	o := c.options(a)
 	o.Federated = func() *spiffe.BundleSet { return set.Load() }
@@ -166,8 +160,7 @@ func TestFederatedBundles(t *testing.T) {
 		td     spiffe.TrustDomain
 		object string
 	}{{other, "example.org:spiffe:other.test"}, {under, fmt.Sprintf("example.org:spiffe:td-%x", sha256.Sum256([]byte("under_score.test")))[:54]}} {
-		want, err := all.Bundle(b.td)
-		require.NoError(t, err)
+		want := must.Get(all.Bundle(b.td))(t)
 		got := c.has(b.object, string(want.MarshalPEM()))
 		require.Equal(t, b.td.String(), got.Metadata.Labels["k8s.spiffe.io/peer-trust-domain"])
 	}
@@ -177,8 +170,7 @@ func TestFederatedBundles(t *testing.T) {
 	c.has("example.org:spiffe:example.org", string(a.Bundle().MarshalPEM())) // and not the one of the set
 
 	// A trust domain that has gone keeps its object, which an operator deletes.
-	none, err := spiffe.NewBundleSet()
-	require.NoError(t, err)
+	none := must.Get(spiffe.NewBundleSet())(t)
 	set.Store(none)
 	time.Sleep(200 * time.Millisecond)
 	var left bundle
@@ -193,24 +185,19 @@ func TestLargeBundle(t *testing.T) {
 	t.Parallel()
 	c, a := start(t), newAuthority(t)
 	large := spiffe.MustParseTrustDomain("large.test")
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	var roots []*x509.Certificate
 	for i := range 900 {
 		tmpl := &x509.Certificate{
 			SerialNumber: big.NewInt(int64(i + 1)), Subject: pkix.Name{CommonName: strings.Repeat("x", 64), Organization: []string{strings.Repeat("x", 800)}},
 			NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 		}
-		der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-		require.NoError(t, err)
-		root, err := x509.ParseCertificate(der)
-		require.NoError(t, err)
+		der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
+		root := must.Get(x509.ParseCertificate(der))(t)
 		roots = append(roots, root)
 	}
-	b, err := spiffe.NewBundle(large, spiffe.BundleContents{X509Authorities: roots})
-	require.NoError(t, err)
-	set, err := spiffe.NewBundleSet(b)
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(large, spiffe.BundleContents{X509Authorities: roots}))(t)
+	set := must.Get(spiffe.NewBundleSet(b))(t)
 	o := c.options(a)
 	o.Federated = func() *spiffe.BundleSet { return set }
 	c.run(o, quick)
@@ -245,8 +232,7 @@ func TestRunEnds(t *testing.T) {
 	c, a := start(t), newAuthority(t)
 	c.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
 	require.ErrorContains(t, new(podcert.Signer).Run(t.Context()), "New makes one")
-	s, err := podcert.New(c.options(a))
-	require.NoError(t, err)
+	s := must.Get(podcert.New(c.options(a)))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	began := time.Now()

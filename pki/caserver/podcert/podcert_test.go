@@ -27,6 +27,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -84,8 +85,7 @@ func (r *recorder) times(request string) int {
 func newCA(t testing.TB) *recorder {
 	t.Helper()
 	r := &recorder{signed: map[string]int{}}
-	a, err := ca.New(ca.Config{TrustDomain: td, Auditor: r, Rotation: ca.Rotation{Propagation: time.Hour}})
-	require.NoError(t, err)
+	a := must.Get(ca.New(ca.Config{TrustDomain: td, Auditor: r, Rotation: ca.Rotation{Propagation: time.Hour}}))(t)
 	r.Signer = a
 	return r
 }
@@ -110,8 +110,7 @@ func (c *cluster) options(signer ca.Signer) podcert.Options {
 // run runs a signer until the test ends, or until stop is called.
 func (c *cluster) run(o podcert.Options, prepare ...func(*podcert.Signer)) (s *podcert.Signer, stop func()) {
 	c.t.Helper()
-	s, err := podcert.New(o)
-	require.NoError(c.t, err)
+	s = must.Get(podcert.New(o))(c.t)
 	for _, p := range prepare {
 		p(s)
 	}
@@ -201,8 +200,7 @@ func (c *cluster) issued(request string) (status, *x509.Certificate) {
 	require.Equal(c.t, "True", s.Conditions[0].Status)
 	block, rest := pem.Decode([]byte(s.CertificateChain))
 	require.Empty(c.t, rest) // a root of svidkit signs leaves itself
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	require.NoError(c.t, err)
+	leaf := must.Get(x509.ParseCertificate(block.Bytes))(c.t)
 	return s, leaf
 }
 
@@ -213,11 +211,9 @@ func TestIssued(t *testing.T) {
 	s, _ := c.run(c.options(a))
 	request := c.ask(nil)
 	got, leaf := c.issued(request)
-	svid, err := spiffe.IDFromCertificate(leaf)
-	require.NoError(t, err)
+	svid := must.Get(spiffe.IDFromCertificate(leaf))(t)
 	require.Equal(t, "spiffe://example.org/ns/shop/sa/web", svid.String())
-	csr, err := pki.ParseCSR(keys())
-	require.NoError(t, err)
+	csr := must.Get(pki.ParseCSR(keys()))(t)
 	require.Equal(t, csr.PublicKey(), leaf.PublicKey)
 	require.Equal(t, leaf.NotBefore, got.NotBefore)
 	require.Equal(t, leaf.NotAfter, got.NotAfter)
@@ -236,8 +232,7 @@ func TestIssued(t *testing.T) {
 		Namespace: "shop", ServiceAccount: "web", ServiceAccountUID: "uid-of-web", Name: "web-0", UID: "uid-of-web-0", Node: "n1", NodeUID: "uid-of-n1",
 	}, record.Pod)
 	require.Equal(t, request, record.PodRequest)
-	line, err := json.Marshal(record)
-	require.NoError(t, err)
+	line := must.Get(json.Marshal(record))(t)
 	require.Contains(t, string(line), `"request":"`+request+`"`)
 
 	r := s.Report()
@@ -278,12 +273,10 @@ func TestKeys(t *testing.T) {
 	t.Parallel()
 	c := start(t)
 	c.run(c.options(newCA(t)))
-	p521, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-	require.NoError(t, err)
+	p521 := must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 	all := []crypto.Signer{p521}
 	for _, kind := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.ECDSAP384, pki.Ed25519, pki.RSA3072, pki.RSA4096} {
-		key, err := pki.NewKey(kind)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(kind))(t)
 		all = append(all, key)
 	}
 	for _, key := range all {
@@ -677,8 +670,7 @@ func TestRoom(t *testing.T) {
 		var text strings.Builder
 		require.NoError(t, s.Report().Metrics(&text))
 		_, rest, _ := strings.Cut(text.String(), "\nsvidkit_ca_pod_requests_waiting ")
-		_, err := fmt.Sscan(rest, &n)
-		require.NoError(t, err)
+		must.Get(fmt.Sscan(rest, &n))(t)
 		return n
 	}
 	require.Eventually(t, func() bool { return waiting() >= 40 }, time.Minute, time.Millisecond)
@@ -755,8 +747,7 @@ func TestOptions(t *testing.T) {
 	t.Parallel()
 	a := newCA(t)
 	good := podcert.Options{SignerName: name, TrustDomain: td, CA: a, APIServer: "http://127.0.0.1:1", HTTPClient: &http.Client{}}
-	_, err := podcert.New(good)
-	require.NoError(t, err)
+	must.Get(podcert.New(good))(t)
 	for _, v := range []struct {
 		want   string
 		change func(*podcert.Options)
@@ -793,10 +784,8 @@ func TestTemplate(t *testing.T) {
 		"/pod/${pod-uid}/on/${node}":             "spiffe://example.org/pod/u-1/on/n1.example",
 		"/x/${pod}":                              "spiffe://example.org/x/web-0",
 	} {
-		id, err := podcert.Template(td, path)
-		require.NoError(t, err)
-		got, err := id(pod)
-		require.NoError(t, err)
+		id := must.Get(podcert.Template(td, path))(t)
+		got := must.Get(id(pod))(t)
 		require.Equal(t, want, got.String())
 	}
 	for path, want := range map[string]string{
@@ -817,8 +806,7 @@ func TestTemplate(t *testing.T) {
 		_, err := podcert.Template(td, path)
 		require.ErrorContains(t, err, want, path)
 	}
-	id, err := podcert.Template(td, "/ns/${namespace}/pod/${pod}")
-	require.NoError(t, err)
+	id := must.Get(podcert.Template(td, "/ns/${namespace}/pod/${pod}"))(t)
 	for _, p := range []spiffe.Pod{{Namespace: "", Name: "x"}, {Namespace: "..", Name: "x"}, {Namespace: "a", Name: "x/../../b/"}, {Namespace: "a", Name: "ü"}} {
 		_, err := id(p)
 		require.Error(t, err, "%+v", p)
