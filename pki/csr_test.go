@@ -460,7 +460,6 @@ func (r request) der(t testing.TB) []byte {
 	}
 	spki := r.spki
 	if spki == nil {
-		var err error
 		spki = must.Get(x509.MarshalPKIXPublicKey(key.Public()))(t)
 	}
 	tbs := der(tagSeq, or(r.version, der(tagInt, []byte{0})), or(r.subject, der(tagSeq)), spki, or(r.attrs, withSANs("web.example.org")), r.infoTail)
@@ -939,7 +938,6 @@ func TestCSRKeyFastPath(t *testing.T) {
 func smallKey(t testing.TB) (key *rsa.PrivateKey) {
 	t.Helper()
 	fips140.WithoutEnforcement(func() {
-		var err error
 		key = must.Get(rsa.GenerateKey(rand.Reader, 1024))(t)
 	})
 	return key

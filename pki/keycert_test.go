@@ -295,7 +295,6 @@ func createCertificate(t testing.TB, tmpl *x509.Certificate, key crypto.Signer) 
 	t.Helper()
 	var b []byte
 	fips140.WithoutEnforcement(func() {
-		var err error
 		b = must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
 	})
 	return must.Get(x509.ParseCertificate(b))(t)
