@@ -9,13 +9,13 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -139,8 +139,7 @@ func TestFailuresAreHandedOn(t *testing.T) {
 }
 
 func TestEachCallHasADeadline(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for timeout, want := range map[time.Duration]time.Duration{0: 10 * time.Second, time.Second: time.Second} {
 			ca := spiffetest.NewCA(t, "example.org")
 			inner := newPlain(ca)
@@ -156,34 +155,29 @@ func TestCancel(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("going home")
 	for name, says := range map[string]error{"the CA says why": nil, "the CA says another thing": io.EOF} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				inner := newPlain(spiffetest.NewCA(t, "example.org"))
-				inner.before = func(ctx context.Context, _ int) error {
-					<-ctx.Done()
-					return cmp.Or(says, context.Cause(ctx))
-				}
-				ctx, cancel := context.WithCancelCause(t.Context())
-				time.AfterFunc(3*time.Second, func() { cancel(cause) })
-				c := newClient(t, inner, nil)
-				_, err := c.Sign(ctx, newCSR(t, web), 0)
-				assert.ErrorIs(t, err, cause)
-				if says != nil {
-					assert.ErrorIs(t, err, says)
-				}
-				assert.Equal(t, 3*time.Second, time.Since(inner.start))
-				assert.Len(t, inner.calls, 1)
+		bubble.Run(t, name, func(t *testing.T) {
+			inner := newPlain(spiffetest.NewCA(t, "example.org"))
+			inner.before = func(ctx context.Context, _ int) error {
+				<-ctx.Done()
+				return cmp.Or(says, context.Cause(ctx))
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(3*time.Second, func() { cancel(cause) })
+			c := newClient(t, inner, nil)
+			_, err := c.Sign(ctx, newCSR(t, web), 0)
+			assert.ErrorIs(t, err, cause)
+			if says != nil {
+				assert.ErrorIs(t, err, says)
+			}
+			assert.Equal(t, 3*time.Second, time.Since(inner.start))
+			assert.Len(t, inner.calls, 1)
 
-				for _, c := range []caclient.CA{c, newClient(t, inner, nil)} {
-					_, err = c.Sign(ctx, newCSR(t, web), 0)
-					assert.ErrorIs(t, err, cause)
-					_, err = c.FetchBundles(ctx)
-					assert.ErrorIs(t, err, cause)
-				}
-				assert.Len(t, inner.calls, 1, "the CA is not asked for a caller that has gone")
-				assert.Len(t, inner.fetches, 1, "the CA is not asked for a caller that has gone")
-			})
+			for _, c := range []caclient.CA{c, newClient(t, inner, nil)} {
+				assert.ErrorIs(t, must.ErrorOf(c.Sign(ctx, newCSR(t, web), 0)), cause)
+				assert.ErrorIs(t, must.ErrorOf(c.FetchBundles(ctx)), cause)
+			}
+			assert.Len(t, inner.calls, 1, "the CA is not asked for a caller that has gone")
+			assert.Len(t, inner.fetches, 1, "the CA is not asked for a caller that has gone")
 		})
 	}
 }
@@ -223,8 +217,7 @@ func TestChainsAreTidied(t *testing.T) {
 		require.Equal(t, link[0].RawSubject, link[0].RawIssuer)
 		issuer := ca.Intermediate()
 		issuer.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return append(c, root, link[0]) })
-		chain := must.Get(newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0))(t)
-		assert.Len(t, chain, 3)
+		assert.Len(t, must.Get(newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0))(t), 3)
 	})
 }
 
@@ -297,15 +290,13 @@ func TestNewRootIsFetched(t *testing.T) {
 	// If the bundles cannot be had, that is the error, with what it says about another try.
 	ca.Rotate()
 	broken := &failingFetch{CA: ca, err: &caclient.Error{Op: "fetch bundles", Kind: caclient.ErrDenied, Err: io.EOF}}
-	_, err = newClient(t, broken, nil).Sign(t.Context(), newCSR(t, web), 0)
-	assert.ErrorIs(t, err, broken.err)
+	assert.ErrorIs(t, must.ErrorOf(newClient(t, broken, nil).Sign(t.Context(), newCSR(t, web), 0)), broken.err)
 	assert.Zero(t, broken.signed.Load(), "nothing is signed that cannot be checked")
 	broken.good.Store(1)
 	c = newClient(t, broken, nil)
 	must.Get(c.Sign(t.Context(), newCSR(t, web), 0))(t)
 	ca.Rotate()
-	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
-	assert.ErrorIs(t, err, broken.err)
+	assert.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, web), 0)), broken.err)
 }
 
 // failingFetch answers good.Load() calls of FetchBundles and fails from then on.
@@ -328,8 +319,7 @@ func (f *failingFetch) FetchBundles(ctx context.Context) (*spiffe.BundleSet, err
 }
 
 func TestFetchBundles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		c := newClient(t, ca, nil)
 		set, err := c.FetchBundles(t.Context())

@@ -137,8 +137,7 @@ func page(t testing.TB, c *http.Client, url string) (string, error) {
 
 func requirePage(t testing.TB, want string, c *http.Client, url string) {
 	t.Helper()
-	got := must.Get(page(t, c, url))(t)
-	require.Equal(t, want, got)
+	require.Equal(t, want, must.Get(page(t, c, url))(t))
 }
 
 // settled makes requests until they use the connections that there are, and returns how many were made: net/http may dial
@@ -202,8 +201,7 @@ func TestHTTPClientRoots(t *testing.T) {
 		for name, says := range map[string]string{"": "127.0.0.1", "other.test": "not other.test", "127.0.0.1": "127.0.0.1"} {
 			o := o
 			o.ServerName = name
-			_, err := page(t, newHTTPClient(t, o), s.url)
-			require.ErrorContains(t, err, says)
+			require.ErrorContains(t, must.ErrorOf(page(t, newHTTPClient(t, o), s.url)), says)
 		}
 	})
 	t.Run("the host's roots", func(t *testing.T) {
@@ -344,13 +342,11 @@ func TestHTTPClientVersions(t *testing.T) {
 	dir := folder(t, host)
 	old := startTLS(t, host, func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 })
 	o := in(dir)
-	_, err := page(t, newHTTPClient(t, o), old.url)
-	require.ErrorContains(t, err, "protocol version")
+	require.ErrorContains(t, must.ErrorOf(page(t, newHTTPClient(t, o), old.url)), "protocol version")
 	o.MinVersion = tls.VersionTLS12
 	requirePage(t, "HTTP/2.0 none", newHTTPClient(t, o), old.url)
 	older := startTLS(t, host, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 })
-	_, err = page(t, newHTTPClient(t, o), older.url)
-	require.ErrorContains(t, err, "protocol version")
+	require.ErrorContains(t, must.ErrorOf(page(t, newHTTPClient(t, o), older.url)), "protocol version")
 	one := startTLS(t, host, func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} })
 	requirePage(t, "HTTP/1.1 none", newHTTPClient(t, o), one.url)
 }
@@ -387,15 +383,12 @@ func TestHTTPClientRefuses(t *testing.T) {
 	} {
 		o := in(dir)
 		change(&o)
-		_, err := caclient.NewHTTPClient(o)
-		require.ErrorContains(t, err, says)
+		require.ErrorContains(t, must.ErrorOf(caclient.NewHTTPClient(o)), says)
 	}
 	c := newHTTPClient(t, in(dir))
-	_, err := page(t, c, "http://127.0.0.1:1/")
-	require.ErrorContains(t, err, "not https")
+	require.ErrorContains(t, must.ErrorOf(page(t, c, "http://127.0.0.1:1/")), "not https")
 	body := new(closed)
-	_, err = c.Post("http://127.0.0.1:1/", "text/plain", body)
-	require.Error(t, err)
+	require.Error(t, must.ErrorOf(c.Post("http://127.0.0.1:1/", "text/plain", body)))
 	require.True(t, bool(*body), "a RoundTripper closes the body")
 	require.ErrorIs(t, c.CheckRedirect(nil, nil), http.ErrUseLastResponse)
 	c.CloseIdleConnections() // before any

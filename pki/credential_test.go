@@ -69,8 +69,7 @@ func TestCredential(t *testing.T) {
 			require.ErrorIs(t, err, tt.is, name)
 		}
 	}
-	_, err = pki.NewCredential(chain, nil)
-	require.ErrorContains(t, err, "no private key")
+	require.ErrorContains(t, must.ErrorOf(pki.NewCredential(chain, nil)), "no private key")
 	for _, bad := range [][2][]byte{{nil, keyPEM}, {certs, nil}, {certs, certs}, {keyPEM, keyPEM}} {
 		_, err := pki.ParseCredentialPEM(bad[0], bad[1])
 		require.Error(t, err)

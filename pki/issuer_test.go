@@ -94,8 +94,7 @@ func TestCertificateDER(t *testing.T) {
 			assert.Equal(t, tc.subject, hex.EncodeToString(r.Subject.FullBytes))
 			assert.Equal(t, tc.exts, r.extensionLines())
 			require.NoError(t, cert.CheckSignatureFrom(root.Certificate()))
-			sans := must.Get(pki.ParseSANs(cert.Extensions))(t)
-			assert.Equal(t, o.SANs, sans)
+			assert.Equal(t, o.SANs, must.Get(pki.ParseSANs(cert.Extensions))(t))
 		})
 	}
 }
@@ -249,20 +248,16 @@ func TestNewSelfSigned(t *testing.T) {
 	require.NoError(t, cert.VerifyHostname("web.example.org"))
 	require.False(t, cert.IsCA)
 
-	_, err = pki.NewSelfSigned(nil, o)
-	require.EqualError(t, err, "pki: leaf: no private key")
-	_, err = pki.NewSelfSigned(nil, caOptions())
-	require.EqualError(t, err, "pki: CA certificate: no private key")
+	require.EqualError(t, must.ErrorOf(pki.NewSelfSigned(nil, o)), "pki: leaf: no private key")
+	require.EqualError(t, must.ErrorOf(pki.NewSelfSigned(nil, caOptions())), "pki: CA certificate: no private key")
 	o.PublicKey = newKey(t, pki.ECDSAP256).Public()
-	_, err = pki.NewSelfSigned(key, o)
-	require.ErrorIs(t, err, pki.ErrKeyMismatch)
+	require.ErrorIs(t, must.ErrorOf(pki.NewSelfSigned(key, o)), pki.ErrKeyMismatch)
 	o = certOptions()
 	o.PublicKey, o.SANs = nil, []pki.SAN{pki.IDSAN(webID)}
 	_, err = pki.NewSelfSigned(key, o)
 	require.EqualError(t, err, "pki: leaf: a workload's certificate cannot be its own root")
 	o.SANs = nil
-	_, err = pki.NewSelfSigned(key, o)
-	require.ErrorIs(t, err, pki.ErrSAN)
+	require.ErrorIs(t, must.ErrorOf(pki.NewSelfSigned(key, o)), pki.ErrSAN)
 }
 
 // foreignRoot returns a root as other tools make them.
@@ -400,8 +395,7 @@ func TestRenewRefuses(t *testing.T) {
 	b := must.Get(x509.CreateCertificate(rand.Reader, &tmpl, cross.Certificate(), other.Public(), key))(t)
 	cert := must.Get(x509.ParseCertificate(b))(t)
 	i := must.Get(pki.NewIssuer([]*x509.Certificate{cert}, other))(t)
-	_, err = i.Renew(base, base.AddDate(1, 0, 0))
-	require.ErrorContains(t, err, "not self-signed")
+	require.ErrorContains(t, must.ErrorOf(i.Renew(base, base.AddDate(1, 0, 0))), "not self-signed")
 }
 
 // A CA in the chain whose path length has no room for what the issuer signs.
@@ -666,8 +660,7 @@ func FuzzCSRToCertificate(f *testing.F) {
 // requireExactly requires that cert has the key of csr, the given names, and nothing else of csr.
 func requireExactly(t *testing.T, cert *x509.Certificate, csr *pki.CSR, sans []pki.SAN) {
 	t.Helper()
-	got := must.Get(pki.ParseSANs(cert.Extensions))(t)
-	require.Equal(t, sans, got)
+	require.Equal(t, sans, must.Get(pki.ParseSANs(cert.Extensions))(t))
 	require.True(t, pki.PublicKeysEqual(csr.PublicKey(), cert.PublicKey))
 	require.Equal(t, []byte{0x30, 0}, cert.RawSubject)
 	require.False(t, cert.IsCA)

@@ -90,8 +90,7 @@ func TestPrivateKeyPEM(t *testing.T) {
 	}
 	_, err := pki.MarshalPrivateKeyPEM(remote{p256Key})
 	require.EqualError(t, err, "pki: marshal private key: a key of type pki_test.remote cannot be exported")
-	_, err = pki.MarshalPrivateKeyPEM(nil)
-	require.Error(t, err)
+	require.Error(t, must.ErrorOf(pki.MarshalPrivateKeyPEM(nil)))
 }
 
 func TestPrivateKeyPEMRefuses(t *testing.T) {
@@ -175,8 +174,7 @@ func TestCertificatesPEM(t *testing.T) {
 			assert.ErrorIs(t, err, spiffe.ErrTooLarge, name)
 		}
 	}
-	certs := must.Get(pki.ParseCertificatesPEM([]byte(strings.Repeat(one, 1000))))(t)
-	require.Len(t, certs, 1000)
+	require.Len(t, must.Get(pki.ParseCertificatesPEM([]byte(strings.Repeat(one, 1000))))(t), 1000)
 }
 
 // Errors are short, so that hostile input cannot fill a log.
@@ -262,8 +260,7 @@ func FuzzParsePrivateKeyPEM(f *testing.F) {
 		out := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 		back := must.Get(pki.ParsePrivateKeyPEM(out))(t)
 		require.True(t, pki.PublicKeysEqual(key.Public(), back.Public()))
-		again := must.Get(pki.MarshalPrivateKeyPEM(back))(t)
-		require.Equal(t, out, again)
+		require.Equal(t, out, must.Get(pki.MarshalPrivateKeyPEM(back))(t))
 	})
 }
 

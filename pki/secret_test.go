@@ -40,8 +40,7 @@ func TestKeyPairSecret(t *testing.T) {
 	chain, keyPEM, ok := s.KeyPair()
 	require.True(t, ok)
 	assert.Equal(t, pki.MarshalCertificatesPEM(svid.Leaf()), chain)
-	back := must.Get(pki.ParsePrivateKeyPEM(keyPEM))(t)
-	assert.Equal(t, key, back)
+	assert.Equal(t, key, must.Get(pki.ParsePrivateKeyPEM(keyPEM))(t))
 	roots, ok := s.Roots()
 	assert.False(t, ok)
 	assert.Nil(t, roots)
@@ -79,12 +78,9 @@ func TestTrustSecret(t *testing.T) {
 	assert.False(t, ok)
 
 	empty := must.Get(spiffe.NewBundle(exampleOrg, spiffe.BundleContents{}))(t)
-	_, err = pki.NewTrustSecret("ROOTCA", empty)
-	require.ErrorIs(t, err, spiffe.ErrNoAuthority)
-	_, err = pki.NewTrustSecret("", bundle)
-	require.Error(t, err)
-	_, err = pki.NewTrustSecret("ROOTCA", nil)
-	require.Error(t, err)
+	require.ErrorIs(t, must.ErrorOf(pki.NewTrustSecret("ROOTCA", empty)), spiffe.ErrNoAuthority)
+	require.Error(t, must.ErrorOf(pki.NewTrustSecret("", bundle)))
+	require.Error(t, must.ErrorOf(pki.NewTrustSecret("ROOTCA", nil)))
 }
 
 func TestSecretPEM(t *testing.T) {
@@ -342,8 +338,7 @@ func TestSecretWithCRLs(t *testing.T) {
 		_, err := s.WithCRLs(one.crl(t), true)
 		require.Equal(t, kind == "roots", err == nil, kind)
 	}
-	_, err = new(pki.Secret).WithCRLs(one.crl(t), true)
-	require.ErrorContains(t, err, "empty")
+	require.ErrorContains(t, must.ErrorOf(new(pki.Secret).WithCRLs(one.crl(t), true)), "empty")
 }
 
 func TestOtherSecrets(t *testing.T) {

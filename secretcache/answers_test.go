@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -79,41 +80,36 @@ func TestBrokenAnswers(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	for want, spoil := range faults {
-		t.Run(want, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				p := poll(ca)
-				m := newManager(t, secretcache.Config{CA: p})
-				var heard told
-				m.Subscribe(heard.add)
-				first, _ := ready(t, m)
-				snap := must.Get(m.Snapshot())(t)
-				secret := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
-				heard.take()
+		bubble.Run(t, want, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			p := poll(ca)
+			m := newManager(t, secretcache.Config{CA: p})
+			var heard told
+			m.Subscribe(heard.add)
+			first, _ := ready(t, m)
+			snap := must.Get(m.Snapshot())(t)
+			secret := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
+			heard.take()
 
-				spoil(ca, p)
-				time.Sleep(50 * time.Minute)
-				assert.Empty(t, heard.take())
-				assert.Same(t, first, current(t, m))
-				now := must.Get(m.Snapshot())(t)
-				assert.Same(t, snap, now)
-				same := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
-				assert.Same(t, secret, same)
-				st := status(t, m, web)
-				assert.ErrorContains(t, st.Err, want)
-				assert.Greater(t, st.Failures, 10, "it is tried again and again")
-				assert.Less(t, st.Failures, 1000, "and not all the time")
+			spoil(ca, p)
+			time.Sleep(50 * time.Minute)
+			assert.Empty(t, heard.take())
+			assert.Same(t, first, current(t, m))
+			assert.Same(t, snap, must.Get(m.Snapshot())(t))
+			assert.Same(t, secret, must.Get(m.GenerateSecret(t.Context(), "default"))(t))
+			st := status(t, m, web)
+			assert.ErrorContains(t, st.Err, want)
+			assert.Greater(t, st.Failures, 10, "it is tried again and again")
+			assert.Less(t, st.Failures, 1000, "and not all the time")
 
-				ca.EditTemplates(nil)
-				ca.EditAnswers(nil)
-				ca.FailNext(0, nil)
-				p.signer.Store(nil)
-				time.Sleep(25 * time.Second) // 4 % of what remains
-				assert.Equal(t, []string{"default", web.String()}, heard.take())
-				assert.NotSame(t, first, current(t, m))
-				assert.NoError(t, status(t, m, web).Err)
-			})
+			ca.EditTemplates(nil)
+			ca.EditAnswers(nil)
+			ca.FailNext(0, nil)
+			p.signer.Store(nil)
+			time.Sleep(25 * time.Second) // 4 % of what remains
+			assert.Equal(t, []string{"default", web.String()}, heard.take())
+			assert.NotSame(t, first, current(t, m))
+			assert.NoError(t, status(t, m, web).Err)
 		})
 	}
 }
@@ -139,28 +135,24 @@ func TestAcceptedAnswers(t *testing.T) {
 			c.NotAfter = time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC) // the CA itself ends then
 		}), 1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				p := poll(ca)
-				m := newManager(t, secretcache.Config{CA: p})
-				first, _ := ready(t, m)
-				c.prepare(ca, p)
-				time.Sleep(30 * time.Minute)
-				synctest.Wait()
-				assert.NotSame(t, first, current(t, m))
-				assert.Len(t, current(t, m).Chain(), c.length)
-				assert.NoError(t, status(t, m, web).Err)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			p := poll(ca)
+			m := newManager(t, secretcache.Config{CA: p})
+			first, _ := ready(t, m)
+			c.prepare(ca, p)
+			time.Sleep(30 * time.Minute)
+			synctest.Wait()
+			assert.NotSame(t, first, current(t, m))
+			assert.Len(t, current(t, m).Chain(), c.length)
+			assert.NoError(t, status(t, m, web).Err)
 		})
 	}
 }
 
 // TestOneRole shows that a CA that certifies one role only works for a Manager that needs no other.
 func TestOneRole(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.EditTemplates(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
 		m := newManager(t, secretcache.Config{CA: poll(ca), Role: spiffe.ClientRole})
@@ -178,28 +170,25 @@ func TestShorterLives(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	for _, short := range []time.Duration{time.Hour, 10 * time.Minute, time.Minute, 21 * time.Second} {
-		t.Run(short.String(), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				p := poll(ca)
-				m := newManager(t, secretcache.Config{CA: p, Lifetime: 24 * time.Hour})
-				first, _ := ready(t, m)
-				ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
-				for current(t, m) == first {
-					require.Less(t, time.Since(first.Leaf().NotBefore), 13*time.Hour)
-					time.Sleep(10 * time.Second)
-				}
-				assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
-				assert.LessOrEqual(t, time.Since(first.Leaf().NotBefore), 12*time.Hour+time.Minute)
-				const lives = 40
-				for range lives * 10 {
-					time.Sleep(short / 10)
-					require.True(t, time.Now().Before(current(t, m).NotAfter()))
-				}
-				assert.Less(t, p.signed.Load(), int64(2+4*lives), "one for each renewal")
-				assert.NoError(t, status(t, m, web).Err)
-			})
+		bubble.Run(t, short.String(), func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			p := poll(ca)
+			m := newManager(t, secretcache.Config{CA: p, Lifetime: 24 * time.Hour})
+			first, _ := ready(t, m)
+			ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
+			for current(t, m) == first {
+				require.Less(t, time.Since(first.Leaf().NotBefore), 13*time.Hour)
+				time.Sleep(10 * time.Second)
+			}
+			assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
+			assert.LessOrEqual(t, time.Since(first.Leaf().NotBefore), 12*time.Hour+time.Minute)
+			const lives = 40
+			for range lives * 10 {
+				time.Sleep(short / 10)
+				require.True(t, time.Now().Before(current(t, m).NotAfter()))
+			}
+			assert.Less(t, p.signed.Load(), int64(2+4*lives), "one for each renewal")
+			assert.NoError(t, status(t, m, web).Err)
 		})
 	}
 }
@@ -248,8 +237,7 @@ func TestTooShortLives(t *testing.T) {
 // TestLinkBetweenRoots shows that a certificate that looks like a root, and links a new one to the
 // old one, stays in the chain.
 func TestLinkBetweenRoots(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		template := &x509.Certificate{
 			SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotBefore: time.Now(), NotAfter: time.Now().AddDate(1, 0, 0),
 			KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
@@ -298,8 +286,7 @@ func TestEndlessCertificate(t *testing.T) {
 
 // TestIssuerEndsFirst shows that the end that counts is the earliest in the chain.
 func TestIssuerEndsFirst(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		p := poll(ca)
 		p.signer.Store(ca.Intermediate(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Minute) }))
@@ -337,24 +324,21 @@ func TestWish(t *testing.T) {
 		"soon, or less":       {refused{time.Millisecond, true}, time.Second, 2 * time.Second},
 		"below another error": {errors.Join(errors.New("x"), refused{10 * time.Minute, true}), 10 * time.Minute, 11 * time.Minute},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				m := newManager(t, secretcache.Config{CA: ca, Jitter: 1e-9})
-				ready(t, m)
-				ca.FailNext(1, c.err)
-				time.Sleep(30 * time.Minute)
-				synctest.Wait()
-				st := status(t, m, web)
-				require.ErrorIs(t, st.Err, c.err)
-				assert.Equal(t, 1, st.Failures)
-				assert.GreaterOrEqual(t, time.Until(st.NextAttempt), c.low-time.Second)
-				assert.LessOrEqual(t, time.Until(st.NextAttempt), c.high)
-				time.Sleep(c.high + time.Second)
-				synctest.Wait()
-				assert.NoError(t, status(t, m, web).Err)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			m := newManager(t, secretcache.Config{CA: ca, Jitter: 1e-9})
+			ready(t, m)
+			ca.FailNext(1, c.err)
+			time.Sleep(30 * time.Minute)
+			synctest.Wait()
+			st := status(t, m, web)
+			require.ErrorIs(t, st.Err, c.err)
+			assert.Equal(t, 1, st.Failures)
+			assert.GreaterOrEqual(t, time.Until(st.NextAttempt), c.low-time.Second)
+			assert.LessOrEqual(t, time.Until(st.NextAttempt), c.high)
+			time.Sleep(c.high + time.Second)
+			synctest.Wait()
+			assert.NoError(t, status(t, m, web).Err)
 		})
 	}
 }
@@ -388,21 +372,18 @@ func TestRefusedForGood(t *testing.T) {
 			synctest.Wait()
 			_, err = m.SVID()
 			assert.Equal(t, running, err == nil, "Run asks by itself")
-			_, err = m.GenerateSecret(t.Context(), "default")
-			assert.NoError(t, err)
+			assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "default")))
 		})
 	}
 }
 
 func TestKeyFailure(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		broken := errors.New("the token is gone")
 		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), NewKey: newKeyFails(broken)})
 		start(t, m)
 		synctest.Wait()
-		_, err := m.SVID()
-		assert.ErrorIs(t, err, broken)
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), broken)
 		assert.NotEmpty(t, bundleOf(t, m, domain))
 	})
 }

@@ -5,12 +5,12 @@ import (
 	"crypto/x509"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -46,23 +46,20 @@ func TestAttemptsOverALife(t *testing.T) {
 		{time.Hour, time.Second, 280},
 		{24 * time.Hour, time.Second, 460},
 	} {
-		t.Run(tt.life.String(), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				c := &timed{CA: ca}
-				m := newManager(t, secretcache.Config{CA: c, Lifetime: tt.life})
-				svid, _ := ready(t, m)
-				ca.FailNext(1<<30, errDown)
-				time.Sleep(time.Until(svid.NotAfter()))
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				t.Logf("%d attempts", len(c.times)-1)
-				assert.LessOrEqual(t, len(c.times)-1, tt.most)
-				for i := 2; i < len(c.times); i++ {
-					assert.GreaterOrEqual(t, c.times[i].Sub(c.times[i-1]), tt.pause, "attempt %d", i)
-				}
-			})
+		bubble.Run(t, tt.life.String(), func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			c := &timed{CA: ca}
+			m := newManager(t, secretcache.Config{CA: c, Lifetime: tt.life})
+			svid, _ := ready(t, m)
+			ca.FailNext(1<<30, errDown)
+			time.Sleep(time.Until(svid.NotAfter()))
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			t.Logf("%d attempts", len(c.times)-1)
+			assert.LessOrEqual(t, len(c.times)-1, tt.most)
+			for i := 2; i < len(c.times); i++ {
+				assert.GreaterOrEqual(t, c.times[i].Sub(c.times[i-1]), tt.pause, "attempt %d", i)
+			}
 		})
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -138,9 +139,8 @@ func first(m *secretcache.Manager) secretcache.Status { return m.Status()[0] }
 
 // TestCredential follows a workload of Linkerd through ten days.
 func TestCredential(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-2.7-1")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const life = 24 * time.Hour
 		ca := newDNSCA(t)
 		var out strings.Builder
@@ -205,8 +205,7 @@ func TestCredential(t *testing.T) {
 		assert.Equal(t, domain.ID(), st[1].ID)
 		assert.Equal(t, "secretcache.Manager("+dnsName+")", m.String())
 		for _, name := range []string{dnsName, web.String(), ""} {
-			_, err := m.GenerateSecret(t.Context(), name)
-			assert.ErrorContains(t, err, "no secret", name)
+			assert.ErrorContains(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)), "no secret", name)
 		}
 		stop()
 		last := credential(t, m)
@@ -228,8 +227,7 @@ func TestCredentialConfig(t *testing.T) {
 		"Config.CA is required":                                     {Expect: dnsOnly},
 		"Config.CommonName has 65 bytes":                            {CA: ca, Expect: dnsOnly, CommonName: strings.Repeat("a", 65)},
 	} {
-		_, err := secretcache.New(cfg)
-		assert.ErrorContains(t, err, want)
+		assert.ErrorContains(t, must.ErrorOf(secretcache.New(cfg)), want)
 	}
 
 	// An ID by another way is an SVID.
@@ -245,8 +243,7 @@ func TestCredentialConfig(t *testing.T) {
 
 // TestCredentialBesideSVIDs has a default that is a credential, and identities that were added.
 func TestCredentialBesideSVIDs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := newDNSCA(t)
 		ca.EditTemplates(func(c *x509.Certificate) {
 			if len(c.DNSNames) > 0 {
@@ -268,8 +265,7 @@ func TestCredentialBesideSVIDs(t *testing.T) {
 		chain, key, _ := s.KeyPair()
 		svid := must.Get(spiffe.ParseSVIDPEM(chain, key))(t)
 		assert.Equal(t, worker, svid.ID())
-		_, err = m.SVID()
-		assert.ErrorIs(t, err, errors.ErrUnsupported, "another identity is not the default one")
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), errors.ErrUnsupported, "another identity is not the default one")
 		for _, csr := range ca.requests() {
 			if _, err := csr.ID(); err == nil {
 				assert.Equal(t, []pki.SAN{pki.IDSAN(worker)}, csr.SANs())
@@ -291,8 +287,7 @@ func TestCredentialBesideSVIDs(t *testing.T) {
 // TestCredentialOfAPrincipal has the form of Athenz: the common name is the principal, and there are two URIs, which
 // no SVID has.
 func TestCredentialOfAPrincipal(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const principal = "sports.api"
 		instance := &url.URL{Scheme: "athenz", Host: "instanceid", Path: "/k8s.provider/1234"}
 		athenz := pki.ExpectLeaf(domain, "the principal "+principal, nil, func(leaf *x509.Certificate) error {
@@ -407,8 +402,7 @@ func TestBrokenCredentials(t *testing.T) {
 				time.Sleep(50 * time.Minute)
 				assert.Empty(t, heard.take())
 				assert.Same(t, had, credential(t, m))
-				same := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
-				assert.Same(t, secret, same)
+				assert.Same(t, secret, must.Get(m.GenerateSecret(t.Context(), "default"))(t))
 				assert.ErrorContains(t, first(m).Err, f.want)
 				assert.Greater(t, first(m).Failures, 1)
 
@@ -424,13 +418,11 @@ func TestBrokenCredentials(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ca := newDNSCA(t)
 				m := ca.manager(t, secretcache.Config{CA: unwatched{ca}})
-				_, err := m.GenerateSecret(t.Context(), "ROOTCA")
-				require.NoError(t, err)
+				require.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "ROOTCA")))
 				f.spoil(ca)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				_, err = m.GenerateSecret(ctx, "default")
-				assert.ErrorIs(t, err, spiffe.ErrNotReady)
+				assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, "default")), spiffe.ErrNotReady)
 				c, err := m.Credential()
 				assert.Nil(t, c)
 				assert.ErrorIs(t, err, spiffe.ErrNotReady)
@@ -449,8 +441,7 @@ func TestCredentialRotation(t *testing.T) {
 	trust := []string{"ROOTCA", "spiffe://example.org", "ALL"}
 	verifies := func(t *testing.T, m *secretcache.Manager) {
 		t.Helper()
-		_, err := dnsOnly.Verify(credential(t, m).Chain(), m, spiffe.BothRoles, time.Now())
-		assert.NoError(t, err)
+		assert.NoError(t, must.ErrorOf(dnsOnly.Verify(credential(t, m).Chain(), m, spiffe.BothRoles, time.Now())))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		ca := newDNSCA(t)
@@ -502,8 +493,7 @@ func TestCredentialRotation(t *testing.T) {
 		assert.Empty(t, bundleOf(t, m, domain))
 		assert.Same(t, had, credential(t, m))
 		time.Sleep(time.Hour)
-		_, err := m.GenerateSecret(t.Context(), "default")
-		assert.ErrorIs(t, err, spiffe.ErrNoAuthority)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), "default")), spiffe.ErrNoAuthority)
 	})
 }
 
@@ -535,25 +525,21 @@ func TestCredentialChains(t *testing.T) {
 		"for servers only":      {dnsTemplate(func(c *x509.Certificate) { c.ExtKeyUsage = c.ExtKeyUsage[:1] }), spiffe.ServerRole, 1},
 		"with a common name":    {dnsTemplate(func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: dnsName} }), 0, 1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := newDNSCA(t)
-				ca.edit(func(c *x509.Certificate) {
-					c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
-				})
-				c.prepare(ca)
-				m := ca.manager(t, secretcache.Config{Role: c.role})
-				assert.Len(t, readyCredential(t, m).Chain(), c.length)
+		bubble.Run(t, name, func(t *testing.T) {
+			ca := newDNSCA(t)
+			ca.edit(func(c *x509.Certificate) {
+				c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 			})
+			c.prepare(ca)
+			m := ca.manager(t, secretcache.Config{Role: c.role})
+			assert.Len(t, readyCredential(t, m).Chain(), c.length)
 		})
 	}
 }
 
 // TestTooShortCredential shows that a credential that ends at once does not displace one that lives for long.
 func TestTooShortCredential(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := newDNSCA(t)
 		m := ca.manager(t, secretcache.Config{Lifetime: 24 * time.Hour})
 		had := readyCredential(t, m)
@@ -567,8 +553,7 @@ func TestTooShortCredential(t *testing.T) {
 
 // TestCredentialInHardware has a key that no secret can hold.
 func TestCredentialInHardware(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := newDNSCA(t)
 		m := ca.manager(t, secretcache.Config{NewKey: func() (crypto.Signer, error) {
 			key, err := ca.newKey()

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -23,8 +24,7 @@ import (
 // A Manager with a TrustDomain has the identities that were added, and no other: it is ready with its bundles alone, before
 // the first identity and after the last.
 func TestWithoutDefaultIdentity(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		td := spiffe.MustParseTrustDomain("example.org")
 		authority, err := ca.New(ca.Config{TrustDomain: td})
 		require.NoError(t, err)
@@ -42,14 +42,10 @@ func TestWithoutDefaultIdentity(t *testing.T) {
 		require.NoError(t, m.Report().NotReady)
 		assert.Empty(t, m.Report().Identities)
 
-		_, err = m.SVID()
-		assert.ErrorIs(t, err, errors.ErrUnsupported)
-		_, err = m.Snapshot()
-		assert.ErrorIs(t, err, errors.ErrUnsupported)
-		_, err = m.Credential()
-		assert.ErrorIs(t, err, errors.ErrUnsupported)
-		_, err = m.GenerateSecret(ctx, "default")
-		assert.ErrorIs(t, err, fs.ErrNotExist)
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.ErrorOf(m.Snapshot()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.ErrorOf(m.Credential()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, "default")), fs.ErrNotExist)
 
 		web := spiffe.MustParseID("spiffe://example.org/web")
 		require.NoError(t, m.Add(web))
@@ -67,8 +63,7 @@ func TestWithoutDefaultIdentity(t *testing.T) {
 		assert.Contains(t, out.String(), `svidkit_secretcache_identities{state="valid"} 1`)
 
 		m.Remove(web)
-		_, err = m.GenerateSecret(ctx, web.String())
-		assert.ErrorIs(t, err, fs.ErrNotExist)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, web.String())), fs.ErrNotExist)
 		require.NoError(t, m.Ready(ctx))
 		cancel()
 		require.NoError(t, <-done)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -31,8 +32,7 @@ func (h *hasty) Changed() <-chan struct{} {
 
 // Bundles that change between two looks at them are taken over at once, and not when the CA is asked next.
 func TestFederatedWhileLooking(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		of := func() *spiffe.BundleSet { return set(t, spiffetest.NewCA(t, "partner.test").Bundle()) }
 		h := new(hasty)
 		h.set.Store(of())
@@ -47,8 +47,7 @@ func TestFederatedWhileLooking(t *testing.T) {
 			synctest.Wait()
 			require.Nil(t, h.next.Load())
 			want := must.Get(last.Bundle(spiffe.MustParseTrustDomain("partner.test")))(t)
-			is := must.Get(m.Bundle(want.TrustDomain()))(t)
-			assert.Same(t, want, is)
+			assert.Same(t, want, must.Get(m.Bundle(want.TrustDomain()))(t))
 		}
 	})
 }

@@ -6,13 +6,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -23,8 +23,7 @@ import (
 
 // TestFederated joins the bundles of a federation.Manager, which change, appear and end.
 func TestFederated(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		partner, given := spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "given.test")
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.Federate(given.Bundle())
@@ -43,8 +42,7 @@ func TestFederated(t *testing.T) {
 		ready(t, m)
 		heard.take()
 		name := partner.TrustDomain().ID().String()
-		_, err = m.GenerateSecret(t.Context(), name)
-		assert.ErrorIs(t, err, fs.ErrNotExist)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)), fs.ErrNotExist)
 		own := must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		vouches := func() bool {
 			snap, err := m.Snapshot()
@@ -64,8 +62,7 @@ func TestFederated(t *testing.T) {
 		endpoint.Rotate()
 		time.Sleep(10 * time.Minute)
 		assert.Equal(t, []string{"ALL", name}, heard.take())
-		second := must.Get(m.GenerateSecret(t.Context(), name))(t)
-		assert.NotSame(t, first, second)
+		assert.NotSame(t, first, must.Get(m.GenerateSecret(t.Context(), name))(t))
 		assert.True(t, vouches())
 		assert.Len(t, bundleOf(t, m, partner.TrustDomain()), 2)
 
@@ -74,14 +71,12 @@ func TestFederated(t *testing.T) {
 		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL"}, heard.take())
 		assert.True(t, vouches())
 		assert.Len(t, bundleOf(t, m, given.TrustDomain()), 1)
-		now := must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
-		assert.NotSame(t, own, now)
+		assert.NotSame(t, own, must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t))
 
 		require.NoError(t, f.Remove(partner.TrustDomain()))
 		assert.Equal(t, []string{"ALL", name}, heard.take())
 		assert.False(t, vouches())
-		_, err = m.GenerateSecret(t.Context(), name)
-		assert.ErrorIs(t, err, fs.ErrNotExist)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)), fs.ErrNotExist)
 	})
 }
 
@@ -106,8 +101,7 @@ func (b *bundles) Changed() <-chan struct{}   { return b.changed.Changed() }
 // TestFederatedDoesNotSpeakForUs gives a bundle of the own trust domain, and one of a domain that the CA
 // knows too.
 func TestFederatedDoesNotSpeakForUs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca, unknown, theirs, ours := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test"), spiffetest.NewCA(t, "other.test")
 		ca.Federate(theirs.Bundle())
 		b := &bundles{}

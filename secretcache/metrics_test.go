@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -24,8 +25,7 @@ import (
 // TestWriteMetrics follows a Manager from before its start, over an outage, to the end of its certificate.
 func TestWriteMetrics(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		web, db := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/db")
 		m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca}))(t)

@@ -3,13 +3,13 @@ package secretcache_test
 import (
 	"math"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -24,44 +24,40 @@ func TestInsistingBeginsAnew(t *testing.T) {
 		"an older one":     func(_, older *spiffe.BundleSet) *spiffe.BundleSet { return older },
 		"none":             func(own, _ *spiffe.BundleSet) *spiffe.BundleSet { return own },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
-				older := set(t, ca.Bundle(), other.Bundle())
-				other.Rotate()
-				ca.Federate(other.Bundle())
-				p := poll(ca)
-				m := newManager(t, secretcache.Config{CA: p})
-				ready(t, m)
-				contents := other.Bundle().Contents()
-				contents.Sequence = new(uint64(math.MaxUint64))
-				wrong := must.Get(spiffe.NewBundle(other.TrustDomain(), contents))(t)
-				all := ca.Bundles().With(wrong)
-				inForce := func() bool {
-					b, err := m.Bundle(other.TrustDomain())
-					return err == nil && b.Equal(wrong)
-				}
-				for range 3 {
-					p.bundles.Store(all)
-					time.Sleep(bundleorder.Time - 10*time.Minute)
-					require.False(t, inForce())
-					p.bundles.Store(between(set(t, ca.Bundle()), older))
-					time.Sleep(6 * time.Minute)
-					require.False(t, inForce())
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+			older := set(t, ca.Bundle(), other.Bundle())
+			other.Rotate()
+			ca.Federate(other.Bundle())
+			p := poll(ca)
+			m := newManager(t, secretcache.Config{CA: p})
+			ready(t, m)
+			contents := other.Bundle().Contents()
+			contents.Sequence = new(uint64(math.MaxUint64))
+			wrong := must.Get(spiffe.NewBundle(other.TrustDomain(), contents))(t)
+			all := ca.Bundles().With(wrong)
+			inForce := func() bool {
+				b, err := m.Bundle(other.TrustDomain())
+				return err == nil && b.Equal(wrong)
+			}
+			for range 3 {
 				p.bundles.Store(all)
-				time.Sleep(bundleorder.Time + 12*time.Minute)
-				assert.True(t, inForce(), "it insists")
-			})
+				time.Sleep(bundleorder.Time - 10*time.Minute)
+				require.False(t, inForce())
+				p.bundles.Store(between(set(t, ca.Bundle()), older))
+				time.Sleep(6 * time.Minute)
+				require.False(t, inForce())
+			}
+			p.bundles.Store(all)
+			time.Sleep(bundleorder.Time + 12*time.Minute)
+			assert.True(t, inForce(), "it insists")
 		})
 	}
 }
 
 // Once the CA has spoken after a start with bundles of an earlier run, its own order counts as ever: an older bundle takes the place of none.
 func TestPreviousIsOver(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		earlier := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles())
 		older := ca.Bundle()

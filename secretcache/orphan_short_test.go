@@ -5,12 +5,12 @@ import (
 	"crypto/x509"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -28,8 +28,7 @@ func (b *brief) Sign(ctx context.Context, csr *pki.CSR, _ time.Duration) ([]*x50
 
 // A certificate that ends too soon to be renewed takes the place of none that is good, and of one whose root has left: which no peer accepts.
 func TestOrphanTakesTheShorter(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		b := &brief{polled: poll(ca)}
 		b.life.Store(int64(time.Hour))

@@ -8,14 +8,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // TestRootHasLeft: an identity whose root has left the bundle is not ready while the CA gives no other, and stays as it is.
 func TestRootHasLeft(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		before, _ := ready(t, m)

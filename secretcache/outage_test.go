@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -94,8 +95,7 @@ func (o outage) test(t *testing.T, after, length time.Duration) {
 // TestOutageFromTheStart shows what readers learn while there is nothing yet, and that no
 // caller has to ask again.
 func TestOutageFromTheStart(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.FailNext(1<<30, errDown)
 		stand := poll(ca)
@@ -108,10 +108,8 @@ func TestOutageFromTheStart(t *testing.T) {
 		assert.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.ErrorIs(t, err, errDown)
-		_, err = m.SVID()
-		assert.ErrorIs(t, err, errDown)
-		_, err = m.Bundle(domain)
-		assert.ErrorIs(t, err, errDown)
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), errDown)
+		assert.ErrorIs(t, must.ErrorOf(m.Bundle(domain)), errDown)
 		assert.LessOrEqual(t, stand.fetched.Load(), int64(70), "in ten minutes, at 15 s on the average")
 		assert.GreaterOrEqual(t, stand.fetched.Load(), int64(20))
 		assert.Zero(t, stand.signed.Load(), "no request while nothing could be verified")
@@ -126,8 +124,7 @@ func TestOutageFromTheStart(t *testing.T) {
 // TestExpired shows the end of an outage that was too long: what has expired is not handed out as
 // a secret, and recovery takes half a minute at most.
 func TestExpired(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: poll(ca)})
 		first, _ := ready(t, m)
@@ -138,8 +135,7 @@ func TestExpired(t *testing.T) {
 		_, err := m.GenerateSecret(ended, "default")
 		require.NoError(t, err, "to the last moment")
 		time.Sleep(time.Nanosecond)
-		_, err = m.GenerateSecret(ended, "default")
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ended, "default")), spiffe.ErrNotReady)
 		time.Sleep(time.Hour)
 		assert.Same(t, first, current(t, m), "SVID does not look at the clock")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -159,8 +155,7 @@ func TestExpired(t *testing.T) {
 
 // TestHangingCA shows that an attempt without an answer ends.
 func TestHangingCA(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: poll(ca), Timeout: 10 * time.Second})
 		ready(t, m)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -70,8 +71,7 @@ func (never) Retryable() (time.Duration, bool) { return 0, false }
 // RenewIn says when the CA is asked, after answers and after failures. A CA that asks for more time gets it, up to half of the
 // life that is left.
 func TestRenewIn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const life = 10 * time.Hour
 		ca := &clocked{CA: spiffetest.NewCA(t, "example.org")}
 		type call struct {
@@ -167,37 +167,34 @@ func TestClockSetBack(t *testing.T) {
 		"for an hour": {24 * time.Hour, time.Hour, 2}, "for much more than a life": {10 * time.Second, time.Hour, 2},
 		"within what the CA dates back": {24 * time.Hour, time.Minute, 1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				ca.EditTemplates(func(c *x509.Certificate) {
-					c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(test.life)
-				})
-				m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca, Timeout: time.Minute}))(t)
-				var ahead atomic.Int64
-				ahead.Store(int64(test.back))
-				secretcache.SetClock(m, 0, func() (mono, wall time.Time) { return time.Now(), time.Now().Round(0).Add(time.Duration(ahead.Load())) })
-				ctx, cancel := context.WithCancel(t.Context())
-				var all sync.WaitGroup
-				all.Go(func() { assert.NoError(t, m.Run(ctx)) })
-				defer all.Wait()
-				defer cancel()
-				soon, stop := context.WithTimeout(ctx, time.Hour) // of the bubble, and not of the test
-				require.NoError(t, m.Ready(soon))
-				stop()
-				time.Sleep(time.Second)
-				before := must.Get(m.SVID())(t)
-				secretcache.Leap(m, -test.back) // by the right time, at which the bubble is
-				ahead.Store(0)
-				time.Sleep(time.Second)
-				synctest.Wait()
-				assert.Equal(t, test.signed, ca.Signed())
-				svid := must.Get(m.SVID())(t)
-				assert.Equal(t, test.signed == 1, svid == before)
-				time.Sleep(test.life / 5)
-				assert.Equal(t, test.signed, ca.Signed(), "and it is renewed as usual from then on")
+		bubble.Run(t, name, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			ca.EditTemplates(func(c *x509.Certificate) {
+				c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Minute), time.Now().Add(test.life)
 			})
+			m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca, Timeout: time.Minute}))(t)
+			var ahead atomic.Int64
+			ahead.Store(int64(test.back))
+			secretcache.SetClock(m, 0, func() (mono, wall time.Time) { return time.Now(), time.Now().Round(0).Add(time.Duration(ahead.Load())) })
+			ctx, cancel := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			all.Go(func() { assert.NoError(t, m.Run(ctx)) })
+			defer all.Wait()
+			defer cancel()
+			soon, stop := context.WithTimeout(ctx, time.Hour) // of the bubble, and not of the test
+			require.NoError(t, m.Ready(soon))
+			stop()
+			time.Sleep(time.Second)
+			before := must.Get(m.SVID())(t)
+			secretcache.Leap(m, -test.back) // by the right time, at which the bubble is
+			ahead.Store(0)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			assert.Equal(t, test.signed, ca.Signed())
+			svid := must.Get(m.SVID())(t)
+			assert.Equal(t, test.signed == 1, svid == before)
+			time.Sleep(test.life / 5)
+			assert.Equal(t, test.signed, ca.Signed(), "and it is renewed as usual from then on")
 		})
 	}
 }

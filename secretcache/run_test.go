@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -30,8 +31,7 @@ import (
 // TestRun shows that Run is alone, comes back with the cause, and can be called again; the bubble
 // fails if anything of it stays.
 func TestRun(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := poll(spiffetest.NewCA(t, "example.org"))
 		m := newManager(t, secretcache.Config{CA: ca})
 		first, stop := ready(t, m)
@@ -39,8 +39,7 @@ func TestRun(t *testing.T) {
 		_, stop = ready(t, m)
 		assert.EqualValues(t, 2, ca.fetched.Load(), "each Run fetches the bundles first")
 		assert.EqualValues(t, 1, ca.signed.Load())
-		err := m.Run(t.Context())
-		assert.ErrorContains(t, err, "secretcache: run: it is already running")
+		assert.ErrorContains(t, m.Run(t.Context()), "secretcache: run: it is already running")
 		stop()
 
 		var heard told
@@ -65,8 +64,7 @@ func TestRun(t *testing.T) {
 
 // TestShutdown ends Run while attempts are under way and callers wait.
 func TestShutdown(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		var calls atomic.Int64
@@ -113,8 +111,7 @@ func TestShutdown(t *testing.T) {
 
 // TestUrgent shows that an identity that a caller waits for goes first.
 func TestUrgent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca, Concurrency: 2})
 		ready(t, m)
@@ -133,8 +130,7 @@ func TestUrgent(t *testing.T) {
 
 // TestRemoveWhileBusy removes an identity while it is being obtained and waited for.
 func TestRemoveWhileBusy(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		ready(t, m)
@@ -152,12 +148,10 @@ func TestRemoveWhileBusy(t *testing.T) {
 		assert.Zero(t, time.Since(begin))
 
 		require.NoError(t, m.Add(worker), "it may come back")
-		_, err := m.GenerateSecret(t.Context(), worker.String())
-		require.NoError(t, err)
+		require.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), worker.String())))
 		assert.Equal(t, 2, ca.Signed(), "the attempt for the one that was removed ended")
 		m.Remove(web)
-		_, err = m.GenerateSecret(t.Context(), web.String())
-		assert.NoError(t, err, "the default identity stays")
+		assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), web.String())), "the default identity stays")
 	})
 }
 
@@ -172,8 +166,7 @@ func TestAddRefuses(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca, ID: worker, Jitter: 1e-9})
 		require.NoError(t, m.Add(web))
@@ -227,8 +220,7 @@ func updates(ctx context.Context, m *secretcache.Manager) iter.Seq[*spiffe.Snaps
 
 // TestLog shows the levels and the attributes, and that no key is among them.
 func TestLog(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var buf bytes.Buffer
 		logger := slog.New(slog.NewTextHandler(lockedWriter{&mu, &buf}, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -275,8 +267,7 @@ func (l lockedWriter) Write(p []byte) (int, error) {
 
 // TestEmptyBundleIsLoud shows the warning that every identity is revoked.
 func TestEmptyBundleIsLoud(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var buf bytes.Buffer
 		p := poll(spiffetest.NewCA(t, "example.org"))
@@ -286,15 +277,13 @@ func TestEmptyBundleIsLoud(t *testing.T) {
 		synctest.Wait()
 		stop()
 		assert.Contains(t, buf.String(), `level=WARN msg="secretcache: the trust bundle is empty: every identity of the trust domain is revoked" trust_domain=example.org authorities=0`)
-		_, err := m.SVID()
-		assert.ErrorIs(t, err, spiffe.ErrNotReady)
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), spiffe.ErrNotReady)
 	})
 }
 
 // TestBothAtOnce starts Run while an attempt of a caller is under way, which is then Run's too.
 func TestBothAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.Delay(time.Second)
 		m := newManager(t, secretcache.Config{CA: ca})
@@ -314,8 +303,7 @@ func TestBothAtOnce(t *testing.T) {
 
 // TestCanceledCA shows that an error of the CA when Run ends is not a failure, whatever it says.
 func TestCanceledCA(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca, Jitter: 1e-9})
 		first, stop := ready(t, m)
@@ -338,8 +326,7 @@ func (d deaf) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([
 
 // TestRemovedMeanwhile shows that an answer for an identity that is gone is dropped.
 func TestRemovedMeanwhile(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: deaf{ca}})
 		ready(t, m)
@@ -358,8 +345,7 @@ func TestRemovedMeanwhile(t *testing.T) {
 
 // TestLateAnswer shows that an answer that comes when Run has been told to end is not lost.
 func TestLateAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: deaf{ca}})
 		first, stop := ready(t, m)

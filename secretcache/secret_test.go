@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -24,9 +25,8 @@ import (
 )
 
 func TestNames(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-7.1-1", "IST-7.1-2", "IST-7.2-1", "IST-7.2-2", "IST-7.3-2")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		other := spiffetest.NewCA(t, "other.test")
 		ca.Federate(other.Bundle())
@@ -49,8 +49,7 @@ func TestNames(t *testing.T) {
 				assert.Equal(t, current(t, m).Signer(), svid.Signer())
 				assert.Equal(t, created, m.Report().Identities[0].LastSuccess)
 			}
-			again := must.Get(m.GenerateSecret(t.Context(), name))(t)
-			assert.Same(t, s, again)
+			assert.Same(t, s, must.Get(m.GenerateSecret(t.Context(), name))(t))
 		}
 		for name, b := range map[string]*spiffe.Bundle{"ROOTCA": ca.Bundle(), "spiffe://example.org": ca.Bundle(), "spiffe://other.test": other.Bundle()} {
 			s, err := m.GenerateSecret(t.Context(), name)
@@ -144,8 +143,7 @@ func TestCallersContext(t *testing.T) {
 // TestWithoutRun shows that GenerateSecret works alone, waits between its attempts too, renews what
 // has expired and nothing sooner.
 func TestWithoutRun(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		counted := poll(ca)
 		m := newManager(t, secretcache.Config{CA: counted})
@@ -163,8 +161,7 @@ func TestWithoutRun(t *testing.T) {
 		assert.EqualValues(t, 4, counted.fetched.Load())
 
 		time.Sleep(58 * time.Minute)
-		same := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
-		assert.Same(t, first, same)
+		assert.Same(t, first, must.Get(m.GenerateSecret(t.Context(), "default"))(t))
 		time.Sleep(2 * time.Minute)
 		second := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		assert.NotSame(t, first, second)
@@ -244,15 +241,13 @@ func TestSequences(t *testing.T) {
 
 // TestSubscribers shows that a callback may do what it likes but wait for another name.
 func TestSubscribers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		var first, second told
 		var cancelFirst func()
 		cancelFirst = m.Subscribe(func(name string) {
-			_, err := m.GenerateSecret(t.Context(), name)
-			assert.NoError(t, err)
+			assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)))
 			m.Status()
 			first.add(name)
 			if name == "default" {
@@ -274,8 +269,7 @@ func (h hardware) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]by
 }
 
 func TestKeysInHardware(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), NewKey: func() (crypto.Signer, error) {
 			k, err := pki.NewKey(pki.ECDSAP256)
 			return hardware{k}, err

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -158,8 +159,7 @@ func TestNewRefuses(t *testing.T) {
 		assert.ErrorContains(t, err, want)
 		assert.ErrorContains(t, err, "secretcache: new: ")
 	}
-	_, err := secretcache.New(secretcache.Config{CA: ca})
-	assert.ErrorIs(t, err, spiffe.ErrZero)
+	assert.ErrorIs(t, must.ErrorOf(secretcache.New(secretcache.Config{CA: ca})), spiffe.ErrZero)
 }
 
 func nan() float64 {
@@ -168,8 +168,7 @@ func nan() float64 {
 }
 
 func TestNewDoesNothing(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := poll(spiffetest.NewCA(t, "example.org"))
 		m := newManager(t, secretcache.Config{CA: ca})
 		time.Sleep(time.Hour)
@@ -198,36 +197,32 @@ func TestTiming(t *testing.T) {
 		"a large ratio": {0.8, 6 * time.Minute, 12 * time.Minute},
 		"a small ratio": {0.1, 42 * time.Minute, 54 * time.Minute},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				m, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: c.grace})
-				require.NoError(t, err)
-				start(t, m)
-				var took []time.Duration
-				last := time.Time{}
-				ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
-				defer cancel()
-				for range updates(ctx, m) {
-					if !last.IsZero() {
-						took = append(took, time.Since(last))
-					}
-					last = time.Now()
+		bubble.Run(t, name, func(t *testing.T) {
+			m, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: c.grace})
+			require.NoError(t, err)
+			start(t, m)
+			var took []time.Duration
+			last := time.Time{}
+			ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+			defer cancel()
+			for range updates(ctx, m) {
+				if !last.IsZero() {
+					took = append(took, time.Since(last))
 				}
-				shortest, longest := slices.Min(took), slices.Max(took)
-				assert.GreaterOrEqual(t, shortest, c.earliest-time.Second) // certificates count in whole seconds
-				assert.LessOrEqual(t, longest, c.latest)
-				assert.Greater(t, longest-shortest, (c.latest-c.earliest)/4, "it is spread")
-			})
+				last = time.Now()
+			}
+			shortest, longest := slices.Min(took), slices.Max(took)
+			assert.GreaterOrEqual(t, shortest, c.earliest-time.Second) // certificates count in whole seconds
+			assert.LessOrEqual(t, longest, c.latest)
+			assert.Greater(t, longest-shortest, (c.latest-c.earliest)/4, "it is spread")
 		})
 	}
 }
 
 // TestRenewsForDays follows one identity through ten days, and looks at each moment of renewal.
 func TestRenewsForDays(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-7.3-5", "IST-7.5-7", "IST-7.6-1", "IST-7.6-2")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const life = 24 * time.Hour
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.EditTemplates(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-10 * time.Hour) })

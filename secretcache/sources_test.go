@@ -2,8 +2,8 @@ package secretcache_test
 
 import (
 	"testing"
-	"testing/synctest"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -11,8 +11,7 @@ import (
 
 // A Manager keeps what every source of identities and of bundles promises, also when it has renewed.
 func TestPromisesOfSources(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
 		ca.Federate(other.Bundle())
 		m := newManager(t, secretcache.Config{CA: ca})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/lifecycle"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -77,51 +78,48 @@ func TestReadySays(t *testing.T) {
 		{name: "an empty bundle", fetch: func(context.Context) (*spiffe.BundleSet, error) { return none, nil }, final: true,
 			want: "the trust bundle is empty", is: spiffe.ErrNoAuthority},
 	} {
-		t.Run(r.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := &faultyCA{CA: spiffetest.NewCA(t, "example.org"), sign: r.sign, fetch: r.fetch}
-				cfg := secretcache.Config{ID: web, CA: ca}
-				check := func(err error, after time.Duration) {
-					t.Helper()
-					require.ErrorIs(t, err, spiffe.ErrNotReady)
-					require.ErrorContains(t, err, r.want)
-					require.NotErrorIs(t, err, lifecycle.ErrNotStarted)
-					if r.is != nil {
-						require.ErrorIs(t, err, r.is)
-					}
-					if r.final {
-						assert.Zero(t, after)
-						return
-					}
-					require.ErrorIs(t, err, errStop)
-					assert.Equal(t, 10*time.Second, after)
-				}
-				ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, errStop)
-				defer cancel()
-				begun := time.Now()
-				m, err := secretcache.Start(ctx, cfg)
-				check(err, time.Since(begun))
-				assert.Nil(t, m)
-				assert.Zero(t, ca.calls.Load(), "nothing is under way any more")
-
-				// By hand, with one context for both, which ends them at the same moment.
-				m = must.Get(secretcache.New(cfg))(t)
-				ctx, cancel = context.WithTimeoutCause(t.Context(), 10*time.Second, errStop)
-				defer cancel()
-				ended := make(chan error, 1)
-				go func() { ended <- m.Run(ctx) }()
-				begun = time.Now()
-				check(m.Ready(ctx), time.Since(begun))
-				cancel()
-				require.NoError(t, <-ended)
-				_, err = m.SVID()
+		bubble.Run(t, r.name, func(t *testing.T) {
+			ca := &faultyCA{CA: spiffetest.NewCA(t, "example.org"), sign: r.sign, fetch: r.fetch}
+			cfg := secretcache.Config{ID: web, CA: ca}
+			check := func(err error, after time.Duration) {
+				t.Helper()
 				require.ErrorIs(t, err, spiffe.ErrNotReady)
-				require.ErrorIs(t, err, lifecycle.ErrEnded)
-				if r.is == nil || !r.final {
-					require.ErrorContains(t, err, r.want, "it is known after the end of Run, too")
+				require.ErrorContains(t, err, r.want)
+				require.NotErrorIs(t, err, lifecycle.ErrNotStarted)
+				if r.is != nil {
+					require.ErrorIs(t, err, r.is)
 				}
-			})
+				if r.final {
+					assert.Zero(t, after)
+					return
+				}
+				require.ErrorIs(t, err, errStop)
+				assert.Equal(t, 10*time.Second, after)
+			}
+			ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, errStop)
+			defer cancel()
+			begun := time.Now()
+			m, err := secretcache.Start(ctx, cfg)
+			check(err, time.Since(begun))
+			assert.Nil(t, m)
+			assert.Zero(t, ca.calls.Load(), "nothing is under way any more")
+
+			// By hand, with one context for both, which ends them at the same moment.
+			m = must.Get(secretcache.New(cfg))(t)
+			ctx, cancel = context.WithTimeoutCause(t.Context(), 10*time.Second, errStop)
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() { ended <- m.Run(ctx) }()
+			begun = time.Now()
+			check(m.Ready(ctx), time.Since(begun))
+			cancel()
+			require.NoError(t, <-ended)
+			_, err = m.SVID()
+			require.ErrorIs(t, err, spiffe.ErrNotReady)
+			require.ErrorIs(t, err, lifecycle.ErrEnded)
+			if r.is == nil || !r.final {
+				require.ErrorContains(t, err, r.want, "it is known after the end of Run, too")
+			}
 		})
 	}
 }
@@ -145,8 +143,7 @@ func TestReadySaysNeverStarted(t *testing.T) {
 
 // TestStart: the context bounds the start and nothing after it.
 func TestStart(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.Delay(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -202,10 +199,8 @@ func TestCloseWaits(t *testing.T) {
 				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				require.ErrorIs(t, err, lifecycle.ErrClosed)
 			}
-			_, err := m.GenerateSecret(t.Context(), "default")
-			require.ErrorIs(t, err, lifecycle.ErrClosed)
-			_, err = m.GenerateSecret(t.Context(), "ROOTCA")
-			require.NoError(t, err, "what was obtained stays")
+			require.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), "default")), lifecycle.ErrClosed)
+			require.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "ROOTCA")), "what was obtained stays")
 			require.NoError(t, m.Add(worker))
 			time.Sleep(time.Hour)
 			assert.Zero(t, ca.calls.Load(), "nothing is asked for any more")

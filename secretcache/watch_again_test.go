@@ -5,12 +5,12 @@ import (
 	"iter"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -54,8 +54,7 @@ func (f *flaky) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, e
 
 // A watch that was good once is asked again soon after its next end, however often it failed before.
 func TestWatchAgainSoon(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		f := &flaky{polled: poll(spiffetest.NewCA(t, "example.org")), down: make(chan struct{})}
 		m := newManager(t, secretcache.Config{CA: f})
 		ready(t, m)

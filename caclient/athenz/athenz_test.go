@@ -18,7 +18,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -27,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -118,8 +118,7 @@ func TestRefresh(t *testing.T) {
 	assert.Equal(t, 1, tokens, "the certificate is the proof")
 
 	// An answer that is not used: the certificate before is presented again, which ZTS takes once more.
-	_, err := c.get()
-	require.NoError(t, err)
+	require.NoError(t, must.ErrorOf(c.get()))
 	c.use()
 	c.use()
 	assert.False(t, c.revoked())
@@ -146,17 +145,14 @@ func TestRefresh(t *testing.T) {
 	c.opts.Token = nil
 	c.current = old
 	c.restart()
-	_, err = c.get()
-	require.ErrorIs(t, err, caclient.ErrDenied)
+	require.ErrorIs(t, must.ErrorOf(c.get()), caclient.ErrDenied)
 	assert.True(t, c.revoked())
-	_, err = c.get()
-	require.ErrorContains(t, err, "revoked")
+	require.ErrorContains(t, must.ErrorOf(c.get()), "revoked")
 
 	// Neither: nothing is sent.
 	c.current = nil
 	before = c.zts.Requests()
-	_, err = c.get()
-	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+	require.ErrorIs(t, must.ErrorOf(c.get()), caclient.ErrUnauthenticated)
 	assert.Equal(t, before, c.zts.Requests())
 }
 
@@ -193,8 +189,7 @@ func TestRefreshConcurrently(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			_, err := c.get()
-			assert.NoError(t, err)
+			assert.NoError(t, must.ErrorOf(c.get()))
 		})
 	}
 	wg.Wait()
@@ -317,8 +312,7 @@ func TestCertificateOfTheMoment(t *testing.T) {
 	c.current = must.Get(pki.NewCredential(chain, key))(t)
 	c.opts.Certificate = func() *tls.Certificate { return c.current.TLSCertificate() }
 	c.restart()
-	_, err = c.get()
-	require.Error(t, err)
+	require.Error(t, must.ErrorOf(c.get()))
 	c.opts.Token = c.zts.Endpoint().Token
 	c.restart()
 	// Whether the alert of ZTS or the end of the connection is seen first is chance. Callers repeat what was unavailable.
@@ -344,16 +338,14 @@ func TestClockBehind(t *testing.T) {
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
 	require.NoError(t, err)
 	begun := time.Now()
-	_, err = c.Sign(t.Context(), csr, 0)
-	require.NoError(t, err, "the caller says what is wrong with it")
+	require.NoError(t, must.ErrorOf(c.Sign(t.Context(), csr, 0)), "the caller says what is wrong with it")
 	assert.Less(t, time.Since(begun), time.Minute, "there is no end to wait for")
 
 	// The certificate is that of the instance whether or not the caller waits for it.
 	c.ca.EditTemplates(func(x *x509.Certificate) { x.NotBefore = time.Now().Add(4 * time.Second) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err = c.Sign(ctx, csr, 0)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, must.ErrorOf(c.Sign(ctx, csr, 0)), context.DeadlineExceeded)
 	c.ca.EditTemplates(nil)
 	c.use()
 	assert.False(t, c.revoked())
@@ -422,8 +414,7 @@ func TestWire(t *testing.T) {
 		},
 	} {
 		answer = edit
-		_, err = c.get()
-		require.NoError(t, err, name)
+		require.NoError(t, must.ErrorOf(c.get()), name)
 	}
 	set := must.Get(c.FetchBundles(t.Context()))(t)
 	b := must.Get(set.Bundle(c.ca.TrustDomain()))(t)
@@ -458,8 +449,7 @@ func TestWire(t *testing.T) {
 		},
 	} {
 		answer = edit
-		_, err = c.get()
-		require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
+		require.ErrorIs(t, must.ErrorOf(c.get()), caclient.ErrBadAnswer, name)
 	}
 }
 
@@ -480,8 +470,7 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		o := c.opts
 		edit(&o)
-		_, err := athenz.New(o)
-		require.ErrorContains(t, err, "athenz: invalid Options: ", name)
+		require.ErrorContains(t, must.ErrorOf(athenz.New(o)), "athenz: invalid Options: ", name)
 	}
 }
 
@@ -521,9 +510,8 @@ func TestServerRoots(t *testing.T) {
 
 // TestManager has package secretcache keep a credential through rotations and an outage, in virtual time.
 func TestManager(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "ATH-18-11")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "athenz.example")
 		zts := cafake.NewZTS(cafake.InMemory(t), ca, "/ns/media-sports/sa/frontend")
 		instance := cafake.AthenzInstance(zts.Fake)
@@ -741,8 +729,7 @@ func TestZTSCallback(t *testing.T) {
 		"no JSON":      {serve(provider, say(200, "ok")), caclient.ErrDenied},
 	} {
 		c.zts.Change(func(r *cafake.ZTSRules) { r.Callback = v.url })
-		_, err := c.get()
-		require.ErrorIs(t, err, v.kind, name)
+		require.ErrorIs(t, must.ErrorOf(c.get()), v.kind, name)
 	}
 	c.zts.Change(func(r *cafake.ZTSRules) {
 		r.Callback = serve(provider, say(200, `{"attributes":{"certExpiryTime":"5","x":"y"}}`))

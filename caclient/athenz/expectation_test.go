@@ -46,8 +46,7 @@ func TestExpectationNames(t *testing.T) {
 	} {
 		i := instance()
 		edit(&i)
-		_, err := athenz.Expectation(i, spiffe.MustParseTrustDomain("athenz.example"))
-		require.Error(t, err)
+		require.Error(t, must.ErrorOf(athenz.Expectation(i, spiffe.MustParseTrustDomain("athenz.example"))))
 	}
 }
 

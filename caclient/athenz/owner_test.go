@@ -131,8 +131,7 @@ func TestOwnerOfKey(t *testing.T) {
 	} {
 		o := athenz.Options{Endpoint: zts.Endpoint(), Instance: instance, KeyID: "v1"}
 		edit(&o)
-		_, err := athenz.New(o)
-		require.ErrorContains(t, err, "invalid Options", name)
+		require.ErrorContains(t, must.ErrorOf(athenz.New(o)), "invalid Options", name)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -19,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -87,11 +87,9 @@ func TestEditsReachTheWire(t *testing.T) {
 			assert.Equal(t, "edited", chain[0].Subject.CommonName)
 			authority.EditTemplates(nil)
 			authority.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return append(c, c[0], authority.Root()) })
-			chain = must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t)
-			assert.Len(t, chain, 1, "the client tidies it")
+			assert.Len(t, must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t), 1, "the client tidies it")
 			authority.EditAnswers(func([]*x509.Certificate) []*x509.Certificate { return nil })
-			_, err = c.Sign(t.Context(), newCSR(t, f), 0)
-			assert.ErrorIs(t, err, caclient.ErrBadAnswer)
+			assert.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, f), 0)), caclient.ErrBadAnswer)
 		})
 	}
 }
@@ -120,8 +118,7 @@ func TestOtherCallersAreRefused(t *testing.T) {
 
 // In a bubble, a day passes at once.
 func TestInMemory(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		authority := spiffetest.NewCA(t, "example.org")
 		f := caclienttest.NewIstio(caclienttest.InMemory(t), authority, path)
 		c := must.Get(istioca.New(istioca.Options{Endpoint: f.Endpoint()}))(t)
@@ -139,8 +136,7 @@ func TestInMemory(t *testing.T) {
 			left := time.Until(svid.NotAfter())
 			if left < 30*time.Minute {
 				time.Sleep(left / 20)
-				now := must.Get(m.SVID())(t)
-				assert.NotSame(t, svid, now, "fault %d: back within 5%% of what remains", i)
+				assert.NotSame(t, svid, must.Get(m.SVID())(t), "fault %d: back within 5%% of what remains", i)
 			}
 		}
 		cancel()
@@ -150,8 +146,7 @@ func TestInMemory(t *testing.T) {
 
 // Linkerd's API in memory is without TLS, as its clients have no other way in.
 func TestLinkerdInMemory(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		authority := spiffetest.NewCA(t, "example.org")
 		f := caclienttest.NewLinkerd(caclienttest.InMemory(t), authority, path)
 		inner := must.Get(linkerd.New(linkerd.Options{Endpoint: f.Endpoint(), Mesh: mesh(authority.TrustDomain())}))(t)

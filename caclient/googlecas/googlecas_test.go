@@ -68,8 +68,7 @@ func TestReflected(t *testing.T) {
 	require.ErrorIs(t, err, caclient.ErrDenied)
 	chain, err := newCA(t, googlecas.Options{Endpoint: g.Endpoint(), ReflectSPIFFE: true}).Sign(t.Context(), csr, 0)
 	require.NoError(t, err)
-	id := must.Get(spiffe.IDFromCertificate(chain[0]))(t)
-	assert.Equal(t, webID, id)
+	assert.Equal(t, webID, must.Get(spiffe.IDFromCertificate(chain[0]))(t))
 }
 
 // What is sent, field for field.
@@ -374,10 +373,8 @@ func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	s := &script{answer: func(call) (int, any) { return 500, "" }}
 	c := newCA(t, googlecas.Options{Endpoint: s.endpoint()})
-	_, err := c.Sign(t.Context(), nil, 0)
-	require.ErrorIs(t, err, caclient.ErrInvalid)
-	_, err = c.Sign(t.Context(), newCSR(t, webID), -1)
-	require.ErrorIs(t, err, caclient.ErrInvalid)
+	require.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), nil, 0)), caclient.ErrInvalid)
+	require.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, webID), -1)), caclient.ErrInvalid)
 	assert.Empty(t, s.calls)
 }
 

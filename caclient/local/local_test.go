@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -64,10 +65,8 @@ func TestNewRefuses(t *testing.T) {
 	decide := func(context.Context, *pki.CSR) (spiffe.ID, error) { return web, nil }
 	_, err := local.New(nil, web)
 	assert.EqualError(t, err, "local: New needs an authority and an ID")
-	_, err = local.NewFunc(nil, decide)
-	assert.Error(t, err)
-	_, err = local.NewFunc(a, nil)
-	assert.Error(t, err)
+	assert.Error(t, must.ErrorOf(local.NewFunc(nil, decide)))
+	assert.Error(t, must.ErrorOf(local.NewFunc(a, nil)))
 	for _, id := range []spiffe.ID{{}, td.ID(), spiffe.MustParseID("spiffe://example.com/web")} {
 		_, err = local.New(a, id)
 		assert.ErrorContains(t, err, `is not the ID of a workload in the trust domain "example.org"`)
@@ -80,8 +79,7 @@ func TestServer(t *testing.T) {
 	a := newAuthority(t)
 	_, err := local.NewServer(a, web, pki.IDSAN(web))
 	require.ErrorContains(t, err, "neither a DNS name nor an IP address")
-	_, err = local.NewServer(a, td.ID())
-	require.Error(t, err)
+	require.Error(t, must.ErrorOf(local.NewServer(a, td.ID())))
 	c := must.Get(local.NewServer(a, web, pki.DNSSAN("ca.example.org"), pki.IPSAN(net.IPv4(127, 0, 0, 1))))(t)
 	chain := must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN("evil.example.org")), 0))(t)
 	assert.Equal(t, []string{"ca.example.org"}, chain[0].DNSNames)
@@ -169,8 +167,7 @@ func TestSetOfIdentities(t *testing.T) {
 		assert.Equal(t, caclient.ErrDenied, kind(t, err), name)
 	}
 	for _, ids := range [][]spiffe.ID{nil, {web, spiffe.MustParseID("spiffe://example.com/web")}, {web, td.ID()}} {
-		_, err := local.New(a, ids...)
-		assert.Error(t, err)
+		assert.Error(t, must.ErrorOf(local.New(a, ids...)))
 	}
 }
 
@@ -199,23 +196,20 @@ func TestErrors(t *testing.T) {
 			return spiffe.ID{}, &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: io.ErrNoProgress}
 		}, newCSR(t), 0, 0, caclient.ErrUnavailable, io.ErrNoProgress, true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c, err := local.NewFunc(newAuthority(t), func(context.Context, *pki.CSR) (spiffe.ID, error) { return tt.decide() })
-				require.NoError(t, err)
-				time.Sleep(tt.age)
-				chain, err := c.Sign(t.Context(), tt.csr, tt.ttl)
-				require.Error(t, err)
-				assert.Nil(t, chain)
-				e := failure(t, err)
-				assert.Equal(t, tt.kind, e.Kind)
-				if tt.is != nil {
-					assert.ErrorIs(t, err, tt.is)
-				}
-				_, retry := e.Retryable()
-				assert.Equal(t, tt.retry, retry)
-			})
+		bubble.Run(t, tt.name, func(t *testing.T) {
+			c, err := local.NewFunc(newAuthority(t), func(context.Context, *pki.CSR) (spiffe.ID, error) { return tt.decide() })
+			require.NoError(t, err)
+			time.Sleep(tt.age)
+			chain, err := c.Sign(t.Context(), tt.csr, tt.ttl)
+			require.Error(t, err)
+			assert.Nil(t, chain)
+			e := failure(t, err)
+			assert.Equal(t, tt.kind, e.Kind)
+			if tt.is != nil {
+				assert.ErrorIs(t, err, tt.is)
+			}
+			_, retry := e.Retryable()
+			assert.Equal(t, tt.retry, retry)
 		})
 	}
 }
@@ -226,8 +220,7 @@ func (noAudit) Record(context.Context, *ca.Issuance) error { return io.ErrShortW
 
 // What the authority cannot do now can be asked for again, and when to is passed on.
 func TestAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c, err := local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Limits.Rate = 0.1 }), web)
 		require.NoError(t, err)
 		must.Get(c.Sign(t.Context(), newCSR(t), 0))(t)
@@ -252,18 +245,15 @@ func TestDoneContext(t *testing.T) {
 	cause := errors.New("going home")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	_, err = c.Sign(ctx, newCSR(t), 0)
-	assert.ErrorIs(t, err, cause)
-	_, err = c.FetchBundles(ctx)
-	assert.ErrorIs(t, err, cause)
+	assert.ErrorIs(t, must.ErrorOf(c.Sign(ctx, newCSR(t), 0)), cause)
+	assert.ErrorIs(t, must.ErrorOf(c.FetchBundles(ctx)), cause)
 	for range c.WatchBundles(ctx) {
 		t.Error("yielded for a reader that has gone")
 	}
 }
 
 func TestBundles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
 		a := newAuthority(t)
 		c := must.Get(local.New(a, web))(t)
@@ -332,8 +322,7 @@ func ExampleNewFunc() {
 // When the active root is revoked, what renews itself has a certificate of the successor at once, although the old one would
 // be good for hours.
 func TestRevokedRootIsReplacedAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t)
 		c := must.Get(local.New(a, web))(t)
 		m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: c}))(t)

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -147,8 +148,7 @@ func (plain) Changed() {}
 
 // Roots of an authority without Changed are seen after the next Sign.
 func TestWatchWithoutChanged(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t)
 		c := must.Get(local.New(plain{a}, web))(t)
 		ctx, cancel := context.WithCancel(t.Context())

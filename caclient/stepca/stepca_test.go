@@ -276,8 +276,7 @@ func TestRenewal(t *testing.T) {
 				return chain, err
 			}
 			for i := range 4 {
-				_, err := sign()
-				require.NoError(t, err, "%d", i)
+				require.NoError(t, must.ErrorOf(sign()), "%d", i)
 				assert.Equal(t, 1, took.count(), "the first takes a token, and no other")
 			}
 			if own { // crypto/tls does without the Leaf
@@ -301,8 +300,7 @@ func TestRenewal(t *testing.T) {
 			} {
 				before := took.count()
 				current = ca.SVID(path, edit).TLSCertificate()
-				_, err = sign()
-				require.NoError(t, err, name)
+				require.NoError(t, must.ErrorOf(sign()), name)
 				assert.Equal(t, before+1, took.count(), name)
 			}
 			if own {

@@ -174,18 +174,15 @@ func TestLoginOfAnEndedCall(t *testing.T) {
 		defer cancel()
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			_, err := c.Sign(first, webCSR(t), 0)
-			assert.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.ErrorIs(t, must.ErrorOf(c.Sign(first, webCSR(t), 0)), context.DeadlineExceeded)
 		})
 		synctest.Wait()
 		wg.Go(func() {
-			_, err := c.Sign(t.Context(), webCSR(t), 0)
-			assert.NoError(t, err)
+			assert.NoError(t, must.ErrorOf(c.Sign(t.Context(), webCSR(t), 0)))
 		})
 		impatient, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, errors.New("impatient"))
 		defer cancel()
-		_, err := c.Sign(impatient, webCSR(t), 0)
-		assert.ErrorContains(t, err, "impatient")
+		assert.ErrorContains(t, must.ErrorOf(c.Sign(impatient, webCSR(t), 0)), "impatient")
 		wg.Wait()
 		assert.EqualValues(t, 2, l.logins.Load(), "the script finishes the first, too")
 	})
@@ -219,8 +216,7 @@ func TestDeniedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeases(t)
 		l.valid.Store(-1)
-		_, err := l.client(t).Sign(t.Context(), webCSR(t), 0)
-		require.ErrorIs(t, err, caclient.ErrDenied)
+		require.ErrorIs(t, must.ErrorOf(l.client(t).Sign(t.Context(), webCSR(t), 0)), caclient.ErrDenied)
 		assert.Len(t, l.paths(), 2)
 	})
 }

@@ -101,8 +101,7 @@ func TestOtherNames(t *testing.T) {
 		names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.test"), pki.DNSSAN("db.test"), pki.IPSAN([]byte{192, 0, 2, 1}), pki.IPSAN(make([]byte, 15+1))}
 		chain, err := c.Sign(t.Context(), newCSR(t, pki.CSROptions{CommonName: "cn.test", SANs: names}), 0)
 		require.NoError(t, err)
-		got := must.Get(pki.ParseSANs(chain[0].Extensions))(t)
-		assert.ElementsMatch(t, names, got)
+		assert.ElementsMatch(t, names, must.Get(pki.ParseSANs(chain[0].Extensions))(t))
 		assert.Equal(t, "cn.test", chain[0].Subject.CommonName)
 		assert.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute, "the role's")
 
@@ -442,10 +441,8 @@ func TestContextEnds(t *testing.T) {
 		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: login})
 		cause := errors.New("enough")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, cause)
-		_, err := c.Sign(ctx, webCSR(t), 0)
-		assert.ErrorIs(t, err, cause)
-		_, err = c.FetchBundles(ctx)
-		assert.ErrorIs(t, err, cause)
+		assert.ErrorIs(t, must.ErrorOf(c.Sign(ctx, webCSR(t), 0)), cause)
+		assert.ErrorIs(t, must.ErrorOf(c.FetchBundles(ctx)), cause)
 		cancel()
 	}
 	v.Mend()

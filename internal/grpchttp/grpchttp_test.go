@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 )
@@ -111,8 +112,7 @@ func TestCalls(t *testing.T) {
 	t.Parallel()
 	c := dial(t, handler(map[string]grpchttp.Method{"/S/Echo": grpchttp.Unary(echo), "/S/Count": count}))
 	for _, size := range []int{0, 1, 4091, 4092, grpchttp.FirstRead - 1, grpchttp.FirstRead, grpchttp.FirstRead + 1, 3 * grpchttp.FirstRead, limit} {
-		got := must.Get(c.Unary(t.Context(), "/S/Echo", nil, []byte(strings.Repeat("x", size))))(t)
-		assert.Len(t, got, size)
+		assert.Len(t, must.Get(c.Unary(t.Context(), "/S/Echo", nil, []byte(strings.Repeat("x", size))))(t), size)
 	}
 	_, err := c.Unary(t.Context(), "/S/Echo", nil, make([]byte, limit+1))
 	e := asError(t, err)
@@ -123,13 +123,11 @@ func TestCalls(t *testing.T) {
 		s, err := c.Stream(t.Context(), "/S/Count", nil, make([]byte, n))
 		require.NoError(t, err)
 		for range n {
-			msg := must.Get(s.Receive())(t)
-			assert.Len(t, msg, n)
+			assert.Len(t, must.Get(s.Receive())(t), n)
 			assert.Nil(t, s.Trailer())
 		}
 		for range 3 {
-			_, err = s.Receive()
-			assert.Equal(t, io.EOF, err)
+			assert.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
 		}
 		assert.NoError(t, s.Close())
 		_, err = c.Unary(t.Context(), "/S/Count", nil, make([]byte, n))
@@ -265,8 +263,7 @@ func TestErrorf(t *testing.T) {
 
 // A deadline is the same on both sides; what is behind an error can be found in it.
 func TestDeadline(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var left time.Duration
 		c := dial(t, handler(map[string]grpchttp.Method{
 			"/S/Wait": func(ctx context.Context, c *grpchttp.Call) error {
@@ -301,8 +298,7 @@ func TestDeadline(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, cause)
 		assert.False(t, asError(t, err).Remote)
-		_, err = c.Unary(ctx, "/S/Late", nil, nil)
-		require.ErrorIs(t, err, cause, "it was over before")
+		require.ErrorIs(t, must.ErrorOf(c.Unary(ctx, "/S/Late", nil, nil)), cause, "it was over before")
 
 		// The timeout of an http.Client is one too.
 		hc := serve(t, handler(map[string]grpchttp.Method{"/S/Late": func(ctx context.Context, c *grpchttp.Call) error {
@@ -318,8 +314,7 @@ func TestDeadline(t *testing.T) {
 
 // Who goes away is noticed on the other side.
 func TestCancel(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var ended sync.WaitGroup
 		c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
 			defer ended.Done()
@@ -382,43 +377,40 @@ func TestReceiveTimeout(t *testing.T) {
 		"the server goes":     {timeout: time.Minute, shutdown: time.Second, sent: "\x00", code: grpchttp.Canceled, after: time.Second},
 		"the server goes too": {shutdown: time.Second, sent: "\x00", code: grpchttp.Canceled, after: time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				h := handler(map[string]grpchttp.Method{"/S/Echo": grpchttp.Unary(echo)})
-				h.ReceiveTimeout = test.timeout
-				c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if test.shutdown > 0 {
-						ctx, cancel := context.WithCancel(r.Context())
-						defer cancel()
-						time.AfterFunc(test.shutdown, cancel)
-						r = r.WithContext(ctx)
-					}
-					h.ServeHTTP(w, r)
-				}))
-				in, out := io.Pipe()
-				defer out.Close()
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/Echo", in)
-				require.NoError(t, err)
-				req.Header.Set("Content-Type", "application/grpc")
-				if test.deadline > 0 {
-					req.Header.Set("Grpc-Timeout", grpchttp.FormatTimeout(test.deadline))
+		bubble.Run(t, name, func(t *testing.T) {
+			h := handler(map[string]grpchttp.Method{"/S/Echo": grpchttp.Unary(echo)})
+			h.ReceiveTimeout = test.timeout
+			c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if test.shutdown > 0 {
+					ctx, cancel := context.WithCancel(r.Context())
+					defer cancel()
+					time.AfterFunc(test.shutdown, cancel)
+					r = r.WithContext(ctx)
 				}
-				go func() {
-					for i := range test.sent {
-						if _, err := out.Write([]byte(test.sent[i : i+1])); err != nil {
-							return
-						}
-						time.Sleep(test.pause)
+				h.ServeHTTP(w, r)
+			}))
+			in, out := io.Pipe()
+			defer out.Close()
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/Echo", in)
+			require.NoError(t, err)
+			req.Header.Set("Content-Type", "application/grpc")
+			if test.deadline > 0 {
+				req.Header.Set("Grpc-Timeout", grpchttp.FormatTimeout(test.deadline))
+			}
+			go func() {
+				for i := range test.sent {
+					if _, err := out.Write([]byte(test.sent[i : i+1])); err != nil {
+						return
 					}
-				}()
-				start := time.Now()
-				resp := must.Get(c.Do(req))(t)
-				assert.Equal(t, test.after, time.Since(start))
-				assert.Equal(t, strconv.Itoa(int(test.code)), resp.Header.Get("Grpc-Status"))
-				require.NoError(t, resp.Body.Close())
-				time.Sleep(test.pause) // of the one who still writes
-			})
+					time.Sleep(test.pause)
+				}
+			}()
+			start := time.Now()
+			resp := must.Get(c.Do(req))(t)
+			assert.Equal(t, test.after, time.Since(start))
+			assert.Equal(t, strconv.Itoa(int(test.code)), resp.Header.Get("Grpc-Status"))
+			require.NoError(t, resp.Body.Close())
+			time.Sleep(test.pause) // of the one who still writes
 		})
 	}
 	synctest.Test(t, func(t *testing.T) { // the time is for each message, and for nothing but to receive
@@ -441,8 +433,7 @@ func TestReceiveTimeout(t *testing.T) {
 			_, err = s.Receive()
 		}
 		require.NoError(t, err)
-		_, err = s.Receive()
-		require.Equal(t, io.EOF, err)
+		require.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
 
 		in, out := io.Pipe()
 		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/P", in))(t)
@@ -455,8 +446,7 @@ func TestReceiveTimeout(t *testing.T) {
 			}
 		}()
 		resp := must.Get(hc.Do(req))(t)
-		got := must.Get(io.ReadAll(resp.Body))(t)
-		assert.Len(t, got, 5*6)
+		assert.Len(t, must.Get(io.ReadAll(resp.Body))(t), 5*6)
 		assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"))
 	})
 }

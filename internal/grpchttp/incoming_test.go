@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 )
 
@@ -52,8 +53,7 @@ func TestIncoming(t *testing.T) {
 // What was taken for a request is given back when the next one is waited for, when the call ends, and when the client leaves in the
 // middle of a request.
 func TestIncomingIsGivenBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const size = 256 << 10
 		in := grpchttp.NewIncoming("test", 1<<20, 1<<20)
 		held, over := make(chan int, 1), make(chan error, 1)
@@ -114,8 +114,7 @@ func TestIncomingIsGivenBack(t *testing.T) {
 
 // A request that has room has to come within 30 seconds, and the next one may be a long time away.
 func TestIncomingComesInTime(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const size = 64 << 10
 		in := grpchttp.NewIncoming("test", 1<<20, 1<<20)
 		got, over := make(chan int, 1), make(chan error, 1)

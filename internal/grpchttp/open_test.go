@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 )
@@ -50,12 +51,10 @@ func TestOpen(t *testing.T) {
 		s.CloseSend()
 	}()
 	for i := range n {
-		got := must.Get(s.Receive())(t)
-		assert.Len(t, got, 1000*i)
+		assert.Len(t, must.Get(s.Receive())(t), 1000*i)
 	}
 	for range 2 {
-		_, err := s.Receive()
-		assert.Equal(t, io.EOF, err)
+		assert.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
 	}
 	assert.Error(t, s.Send(nil), "the call has ended")
 	assert.NoError(t, s.Close())
@@ -95,39 +94,36 @@ func TestOpenEnds(t *testing.T) {
 	}
 	for server, method := range methods {
 		for name, test := range ends {
-			t.Run(server+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					gone := make(chan struct{})
-					c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
-						defer close(gone)
-						return method(ctx, c)
-					}}))
-					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-					defer cancel()
-					s := c.Open(ctx, "/S/M", nil)
-					if server == "reading" {
-						require.NoError(t, s.Send(nil))
-						must.Get(s.Receive())(t)
-					}
-					var sending sync.WaitGroup
-					if server == "silent" { // what is sent is stuck
-						sending.Go(func() {
-							for s.Send(make([]byte, limit)) == nil {
-								continue
-							}
-						})
-					}
-					var receiving sync.WaitGroup
-					var err error
-					receiving.Go(func() { _, err = s.Receive() })
-					synctest.Wait()
-					test.end(s, cancel)
-					receiving.Wait()
-					sending.Wait()
-					<-gone
-					assert.Equal(t, test.code, asError(t, err).Code, "%v", err)
-				})
+			bubble.Run(t, server+"/"+name, func(t *testing.T) {
+				gone := make(chan struct{})
+				c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
+					defer close(gone)
+					return method(ctx, c)
+				}}))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				s := c.Open(ctx, "/S/M", nil)
+				if server == "reading" {
+					require.NoError(t, s.Send(nil))
+					must.Get(s.Receive())(t)
+				}
+				var sending sync.WaitGroup
+				if server == "silent" { // what is sent is stuck
+					sending.Go(func() {
+						for s.Send(make([]byte, limit)) == nil {
+							continue
+						}
+					})
+				}
+				var receiving sync.WaitGroup
+				var err error
+				receiving.Go(func() { _, err = s.Receive() })
+				synctest.Wait()
+				test.end(s, cancel)
+				receiving.Wait()
+				sending.Wait()
+				<-gone
+				assert.Equal(t, test.code, asError(t, err).Code, "%v", err)
 			})
 		}
 	}
@@ -135,8 +131,7 @@ func TestOpenEnds(t *testing.T) {
 
 // A call whose context ends is over for the server too, if it reads nothing and the client neither receives nor closes.
 func TestOpenForgotten(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		gone := make(chan struct{})
 		c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
 			defer close(gone)
@@ -212,8 +207,7 @@ func TestSendFrame(t *testing.T) {
 				assert.NoError(t, err)
 				assert.Equal(t, "shared", string(got))
 			}
-			_, err = s.Receive()
-			assert.Equal(t, io.EOF, err)
+			assert.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
 		})
 	}
 	wg.Wait()
@@ -221,8 +215,7 @@ func TestSendFrame(t *testing.T) {
 
 // StopReceiving ends a Receive that waits in another goroutine.
 func TestStopReceiving(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ended := make(chan error, 1)
 		c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
 			if err := c.SendHeader(); err != nil {
@@ -246,8 +239,7 @@ func TestStopReceiving(t *testing.T) {
 
 // A call has no more time than the server or the client gives it, whichever is less.
 func TestTimeout(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		causes := make(chan error, 1)
 		h := handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
 			_, err := c.Receive()
@@ -287,8 +279,7 @@ func TestTimeout(t *testing.T) {
 
 // A client that does not read is cut off.
 func TestSendTimeout(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ended := make(chan error, 1)
 		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
 			for range 3 {

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 )
@@ -165,8 +166,7 @@ func TestServerCut(t *testing.T) {
 			_, _ = out.Write([]byte(sent))
 			_ = out.CloseWithError(errors.New("torn"))
 		}()
-		_, err = c.Do(req)
-		require.Error(t, err)
+		require.Error(t, must.ErrorOf(c.Do(req)))
 		assert.Equal(t, grpchttp.Canceled, asError(t, <-got).Code)
 		cancel()
 	}
@@ -317,25 +317,21 @@ func TestClientHangsUp(t *testing.T) {
 		"too large":       func(w http.ResponseWriter) { _, _ = io.WriteString(w, "\x00\xff\xff\xff\xff") },
 		"second response": func(w http.ResponseWriter) { _, _ = io.WriteString(w, frame(0, "hi")+frame(0, "hi")) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				left := make(chan struct{})
-				c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					defer close(left)
-					w.Header().Set("Content-Type", "application/grpc")
-					answer(w)
-					_ = http.NewResponseController(w).Flush()
-					select {
-					case <-r.Context().Done():
-					case <-time.After(time.Hour):
-						t.Error("the client did not say that it has left")
-					}
-				}))
-				_, err := c.Unary(t.Context(), "/S/M", nil, nil)
-				require.Error(t, err)
-				<-left
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			left := make(chan struct{})
+			c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer close(left)
+				w.Header().Set("Content-Type", "application/grpc")
+				answer(w)
+				_ = http.NewResponseController(w).Flush()
+				select {
+				case <-r.Context().Done():
+				case <-time.After(time.Hour):
+					t.Error("the client did not say that it has left")
+				}
+			}))
+			require.Error(t, must.ErrorOf(c.Unary(t.Context(), "/S/M", nil, nil)))
+			<-left
 		})
 	}
 	synctest.Test(t, func(t *testing.T) { // a stream is over at its first error, on whichever side it ends
@@ -352,8 +348,7 @@ func TestClientHangsUp(t *testing.T) {
 		_, first := s.Receive()
 		require.Error(t, first)
 		<-left
-		_, err = s.Receive()
-		assert.Same(t, first, err)
+		assert.Same(t, first, must.ErrorOf(s.Receive()))
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 )
 
 func fails(context.Context) error { return errWork }
@@ -34,29 +35,26 @@ func TestCloseWakes(t *testing.T) {
 			go func() { assert.NoError(t, l.Run(t.Context(), untilDone)) }()
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var l lifecycle.Life
-				var news renew.Signal
-				before(t, &l)
-				synctest.Wait()
-				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-				defer cancel()
-				results := make(chan error, 3)
-				for range cap(results) {
-					go func() { results <- l.Await(ctx, news.Changed, func() bool { return false }) }()
-				}
-				time.Sleep(time.Minute)
-				require.Empty(t, results)
-				require.NoError(t, l.Close())
-				synctest.Wait()
-				require.NoError(t, ctx.Err())
-				require.Len(t, results, cap(results), "they are woken at once")
-				for range cap(results) {
-					require.ErrorIs(t, <-results, lifecycle.ErrClosed)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			var l lifecycle.Life
+			var news renew.Signal
+			before(t, &l)
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			results := make(chan error, 3)
+			for range cap(results) {
+				go func() { results <- l.Await(ctx, news.Changed, func() bool { return false }) }()
+			}
+			time.Sleep(time.Minute)
+			require.Empty(t, results)
+			require.NoError(t, l.Close())
+			synctest.Wait()
+			require.NoError(t, ctx.Err())
+			require.Len(t, results, cap(results), "they are woken at once")
+			for range cap(results) {
+				require.ErrorIs(t, <-results, lifecycle.ErrClosed)
+			}
 		})
 	}
 }
@@ -69,36 +67,32 @@ func TestAwaitSeesWhatCameLast(t *testing.T) {
 		"closed": func(t *testing.T, l *lifecycle.Life) { require.NoError(t, l.Close()) },
 		"ends":   func(t *testing.T, l *lifecycle.Life) { require.NoError(t, l.Run(t.Context(), ends)) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var l lifecycle.Life
-				var never renew.Signal
-				there := false
-				begun := time.Now()
-				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-				defer cancel()
-				looks := 0
-				require.NoError(t, l.Await(ctx, never.Changed, func() bool {
-					looks++
-					was := there
-					if !was { // the success comes after this look, and the end after the success
-						there = true
-						last(t, &l)
-					}
-					return was
-				}))
-				assert.Equal(t, 2, looks)
-				assert.Zero(t, time.Since(begun))
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			var l lifecycle.Life
+			var never renew.Signal
+			there := false
+			begun := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			looks := 0
+			require.NoError(t, l.Await(ctx, never.Changed, func() bool {
+				looks++
+				was := there
+				if !was { // the success comes after this look, and the end after the success
+					there = true
+					last(t, &l)
+				}
+				return was
+			}))
+			assert.Equal(t, 2, looks)
+			assert.Zero(t, time.Since(begun))
 		})
 	}
 }
 
 // Work that has failed and runs again is waited for: its old failure is forgotten.
 func TestFailureIsForgotten(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		var news renew.Signal
 		there := false

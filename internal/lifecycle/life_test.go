@@ -13,6 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 )
 
 var errWork = errors.New("work")
@@ -23,8 +24,7 @@ func untilDone(ctx context.Context) error {
 }
 
 func TestRun(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		require.ErrorIs(t, l.Idle(), lifecycle.ErrNotStarted)
 
@@ -49,8 +49,7 @@ func TestRun(t *testing.T) {
 }
 
 func TestStart(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		type key struct{}
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Second)
@@ -70,8 +69,7 @@ func TestStart(t *testing.T) {
 }
 
 func TestStartFails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errWork)
 		defer cancel()
@@ -89,8 +87,7 @@ func TestStartFails(t *testing.T) {
 }
 
 func TestAwait(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		var news renew.Signal
 		var there atomic.Bool
@@ -128,8 +125,7 @@ func TestAwait(t *testing.T) {
 
 // TestStartOfWhatFails: the error of the work is that of Start.
 func TestStartOfWhatFails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		var never renew.Signal
 		begun := time.Now()
@@ -183,8 +179,7 @@ func TestRunAs(t *testing.T) {
 }
 
 func TestCloseWaits(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		ended := false
 		work := func(ctx context.Context) error {

@@ -106,8 +106,7 @@ func TestNewRefuses(t *testing.T) {
 		"Authenticator":                    {CA: a, TrustDomain: domain, Identity: identity, Istio: &istioca.Options{}},
 		"Review":                           {CA: a, TrustDomain: domain, Identity: identity, Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}}},
 	} {
-		_, err := caserver.New(o)
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, must.ErrorOf(caserver.New(o)), want)
 	}
 }
 
@@ -152,8 +151,7 @@ func TestServer(t *testing.T) {
 	assert.True(t, strings.HasPrefix(get(t, http.DefaultClient, admin+"/status"), "as ever"))
 	require.NoError(t, stop())
 	for _, l := range []net.Listener{at.Istio, at.Admin} {
-		_, err := l.Accept()
-		require.ErrorIs(t, err, net.ErrClosed)
+		require.ErrorIs(t, must.ErrorOf(l.Accept()), net.ErrClosed)
 	}
 }
 
@@ -218,8 +216,7 @@ func TestTaintEvictsTheThief(t *testing.T) {
 	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
 	for _, c := range []*client{thief, again} {
 		for _, token := range []string{"", "stolen:spiffe://example.org/admin"} {
-			_, err = c.ask(token, 0)
-			require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+			require.ErrorIs(t, must.ErrorOf(c.ask(token, 0)), caclient.ErrUnauthenticated)
 		}
 		leaf, err = c.ask(secret+":spiffe://example.org/web", 0)
 		require.NoError(t, err, "a clean proof")
@@ -313,8 +310,7 @@ func TestReady(t *testing.T) {
 	c := newClient(t, a, at.Istio, "spiffe://example.org/client", ca.Request{})
 	web := secret + ":spiffe://example.org/web"
 	must.Get(c.ask(web, 0))(t)
-	_, err = c.ask(web, 0)
-	require.Error(t, err, "a limit")
+	require.Error(t, must.ErrorOf(c.ask(web, 0)), "a limit")
 	for _, full := range []bool{false, true, false} {
 		disk.full.Store(full)
 		code, text := admin("/ready")
@@ -335,8 +331,7 @@ func TestReady(t *testing.T) {
 		require.NotContains(t, status, "signs until", "it does not sign")
 		require.Contains(t, metrics, "\nsvidkit_ca_signing 0\n")
 		require.Contains(t, metrics, "\nsvidkit_ca_audit_up 0\n")
-		_, err = c.ask(secret+":spiffe://example.org/other", 0)
-		require.Error(t, err)
+		require.Error(t, must.ErrorOf(c.ask(secret+":spiffe://example.org/other", 0)))
 	}
 	_, metrics := admin("/metrics")
 	must.Get(metricstest.Page(metrics))(t)
@@ -438,8 +433,7 @@ func TestRunFails(t *testing.T) {
 	err := s.Run(t.Context(), at)
 	require.ErrorIs(t, err, errFailed)
 	require.ErrorContains(t, err, "certificate authority")
-	_, err = at.Bundle.Accept()
-	require.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorIs(t, must.ErrorOf(at.Bundle.Accept()), net.ErrClosed)
 
 	s = newServer(t, caserver.Options{CA: a, RootsFile: filepath.Join(t.TempDir(), "none", "root-cert.pem")})
 	require.ErrorIs(t, s.Run(t.Context(), caserver.Listeners{}), os.ErrNotExist)
@@ -457,8 +451,7 @@ func TestPods(t *testing.T) {
 	errFailed := errors.New("away")
 	o := caserver.Options{CA: a, TrustDomain: domain, Identity: caservertest.Identity(t, a, serverID)}
 	o.Pods = func(ca.Signer) (caserver.Part, error) { return nil, errFailed }
-	_, err := caserver.New(o)
-	require.ErrorIs(t, err, errFailed)
+	require.ErrorIs(t, must.ErrorOf(caserver.New(o)), errFailed)
 
 	part := &part{t: t, fail: make(chan error, 1)}
 	o.Pods = func(signer ca.Signer) (caserver.Part, error) {
@@ -563,6 +556,5 @@ func TestBundle(t *testing.T) {
 	_, err = s.Bundle(spiffe.MustParseTrustDomain("elsewhere.test"))
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	s = newServer(t, caserver.Options{CA: &learning{a: a}})
-	_, err = s.Bundle(domain)
-	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	require.ErrorIs(t, must.ErrorOf(s.Bundle(domain)), spiffe.ErrUnknownTrustDomain)
 }

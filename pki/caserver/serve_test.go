@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
@@ -153,8 +154,7 @@ func TestFailedHandshake(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return strings.Count(out.String(), "TLS handshake failed") == 4 }, time.Minute, time.Millisecond, out.String())
 	stop()
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	assert.Len(t, lines, 4)
+	assert.Len(t, strings.Split(strings.TrimSpace(out.String()), "\n"), 4)
 	for _, reason := range []string{"the client does not speak TLS", "the client ended it: tls: bad certificate", "no agreement", "the client closed the connection"} {
 		assert.Equal(t, 1, strings.Count(out.String(), fmt.Sprintf("level=INFO msg=%q reason=%q peer=127.0.0.1:", "caserver: TLS handshake failed", reason)), "%s in %s", reason, out)
 	}
@@ -162,8 +162,7 @@ func TestFailedHandshake(t *testing.T) {
 
 // TestHandshakeEnds measures the time that a handshake has.
 func TestHandshakeEnds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := memconn.Listen()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -174,8 +173,7 @@ func TestHandshakeEnds(t *testing.T) {
 		require.NoError(t, err)
 		defer c.Close()
 		began := time.Now()
-		_, err = c.Read(make([]byte, 1))
-		require.Error(t, err)
+		require.Error(t, must.ErrorOf(c.Read(make([]byte, 1))))
 		assert.Equal(t, 10*time.Second, time.Since(began))
 		cancel()
 		require.NoError(t, <-done)
@@ -197,27 +195,23 @@ func TestSilenceEnds(t *testing.T) {
 		"a body never sent":   {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", 10*time.Second + time.Second},
 		"half of an HTTP/1.1": {"GET / HTTP/1.1\r\n", 10 * time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := memconn.Listen()
-				ctx, cancel := context.WithCancel(t.Context())
-				done := make(chan error, 1)
-				go func() {
-					done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
-				}()
-				raw, err := l.DialContext(t.Context(), "", "")
-				require.NoError(t, err)
-				c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
-				defer c.Close()
-				began := time.Now()
-				must.Get(io.WriteString(c, test.first))(t)
-				_, err = io.Copy(io.Discard, c)
-				assert.NoError(t, err)
-				assert.LessOrEqual(t, time.Since(began), test.most)
-				cancel()
-				require.NoError(t, <-done)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			l := memconn.Listen()
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() {
+				done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
+			}()
+			raw, err := l.DialContext(t.Context(), "", "")
+			require.NoError(t, err)
+			c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
+			defer c.Close()
+			began := time.Now()
+			must.Get(io.WriteString(c, test.first))(t)
+			assert.NoError(t, must.ErrorOf(io.Copy(io.Discard, c)))
+			assert.LessOrEqual(t, time.Since(began), test.most)
+			cancel()
+			require.NoError(t, <-done)
 		})
 	}
 }
@@ -249,8 +243,7 @@ func (c *lazyConn) Close() error {
 
 // TestServeJoins ends in the middle of a handshake, and waits for it.
 func TestServeJoins(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		out := new(programtest.Log)
 		inner := memconn.Listen()
 		l := &lazy{Listener: inner}

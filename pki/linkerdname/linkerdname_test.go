@@ -68,8 +68,7 @@ func TestWellKnownNames(t *testing.T) {
 		{seed.Destination, "linkerd-controller.linkerd.sa.linkerd-identity.linkerd.cluster.local"},
 		{mesh.Issuer, "identity.linkerd.cluster.local"},
 	} {
-		name := must.Get(test.get())(t)
-		assert.Equal(t, test.want, name)
+		assert.Equal(t, test.want, must.Get(test.get())(t))
 	}
 }
 
@@ -124,17 +123,14 @@ func TestBadNames(t *testing.T) {
 		assert.ErrorIs(t, err, linkerdname.ErrName, bad)
 		assert.Empty(t, name)
 	}
-	_, err := mesh.Namespace("emoji.voto")
-	require.ErrorIs(t, err, linkerdname.ErrName)
+	require.ErrorIs(t, must.ErrorOf(mesh.Namespace("emoji.voto")), linkerdname.ErrName)
 
 	// The whole name has a limit as well as its parts.
 	fill := func(last int) linkerdname.Mesh { // 36 bytes stand before the trust domain
 		return linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: strings.Repeat(strings.Repeat("a", 63)+".", 3) + strings.Repeat("b", last)}
 	}
-	name := must.Get(fill(25).Name("b", "a"))(t)
-	assert.Len(t, name, 253)
-	_, err = fill(26).Name("b", "a")
-	assert.ErrorIs(t, err, linkerdname.ErrName)
+	assert.Len(t, must.Get(fill(25).Name("b", "a"))(t), 253)
+	assert.ErrorIs(t, must.ErrorOf(fill(26).Name("b", "a")), linkerdname.ErrName)
 }
 
 func TestParse(t *testing.T) {
@@ -226,8 +222,7 @@ func FuzzParse(f *testing.F) {
 				assert.Empty(t, namespace+account)
 				continue
 			}
-			again := must.Get(m.Name(namespace, account))(t)
-			assert.Equal(t, s, again)
+			assert.Equal(t, s, must.Get(m.Name(namespace, account))(t))
 		}
 		matched, err := linkerdname.Match(s, s)
 		if err != nil {

@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tlsalert"
@@ -28,8 +28,7 @@ import (
 // A certificate is presented from its first moment to before its end, and not out of that time: the CA would refuse the connection, on which a token
 // may do.
 func TestPresent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		begin := time.Now().Add(time.Minute)
 		chain, key := spiffetest.NewCA(t, "example.org").Certificate("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = begin, begin.Add(time.Hour) })
 		cert := &tls.Certificate{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}

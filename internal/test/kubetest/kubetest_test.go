@@ -13,13 +13,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -299,8 +299,7 @@ func TestReviews(t *testing.T) {
 
 // TestFaults checks the answers to requests that a test makes fail.
 func TestFaults(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := kubetest.StartOn(t, 1, memconn.Listen())
 		c, ctx := clientOf(t, s), t.Context()
 		posts := func(r *http.Request) bool { return r.Method == http.MethodPost }

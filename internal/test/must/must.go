@@ -1,4 +1,4 @@
-// Package must takes the value of a call that has to succeed.
+// Package must takes what a test asks for out of what a call returns.
 package must
 
 import (
@@ -17,3 +17,6 @@ func Get[T any](v T, err error) func(require.TestingT) T {
 		return v
 	}
 }
+
+// ErrorOf returns the error of a call whose value nobody asks for.
+func ErrorOf[T any](_ T, err error) error { return err }

@@ -61,8 +61,7 @@ func TestNew(t *testing.T) {
 	} {
 		bad := good
 		edit(&bad)
-		_, err := istioca.New(bad)
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, must.ErrorOf(istioca.New(bad)), want)
 	}
 }
 
@@ -359,14 +358,12 @@ func TestRenewalsEnd(t *testing.T) {
 	require.Greater(t, time.Until(again[0].NotAfter), 10*time.Minute)
 	must.Get(hour(again, ""))(t)
 
-	_, err = serveFor(a, 0)(late, "")
-	require.NoError(t, err, "without end")
+	require.NoError(t, must.ErrorOf(serveFor(a, 0)(late, "")), "without end")
 	for _, longest := range []time.Duration{time.Hour, math.MaxInt64} { // of a signer that cannot tell
 		_, err = serveFor(wrap(a), longest)(again, "")
 		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 	}
-	_, err = istioca.ClientCertificates(a, td, -1)
-	require.Error(t, err)
+	require.Error(t, must.ErrorOf(istioca.ClientCertificates(a, td, -1)))
 }
 
 // What a proxy forwards proves its client and never the proxy, and nothing while a root is tainted.
@@ -391,13 +388,10 @@ func TestForwardedCertificates(t *testing.T) {
 		return c.ID.String(), nil
 	}
 	const behind = "URI=" + webID
-	id := must.Get(ask())(t)
-	require.Equal(t, "spiffe://example.org/gateway", id)
-	id = must.Get(ask(behind))(t)
-	require.Equal(t, webID, id)
+	require.Equal(t, "spiffe://example.org/gateway", must.Get(ask())(t))
+	require.Equal(t, webID, must.Get(ask(behind))(t))
 	for _, header := range []string{"", "x", "DNS=web.example.org", "URI=spiffe://evil.test/web"} {
-		_, err = ask(header)
-		require.Error(t, err, header)
+		require.Error(t, must.ErrorOf(ask(header)), header)
 	}
 	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
 	_, err = ask(behind)

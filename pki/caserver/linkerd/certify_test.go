@@ -60,8 +60,7 @@ func TestNew(t *testing.T) {
 	} {
 		o := good
 		edit(&o)
-		_, err := linkerd.New(o)
-		assert.ErrorContains(t, err, what)
+		assert.ErrorContains(t, must.ErrorOf(linkerd.New(o)), what)
 	}
 }
 
@@ -821,8 +820,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 		for _, token := range []string{"voting", "unknown", "garbage"} {
 			r := goodRequest(t)
 			r.Token = []byte(token)
-			_, err := c.call(t.Context(), r)
-			require.Error(t, err)
+			require.Error(t, must.ErrorOf(c.call(t.Context(), r)))
 		}
 	}
 	assert.Equal(t, 3, strings.Count(l.String(), "\n"), l.String())

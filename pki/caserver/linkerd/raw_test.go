@@ -9,13 +9,13 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
@@ -184,8 +184,7 @@ func (c *clocked) SetWriteDeadline(t time.Time) error {
 
 // A client that does not send, or does not take its answer, does not keep the server.
 func TestDeadlines(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for timeout, read := range map[time.Duration]time.Duration{0: 10 * time.Second, 75 * time.Second: 10 * time.Second, 2 * time.Second: 2 * time.Second} {
 			srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review, Timeout: timeout})
 			require.NoError(t, err)

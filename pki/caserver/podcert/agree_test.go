@@ -2,11 +2,11 @@ package podcert_test
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 )
@@ -14,8 +14,7 @@ import (
 // A replica that is behind waits ten minutes for the news of another one each time: those in which the replicas agreed do not count, and after them
 // what it knows is written.
 func TestBehindAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
 		defer c.Client().CloseIdleConnections()
 		a := newAuthority(t)

@@ -19,12 +19,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -468,57 +468,53 @@ func TestPolicyOfOneNamespace(t *testing.T) {
 		"policy":  {Code: 403, Reason: "Forbidden", Message: "ValidatingAdmissionPolicy 'no' denied request"},
 		"webhook": {Code: 400, Reason: "BadRequest", Message: "admission webhook denied the request"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
-				defer c.Client().CloseIdleConnections()
-				a := newCA(t)
-				var tried atomic.Int64
-				refuse := func(requests string) {
-					c.Faults(func(r *http.Request) *kubetest.Fault {
-						if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "podcertificaterequests/"+requests) {
-							tried.Add(1)
-							return &fault
-						}
-						return nil
-					})
-				}
-				refuse("request-")
-				_, stop := c.run(c.options(a))
-				defer stop()
-				for range 20 {
-					c.ask(nil)
-				}
-				time.Sleep(10 * time.Second)
-				require.NotContains(t, c.logs.String(), "others go on", "without any answer each refusal holds all back")
-				refuse("request-1") // and 10 to 19
+		bubble.Run(t, name, func(t *testing.T) {
+			c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
+			defer c.Client().CloseIdleConnections()
+			a := newCA(t)
+			var tried atomic.Int64
+			refuse := func(requests string) {
+				c.Faults(func(r *http.Request) *kubetest.Fault {
+					if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "podcertificaterequests/"+requests) {
+						tried.Add(1)
+						return &fault
+					}
+					return nil
+				})
+			}
+			refuse("request-")
+			_, stop := c.run(c.options(a))
+			defer stop()
+			for range 20 {
+				c.ask(nil)
+			}
+			time.Sleep(10 * time.Second)
+			require.NotContains(t, c.logs.String(), "others go on", "without any answer each refusal holds all back")
+			refuse("request-1") // and 10 to 19
+			c.issued(c.ask(nil))
+			var one map[string]any
+			c.Get(at("request-1"), &one)
+			c.Put(strings.Replace(at("request-100"), "/shop/", "/store/", 1), map[string]any{"metadata": map[string]any{}, "spec": one["spec"]})
+			before := tried.Load()
+			time.Sleep(time.Minute)
+			for _, of := range []string{"shop", "store"} { // a second namespace is seen at once
+				require.Regexp(t, `reason="others go on" request=`+of+`/\S+ node=\S+ err=.*retry_in=\S+\n`, c.logs.String())
+			}
+			require.Greater(t, tried.Load(), before, "it is tried again")
+			for range 10 {
+				began := time.Now()
 				c.issued(c.ask(nil))
-				var one map[string]any
-				c.Get(at("request-1"), &one)
-				c.Put(strings.Replace(at("request-100"), "/shop/", "/store/", 1), map[string]any{"metadata": map[string]any{}, "spec": one["spec"]})
-				before := tried.Load()
-				time.Sleep(time.Minute)
-				for _, of := range []string{"shop", "store"} { // a second namespace is seen at once
-					require.Regexp(t, `reason="others go on" request=`+of+`/\S+ node=\S+ err=.*retry_in=\S+\n`, c.logs.String())
-				}
-				require.Greater(t, tried.Load(), before, "it is tried again")
-				for range 10 {
-					began := time.Now()
-					c.issued(c.ask(nil))
-					require.Less(t, time.Since(began), 500*time.Millisecond)
-					time.Sleep(700 * time.Millisecond)
-				}
-				require.Contains(t, c.logs.String(), "others go on")
-			})
+				require.Less(t, time.Since(began), 500*time.Millisecond)
+				time.Sleep(700 * time.Millisecond)
+			}
+			require.Contains(t, c.logs.String(), "others go on")
 		})
 	}
 }
 
 // A certificate that waited for the API server too long to be taken is replaced: the server refuses one that began five minutes ago.
 func TestLateAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
 		defer c.Client().CloseIdleConnections()
 		a := newCA(t)
@@ -803,13 +799,11 @@ func TestTemplate(t *testing.T) {
 		"/${pod":            "template",
 		"/${namespace}/${}": "template",
 	} {
-		_, err := podcert.Template(td, path)
-		require.ErrorContains(t, err, want, path)
+		require.ErrorContains(t, must.ErrorOf(podcert.Template(td, path)), want, path)
 	}
 	id := must.Get(podcert.Template(td, "/ns/${namespace}/pod/${pod}"))(t)
 	for _, p := range []spiffe.Pod{{Namespace: "", Name: "x"}, {Namespace: "..", Name: "x"}, {Namespace: "a", Name: "x/../../b/"}, {Namespace: "a", Name: "ü"}} {
-		_, err := id(p)
-		require.Error(t, err, "%+v", p)
+		require.Error(t, must.ErrorOf(id(p)), "%+v", p)
 	}
 	got, err := id(spiffe.Pod{Namespace: "${pod}", Name: "x"}) // which no namespace is called
 	require.Error(t, err, "%s", got)

@@ -5,12 +5,12 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -21,8 +21,7 @@ import (
 // All requests are read again while some were left out for want of room, and once there was room for all they are followed as before, by watches alone.
 func TestRoomAgain(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
 		defer c.Client().CloseIdleConnections()
 		a := newCA(t)

@@ -10,11 +10,11 @@ import (
 	"runtime"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
@@ -24,8 +24,7 @@ import (
 // burst is over, what is served is served soon, and the rest is refused at once and told when to come back.
 func TestOverload(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const work = time.Millisecond
 		h := caservice.Service{Name: "test", Path: "/test/Sign", Answer: func(ctx context.Context, c *caservice.Call) ([]byte, error) {
 			if _, err := c.Receive(); err != nil {
