@@ -158,19 +158,13 @@ func settled(t testing.TB, want string, c *http.Client, s *tlsServer) int64 {
 	return 0
 }
 
-type lockedBuffer struct{ logtest.Buffer }
-
-func (b *lockedBuffer) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
-
 func TestHTTPClientRoots(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-6.2-3")
 	host, other := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "other.test")
-	s, dir, out := startTLS(t, host, nil), folder(t, host), new(lockedBuffer)
+	s, dir, out := startTLS(t, host, nil), folder(t, host), new(logtest.Buffer)
 	file := filepath.Join(dir, "root-cert.pem")
-	o := caclient.TLSOptions{RootsFile: file, ServerName: "ca.test", Logger: out.logger()}
+	o := caclient.TLSOptions{RootsFile: file, ServerName: "ca.test", Logger: out.Logger()}
 	c := newHTTPClient(t, o)
 	kept := settled(t, "HTTP/2.0 none", c, s)
 
@@ -215,9 +209,9 @@ func TestHTTPClientCertificate(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-6.2-5")
 	host, td := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "example.org")
-	s, dir, out := startTLS(t, host, nil), folder(t, host), new(lockedBuffer)
+	s, dir, out := startTLS(t, host, nil), folder(t, host), new(logtest.Buffer)
 	o := in(dir)
-	o.Logger = out.logger()
+	o.Logger = out.Logger()
 	c := newHTTPClient(t, o)
 	without := settled(t, "HTTP/2.0 none", c, s)
 	assert.Equal(t, 1, strings.Count(out.String(), `reason="there is none"`))
@@ -277,10 +271,10 @@ func TestHTTPClientCertificate(t *testing.T) {
 		strict := startTLS(t, host, func(c *tls.Config) {
 			c.ClientAuth, c.ClientCAs = tls.VerifyClientCertIfGiven, host.Bundle().CertPool()
 		})
-		dir, out := folder(t, host), new(lockedBuffer)
+		dir, out := folder(t, host), new(logtest.Buffer)
 		writePair(t, dir, second, secondKey)
 		o := in(dir)
-		o.Logger = out.logger()
+		o.Logger = out.Logger()
 		requirePage(t, "HTTP/2.0 none", newHTTPClient(t, o), strict.url)
 		assert.Contains(t, out.String(), "the CA does not accept such a one")
 		known, knownKey := host.Certificate("/known")

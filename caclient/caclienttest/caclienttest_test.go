@@ -67,9 +67,7 @@ func mesh(td spiffe.TrustDomain) linkerdname.Mesh {
 }
 
 func newCSR(t testing.TB, f fake) *pki.CSR {
-	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: f.Expectation().Names()}))(t)
+	return cafake.NewCSR(t, pki.CSROptions{SANs: f.Expectation().Names()})
 }
 
 // A wrong answer of the CA reaches the client, whatever the server in between would check.

@@ -1,7 +1,6 @@
 package googlecas_test
 
 import (
-	"encoding/json"
 	"errors"
 	"testing"
 	"time"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -30,11 +30,7 @@ func FuzzAnswers(f *testing.F) {
 		refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded", retry), refusal(409, "ALREADY_EXISTS", "x"), refusal(409, "ABORTED", secret, retry),
 		doc{"error": "x"}, `{"pemCertificate":"x","pemCertificate":"y"}`,
 	} {
-		text, ok := body.(string)
-		if !ok {
-			b := must.Get(json.Marshal(body))(f)
-			text = string(b)
-		}
+		text := must.Get(cafake.Text(body))(f)
 		for _, code := range []int{200, 400, 409, 429} {
 			f.Add(code, text)
 		}
@@ -43,8 +39,8 @@ func FuzzAnswers(f *testing.F) {
 		if code < 200 || code > 999 {
 			code = 200
 		}
-		s := &script{answer: func(call) (int, any) { return code, body }}
-		c := newCA(t, googlecas.Options{Endpoint: s.endpoint()})
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return code, body }}
+		c := newCA(t, googlecas.Options{Endpoint: endpoint(s)})
 		judge := func(err error) {
 			told, ok := errors.AsType[*caclient.Error](err)
 			require.True(t, ok, "%v", err)

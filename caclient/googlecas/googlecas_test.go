@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -75,7 +76,7 @@ func TestReflected(t *testing.T) {
 func TestWire(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	s := &script{answer: func(c call) (int, any) {
+	s := &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 		if strings.HasSuffix(c.URL.Path, ":fetchCaCerts") {
 			return 200, caCerts(ca)
 		}
@@ -84,7 +85,7 @@ func TestWire(t *testing.T) {
 	const template = "projects/other/locations/europe-west1/certificateTemplates/spiffe"
 	csr := newCSR(t, webID)
 	for _, o := range []googlecas.Options{{}, {Template: template, Authority: "root-1", ReflectSPIFFE: true, Pool: "projects/example.com:my-project/locations/l/caPools/p_1"}} {
-		o.Endpoint = s.endpoint()
+		o.Endpoint = endpoint(s)
 		c := newCA(t, o)
 		for _, lifetime := range []time.Duration{0, time.Millisecond, 90*time.Second + 999*time.Millisecond} {
 			must.Get(c.Sign(t.Context(), csr, lifetime))(t)
@@ -92,7 +93,7 @@ func TestWire(t *testing.T) {
 		must.Get(rootsOf(t, c))(t)
 	}
 	ids := map[string]bool{}
-	for i, r := range s.calls {
+	for i, r := range s.Calls() {
 		assert.Equal(t, http.MethodPost, r.Method)
 		assert.Equal(t, "privateca.googleapis.com", r.URL.Host)
 		assert.Equal(t, "Bearer "+secret, r.Header.Get("Authorization"))
@@ -104,7 +105,7 @@ func TestWire(t *testing.T) {
 		if i%4 == 3 {
 			assert.Equal(t, "/v1/"+p+":fetchCaCerts", r.URL.Path)
 			assert.Empty(t, r.URL.RawQuery)
-			assert.Equal(t, doc{}, r.body)
+			assert.Equal(t, doc{}, r.Body)
 			continue
 		}
 		assert.Equal(t, "/v1/"+p+"/certificates", r.URL.Path)
@@ -119,7 +120,7 @@ func TestWire(t *testing.T) {
 			assert.Equal(t, "root-1", query.Get("issuingCertificateAuthorityId"))
 		}
 		assert.Len(t, query, map[bool]int{false: 2, true: 3}[second])
-		assert.Equal(t, want, r.body)
+		assert.Equal(t, want, r.Body)
 		ids[id] = true
 	}
 	assert.Len(t, ids, 6, "a new one for each call")
@@ -171,10 +172,10 @@ func TestErrors(t *testing.T) {
 		{"repeats the token", 400, refusal(400, "INVALID_ARGUMENT", "bad: "+secret), caclient.ErrInvalid, false, 0, "bad: [redacted]"},
 		{"long", 400, refusal(400, "INVALID_ARGUMENT", strings.Repeat("x", 1<<20)), caclient.ErrInvalid, false, 0, "xxx"},
 	} {
-		s := &script{answer: func(call) (int, any) { return c.code, c.body }}
-		var log logs
-		e := s.endpoint()
-		e.Logger = log.logger()
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return c.code, c.body }}
+		var log logtest.Buffer
+		e := endpoint(s)
+		e.Logger = log.Logger()
 		ca := newCA(t, googlecas.Options{Endpoint: e})
 		for op, call := range map[string]func() error{
 			"sign":          func() error { _, err := ca.Sign(t.Context(), newCSR(t, webID), 0); return err },
@@ -212,8 +213,8 @@ func TestBadAnswers(t *testing.T) {
 		"another key": {"pemCertificate": leaf, "pemCertificateChain": []string{pem(ca.Root())}},
 		"root first":  {"pemCertificate": pem(ca.Root()), "pemCertificateChain": []string{leaf}},
 	} {
-		s := &script{answer: func(call) (int, any) { return 200, answer }}
-		_, err := newCA(t, googlecas.Options{Endpoint: s.endpoint()}).Sign(t.Context(), newCSR(t, webID), 0)
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 200, answer }}
+		_, err := newCA(t, googlecas.Options{Endpoint: endpoint(s)}).Sign(t.Context(), newCSR(t, webID), 0)
 		require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
 	}
 }
@@ -241,8 +242,8 @@ func TestRoots(t *testing.T) {
 		"too many":                  {make([]doc, 101), nil},
 		"certificates of one chain": {[]doc{{"certificates": pem(a.Root())}}, nil},
 	} {
-		s := &script{answer: func(call) (int, any) { return 200, doc{"caCerts": c.chains} }}
-		got, err := rootsOf(t, newCA(t, googlecas.Options{Endpoint: s.endpoint()}))
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 200, doc{"caCerts": c.chains} }}
+		got, err := rootsOf(t, newCA(t, googlecas.Options{Endpoint: endpoint(s)}))
 		if c.want == nil {
 			require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
 			continue
@@ -256,12 +257,12 @@ func TestRoots(t *testing.T) {
 func TestOwnRoots(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	s := &script{answer: func(call) (int, any) { return 500, "" }}
-	e := s.endpoint()
+	s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 500, "" }}
+	e := endpoint(s)
 	e.Roots = ca.Bundle()
 	got := must.Get(rootsOf(t, newCA(t, googlecas.Options{Endpoint: e})))(t)
 	assert.Equal(t, []*x509.Certificate{ca.Root()}, got)
-	assert.Empty(t, s.calls)
+	assert.Empty(t, s.Calls())
 }
 
 // Rules of the operator, one broken at a time.
@@ -279,8 +280,8 @@ func TestRules(t *testing.T) {
 		{"permission", func(r *cafake.GoogleCASRules) { r.Forbidden = true }, nil, caclient.ErrDenied, 0},
 		{"lifetime", func(r *cafake.GoogleCASRules) { r.MaxLifetime = 23 * time.Hour }, nil, caclient.ErrInvalid, 0},
 		{"other pool", nil, func(o *googlecas.Options) { o.Pool = "projects/p/locations/l/caPools/x" }, caclient.ErrInvalid, 0},
-		{"other token", nil, func(o *googlecas.Options) { o.Token = give(secret) }, caclient.ErrUnauthenticated, 0},
-		{"empty token", nil, func(o *googlecas.Options) { o.Token = give("") }, caclient.ErrUnauthenticated, 0},
+		{"other token", nil, func(o *googlecas.Options) { o.Token = cafake.Give(secret) }, caclient.ErrUnauthenticated, 0},
+		{"empty token", nil, func(o *googlecas.Options) { o.Token = cafake.Give("") }, caclient.ErrUnauthenticated, 0},
 		{"no such file", nil, func(o *googlecas.Options) { o.Token, o.TokenFile = nil, "/nowhere" }, caclient.ErrUnauthenticated, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -326,7 +327,7 @@ func TestQuota(t *testing.T) {
 func TestBadOptions(t *testing.T) {
 	t.Parallel()
 	good := func() googlecas.Options {
-		return googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: give(secret)}, Pool: pool}
+		return googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: cafake.Give(secret)}, Pool: pool}
 	}
 	must.Get(googlecas.New(good()))(t)
 	for name, c := range map[string]struct {
@@ -371,19 +372,19 @@ func TestBadOptions(t *testing.T) {
 // Requests that cannot be sent.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
-	s := &script{answer: func(call) (int, any) { return 500, "" }}
-	c := newCA(t, googlecas.Options{Endpoint: s.endpoint()})
+	s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 500, "" }}
+	c := newCA(t, googlecas.Options{Endpoint: endpoint(s)})
 	require.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), nil, 0)), caclient.ErrInvalid)
 	require.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, webID), -1)), caclient.ErrInvalid)
-	assert.Empty(t, s.calls)
+	assert.Empty(t, s.Calls())
 }
 
 func TestPrinting(t *testing.T) {
 	t.Parallel()
-	o := googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: give(secret)}, Pool: pool}
+	o := googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: cafake.Give(secret)}, Pool: pool}
 	c := newCA(t, o)
-	var log logs
-	log.logger().Info("x", "ca", c, slog.Any("any", c))
+	var log logtest.Buffer
+	log.Logger().Info("x", "ca", c, slog.Any("any", c))
 	for _, text := range []string{fmt.Sprint(c), fmt.Sprintf("%v %+v %#v %s %q", c, c, c, c, c), log.String()} {
 		assert.Contains(t, text, "googlecas.CA(https://privateca.googleapis.com)")
 		assert.NotContains(t, text, secret)

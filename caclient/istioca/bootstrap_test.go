@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -43,15 +44,15 @@ func (m *machine) write(t testing.TB, name string, data []byte) {
 }
 
 // start returns what a process that starts on the machine asks the CA with.
-func (m *machine) start(t testing.TB, l *logs) *istioca.CA {
+func (m *machine) start(t testing.TB, l *logtest.Buffer) *istioca.CA {
 	t.Helper()
 	client := must.Get(caclient.NewHTTPClient(caclient.TLSOptions{
-		RootsFile: filepath.Join(m.dir, "root-cert.pem"), ServerName: "ca.test", Logger: l.logger(),
+		RootsFile: filepath.Join(m.dir, "root-cert.pem"), ServerName: "ca.test", Logger: l.Logger(),
 		CertificateFile: filepath.Join(m.dir, "cert-chain.pem"), KeyFile: filepath.Join(m.dir, "key.pem"),
 	}))(t)
 	t.Cleanup(client.CloseIdleConnections)
 	return newCA(t, istioca.Options{Endpoint: caclient.Endpoint{
-		URL: m.url, HTTPClient: client, TrustDomain: domain, Token: tokensource.File(m.token).Token, Logger: l.logger(),
+		URL: m.url, HTTPClient: client, TrustDomain: domain, Token: tokensource.File(m.token).Token, Logger: l.Logger(),
 	}})
 }
 
@@ -105,7 +106,7 @@ func TestBootstrap(t *testing.T) {
 		m.write(t, "root-cert.pem", pki.MarshalCertificatesPEM(roots...))
 	}
 	writeRoots()
-	out := new(logs)
+	out := new(logtest.Buffer)
 	requireRenewal := func(c *istioca.CA, how string) {
 		t.Helper()
 		method.Store("")

@@ -22,7 +22,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -53,10 +53,6 @@ var tokens = authn.Func(func(r *http.Request) (*authn.Caller, error) {
 	}
 	return nil, fmt.Errorf("tokens: %w", authn.ErrNoCredential)
 })
-
-func give(t string) func(context.Context) (string, error) {
-	return func(context.Context) (string, error) { return t, nil }
-}
 
 // listen serves a handler over TLS on a socket. The client has the roots of its server.
 func listen(t testing.TB, h http.Handler) (url string, client *http.Client) {
@@ -153,9 +149,7 @@ func newCSR(t testing.TB, key crypto.Signer) *pki.CSR {
 }
 
 func freshCSR(t testing.TB) *pki.CSR {
-	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	return newCSR(t, key)
+	return cafake.NewCSR(t, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
 }
 
 func raw(certs []*x509.Certificate) [][]byte {
@@ -175,13 +169,6 @@ func rootsOf(t testing.TB, set *spiffe.BundleSet) []*x509.Certificate {
 		out = append(out, c)
 	}
 	return out
-}
-
-// logs collects what is logged.
-type logs struct{ logtest.Buffer }
-
-func (l *logs) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
 // metricsBuffer reads the text format of Prometheus.

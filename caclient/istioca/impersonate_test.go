@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -143,7 +144,7 @@ func newNode(t testing.TB, pods int) *node {
 	n.ca = istioca.Options{
 		Endpoint: caclient.Endpoint{
 			URL: "https://" + l.Addr().String(), HTTPClient: &http.Client{Transport: tr}, TrustDomain: domain,
-			Token: give(nodeToken), Roots: n.authority.Bundle(),
+			Token: cafake.Give(nodeToken), Roots: n.authority.Bundle(),
 		},
 		ClusterID: "Kubernetes", Impersonate: true,
 	}

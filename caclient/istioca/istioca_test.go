@@ -23,7 +23,9 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -50,7 +52,7 @@ func TestNew(t *testing.T) {
 		"a user":              func(o *istioca.Options) { o.URL = "https://u:secret@ca.test" },
 		"not a URL":           func(o *istioca.Options) { o.URL = "https://u:secret@ca.test:port\x00" },
 		"no trust domain":     func(o *istioca.Options) { o.TrustDomain = spiffe.TrustDomain{} },
-		"two tokens":          func(o *istioca.Options) { o.Token, o.TokenFile = give("x"), "x" },
+		"two tokens":          func(o *istioca.Options) { o.Token, o.TokenFile = cafake.Give("x"), "x" },
 		"two sources":         func(o *istioca.Options) { o.Roots, o.RootsFile = bundle, "x" },
 		"a line in ClusterID": func(o *istioca.Options) { o.ClusterID = "a\nb" },
 		"CertSigner":          func(o *istioca.Options) { o.CertSigner = "\xff" },
@@ -99,7 +101,7 @@ func TestRequest(t *testing.T) {
 	assert.Empty(t, got.header.Values("Authorization"))
 	assert.Equal(t, "application/grpc", got.header.Get("Content-Type"))
 
-	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}, ClusterID: "Kubernetes", CertSigner: "special",
+	send(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give(token)}, ClusterID: "Kubernetes", CertSigner: "special",
 		Header: http.Header{"X_custom.a": {"1", "2"}}}, 90*time.Minute+999*time.Millisecond)
 	assert.Equal(t, int64(5400), got.msg.GetValidityDuration())
 	assert.Equal(t, "special", got.msg.GetMetadata().GetFields()["CertSigner"].GetStringValue())
@@ -108,7 +110,7 @@ func TestRequest(t *testing.T) {
 	assert.Equal(t, []string{"1", "2"}, got.header.Values("X_custom.a"))
 	send(istioca.Options{}, time.Nanosecond)
 	assert.Equal(t, int64(1), got.msg.GetValidityDuration())
-	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give("")}}, 0)
+	send(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give("")}}, 0)
 	assert.Empty(t, got.header.Values("Authorization"))
 
 	got = nil
@@ -139,22 +141,22 @@ func TestToken(t *testing.T) {
 		_, err := newCA(t, o).Sign(t.Context(), csr, 0)
 		return err
 	}
-	require.NoError(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}}))
+	require.NoError(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give(token)}}))
 	requireKind(t, sign(istioca.Options{}), caclient.ErrUnauthenticated)
-	requireKind(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: give("unknown")}}), caclient.ErrUnauthenticated)
+	requireKind(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give("unknown")}}), caclient.ErrUnauthenticated)
 	requireKind(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: func(context.Context) (string, error) { return "", errors.New("away") }}}), caclient.ErrUnavailable)
 	own := &caclient.Error{Op: "token", Kind: caclient.ErrDenied, Err: errors.New("no")}
 	require.ErrorIs(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: func(context.Context) (string, error) { return "", fmt.Errorf("x: %w", own) }}}), own)
 	for _, bad := range []string{"secret\n", "secret x", " secret", "sécret", "secret\x00", strings.Repeat("secret", 20000)} {
-		err := sign(istioca.Options{Endpoint: caclient.Endpoint{Token: give(bad)}})
+		err := sign(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give(bad)}})
 		requireKind(t, err, caclient.ErrInvalid)
 		assert.NotContains(t, err.Error(), "cret")
 	}
 
 	// A file is read for each call.
 	file := filepath.Join(t.TempDir(), "token")
-	l := &logs{}
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, TokenFile: file, Logger: l.logger()}})
+	l := new(logtest.Buffer)
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, TokenFile: file, Logger: l.Logger()}})
 	_, err := c.Sign(t.Context(), csr, 0)
 	requireKind(t, err, caclient.ErrUnauthenticated)
 	require.ErrorIs(t, err, os.ErrNotExist, "the cause behind the cause")
@@ -174,9 +176,9 @@ func TestToken(t *testing.T) {
 
 func TestNoSecretIsPrinted(t *testing.T) {
 	t.Parallel()
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test", Token: give(token)}, Header: http.Header{"X-Key": {"secret"}}})
-	l := &logs{}
-	l.logger().Info("x", "ca", c)
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test", Token: cafake.Give(token)}, Header: http.Header{"X-Key": {"secret"}}})
+	l := new(logtest.Buffer)
+	l.Logger().Info("x", "ca", c)
 	assert.Contains(t, l.String(), "https://ca.test")
 	for _, s := range []string{fmt.Sprintf("%v", c), fmt.Sprintf("%+v", c), fmt.Sprintf("%#v", c), l.String()} {
 		assert.NotContains(t, s, "secret")
@@ -185,7 +187,7 @@ func TestNoSecretIsPrinted(t *testing.T) {
 	url, client := listen(t, fake(func(r call) (*wire.IstioCertificateResponse, error) {
 		return nil, grpchttp.Errorf(grpchttp.Unauthenticated, "I do not know %s", r.header.Get("Authorization"))
 	}))
-	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
+	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: cafake.Give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, "I do not know Bearer [redacted]")
 	assert.NotContains(t, err.Error(), token)
 }
@@ -270,7 +272,7 @@ func TestNetwork(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: test.url, HTTPClient: test.client, Token: give(token)}}).Sign(ctx, freshCSR(t), 0)
+			_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: test.url, HTTPClient: test.client, Token: cafake.Give(token)}}).Sign(ctx, freshCSR(t), 0)
 			requireKind(t, err, test.want)
 			assert.NotContains(t, err.Error(), token)
 		})

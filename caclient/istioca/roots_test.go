@@ -21,7 +21,9 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -75,7 +77,7 @@ func TestFirstBundle(t *testing.T) {
 	want := raw(rootsOf(t, must.Get(spiffe.NewBundleSet(a.Bundle()))(t)))
 
 	// Nothing configured: a certificate is asked for, once.
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: cafake.Give(token)}})
 	for range 3 {
 		set := must.Get(c.FetchBundles(t.Context()))(t)
 		assert.Equal(t, want, raw(rootsOf(t, set)))
@@ -101,8 +103,8 @@ func TestFirstBundle(t *testing.T) {
 	assert.Equal(t, want, raw(rootsOf(t, set)))
 
 	// A file that is broken later takes nothing away.
-	l := &logs{}
-	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, RootsFile: file, Logger: l.logger()}})
+	l := new(logtest.Buffer)
+	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, RootsFile: file, Logger: l.Logger()}})
 	before := must.Get(c.FetchBundles(t.Context()))(t)
 	for _, text := range []string{"", "x", string(make([]byte, 2<<20))} {
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
@@ -410,7 +412,7 @@ func TestRenewal(t *testing.T) {
 		wg.Go(func() { _ = a.Run(ctx) })
 		var managers []*secretcache.Manager
 		for _, path := range []string{"/a", "/b"} {
-			c, err := caclient.New(newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Token: give(path)}}), nil)
+			c, err := caclient.New(newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Token: cafake.Give(path)}}), nil)
 			require.NoError(t, err)
 			m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID(domain.ID().String() + path), CA: c})
 			require.NoError(t, err)
@@ -460,15 +462,15 @@ func TestRootsFileVouchesForServer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
 	workloads := pki.MarshalCertificatesPEM(authority.Status().Roots[0].Certificate)
 	require.NoError(t, os.WriteFile(file, workloads, 0o600))
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: give(token)}})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: cafake.Give(token)}})
 	_, err := c.Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, "unknown authority")
 	require.NoError(t, os.WriteFile(file, append(workloads, pki.MarshalCertificatesPEM(srv.Certificate())...), 0o600))
 	must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 	require.NoError(t, os.WriteFile(file, []byte("nonsense"), 0o600))
-	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
+	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: cafake.Give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, file)
-	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
+	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, Token: cafake.Give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.Error(t, err, "the roots of the host do not vouch for it")
 }
 
@@ -496,7 +498,7 @@ func TestIntermediateLast(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "root-cert.pem")
 		require.NoError(t, os.WriteFile(file, root.MarshalPEM(), 0o600))
 		url, client := listen(t, texts(answer...))
-		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, TrustDomain: td, RootsFile: file, HTTPClient: client, Token: give("t")}})
+		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, TrustDomain: td, RootsFile: file, HTTPClient: client, Token: cafake.Give("t")}})
 		chain, err := c.Sign(t.Context(), csr, time.Hour)
 		require.NoError(t, err, name)
 		require.Equal(t, leaf+intermediate, pem(chain...), name)

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -52,9 +53,7 @@ const (
 )
 
 func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
-	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: sans}))(t)
+	return cafake.NewCSR(t, pki.CSROptions{SANs: sans})
 }
 
 // roots is the bundle of a CA as it is now.
@@ -176,7 +175,7 @@ func response(chain []*x509.Certificate, until time.Time) ([]byte, error) {
 func (s *server) client(t testing.TB, edit ...func(*linkerd.Options)) *linkerd.CA {
 	t.Helper()
 	o := linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
-		URL: s.url, TrustDomain: td, Roots: roots{s.ca}, Token: func(context.Context) (string, error) { return secret, nil },
+		URL: s.url, TrustDomain: td, Roots: roots{s.ca}, Token: cafake.Give(secret),
 	}}
 	for _, e := range edit {
 		e(&o)
@@ -703,7 +702,7 @@ func TestNewRefuses(t *testing.T) {
 		"more than a scheme":       func(o *linkerd.Options) { o.URL += "/path" },
 	} {
 		o := linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
-			URL: "https://ca.test", TrustDomain: td, Roots: roots{ca}, Token: func(context.Context) (string, error) { return secret, nil },
+			URL: "https://ca.test", TrustDomain: td, Roots: roots{ca}, Token: cafake.Give(secret),
 		}}
 		must.Get(linkerd.New(o))(t)
 		edit(&o)

@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -42,9 +43,7 @@ func newAuthority(t testing.TB, edit ...func(*ca.Config)) *ca.Authority {
 }
 
 func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
-	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: sans}))(t)
+	return cafake.NewCSR(t, pki.CSROptions{SANs: sans})
 }
 
 func failure(t testing.TB, err error) *caclient.Error {

@@ -2,7 +2,6 @@ package stepca_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -71,7 +71,7 @@ func TestRenewableForTheSameNames(t *testing.T) {
 		client := newClient(t, stepca.Options{
 			Endpoint: caclient.Endpoint{
 				URL: "https://ca.test", TrustDomain: ca.TrustDomain(), HTTPClient: &http.Client{Transport: r}, Roots: ca.Bundle(),
-				Token: func(context.Context) (string, error) { return "token", nil },
+				Token: cafake.Give("token"),
 			},
 			Certificate: func() *tls.Certificate { return &tls.Certificate{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key} },
 		})
@@ -91,7 +91,7 @@ func TestLifetimeInSeconds(t *testing.T) {
 	r := &recorded{ca: ca}
 	client := newClient(t, stepca.Options{Endpoint: caclient.Endpoint{
 		URL: "https://ca.test", TrustDomain: ca.TrustDomain(), HTTPClient: &http.Client{Transport: r}, Roots: ca.Bundle(),
-		Token: func(context.Context) (string, error) { return "token", nil },
+		Token: cafake.Give("token"),
 	}})
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}})

@@ -205,7 +205,7 @@ func TestRules(t *testing.T) {
 	more, _ := newCSR(t, f, pki.DNSSAN("admin.example.org"))
 	none := must.Get(pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{}))(t)
 	static := func(token string) func(context.Context) (string, error) {
-		return func(context.Context) (string, error) { return token, nil }
+		return cafake.Give(token)
 	}
 	for _, tt := range []struct {
 		name     string
@@ -319,7 +319,7 @@ func TestRenewal(t *testing.T) {
 			assert.Equal(t, before+1, took.count(), "a CA that is down gets no token")
 
 			// Without a token, the refusal is the error.
-			o.Token = func(context.Context) (string, error) { return "", nil }
+			o.Token = cafake.Give("")
 			c = newClient(t, o)
 			ca.FailNext(1, &caclient.Error{Op: "sign", Kind: caclient.ErrUnauthenticated, Err: errors.New("renewal is disabled")})
 			_, err = sign()
@@ -423,7 +423,7 @@ func TestNewRefuses(t *testing.T) {
 		"more than a scheme, a hos": func(o *stepca.Options) { o.URL += "/1.0" },
 	} {
 		o := stepca.Options{Endpoint: caclient.Endpoint{
-			URL: "https://ca.example.org", TrustDomain: ca.TrustDomain(), Token: func(context.Context) (string, error) { return "", nil },
+			URL: "https://ca.example.org", TrustDomain: ca.TrustDomain(), Token: cafake.Give(""),
 		}}
 		must.Get(stepca.New(o))(t)
 		edit(&o)

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/cafake"
 )
 
 // The refusal of an old token that comes late takes nothing from the calls that have a new one: no call logs in again for it.
@@ -17,8 +19,8 @@ func TestLateRefusal(t *testing.T) {
 	bubble(t, func(t *testing.T, l *leases, sign func() error) {
 		require.NoError(t, sign())
 		l.valid.Store(2)
-		usual, late := l.script.answer, atomic.Bool{}
-		l.script.answer = func(c call) (int, any) {
+		usual, late := l.Answer, atomic.Bool{}
+		l.Answer = func(c cafake.Call) (int, any) {
 			if !strings.Contains(c.URL.Path, "/auth/") && c.Header.Get("X-Vault-Token") == "hvs.1" && late.CompareAndSwap(false, true) {
 				time.Sleep(5 * time.Second)
 			}

@@ -1,7 +1,6 @@
 package vault_test
 
 import (
-	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -31,11 +31,7 @@ func FuzzAnswers(f *testing.F) {
 		doc{"auth": doc{"client_token": "a b", "lease_duration": -1}}, doc{"auth": doc{"client_token": "x", "lease_duration": 1e40}},
 		vaultErrors("permission denied"), vaultErrors("invalid token", secret), doc{"errors": "x"}, `{"data":{"certificate":"x","certificate":"y"}}`,
 	} {
-		text, ok := body.(string)
-		if !ok {
-			b := must.Get(json.Marshal(body))(f)
-			text = string(b)
-		}
+		text := must.Get(cafake.Text(body))(f)
 		for _, code := range []int{200, 400, 403, 412, 307} {
 			f.Add(code, text)
 		}
@@ -44,7 +40,7 @@ func FuzzAnswers(f *testing.F) {
 		if code < 200 || code > 999 {
 			code = 200
 		}
-		s := &script{answer: func(call) (int, any) { return code, body }}
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return code, body }}
 		judge := func(err error) {
 			told, ok := errors.AsType[*caclient.Error](err)
 			require.True(t, ok, "%v", err)
@@ -55,7 +51,7 @@ func FuzzAnswers(f *testing.F) {
 			require.Less(t, len(err.Error()), 2000)
 		}
 		for _, login := range []vault.Login{{}, vault.KubernetesLogin("", "web")} {
-			c := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "web", Login: login})
+			c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web", Login: login})
 			got, err := c.Sign(t.Context(), csr, 0)
 			if err != nil {
 				require.Empty(t, got)
@@ -67,7 +63,7 @@ func FuzzAnswers(f *testing.F) {
 				require.False(t, c.Equal(got[i]))
 			}
 		}
-		c := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "web"})
+		c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web"})
 		roots, err := rootsOf(t, c)
 		if err != nil {
 			judge(err)
@@ -78,10 +74,10 @@ func FuzzAnswers(f *testing.F) {
 				require.NoError(t, root.CheckSignatureFrom(root))
 			}
 		}
-		for _, path := range s.paths() {
+		for _, path := range s.Paths() {
 			require.NotContains(t, path, "..")
 			require.False(t, strings.Contains(path, "verbatim"))
 		}
-		require.LessOrEqual(t, len(s.paths()), 4+1+64)
+		require.LessOrEqual(t, len(s.Paths()), 4+1+64)
 	})
 }

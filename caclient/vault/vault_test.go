@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -99,13 +100,13 @@ func TestOtherNames(t *testing.T) {
 		})
 		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"})
 		names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.test"), pki.DNSSAN("db.test"), pki.IPSAN([]byte{192, 0, 2, 1}), pki.IPSAN(make([]byte, 15+1))}
-		chain, err := c.Sign(t.Context(), newCSR(t, pki.CSROptions{CommonName: "cn.test", SANs: names}), 0)
+		chain, err := c.Sign(t.Context(), cafake.NewCSR(t, pki.CSROptions{CommonName: "cn.test", SANs: names}), 0)
 		require.NoError(t, err)
 		assert.ElementsMatch(t, names, must.Get(pki.ParseSANs(chain[0].Extensions))(t))
 		assert.Equal(t, "cn.test", chain[0].Subject.CommonName)
 		assert.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute, "the role's")
 
-		_, err = c.Sign(t.Context(), newCSR(t, pki.CSROptions{SANs: names}), 0)
+		_, err = c.Sign(t.Context(), cafake.NewCSR(t, pki.CSROptions{SANs: names}), 0)
 		require.ErrorIs(t, err, caclient.ErrInvalid)
 		assert.ErrorContains(t, err, "common_name field is required")
 	}
@@ -115,7 +116,7 @@ func TestOtherNames(t *testing.T) {
 func TestWire(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	s := &script{answer: func(c call) (int, any) {
+	s := &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 		switch c.URL.Path {
 		case "/v1/ns/pki-2/issuers":
 			return 200, doc{"data": doc{"keys": []string{"a-1"}}}
@@ -126,8 +127,8 @@ func TestWire(t *testing.T) {
 		}
 		return signed(ca, c)
 	}}
-	c := newCA(t, vault.Options{Endpoint: s.endpoint(), Mount: "ns/pki-2/", Role: "my.role_1", Namespace: "team", Login: vault.KubernetesLogin("/a/b/", "r")})
-	csr := newCSR(t, pki.CSROptions{CommonName: "cn", SANs: []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("a.test"), pki.DNSSAN("b.test"), pki.IPSAN([]byte{192, 0, 2, 1})}})
+	c := newCA(t, vault.Options{Endpoint: endpoint(s), Mount: "ns/pki-2/", Role: "my.role_1", Namespace: "team", Login: vault.KubernetesLogin("/a/b/", "r")})
+	csr := cafake.NewCSR(t, pki.CSROptions{CommonName: "cn", SANs: []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("a.test"), pki.DNSSAN("b.test"), pki.IPSAN([]byte{192, 0, 2, 1})}})
 	for _, lifetime := range []time.Duration{0, time.Millisecond, 90*time.Second + time.Millisecond} {
 		must.Get(c.Sign(t.Context(), csr, lifetime))(t)
 	}
@@ -137,17 +138,17 @@ func TestWire(t *testing.T) {
 		"POST /v1/auth/a/b/login",
 		"POST /v1/ns/pki-2/sign/my.role_1", "POST /v1/ns/pki-2/sign/my.role_1", "POST /v1/ns/pki-2/sign/my.role_1",
 		"GET /v1/ns/pki-2/issuers?list=true", "GET /v1/ns/pki-2/issuer/a-1/json",
-	}, s.paths())
-	assert.JSONEq(t, `{"role":"r","jwt":"`+secret+`"}`, s.calls[0].raw)
+	}, s.Paths())
+	assert.JSONEq(t, `{"role":"r","jwt":"`+secret+`"}`, s.Calls()[0].Raw)
 	for i, ttl := range []any{nil, "1s", "90s"} {
 		want := doc{"csr": string(csr.PEM()), "common_name": "cn", "alt_names": "a.test,b.test", "uri_sans": webID.String(),
 			"ip_sans": "192.0.2.1", "format": "pem", "exclude_cn_from_sans": true}
 		if ttl != nil {
 			want["ttl"] = ttl
 		}
-		assert.Equal(t, want, s.calls[1+i].body)
+		assert.Equal(t, want, s.Calls()[1+i].Body)
 	}
-	for i, r := range s.calls {
+	for i, r := range s.Calls() {
 		assert.Equal(t, "team/", r.Header.Get("X-Vault-Namespace"))
 		assert.Equal(t, "true", r.Header.Get("X-Vault-Request"))
 		assert.Equal(t, map[bool]string{true: "hvs.1"}[i >= 1 && i <= 3], r.Header.Get("X-Vault-Token"), r.URL)
@@ -155,10 +156,10 @@ func TestWire(t *testing.T) {
 	}
 
 	// Without a login and a token: a proxy of Vault adds its own.
-	e := s.endpoint()
+	e := endpoint(s)
 	e.Token = nil
 	must.Get(newCA(t, vault.Options{Endpoint: e, Role: "r"}).Sign(t.Context(), csr, 0))(t)
-	last := s.calls[len(s.calls)-1]
+	last := s.Calls()[len(s.Calls())-1]
 	assert.Equal(t, "/v1/pki/sign/r", last.URL.Path)
 	assert.NotContains(t, last.Header, "X-Vault-Token")
 	assert.NotContains(t, last.Header, "X-Vault-Namespace")
@@ -167,9 +168,9 @@ func TestWire(t *testing.T) {
 // Requests that cannot be asked of Vault are refused before anything is sent.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
-	s := &script{answer: func(call) (int, any) { return 500, "" }}
-	c := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "r"})
-	comma := newCSR(t, pki.CSROptions{SANs: []pki.SAN{{Type: pki.URI, Value: "urn:a,spiffe://example.org/admin"}}})
+	s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 500, "" }}
+	c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "r"})
+	comma := cafake.NewCSR(t, pki.CSROptions{SANs: []pki.SAN{{Type: pki.URI, Value: "urn:a,spiffe://example.org/admin"}}})
 	for name, f := range map[string]func() error{
 		"no request":        func() error { _, err := c.Sign(t.Context(), nil, 0); return err },
 		"negative lifetime": func() error { _, err := c.Sign(t.Context(), webCSR(t), -1); return err },
@@ -181,13 +182,13 @@ func TestBadRequests(t *testing.T) {
 		_, again := e.Retryable()
 		assert.False(t, again, name)
 	}
-	assert.Empty(t, s.paths())
+	assert.Empty(t, s.Paths())
 }
 
 func TestBadOptions(t *testing.T) {
 	t.Parallel()
 	good := func() vault.Options {
-		return vault.Options{Endpoint: caclient.Endpoint{URL: "https://vault.test:8200", TrustDomain: domain, Token: give(secret)}, Role: "web"}
+		return vault.Options{Endpoint: caclient.Endpoint{URL: "https://vault.test:8200", TrustDomain: domain, Token: cafake.Give(secret)}, Role: "web"}
 	}
 	must.Get(vault.New(good()))(t)
 	for name, c := range map[string]struct {
@@ -271,10 +272,10 @@ func TestErrors(t *testing.T) {
 		{"long", 400, vaultErrors(strings.Repeat("x", 1<<20)), caclient.ErrInvalid, false, "xxx"},
 		{"errors of another type", 400, doc{"errors": 7}, caclient.ErrInvalid, false, "400"},
 	} {
-		s := &script{answer: func(call) (int, any) { return c.code, c.body }}
-		var log logs
-		e := s.endpoint()
-		e.Logger = log.logger()
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return c.code, c.body }}
+		var log logtest.Buffer
+		e := endpoint(s)
+		e.Logger = log.Logger()
 		_, err := newCA(t, vault.Options{Endpoint: e, Role: "web"}).Sign(t.Context(), webCSR(t), 0)
 		told, ok := errors.AsType[*caclient.Error](err)
 		require.True(t, ok, c.name)
@@ -285,7 +286,7 @@ func TestErrors(t *testing.T) {
 		assert.ErrorContains(t, err, c.says, c.name)
 		assert.NotContains(t, err.Error()+log.String(), secret, c.name)
 		assert.Less(t, len(err.Error()), 700, c.name)
-		assert.Len(t, s.paths(), 1, c.name)
+		assert.Len(t, s.Paths(), 1, c.name)
 
 		// A login that fails is one of the caller, or may pass, and never "denied" or "invalid".
 		_, err = newCA(t, vault.Options{Endpoint: e, Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
@@ -361,8 +362,8 @@ func TestRules(t *testing.T) {
 		{"other namespace", func(r *cafake.VaultRules) { r.Namespace = "prod" }, nil, caclient.ErrInvalid},
 		{"other role", nil, func(o *vault.Options) { o.Role = "admin" }, caclient.ErrDenied},
 		{"other engine", nil, func(o *vault.Options) { o.Mount = "kv" }, caclient.ErrInvalid},
-		{"other token", nil, func(o *vault.Options) { o.Token = give(secret) }, caclient.ErrUnauthenticated},
-		{"empty token", nil, func(o *vault.Options) { o.Token = give("") }, caclient.ErrUnauthenticated},
+		{"other token", nil, func(o *vault.Options) { o.Token = cafake.Give(secret) }, caclient.ErrUnauthenticated},
+		{"empty token", nil, func(o *vault.Options) { o.Token = cafake.Give("") }, caclient.ErrUnauthenticated},
 		{"no such file", nil, func(o *vault.Options) { o.Token, o.TokenFile = nil, "/nowhere" }, caclient.ErrUnauthenticated},
 		{"vault's token for a login", nil, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "workload") }, caclient.ErrUnauthenticated},
 		{"login role", func(r *cafake.VaultRules) { r.Kubernetes = true }, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "other") }, caclient.ErrUnauthenticated},
@@ -456,8 +457,8 @@ func TestPrinting(t *testing.T) {
 	e := v.Endpoint()
 	c := newCA(t, vault.Options{Endpoint: e, Role: "workload", Login: vault.KubernetesLogin("", "workload")})
 	must.Get(c.Sign(t.Context(), webCSR(t), 0))(t)
-	var log logs
-	log.logger().Info("x", "ca", c, slog.Any("any", c))
+	var log logtest.Buffer
+	log.Logger().Info("x", "ca", c, slog.Any("any", c))
 	for _, text := range []string{fmt.Sprint(c), fmt.Sprintf("%v %+v %#v %s %q", c, c, c, c, c), log.String()} {
 		assert.Contains(t, text, "vault.CA("+e.URL+")")
 		assert.NotContains(t, text, "hvs.")
