@@ -3,7 +3,6 @@ package caclient_test
 import (
 	"crypto"
 	"crypto/x509"
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -31,16 +30,14 @@ func csrFor(t testing.TB, key crypto.Signer, ids ...spiffe.ID) *pki.CSR {
 
 func newCSR(t testing.TB, ids ...spiffe.ID) *pki.CSR {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	return csrFor(t, key, ids...)
+	return csrFor(t, must.Get(pki.NewKey(pki.ECDSAP256))(t), ids...)
 }
 
 func requireBadAnswer(t testing.TB, err error) {
 	t.Helper()
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*caclient.Error](err)(t)
 	require.Equal(t, caclient.ErrBadAnswer, e.Kind)
-	_, ok = e.Retryable()
+	_, ok := e.Retryable()
 	require.False(t, ok, "a CA that sent nonsense is not asked again")
 }
 

@@ -113,9 +113,7 @@ func TestSignRefusesRequests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.Sign(t.Context(), csr, 0)
-			e, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok)
-			assert.Equal(t, caclient.ErrInvalid, e.Kind)
+			assert.Equal(t, caclient.ErrInvalid, must.As[*caclient.Error](err)(t).Kind)
 		})
 	}
 	assert.Empty(t, inner.calls, "the CA was not asked")
@@ -195,8 +193,7 @@ func TestChainsAreTidied(t *testing.T) {
 		"everything twice":     func(c []*x509.Certificate) []*x509.Certificate { return append(c, c...) },
 		"backwards":            func(c []*x509.Certificate) []*x509.Certificate { slices.Reverse(c); return append(c, root) },
 		"copies of a certificate": func(c []*x509.Certificate) []*x509.Certificate {
-			again := must.Get(x509.ParseCertificate(c[1].Raw))(t)
-			return append(c, again)
+			return append(c, must.Get(x509.ParseCertificate(c[1].Raw))(t))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

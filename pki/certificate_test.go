@@ -96,14 +96,12 @@ func keyID(t testing.TB, pub crypto.PublicKey) string {
 	t.Helper()
 	ski := x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
 	b := must.Get(x509.CreateCertificate(rand.Reader, &ski, &x509.Certificate{}, pub, p256Key))(t)
-	c := must.Get(x509.ParseCertificate(b))(t)
-	return hex.EncodeToString(c.SubjectKeyId)
+	return hex.EncodeToString(must.Get(x509.ParseCertificate(b))(t).SubjectKeyId)
 }
 
 func sanLine(t testing.TB, critical bool, sans ...pki.SAN) string {
 	t.Helper()
-	b := must.Get(pki.MarshalSANValue(sans...))(t)
-	return fmt.Sprintf("2.5.29.17 %t %x", critical, b)
+	return fmt.Sprintf("2.5.29.17 %t %x", critical, must.Get(pki.MarshalSANValue(sans...))(t))
 }
 
 func TestLeafDER(t *testing.T) {
@@ -162,8 +160,7 @@ func TestLeafDER(t *testing.T) {
 			assert.Equal(t, time.Date(2026, 3, 1, 11, 0, 0, 0, time.UTC), leaf.NotBefore)
 			assert.Equal(t, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), leaf.NotAfter)
 
-			id := must.Get(spiffe.IDFromCertificate(leaf))(t)
-			assert.Equal(t, o.SANs[0], pki.IDSAN(id))
+			assert.Equal(t, o.SANs[0], pki.IDSAN(must.Get(spiffe.IDFromCertificate(leaf))(t)))
 		})
 	}
 }
@@ -246,8 +243,7 @@ func TestRenewRoot(t *testing.T) {
 	o := rootOptions()
 	o.NotBefore = o.NotBefore.AddDate(1, 0, 0)
 	after := must.Get(pki.NewRoot(key, o))(t)
-	leaf := must.Get(before.Issue(leafOptions()))(t)
-	require.NoError(t, leaf.CheckSignatureFrom(after.Certificate()))
+	require.NoError(t, must.Get(before.Issue(leafOptions()))(t).CheckSignatureFrom(after.Certificate()))
 	require.Equal(t, before.Certificate().RawSubject, after.Certificate().RawSubject)
 	require.NotEqual(t, before.Certificate().SerialNumber, after.Certificate().SerialNumber)
 	require.NotEqual(t, before.Certificate().RawSubject, newRoot(t).Certificate().RawSubject)
@@ -291,8 +287,7 @@ func TestGivenSerialNumber(t *testing.T) {
 		}
 		require.NoError(t, err, "%v", n)
 		require.Zero(t, n.Cmp(leaf.SerialNumber))
-		back := must.Get(x509.ParseCertificate(leaf.Raw))(t)
-		require.Zero(t, n.Cmp(back.SerialNumber))
+		require.Zero(t, n.Cmp(must.Get(x509.ParseCertificate(leaf.Raw))(t).SerialNumber))
 	}
 }
 
@@ -348,8 +343,7 @@ func TestIssueLeafRefuses(t *testing.T) {
 		tc.edit(&o)
 		leaf, err := root.Issue(o)
 		require.Nil(t, leaf, name)
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
+		pe := must.As[*pki.ProfileError](err)(t, "%s: %v", name, err)
 		assert.Equal(t, "leaf", pe.What, name)
 		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
 		assert.True(t, strings.HasPrefix(err.Error(), "pki: leaf: "), "%v", err)
@@ -365,8 +359,7 @@ func TestIssueLeafRefuses(t *testing.T) {
 	for _, d := range []time.Duration{0, 999 * time.Millisecond} {
 		o := leafOptions()
 		o.NotAfter = end.Add(d)
-		leaf := must.Get(root.Issue(o))(t)
-		require.Equal(t, end, leaf.NotAfter)
+		require.Equal(t, end, must.Get(root.Issue(o))(t).NotAfter)
 	}
 }
 
@@ -414,9 +407,7 @@ func TestCARefuses(t *testing.T) {
 		tc.edit(&o)
 		cert, err := tc.issuer.Issue(o)
 		require.Nil(t, cert, name)
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
-		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
+		assert.Equal(t, tc.rule, must.As[*pki.ProfileError](err)(t, "%s: %v", name, err).Rule, "%s: %v", name, err)
 		assert.True(t, strings.HasPrefix(err.Error(), "pki: CA certificate: "), "%v", err)
 		if tc.also != nil {
 			assert.ErrorIs(t, err, tc.also, name)
@@ -501,9 +492,7 @@ func TestNewIssuerRefuses(t *testing.T) {
 		"not linked":       {[]*x509.Certificate{selfSigned(key, same), selfSigned(other, same)}, key, "X5-30", nil},
 	} {
 		_, err := pki.NewIssuer(tc.chain, tc.key)
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
-		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
+		assert.Equal(t, tc.rule, must.As[*pki.ProfileError](err)(t, "%s: %v", name, err).Rule, "%s: %v", name, err)
 		assert.True(t, strings.HasPrefix(err.Error(), "pki: issuer: "), "%v", err)
 		if tc.also != nil {
 			assert.ErrorIs(t, err, tc.also, name)

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -92,9 +91,7 @@ func TestConstrain(t *testing.T) {
 		// A CA from elsewhere, with no ID of its own but the same constraints.
 		bare := constrainedCA(t, key, []string{"example.org"}, []string{".example.org"})
 		_, err := bare.Issue(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: base, NotAfter: base.Add(time.Hour)})
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", id, err)
-		require.Equal(t, "X5-15", pe.Rule, id)
+		require.Equal(t, "X5-15", must.As[*pki.ProfileError](err)(t, "%s: %v", id, err).Rule, id)
 		require.ErrorIs(t, err, pki.ErrSAN)
 	}
 	require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, pki.IDSAN(webID))), "the forger works")
@@ -104,9 +101,7 @@ func TestConstrain(t *testing.T) {
 	subKey := newKey(t, pki.ECDSAP256)
 	other.PublicKey, other.SANs = subKey.Public(), []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://other.test"))}
 	_, err = root.Issue(other)
-	pe, ok := errors.AsType[*pki.ProfileError](err)
-	require.True(t, ok, "%v", err)
-	require.Equal(t, "X5-15", pe.Rule)
+	require.Equal(t, "X5-15", must.As[*pki.ProfileError](err)(t).Rule)
 	other.SANs = []pki.SAN{pki.IDSAN(exampleOrg.ID())}
 	sub := must.Get(root.Issue(other))(t)
 	require.Error(t, verifyAt(cert, base.Add(time.Minute), forge(t, sub, subKey, uriSAN("spiffe://other.test/web")), sub))
@@ -131,8 +126,7 @@ func caWith(t testing.TB, key crypto.Signer, edit func(*x509.Certificate)) *pki.
 	tmpl.Subject.CommonName = "CA from elsewhere"
 	edit(tmpl)
 	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
-	c := must.Get(x509.ParseCertificate(b))(t)
-	return must.Get(pki.NewIssuer([]*x509.Certificate{c}, key))(t)
+	return must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(x509.ParseCertificate(b))(t)}, key))(t)
 }
 
 func TestConstrainRefuses(t *testing.T) {
@@ -147,8 +141,7 @@ func TestConstrainRefuses(t *testing.T) {
 	ca := func(edit func(*pki.CertificateOptions)) error {
 		o := pki.CertificateOptions{CA: true, Organization: "x", NotBefore: base, NotAfter: base.AddDate(1, 0, 0)}
 		edit(&o)
-		_, err := pki.NewSelfSigned(key, o)
-		return err
+		return must.ErrorOf(pki.NewSelfSigned(key, o))
 	}
 	var many []spiffe.TrustDomain
 	for n := range 101 {
@@ -176,9 +169,7 @@ func TestConstrainRefuses(t *testing.T) {
 		"DNS address":            {nil, []string{"192.0.2.1"}, pki.ErrSAN},
 	} {
 		err := ca(func(o *pki.CertificateOptions) { o.PermittedTrustDomains, o.PermittedDNSDomains = tc.tds, tc.dns })
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
-		assert.Equal(t, "X5-15", pe.Rule, "%s: %v", name, err)
+		assert.Equal(t, "X5-15", must.As[*pki.ProfileError](err)(t, "%s: %v", name, err).Rule, "%s: %v", name, err)
 		if tc.also != nil {
 			assert.ErrorIs(t, err, tc.also, name)
 		}

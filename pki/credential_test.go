@@ -40,8 +40,7 @@ func TestCredential(t *testing.T) {
 
 	certs, keyPEM, err := c.MarshalPEM()
 	require.NoError(t, err)
-	again := must.Get(pki.ParseCredentialPEM(certs, keyPEM))(t)
-	assert.True(t, again.Leaf().Equal(c.Leaf()))
+	assert.True(t, must.Get(pki.ParseCredentialPEM(certs, keyPEM))(t).Leaf().Equal(c.Leaf()))
 
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("it", "credential", c)
@@ -121,17 +120,13 @@ func TestExpectDNSName(t *testing.T) {
 			t.Parallel()
 			chain, _ := deep.Certificate("/web", tt.change)
 			_, err := want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
-			v, ok := errors.AsType[*spiffe.VerifyError](err)
-			require.True(t, ok, "%v", err)
-			assert.Equal(t, tt.stage, v.Stage, "%v", err)
+			assert.Equal(t, tt.stage, must.As[*spiffe.VerifyError](err)(t).Stage, "%v", err)
 		})
 	}
 	stage := func(chain []*x509.Certificate, e pki.Expectation, b spiffe.BundleSource, role spiffe.Role) string {
 		t.Helper()
 		_, err := e.Verify(chain, b, role, time.Now())
-		v, ok := errors.AsType[*spiffe.VerifyError](err)
-		require.True(t, ok, "%v", err)
-		return v.Stage
+		return must.As[*spiffe.VerifyError](err)(t).Stage
 	}
 	empty := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{}))(t)
 	assert.Equal(t, "leaf", stage(nil, want, ca.Bundle(), spiffe.BothRoles))

@@ -85,10 +85,8 @@ func TestNewCSRWithoutNames(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.7-3")
 	c := must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{}))(t)
-	std := must.Get(x509.ParseCertificateRequest(c.DER()))(t)
-	require.Empty(t, std.Extensions)
-	back := must.Get(pki.ParseCSR(c.DER()))(t)
-	require.Empty(t, back.SANs())
+	require.Empty(t, must.Get(x509.ParseCertificateRequest(c.DER()))(t).Extensions)
+	require.Empty(t, must.Get(pki.ParseCSR(c.DER()))(t).SANs())
 }
 
 // The subject in DER, as Istio's agents write it and as we do.
@@ -644,8 +642,7 @@ func TestCSRSize(t *testing.T) {
 func overByOne(t testing.TB) []byte {
 	subject := func(n int) []byte { return der(tagSeq, rdn(oidO, tagUTF8, strings.Repeat("a", n))) }
 	// An ECDSA signature has no fixed length; an Ed25519 key is not used here, so aim well within its range.
-	size := len(request{key: edKey, subject: subject(60_000)}.der(t))
-	return subject(60_000 + 64<<10 + 1 - size + 16)
+	return subject(60_000 + 64<<10 + 1 - len(request{key: edKey, subject: subject(60_000)}.der(t)) + 16)
 }
 
 var edKey = func() crypto.Signer {
@@ -910,8 +907,7 @@ func TestCSRKeyFastPath(t *testing.T) {
 	for range 20 {
 		key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 		spki := must.Get(x509.MarshalPKIXPublicKey(&key.PublicKey))(t)
-		got := must.Get(pki.ParsePublicKey(spki))(t)
-		require.True(t, key.PublicKey.Equal(got))
+		require.True(t, key.PublicKey.Equal(must.Get(pki.ParsePublicKey(spki))(t)))
 		for at := range spki { // one bit of each byte
 			bad := bytes.Clone(spki)
 			bad[at] ^= 1

@@ -225,8 +225,7 @@ func TestIssueCertificateRefuses(t *testing.T) {
 		tc.edit(&o)
 		cert, err := root.Issue(o)
 		require.Nil(t, cert, name)
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
+		pe := must.As[*pki.ProfileError](err)(t, "%s: %v", name, err)
 		assert.Equal(t, map[bool]string{false: "leaf", true: "CA certificate"}[o.CA], pe.What, name)
 		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
 		assert.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
@@ -270,8 +269,7 @@ func foreignRoot(t testing.TB, key crypto.Signer, edit func(*x509.Certificate)) 
 	}
 	edit(tmpl)
 	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
-	cert := must.Get(x509.ParseCertificate(b))(t)
-	return must.Get(pki.NewIssuer([]*x509.Certificate{cert}, key))(t)
+	return must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(x509.ParseCertificate(b))(t)}, key))(t)
 }
 
 // A root that is renewed with its key says the same of itself, and takes over what the old one signed,
@@ -370,8 +368,7 @@ func TestRenewRefuses(t *testing.T) {
 	key := newKey(t, pki.ECDSAP256)
 	o := rootOptions()
 	o.PublicKey = key.Public()
-	sub, err := root.Issue(o)
-	require.NoError(t, err)
+	sub := must.Get(root.Issue(o))(t)
 	below := must.Get(pki.NewIssuer([]*x509.Certificate{sub, root.Certificate()}, key))(t)
 	for name, tc := range map[string]struct {
 		i        *pki.Issuer
@@ -385,8 +382,7 @@ func TestRenewRefuses(t *testing.T) {
 		got, err := tc.i.Renew(tc.from, tc.to)
 		require.EqualError(t, err, tc.want, name)
 		require.Nil(t, got, name)
-		_, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, name)
+		must.As[*pki.ProfileError](err)(t, name)
 	}
 	// A cross certificate has the same name at both ends, and is not self-signed.
 	cross := foreignRoot(t, key, func(c *x509.Certificate) {})
@@ -643,13 +639,11 @@ func FuzzCSRToCertificate(f *testing.F) {
 		o := pki.CertificateOptions{PublicKey: csr.PublicKey(), SANs: wish, NotBefore: base, NotAfter: base.Add(time.Hour)}
 		cert, err := root.Issue(o)
 		if err != nil {
-			_, ok := errors.AsType[*pki.ProfileError](err)
-			require.True(t, ok, "%v", err)
+			must.As[*pki.ProfileError](err)(t)
 			require.Nil(t, cert)
 		} else {
 			requireExactly(t, cert, csr, wish)
-			id := must.Get(spiffe.IDFromCertificate(cert))(t)
-			require.Equal(t, wish[0].Value, id.String())
+			require.Equal(t, wish[0].Value, must.Get(spiffe.IDFromCertificate(cert))(t).String())
 		}
 		leaf, err := root.Issue(pki.CertificateOptions{PublicKey: csr.PublicKey(), SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: base, NotAfter: base.Add(time.Hour)})
 		require.NoError(t, err)

@@ -48,9 +48,7 @@ func newTestRoot(t testing.TB, edit ...func(*pki.CertificateOptions)) testCA {
 	for _, f := range edit {
 		f(&o)
 	}
-	cert := must.Get(pki.NewSelfSigned(key, o))(t)
-	i := must.Get(pki.NewIssuer([]*x509.Certificate{cert}, key))(t)
-	return testCA{i, key}
+	return testCA{must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(pki.NewSelfSigned(key, o))(t)}, key))(t), key}
 }
 
 // below returns a CA that c signs.
@@ -62,9 +60,7 @@ func (c testCA) below(t testing.TB, edit ...func(*pki.CertificateOptions)) testC
 	for _, f := range edit {
 		f(&o)
 	}
-	cert := must.Get(c.Issue(o))(t)
-	i := must.Get(pki.NewIssuer([]*x509.Certificate{cert}, key))(t)
-	return testCA{i, key}
+	return testCA{must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(c.Issue(o))(t)}, key))(t), key}
 }
 
 func (c testCA) keyPEM(t testing.TB) []byte {
@@ -78,8 +74,7 @@ func (c testCA) crl(t testing.TB, revoked ...*x509.Certificate) []byte {
 	for _, r := range revoked {
 		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: r.SerialNumber, RevocationTime: base, ReasonCode: 1})
 	}
-	b := must.Get(x509.CreateRevocationList(rand.Reader, list, c.cert(), c.key))(t)
-	return []byte(block("X509 CRL", b))
+	return []byte(block("X509 CRL", must.Get(x509.CreateRevocationList(rand.Reader, list, c.cert(), c.key))(t)))
 }
 
 func certsPEM(certs ...*x509.Certificate) []byte { return pki.MarshalCertificatesPEM(certs...) }
@@ -140,8 +135,7 @@ func withUsage(t testing.TB, over testCA, usage x509.KeyUsage) testCA {
 	b := must.Get(x509.CreateCertificate(rand.Reader, &tmpl, over.cert(), ca.key.Public(), over.key))(t)
 	c := must.Get(x509.ParseCertificate(b))(t)
 	require.Equal(t, usage, c.KeyUsage)
-	i := must.Get(pki.NewIssuer([]*x509.Certificate{c}, ca.key))(t)
-	return testCA{i, ca.key}
+	return testCA{must.Get(pki.NewIssuer([]*x509.Certificate{c}, ca.key))(t), ca.key}
 }
 
 // crossSigned returns a certificate for the name and key of ca, signed by over.
@@ -325,9 +319,7 @@ func unchecked(t testing.TB, over testCA, dns string) testCA {
 		tmpl.DNSNames = []string{dns}
 	}
 	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, over.cert(), key.Public(), over.key))(t)
-	c := must.Get(x509.ParseCertificate(b))(t)
-	i := must.Get(pki.NewIssuer([]*x509.Certificate{c}, key))(t)
-	return testCA{i, key}
+	return testCA{must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(x509.ParseCertificate(b))(t)}, key))(t), key}
 }
 
 // forgedCRL is a list in the name of ca, by another key.
@@ -431,8 +423,7 @@ func TestKeyCertBundleDoesNotPrintItsKey(t *testing.T) {
 	}
 	assert.Equal(t, "pki.KeyCertBundle("+root.cert().Subject.String()+", 1 roots, 0 CRLs)", b.String())
 	assert.Equal(t, "[redacted]", pki.KeyCertBundle{}.String())
-	out := must.Get(json.Marshal([]any{b}))(t)
-	assert.Equal(t, "[{}]", string(out))
+	assert.Equal(t, "[{}]", string(must.Get(json.Marshal([]any{b}))(t)))
 }
 
 func TestReadKeyCertBundle(t *testing.T) {
@@ -648,11 +639,9 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	for name := range first {
 		require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
 	}
-	b := must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t)
-	require.Len(t, b.Roots(), 1)
+	require.Len(t, must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t).Roots(), 1)
 	write("..2", second)
-	b = must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t)
-	require.True(t, b.Equal(whole))
+	require.True(t, must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t).Equal(whole))
 
 	// A file that other users can write to, or that another user owns, is none of the CA's.
 	if runtime.GOOS == "windows" {

@@ -275,8 +275,7 @@ func TestEndlessCertificate(t *testing.T) {
 			start(t, m)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			secret := must.Get(m.GenerateSecret(ctx, "default"))(t)
-			assert.True(t, end.Equal(secret.NotAfter()))
+			assert.True(t, end.Equal(must.Get(m.GenerateSecret(ctx, "default"))(t).NotAfter()))
 			time.Sleep(24 * time.Hour)
 			assert.EqualValues(t, 1, ca.signed.Load())
 			assert.True(t, status(t, m, web).NextAttempt.After(time.Now().AddDate(50, 0, 0)))
@@ -370,8 +369,7 @@ func TestRefusedForGood(t *testing.T) {
 			ca.FailNext(0, nil)
 			time.Sleep(30 * time.Second)
 			synctest.Wait()
-			_, err = m.SVID()
-			assert.Equal(t, running, err == nil, "Run asks by itself")
+			assert.Equal(t, running, must.ErrorOf(m.SVID()) == nil, "Run asks by itself")
 			assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "default")))
 		})
 	}
@@ -390,6 +388,5 @@ func TestKeyFailure(t *testing.T) {
 
 func bundleOf(t *testing.T, m *secretcache.Manager, td spiffe.TrustDomain) []*x509.Certificate {
 	t.Helper()
-	b := must.Get(m.Bundle(td))(t)
-	return slices.Collect(b.X509Authorities())
+	return slices.Collect(must.Get(m.Bundle(td))(t).X509Authorities())
 }

@@ -47,8 +47,7 @@ var reads = []struct {
 
 func generate(name string) func(context.Context, *secretcache.Manager) error {
 	return func(ctx context.Context, m *secretcache.Manager) error {
-		_, err := m.GenerateSecret(ctx, name)
-		return err
+		return must.ErrorOf(m.GenerateSecret(ctx, name))
 	}
 }
 

@@ -28,8 +28,7 @@ func TestFederated(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.Federate(given.Bundle())
 		endpoint := federationtest.NewInMemory(t, partner)
-		f, err := federation.New(federation.Config{Fetch: federationtest.Options(endpoint)})
-		require.NoError(t, err)
+		f := must.Get(federation.New(federation.Config{Fetch: federationtest.Options(endpoint)}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = f.Run(ctx) })
@@ -83,10 +82,8 @@ func TestFederated(t *testing.T) {
 // accepts reports whether a verifier that asks s accepts what ca issues.
 func accepts(t *testing.T, s spiffe.BundleSource, ca *spiffetest.CA) bool {
 	t.Helper()
-	v, err := spiffe.NewVerifier(s, spiffe.AllowMembersOf(ca.TrustDomain()), nil)
-	require.NoError(t, err)
-	_, err = v.VerifyChain(ca.SVID("/workload").Chain(), spiffe.ClientRole)
-	return err == nil
+	v := must.Get(spiffe.NewVerifier(s, spiffe.AllowMembersOf(ca.TrustDomain()), nil))(t)
+	return must.ErrorOf(v.VerifyChain(ca.SVID("/workload").Chain(), spiffe.ClientRole)) == nil
 }
 
 // bundles is a source that says what it is told to.

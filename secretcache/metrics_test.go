@@ -31,8 +31,7 @@ func TestWriteMetrics(t *testing.T) {
 		m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca}))(t)
 		require.NoError(t, m.Add(db))
 		read := func() map[string]float64 {
-			text := must.Get(metricstest.Of(m.Report().Metrics))(t)
-			return text.Samples
+			return must.Get(metricstest.Of(m.Report().Metrics))(t).Samples
 		}
 		s := read()
 		assert.Equal(t, 2., s[`svidkit_secretcache_identities{state="missing"}`])

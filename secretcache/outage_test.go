@@ -146,8 +146,7 @@ func TestExpired(t *testing.T) {
 
 		ca.FailNext(0, nil)
 		begin := time.Now()
-		s := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
-		assert.True(t, s.NotAfter().After(time.Now()))
+		assert.True(t, must.Get(m.GenerateSecret(t.Context(), "default"))(t).NotAfter().After(time.Now()))
 		assert.LessOrEqual(t, time.Since(begin), 30*time.Second)
 		assert.NotSame(t, first, current(t, m))
 	})

@@ -71,11 +71,9 @@ func TestExpectation(t *testing.T) {
 	without := instance()
 	without.SPIFFE = spiffe.ID{}
 	verify := func(i athenzname.Instance, edit func(*x509.Certificate)) error {
-		want, err := athenz.Expectation(i, ca.TrustDomain())
-		require.NoError(t, err)
+		want := must.Get(athenz.Expectation(i, ca.TrustDomain()))(t)
 		chain, _ := ca.Certificate("/x", good, edit)
-		_, err = want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
-		return err
+		return must.ErrorOf(want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now()))
 	}
 	for _, edit := range []func(*x509.Certificate){
 		func(*x509.Certificate) {},

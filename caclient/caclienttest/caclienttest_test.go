@@ -3,7 +3,6 @@ package caclienttest_test
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -78,11 +77,9 @@ func TestEditsReachTheWire(t *testing.T) {
 			t.Parallel()
 			authority := spiffetest.NewCA(t, "example.org")
 			f := a.fake(t, authority, path)
-			c, err := a.client(f.Endpoint())
-			require.NoError(t, err)
+			c := must.Get(a.client(f.Endpoint()))(t)
 			authority.EditTemplates(func(c *x509.Certificate) { c.Subject.CommonName, c.IsCA = "edited", true })
-			chain := must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t)
-			assert.Equal(t, "edited", chain[0].Subject.CommonName)
+			assert.Equal(t, "edited", must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t)[0].Subject.CommonName)
 			authority.EditTemplates(nil)
 			authority.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return append(c, c[0], authority.Root()) })
 			assert.Len(t, must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t), 1, "the client tidies it")
@@ -106,8 +103,7 @@ func TestOtherCallersAreRefused(t *testing.T) {
 			e.Token = func(context.Context) (string, error) { return token, nil }
 			c := must.Get(a.client(e))(t)
 			_, err = c.Sign(t.Context(), newCSR(t, f), 0)
-			failure, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok, "%v", err)
+			failure := must.As[*caclient.Error](err)(t)
 			assert.Contains(t, []error{caclient.ErrUnauthenticated, caclient.ErrInvalid}, failure.Kind)
 			assert.Zero(t, authority.Signed())
 		})
@@ -177,8 +173,7 @@ func TestSigner(t *testing.T) {
 	} {
 		authority.FailNext(1, &caclient.Error{Op: "sign", Kind: kind, Err: io.EOF, RetryAfter: time.Minute})
 		_, err = s.Sign(t.Context(), ca.Request{CSR: csr, ID: id})
-		failed, ok := errors.AsType[*ca.SignError](err)
-		require.True(t, ok)
+		failed := must.As[*ca.SignError](err)(t)
 		assert.Equal(t, want, failed.Kind)
 		assert.Equal(t, time.Minute, failed.RetryAfter)
 	}

@@ -1,7 +1,6 @@
 package googlecas_test
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -42,8 +41,7 @@ func FuzzAnswers(f *testing.F) {
 		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return code, body }}
 		c := newCA(t, googlecas.Options{Endpoint: endpoint(s)})
 		judge := func(err error) {
-			told, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok, "%v", err)
+			told := must.As[*caclient.Error](err)(t)
 			require.NotNil(t, told.Kind)
 			require.LessOrEqual(t, told.RetryAfter, time.Hour)
 			require.GreaterOrEqual(t, told.RetryAfter, time.Duration(0))

@@ -2,7 +2,6 @@ package googlecas_test
 
 import (
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -35,8 +34,7 @@ func rootsOf(t testing.TB, c *googlecas.CA) ([]*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := must.Get(set.Bundle(domain))(t)
-	return b.Contents().X509Authorities, nil
+	return must.Get(set.Bundle(domain))(t).Contents().X509Authorities, nil
 }
 
 func TestSign(t *testing.T) {
@@ -185,8 +183,7 @@ func TestErrors(t *testing.T) {
 				continue // it is another answer
 			}
 			err := call()
-			told, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok, c.name)
+			told := must.As[*caclient.Error](err)(t, c.name)
 			assert.Equal(t, c.kind, told.Kind, c.name)
 			assert.Equal(t, op, told.Op, c.name)
 			after, again := told.Retryable()
@@ -296,8 +293,7 @@ func TestRules(t *testing.T) {
 			}
 			_, err := newCA(t, o).Sign(t.Context(), newCSR(t, webID), 0)
 			require.ErrorIs(t, err, c.kind)
-			told, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok)
+			told := must.As[*caclient.Error](err)(t)
 			after, _ := told.Retryable()
 			assert.Equal(t, c.after, after)
 			if o.TokenFile != "" {
@@ -315,8 +311,7 @@ func TestQuota(t *testing.T) {
 	client := newCA(t, googlecas.Options{Endpoint: g.Endpoint()})
 	csr := newCSR(t, webID)
 	_, err := client.Sign(t.Context(), csr, 0)
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*caclient.Error](err)(t)
 	after, again := e.Retryable()
 	assert.True(t, again)
 	assert.Equal(t, 300*time.Millisecond, after)

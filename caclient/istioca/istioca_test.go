@@ -124,8 +124,7 @@ func TestRequest(t *testing.T) {
 
 func requireKind(t testing.TB, err, kind error) *caclient.Error {
 	t.Helper()
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*caclient.Error](err)(t)
 	require.Equal(t, kind, e.Kind, "%v", err)
 	return e
 }
@@ -138,8 +137,7 @@ func TestToken(t *testing.T) {
 	csr := freshCSR(t)
 	sign := func(o istioca.Options) error {
 		o.URL, o.HTTPClient = url, client
-		_, err := newCA(t, o).Sign(t.Context(), csr, 0)
-		return err
+		return must.ErrorOf(newCA(t, o).Sign(t.Context(), csr, 0))
 	}
 	require.NoError(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give(token)}}))
 	requireKind(t, sign(istioca.Options{}), caclient.ErrUnauthenticated)

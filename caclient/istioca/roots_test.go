@@ -79,8 +79,7 @@ func TestFirstBundle(t *testing.T) {
 	// Nothing configured: a certificate is asked for, once.
 	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: cafake.Give(token)}})
 	for range 3 {
-		set := must.Get(c.FetchBundles(t.Context()))(t)
-		assert.Equal(t, want, raw(rootsOf(t, set)))
+		assert.Equal(t, want, raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t))))
 	}
 	assert.Equal(t, "1", issued(t, srv))
 	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client}}).FetchBundles(t.Context())
@@ -88,8 +87,7 @@ func TestFirstBundle(t *testing.T) {
 
 	// A source, or a file: the CA is not asked.
 	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", Roots: a.Bundle()}})
-	set := must.Get(c.FetchBundles(t.Context()))(t)
-	assert.Equal(t, want, raw(rootsOf(t, set)))
+	assert.Equal(t, want, raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t))))
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
 	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", RootsFile: file}})
 	_, err = c.FetchBundles(t.Context())
@@ -99,8 +97,7 @@ func TestFirstBundle(t *testing.T) {
 	_, err = c.FetchBundles(t.Context())
 	requireKind(t, err, caclient.ErrUnavailable)
 	require.NoError(t, os.WriteFile(file, a.Bundle().MarshalPEM(), 0o600))
-	set = must.Get(c.FetchBundles(t.Context()))(t)
-	assert.Equal(t, want, raw(rootsOf(t, set)))
+	assert.Equal(t, want, raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t))))
 
 	// A file that is broken later takes nothing away.
 	l := new(logtest.Buffer)
@@ -108,8 +105,7 @@ func TestFirstBundle(t *testing.T) {
 	before := must.Get(c.FetchBundles(t.Context()))(t)
 	for _, text := range []string{"", "x", string(make([]byte, 2<<20))} {
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-		set = must.Get(c.FetchBundles(t.Context()))(t)
-		assert.True(t, before.Equal(set))
+		assert.True(t, before.Equal(must.Get(c.FetchBundles(t.Context()))(t)))
 	}
 	assert.Contains(t, l.String(), "the roots cannot be read")
 
@@ -138,8 +134,7 @@ func TestOldRootsStay(t *testing.T) {
 			must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 		}
 		roots := func() [][]byte {
-			set := must.Get(c.FetchBundles(t.Context()))(t)
-			return raw(rootsOf(t, set))
+			return raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t)))
 		}
 		_, err := c.FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrInvalid) // this CA wants to see names
@@ -184,8 +179,7 @@ func TestOldRootsStayForTheLongest(t *testing.T) {
 			want int
 		}{{0, 2}, {2 * time.Hour, 2}, {23 * time.Hour, 2}, {25 * time.Hour, 1}} {
 			time.Sleep(time.Until(began.Add(test.at)))
-			set := must.Get(c.FetchBundles(t.Context()))(t)
-			assert.Len(t, rootsOf(t, set), test.want, "%v", test.at)
+			assert.Len(t, rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t)), test.want, "%v", test.at)
 		}
 	})
 }
@@ -276,8 +270,7 @@ func TestSourceWithdraws(t *testing.T) {
 		bundle := func(c spiffe.BundleContents) { src.set(must.Get(spiffe.NewBundle(domain, c))(t)) }
 		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src}})
 		fetch := func() *spiffe.Bundle {
-			set := must.Get(c.FetchBundles(t.Context()))(t)
-			return must.Get(set.Bundle(domain))(t)
+			return must.Get(must.Get(c.FetchBundles(t.Context()))(t).Bundle(domain))(t)
 		}
 		roots := func() [][]byte { return raw(rootsOf(t, must.Get(spiffe.NewBundleSet(fetch()))(t))) }
 		sign := func() {
@@ -479,8 +472,7 @@ func TestRootsFileVouchesForServer(t *testing.T) {
 func TestIntermediateLast(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {
-		data := must.Get(os.ReadFile(filepath.Join("testdata", "answer", name)))(t)
-		return string(data)
+		return string(must.Get(os.ReadFile(filepath.Join("testdata", "answer", name)))(t))
 	}
 	leaf, intermediate := read("1-leaf.pem"), read("2-intermediate.pem")
 	key := must.Get(pki.ParsePrivateKeyPEM([]byte(read("key.pem"))))(t)

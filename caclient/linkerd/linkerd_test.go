@@ -193,8 +193,7 @@ func (s *server) seen() []request {
 
 func requireKind(t testing.TB, err, kind error) *caclient.Error {
 	t.Helper()
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*caclient.Error](err)(t)
 	require.Equal(t, kind, e.Kind, "%v", err)
 	require.NotContains(t, err.Error(), secret)
 	return e
@@ -517,8 +516,7 @@ func TestAnchorsChange(t *testing.T) {
 	write(s.ca)
 	must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0))(t)
 	set := must.Get(c.FetchBundles(t.Context()))(t)
-	b := must.Get(set.Bundle(td))(t)
-	assert.True(t, b.Equal(mustBundle(t, s.ca)))
+	assert.True(t, must.Get(set.Bundle(td))(t).Equal(mustBundle(t, s.ca)))
 	require.NoError(t, os.Remove(name))
 	set, err = c.FetchBundles(t.Context())
 	require.NoError(t, err, "what is known stays")
@@ -578,8 +576,7 @@ func TestDistrust(t *testing.T) {
 	}
 	c := s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file })
 	sign := func() error {
-		_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-		return err
+		return must.ErrorOf(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0))
 	}
 	require.NoError(t, sign())
 	require.NoError(t, os.Remove(file))

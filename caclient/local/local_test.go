@@ -48,9 +48,7 @@ func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 
 func failure(t testing.TB, err error) *caclient.Error {
 	t.Helper()
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
-	return e
+	return must.As[*caclient.Error](err)(t)
 }
 
 func kind(t testing.TB, err error) error {
@@ -162,8 +160,7 @@ func TestSetOfIdentities(t *testing.T) {
 		"none": newCSR(t), "another": newCSR(t, other), "two": newCSR(t, pki.IDSAN(web), pki.IDSAN(api)),
 		"one that is no ID": newCSR(t, pki.SAN{Type: pki.URI, Value: "https://example.org/web"}),
 	} {
-		_, err := c.Sign(t.Context(), csr, 0)
-		assert.Equal(t, caclient.ErrDenied, kind(t, err), name)
+		assert.Equal(t, caclient.ErrDenied, kind(t, must.ErrorOf(c.Sign(t.Context(), csr, 0))), name)
 	}
 	for _, ids := range [][]spiffe.ID{nil, {web, spiffe.MustParseID("spiffe://example.com/web")}, {web, td.ID()}} {
 		assert.Error(t, must.ErrorOf(local.New(a, ids...)))
@@ -239,8 +236,7 @@ func TestAgain(t *testing.T) {
 
 func TestDoneContext(t *testing.T) {
 	t.Parallel()
-	c, err := local.New(newAuthority(t), web)
-	require.NoError(t, err)
+	c := must.Get(local.New(newAuthority(t), web))(t)
 	cause := errors.New("going home")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
@@ -332,11 +328,9 @@ func TestRevokedRootIsReplacedAtOnce(t *testing.T) {
 		must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		synctest.Wait()
 		verified := func() error {
-			svid, err := m.SVID()
-			require.NoError(t, err)
+			svid := must.Get(m.SVID())(t)
 			v := must.Get(spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(web), nil))(t)
-			_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-			return err
+			return must.ErrorOf(v.VerifyChain(svid.Chain(), spiffe.AnyRole))
 		}
 		require.NoError(t, verified())
 		must.Get(a.RevokeNow(t.Context(), a.Status().Roots[0].ID))(t)

@@ -134,8 +134,7 @@ func TestRegistrationAuthority(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- m.Run(ctx) }()
 	require.EventuallyWithT(t, func(t *assert.CollectT) {
-		svid := must.Get(m.SVID())(t)
-		assert.Equal(t, web, svid.ID())
+		assert.Equal(t, web, must.Get(m.SVID())(t).ID())
 	}, time.Minute, 10*time.Millisecond)
 	cancel()
 	<-ended

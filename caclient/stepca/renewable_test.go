@@ -75,8 +75,7 @@ func TestRenewableForTheSameNames(t *testing.T) {
 			},
 			Certificate: func() *tls.Certificate { return &tls.Certificate{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key} },
 		})
-		newKey, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		newKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		csr := must.Get(pki.NewCSR(newKey, pki.CSROptions{SANs: c.asks}))(t)
 		require.NoError(t, must.ErrorOf(client.Sign(t.Context(), csr, 0)), name)
 		assert.Equal(t, []string{c.want}, r.paths, name)

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -40,14 +41,12 @@ func newCSR(t testing.TB, f *cafake.Fake, more ...pki.SAN) (*pki.CSR, func(chain
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: append(f.Expectation().Names(), more...)}))(t)
 	return csr, func(chain []*x509.Certificate) *tls.Certificate {
-		cred := must.Get(pki.NewCredential(chain, key))(t)
-		return cred.TLSCertificate()
+		return must.Get(pki.NewCredential(chain, key))(t).TLSCertificate()
 	}
 }
 
 func fingerprint(c *x509.Certificate) string {
-	sum := sha256.Sum256(c.Raw)
-	return hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%x", sha256.Sum256(c.Raw))
 }
 
 func newClient(t testing.TB, o stepca.Options) *stepca.CA {
@@ -57,8 +56,7 @@ func newClient(t testing.TB, o stepca.Options) *stepca.CA {
 
 func requireKind(t testing.TB, err, kind error) *caclient.Error {
 	t.Helper()
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*caclient.Error](err)(t)
 	require.Equal(t, kind, e.Kind, "%v", err)
 	return e
 }
@@ -123,8 +121,7 @@ func TestFingerprint(t *testing.T) {
 
 func authorities(t testing.TB, set *spiffe.BundleSet) []*x509.Certificate {
 	t.Helper()
-	b := must.Get(set.Bundle(spiffe.MustParseTrustDomain("example.org")))(t)
-	return slices.Collect(b.X509Authorities())
+	return slices.Collect(must.Get(set.Bundle(spiffe.MustParseTrustDomain("example.org")))(t).X509Authorities())
 }
 
 // No token goes to a server that has not proven which CA it is.
@@ -400,8 +397,7 @@ func TestRoots(t *testing.T) {
 		_, err := fresh().FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrBadAnswer)
 		assert.ErrorContains(t, err, says)
-		same := must.Get(c.FetchBundles(t.Context()))(t)
-		assert.True(t, same.Equal(set), "%s", says)
+		assert.True(t, must.Get(c.FetchBundles(t.Context()))(t).Equal(set), "%s", says)
 	}
 }
 

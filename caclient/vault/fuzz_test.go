@@ -1,7 +1,6 @@
 package vault_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -42,8 +41,7 @@ func FuzzAnswers(f *testing.F) {
 		}
 		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return code, body }}
 		judge := func(err error) {
-			told, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok, "%v", err)
+			told := must.As[*caclient.Error](err)(t)
 			require.NotNil(t, told.Kind)
 			if told.Op == "sign" { // the other requests have no token
 				require.NotContains(t, err.Error(), secret)

@@ -30,8 +30,7 @@ func rootsOf(t testing.TB, c *vault.CA) ([]*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := must.Get(set.Bundle(domain))(t)
-	return b.Contents().X509Authorities, nil
+	return must.Get(set.Bundle(domain))(t).Contents().X509Authorities, nil
 }
 
 // mount answers as an engine with issuers: a certificate, the chain above it, and when it was revoked.

@@ -176,8 +176,7 @@ func TestBadRequests(t *testing.T) {
 		"negative lifetime": func() error { _, err := c.Sign(t.Context(), webCSR(t), -1); return err },
 		"two names in one":  func() error { _, err := c.Sign(t.Context(), comma, 0); return err },
 	} {
-		e, ok := errors.AsType[*caclient.Error](f())
-		require.True(t, ok, name)
+		e := must.As[*caclient.Error](f())(t, name)
 		assert.Equal(t, caclient.ErrInvalid, e.Kind, name)
 		_, again := e.Retryable()
 		assert.False(t, again, name)
@@ -277,8 +276,7 @@ func TestErrors(t *testing.T) {
 		e := endpoint(s)
 		e.Logger = log.Logger()
 		_, err := newCA(t, vault.Options{Endpoint: e, Role: "web"}).Sign(t.Context(), webCSR(t), 0)
-		told, ok := errors.AsType[*caclient.Error](err)
-		require.True(t, ok, c.name)
+		told := must.As[*caclient.Error](err)(t, c.name)
 		assert.Equal(t, c.kind, told.Kind, c.name)
 		assert.Equal(t, "sign", told.Op, c.name)
 		_, again := told.Retryable()
@@ -290,8 +288,7 @@ func TestErrors(t *testing.T) {
 
 		// A login that fails is one of the caller, or may pass, and never "denied" or "invalid".
 		_, err = newCA(t, vault.Options{Endpoint: e, Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
-		told, ok = errors.AsType[*caclient.Error](err)
-		require.True(t, ok, c.name)
+		told = must.As[*caclient.Error](err)(t, c.name)
 		want := c.kind
 		if c.code == 400 || c.code == 403 {
 			want = caclient.ErrUnauthenticated
@@ -339,8 +336,7 @@ func TestRetryAfter(t *testing.T) {
 	_, signErr := c.Sign(t.Context(), webCSR(t), 0)
 	_, fetchErr := c.FetchBundles(t.Context())
 	for _, err := range []error{signErr, fetchErr} {
-		e, ok := errors.AsType[*caclient.Error](err)
-		require.True(t, ok, "%v", err)
+		e := must.As[*caclient.Error](err)(t)
 		after, again := e.Retryable()
 		assert.True(t, again)
 		assert.Equal(t, 7*time.Second, after)

@@ -71,9 +71,7 @@ func handler(methods map[string]grpchttp.Method) *grpchttp.Handler {
 // code returns the Error that err is.
 func asError(t testing.TB, err error) *grpchttp.Error {
 	t.Helper()
-	e, ok := errors.AsType[*grpchttp.Error](err)
-	require.True(t, ok, "%v", err)
-	return e
+	return must.As[*grpchttp.Error](err)(t)
 }
 
 func echo(_ context.Context, request []byte) ([]byte, error) { return request, nil }
@@ -215,13 +213,11 @@ func TestStatus(t *testing.T) {
 		return status
 	}}))
 	call := func() error {
-		s, err := c.Stream(t.Context(), "/S/M", nil, nil)
-		require.NoError(t, err)
+		s := must.Get(c.Stream(t.Context(), "/S/M", nil, nil))(t)
 		for range before {
 			must.Get(s.Receive())(t)
 		}
-		_, err = s.Receive()
-		return err
+		return must.ErrorOf(s.Receive())
 	}
 	for before = range 3 {
 		for code := grpchttp.Canceled; code <= grpchttp.Unauthenticated+1; code++ {
@@ -351,8 +347,7 @@ func TestCancel(t *testing.T) {
 			return nil
 		}}))
 		time.AfterFunc(time.Minute, cancel)
-		_, err := slow.Stream(ctx, "/S/M", nil, nil)
-		assert.Equal(t, grpchttp.Canceled, asError(t, err).Code)
+		assert.Equal(t, grpchttp.Canceled, asError(t, must.ErrorOf(slow.Stream(ctx, "/S/M", nil, nil))).Code)
 	})
 }
 
@@ -391,8 +386,7 @@ func TestReceiveTimeout(t *testing.T) {
 			}))
 			in, out := io.Pipe()
 			defer out.Close()
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/Echo", in)
-			require.NoError(t, err)
+			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/Echo", in))(t)
 			req.Header.Set("Content-Type", "application/grpc")
 			if test.deadline > 0 {
 				req.Header.Set("Grpc-Timeout", grpchttp.FormatTimeout(test.deadline))

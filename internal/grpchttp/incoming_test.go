@@ -2,7 +2,6 @@ package grpchttp_test
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -37,8 +36,7 @@ func TestIncoming(t *testing.T) {
 		{a, 1, "test: this peer sends too many requests at the same time; try again later"},
 		{b, 41, "test: too many requests are being received; try again later"},
 	} {
-		e, ok := errors.AsType[*grpchttp.Error](in.Take(c.r, c.n))
-		require.True(t, ok)
+		e := must.As[*grpchttp.Error](in.Take(c.r, c.n))(t)
 		assert.Equal(t, grpchttp.ResourceExhausted, e.Code)
 		assert.Equal(t, c.text, e.Message)
 		assert.Positive(t, e.RetryAfter)
@@ -147,9 +145,7 @@ func TestIncomingComesInTime(t *testing.T) {
 		assert.Empty(t, over)
 		assert.Positive(t, in.Held())
 		time.Sleep(2 * time.Second)
-		e, ok := errors.AsType[*grpchttp.Error](<-over)
-		require.True(t, ok)
-		assert.Equal(t, grpchttp.DeadlineExceeded, e.Code)
+		assert.Equal(t, grpchttp.DeadlineExceeded, must.As[*grpchttp.Error](<-over)(t).Code)
 		synctest.Wait()
 		assert.Zero(t, in.Held())
 		require.NoError(t, rest.Close())

@@ -40,8 +40,7 @@ func TestOpen(t *testing.T) {
 	s := c.Open(t.Context(), "/S/Parrot", nil)
 	for _, want := range []string{"one", "", "three"} {
 		require.NoError(t, s.Send([]byte(want)))
-		got := must.Get(s.Receive())(t)
-		assert.Equal(t, want, string(got))
+		assert.Equal(t, want, string(must.Get(s.Receive())(t)))
 	}
 	const n = 100
 	go func() {
@@ -79,8 +78,7 @@ func TestOpenEnds(t *testing.T) {
 			if err := c.SendHeader(); err != nil {
 				return err
 			}
-			_, err := c.Receive()
-			return err
+			return must.ErrorOf(c.Receive())
 		},
 		"reading": parrot,
 	}
@@ -158,8 +156,7 @@ func TestOpenForgotten(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Error("the stream is still there")
 		}
-		_, err := s.Receive()
-		assert.Equal(t, grpchttp.Canceled, asError(t, err).Code)
+		assert.Equal(t, grpchttp.Canceled, asError(t, must.ErrorOf(s.Receive())).Code)
 	})
 }
 
@@ -230,9 +227,7 @@ func TestStopReceiving(t *testing.T) {
 			receiver.Wait()
 			return grpchttp.Errorf(grpchttp.Aborted, "over")
 		}}))
-		s := c.Open(t.Context(), "/S/M", nil)
-		_, err := s.Receive()
-		assert.Equal(t, grpchttp.Aborted, asError(t, err).Code)
+		assert.Equal(t, grpchttp.Aborted, asError(t, must.ErrorOf(c.Open(t.Context(), "/S/M", nil).Receive())).Code)
 		assert.Equal(t, grpchttp.Canceled, asError(t, <-ended).Code)
 	})
 }

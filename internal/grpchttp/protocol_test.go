@@ -159,8 +159,7 @@ func TestServerCut(t *testing.T) {
 	for _, sent := range []string{"", "\x00\x00", "\x00\x00\x00\x00\x05ab"} {
 		in, out := io.Pipe()
 		ctx, cancel := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/S/M", in)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/S/M", in))(t)
 		req.Header.Set("Content-Type", "application/grpc")
 		go func() {
 			_, _ = out.Write([]byte(sent))
@@ -343,8 +342,7 @@ func TestClientHangsUp(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 			<-r.Context().Done()
 		}))
-		s, err := c.Stream(t.Context(), "/S/M", nil, nil)
-		require.NoError(t, err)
+		s := must.Get(c.Stream(t.Context(), "/S/M", nil, nil))(t)
 		_, first := s.Receive()
 		require.Error(t, first)
 		<-left
@@ -483,7 +481,6 @@ func TestReset(t *testing.T) {
 		assert.Equal(t, grpchttp.Unavailable, asError(t, err).Code)
 		require.ErrorIs(t, err, syscall.ENOENT)
 		assert.NotContains(t, err.Error(), "localhost", "that is nowhere")
-		_, err = c.Unary(t.Context(), "\x7f", nil, nil)
-		assert.Equal(t, grpchttp.Internal, asError(t, err).Code)
+		assert.Equal(t, grpchttp.Internal, asError(t, must.ErrorOf(c.Unary(t.Context(), "\x7f", nil, nil))).Code)
 	})
 }

@@ -134,8 +134,7 @@ func TestServer(t *testing.T) {
 	}}))(t)
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
-	chain := must.Get(client.Sign(t.Context(), csr, 0))(t)
-	require.Equal(t, "spiffe://example.org/web", chain[0].URIs[0].String())
+	require.Equal(t, "spiffe://example.org/web", must.Get(client.Sign(t.Context(), csr, 0))(t)[0].URIs[0].String())
 
 	tr := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool()}, ForceAttemptHTTP2: true}
 	defer tr.CloseIdleConnections()
@@ -304,8 +303,7 @@ func TestReady(t *testing.T) {
 	admin := func(path string) (int, string) {
 		resp := must.Get(http.Get("http://" + at.Admin.Addr().String() + path))(t)
 		defer resp.Body.Close()
-		text := must.Get(io.ReadAll(resp.Body))(t)
-		return resp.StatusCode, string(text)
+		return resp.StatusCode, string(must.Get(io.ReadAll(resp.Body))(t))
 	}
 	c := newClient(t, a, at.Istio, "spiffe://example.org/client", ca.Request{})
 	web := secret + ":spiffe://example.org/web"
@@ -463,8 +461,7 @@ func TestPods(t *testing.T) {
 	page := func() string {
 		resp := must.Get(http.Get("http://" + at.Admin.Addr().String() + "/metrics"))(t)
 		defer resp.Body.Close()
-		text := must.Get(io.ReadAll(resp.Body))(t)
-		return string(text)
+		return string(must.Get(io.ReadAll(resp.Body))(t))
 	}
 	require.Eventually(t, func() bool { return strings.Contains(page(), "svidkit_ca_signatures_total{result=\"signed\"} 1\n") }, time.Minute, 5*time.Millisecond)
 	require.Contains(t, page(), "pods_total 7\n")

@@ -29,8 +29,7 @@ func newTokens(t testing.TB, td spiffe.TrustDomain) (tokens *caserver.InsecureTo
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token-secret")
 	tokens = must.Get(caserver.NewInsecureTokens(td, file))(t)
-	text := must.Get(os.ReadFile(file))(t)
-	return tokens, string(text)
+	return tokens, string(must.Get(os.ReadFile(file))(t))
 }
 
 func TestInsecureTokens(t *testing.T) {
@@ -55,8 +54,7 @@ func TestInsecureTokens(t *testing.T) {
 	for name, id := range map[string]string{"demo/web": "spiffe://cluster.local/ns/demo/sa/web", "//cluster.local/web": "spiffe://cluster.local/web"} {
 		token := secret + "." + name
 		require.NotContains(t, token, ":", "RFC 6750 has no colon")
-		caller := must.Get(tokens.Authenticate(request("127.0.0.1:5", token)))(t)
-		require.Equal(t, id, caller.ID.String())
+		require.Equal(t, id, must.Get(tokens.Authenticate(request("127.0.0.1:5", token)))(t).ID.String())
 	}
 	for _, remote := range []string{"192.0.2.1:5", "[2001:db8::1]:5", "", "@", "127.0.0.1", "localhost:5"} {
 		_, err := tokens.Authenticate(request(remote, secret+":demo/web"))

@@ -45,8 +45,7 @@ func get(t testing.TB, c *http.Client, url string) string {
 	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
 	resp := must.Get(c.Do(req))(t)
 	defer resp.Body.Close()
-	b := must.Get(io.ReadAll(resp.Body))(t)
-	return string(b)
+	return string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 func TestServe(t *testing.T) {
@@ -141,16 +140,14 @@ func TestFailedHandshake(t *testing.T) {
 		c, err := net.Dial("tcp", l.Addr().String())
 		require.NoError(t, err)
 		must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
-		answer := must.Get(io.ReadAll(c))(t)
-		assert.NotContains(t, string(answer), "HTTP/1.1 200")
+		assert.NotContains(t, string(must.Get(io.ReadAll(c))(t)), "HTTP/1.1 200")
 		require.NoError(t, c.Close())
 
 		_, err = tls.Dial("tcp", l.Addr().String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
 		require.Error(t, err)
 		_, err = tls.Dial("tcp", l.Addr().String(), &tls.Config{MaxVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
 		require.Error(t, err)
-		c = must.Get(net.Dial("tcp", l.Addr().String()))(t)
-		require.NoError(t, c.Close())
+		require.NoError(t, must.Get(net.Dial("tcp", l.Addr().String()))(t).Close())
 	}
 	require.Eventually(t, func() bool { return strings.Count(out.String(), "TLS handshake failed") == 4 }, time.Minute, time.Millisecond, out.String())
 	stop()
@@ -169,8 +166,7 @@ func TestHandshakeEnds(t *testing.T) {
 		go func() {
 			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
 		}()
-		c, err := l.DialContext(t.Context(), "", "")
-		require.NoError(t, err)
+		c := must.Get(l.DialContext(t.Context(), "", ""))(t)
 		defer c.Close()
 		began := time.Now()
 		require.Error(t, must.ErrorOf(c.Read(make([]byte, 1))))
@@ -202,8 +198,7 @@ func TestSilenceEnds(t *testing.T) {
 			go func() {
 				done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
 			}()
-			raw, err := l.DialContext(t.Context(), "", "")
-			require.NoError(t, err)
+			raw := must.Get(l.DialContext(t.Context(), "", ""))(t)
 			c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
 			defer c.Close()
 			began := time.Now()
@@ -320,8 +315,7 @@ func TestAcceptFails(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	open := func() *moody {
-		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-		return &moody{l, make(chan error, 8)}
+		return &moody{must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), make(chan error, 8)}
 	}
 	// Out of file descriptors: it passes.
 	l := open()

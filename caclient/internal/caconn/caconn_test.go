@@ -3,7 +3,6 @@ package caconn_test
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/cookiejar"
@@ -71,8 +70,7 @@ func TestNoCookies(t *testing.T) {
 	defer server.Close()
 	jar := must.Get(cookiejar.New(nil))(t)
 	own := &http.Client{Jar: jar}
-	answer := must.Get(own.Get(server.URL + "/own"))(t)
-	require.NoError(t, answer.Body.Close())
+	require.NoError(t, must.Get(own.Get(server.URL+"/own"))(t).Body.Close())
 	c, err := caconn.New(caconn.Config{Name: "test", Endpoint: caclient.Endpoint{
 		URL: server.URL, AllowPlaintext: true, HTTPClient: own, TrustDomain: spiffe.MustParseTrustDomain("example.org"),
 	}})
@@ -81,9 +79,7 @@ func TestNoCookies(t *testing.T) {
 		require.NoError(t, c.Do(t.Context(), caconn.Request{Op: "sign", Method: http.MethodGet, Path: "/ca"}, nil))
 	}
 	err = c.Do(t.Context(), caconn.Request{Op: "sign", Method: http.MethodGet, Path: "/away"}, nil)
-	status, ok := errors.AsType[*caconn.Status](err)
-	require.True(t, ok, "%v", err)
-	assert.Equal(t, http.StatusTemporaryRedirect, status.Code)
+	assert.Equal(t, http.StatusTemporaryRedirect, must.As[*caconn.Status](err)(t).Code)
 	assert.Equal(t, []string{"/own ", "/ca ", "/ca ", "/away "}, sent)
 	assert.Same(t, jar, own.Jar)
 	assert.Nil(t, own.CheckRedirect)

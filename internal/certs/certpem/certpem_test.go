@@ -116,8 +116,7 @@ func TestLabels(t *testing.T) {
 // What package pki calls weak is refused with the certificate, too.
 func TestWeakKeys(t *testing.T) {
 	t.Parallel()
-	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
-	require.NoError(t, err)
+	p224 := must.Get(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
 	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(p224))(t)
 	sec1 := must.Get(x509.MarshalECPrivateKey(p224))(t)
 	for _, der := range [][]byte{pkcs8, sec1} {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -24,8 +23,7 @@ func TestStepTokens(t *testing.T) {
 	t.Parallel()
 	f := New(t, spiffetest.NewCA(t, "example.org"), "/web")
 	f.url = "https://ca.test"
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	s := &stepCA{f: f, key: jose.JSONWebKey{Key: key, Algorithm: string(jose.ES256)}, used: map[string]bool{}}
 	now := time.Now()
 	good := func() stepClaims {

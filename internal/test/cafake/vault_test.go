@@ -29,15 +29,12 @@ func post(t *testing.T, e caclient.Endpoint, method, path string, header map[str
 	}
 	resp := must.Get(e.HTTPClient.Do(r))(t)
 	defer resp.Body.Close()
-	answer := must.Get(io.ReadAll(resp.Body))(t)
-	return resp.StatusCode, string(answer)
+	return resp.StatusCode, string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 func csrFor(t *testing.T, names ...pki.SAN) string {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: names}))(t)
-	return string(csr.PEM())
+	return string(must.Get(pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{SANs: names}))(t).PEM())
 }
 
 // What the Fake refuses that a client of ours would not ask for.

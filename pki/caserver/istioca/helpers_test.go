@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -216,8 +215,7 @@ func (s *server) call(t testing.TB, token string, m *wire.IstioCertificateReques
 // issue is call for what must succeed, and returns the certificates of each text.
 func (s *server) issue(t testing.TB, token string, m *wire.IstioCertificateRequest) [][]*x509.Certificate {
 	t.Helper()
-	resp := must.Get(s.call(t, token, m))(t)
-	return parse(t, resp.GetCertChain())
+	return parse(t, must.Get(s.call(t, token, m))(t).GetCertChain())
 }
 
 func parse(t testing.TB, texts []string) [][]*x509.Certificate {
@@ -235,8 +233,7 @@ func parse(t testing.TB, texts []string) [][]*x509.Certificate {
 func refused(t testing.TB, err error, code grpchttp.Code, text string) *grpchttp.Error {
 	t.Helper()
 	require.Error(t, err)
-	e, ok := errors.AsType[*grpchttp.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*grpchttp.Error](err)(t)
 	require.Equal(t, code, e.Code, "%v", err)
 	require.Equal(t, text, e.Message)
 	require.True(t, e.Remote, "%v", err)
@@ -255,8 +252,7 @@ func newCSR(t testing.TB, o pki.CSROptions) string { return csrFor(t, testKey(),
 
 func csrFor(t testing.TB, key crypto.Signer, o pki.CSROptions) string {
 	t.Helper()
-	csr := must.Get(pki.NewCSR(key, o))(t)
-	return string(csr.PEM())
+	return string(must.Get(pki.NewCSR(key, o))(t).PEM())
 }
 
 func requestFor(t testing.TB, key crypto.Signer) *wire.IstioCertificateRequest {

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
-	"errors"
 	"io"
 	"net/http"
 	"strconv"
@@ -247,8 +246,7 @@ func TestHostileCSRs(t *testing.T) {
 	for _, c := range hostilecsr.Cases(t) {
 		resp, err := s.call(t, "web", &wire.IstioCertificateRequest{Csr: strings.ToValidUTF8(string(c.PEM), "?")})
 		if err != nil {
-			e, ok := errors.AsType[*grpchttp.Error](err)
-			require.True(t, ok, "%s: %v", c.Name, err)
+			e := must.As[*grpchttp.Error](err)(t, "%s: %v", c.Name, err)
 			code := e.Code
 			if len(c.PEM) > 128<<10 && code == grpchttp.ResourceExhausted {
 				continue

@@ -299,8 +299,7 @@ func TestClientCertificate(t *testing.T) {
 		return raw(parse(t, resp.GetCertChain())[0])
 	}
 	leaf := must.Get(x509.ParseCertificate(renew("spiffe://example.org/batch")[0]))(t)
-	id := must.Get(spiffe.IDFromCertificate(leaf))(t)
-	assert.Equal(t, "spiffe://example.org/batch", id.String())
+	assert.Equal(t, "spiffe://example.org/batch", must.Get(spiffe.IDFromCertificate(leaf))(t).String())
 
 	// A certificate of another CA is not proof, and does not stand in the way of a token.
 	cfg := s.tls.Clone()
@@ -310,8 +309,7 @@ func TestClientCertificate(t *testing.T) {
 	_, err = call(t.Context(), c, s.url, "", goodRequest(t))
 	refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 	resp := must.Get(call(t.Context(), c, s.url, "web", goodRequest(t)))(t)
-	id = must.Get(spiffe.IDFromCertificate(parse(t, resp.GetCertChain())[0][0]))(t)
-	assert.Equal(t, webID, id.String())
+	assert.Equal(t, webID, must.Get(spiffe.IDFromCertificate(parse(t, resp.GetCertChain())[0][0]))(t).String())
 }
 
 // A chain of renewals by certificate alone has an end, however often the caller renews: each certificate carries when the caller
@@ -339,8 +337,7 @@ func TestRenewalsEnd(t *testing.T) {
 	}
 	proven := func(ago time.Duration) (time.Time, []*x509.Certificate) {
 		at := time.Now().Add(-ago)
-		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(webID), Proven: at}))(t)
-		return at, chain
+		return at, must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(webID), Proven: at}))(t)
 	}
 
 	hour := serveFor(a, time.Hour)
@@ -626,8 +623,7 @@ func TestBadCSR(t *testing.T) {
 	bad := []string{"", "x", good[:len(good)/2], broken, good + good, strings.ReplaceAll(good, "CERTIFICATE REQUEST", "CERTIFICATE"), strings.Repeat("\n", 150<<10) + good}
 	for _, csr := range bad {
 		_, err := s.call(t, "web", &wire.IstioCertificateRequest{Csr: csr})
-		e, ok := errors.AsType[*grpchttp.Error](err)
-		require.True(t, ok, "%v", err)
+		e := must.As[*grpchttp.Error](err)(t)
 		assert.Equal(t, grpchttp.InvalidArgument, e.Code)
 		assert.Regexp(t, `^CSR signing error \(pki: invalid certificate signing request.*\)$`, e.Message)
 	}

@@ -421,11 +421,9 @@ func TestIssuerOption(t *testing.T) {
 			r := goodRequest(t)
 			r.Token = []byte("garbage")
 			r.CertificateSigningRequest = csr(t, newKey(t), func(r *x509.CertificateRequest) { r.DNSNames = nil })
-			_, err = s.certify(t, r)
-			assert.Equal(t, grpchttp.Unavailable, codeOf(err))
+			assert.Equal(t, grpchttp.Unavailable, codeOf(must.ErrorOf(s.certify(t, r))))
 			r.CertificateSigningRequest = []byte("x")
-			_, err = s.certify(t, r)
-			assert.Equal(t, grpchttp.InvalidArgument, codeOf(err))
+			assert.Equal(t, grpchttp.InvalidArgument, codeOf(must.ErrorOf(s.certify(t, r))))
 		})
 	}
 }
@@ -462,8 +460,7 @@ func TestEventsAndMetrics(t *testing.T) {
 		return 0
 	}
 	assert.Zero(t, ttl())
-	resp, err := s.certify(t, goodRequest(t))
-	require.NoError(t, err)
+	resp := must.Get(s.certify(t, goodRequest(t)))(t)
 	assert.Equal(t, []linkerd.Event{{
 		Reason: "IssuedLeafCertificate", Namespace: "emojivoto", ServiceAccount: "web",
 		Message: fmt.Sprintf("issued certificate for %s until %s: %x", web, resp.GetValidUntil().AsTime().Format(time.RFC3339), sha256.Sum256(resp.GetLeafCertificate())),
@@ -487,8 +484,7 @@ func TestEventsAndMetrics(t *testing.T) {
 	sig.mu.Lock()
 	sig.chain, sig.key = third.chain, third.key
 	sig.mu.Unlock()
-	_, err = s.certify(t, goodRequest(t))
-	require.Equal(t, grpchttp.Unavailable, codeOf(err))
+	require.Equal(t, grpchttp.Unavailable, codeOf(must.ErrorOf(s.certify(t, goodRequest(t)))))
 	got = taken()
 	require.Len(t, got, 1)
 	assert.Regexp(t, `^no certificate for "`+web+`": the issuer does not verify against the trust anchors: x509: `, got[0].Message)
@@ -507,9 +503,7 @@ func TestRetryInfo(t *testing.T) {
 	s := serve(t, linkerd.Options{Signer: sig})
 	_, err := s.certify(t, goodRequest(t))
 	require.Equal(t, grpchttp.ResourceExhausted, codeOf(err))
-	e, ok := errors.AsType[*grpchttp.Error](err)
-	require.True(t, ok)
-	assert.Equal(t, 1501*time.Millisecond, e.RetryAfter)
+	assert.Equal(t, 1501*time.Millisecond, must.As[*grpchttp.Error](err)(t).RetryAfter)
 }
 
 // passing is an error of a signer that knows that it passes.
@@ -571,8 +565,7 @@ func TestPanicsAndDeadlines(t *testing.T) {
 	}})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err := patient.call(ctx, goodRequest(t))
-	assert.Equal(t, grpchttp.DeadlineExceeded, codeOf(err))
+	assert.Equal(t, grpchttp.DeadlineExceeded, codeOf(must.ErrorOf(patient.call(ctx, goodRequest(t)))))
 }
 
 // Linkerd's proxies send their whole name as the common name, however long it is. A certificate has no
@@ -588,8 +581,7 @@ func TestLongName(t *testing.T) {
 		r.Subject.CommonName, r.DNSNames = name, []string{name}
 	})})
 	require.NoError(t, err)
-	leaf := accept(t, resp, s.signer.anchors, name, time.Now())
-	assert.Empty(t, leaf.Subject.String())
+	assert.Empty(t, accept(t, resp, s.signer.anchors, name, time.Now()).Subject.String())
 
 	// The longest one that fits is there.
 	account := strings.Repeat("a", 64-len(".n.serviceaccount.identity.linkerd.cluster.local"))

@@ -79,8 +79,7 @@ func TestCluster(t *testing.T) {
 		}
 		return s
 	})
-	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()})
-	require.NoError(t, err)
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()}))(t)
 	authority := realAuthority(t)
 	s := serve(t, linkerd.Options{Signer: authority, Review: reviewer.Review, Issuer: issuerOf(authority)})
 	r := goodRequest(t)
@@ -102,8 +101,7 @@ func TestCluster(t *testing.T) {
 	}
 	api.FailNext(1, kubetest.Fault{Code: http.StatusForbidden}, nil)
 	r.Token = []byte("web")
-	_, err = s.certify(t, r)
-	assert.Equal(t, grpchttp.Internal, codeOf(err))
+	assert.Equal(t, grpchttp.Internal, codeOf(must.ErrorOf(s.certify(t, r))))
 	var m strings.Builder
 	require.NoError(t, s.Report().Metrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 1\n")
@@ -135,8 +133,7 @@ func TestTokenAudience(t *testing.T) {
 	certify := func(token string) error {
 		r := goodRequest(t)
 		r.Token = []byte(token)
-		_, err := s.certify(t, r)
-		return err
+		return must.ErrorOf(s.certify(t, r))
 	}
 	require.NoError(t, certify("first"))
 	for _, other := range []string{"api", "istio"} {

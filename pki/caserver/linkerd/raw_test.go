@@ -70,8 +70,7 @@ func direct(t testing.TB, o linkerd.Options) *rpcClient {
 	if o.Review == nil {
 		o.Review = review
 	}
-	srv := must.Get(linkerd.New(o))(t)
-	return newClient(&http.Client{Transport: recorder{srv}}, "http://certifier")
+	return newClient(&http.Client{Transport: recorder{must.Get(linkerd.New(o))(t)}}, "http://certifier")
 }
 
 // recorder answers requests with a handler.

@@ -145,8 +145,7 @@ func TestFederatedBundles(t *testing.T) {
 	other, under := spiffe.MustParseTrustDomain("other.test"), spiffe.MustParseTrustDomain("under_score.test")
 	empty := must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{}))(t)
 	of := func(td spiffe.TrustDomain) *spiffe.Bundle {
-		a := must.Get(ca.New(ca.Config{TrustDomain: td}))(t)
-		return a.Bundle()
+		return must.Get(ca.New(ca.Config{TrustDomain: td}))(t).Bundle()
 	}
 	own := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{}))(t)
 	all := must.Get(spiffe.NewBundleSet(of(other), of(under), empty, own))(t)

@@ -200,8 +200,7 @@ func (c *cluster) issued(request string) (status, *x509.Certificate) {
 	require.Equal(c.t, "True", s.Conditions[0].Status)
 	block, rest := pem.Decode([]byte(s.CertificateChain))
 	require.Empty(c.t, rest) // a root of svidkit signs leaves itself
-	leaf := must.Get(x509.ParseCertificate(block.Bytes))(c.t)
-	return s, leaf
+	return s, must.Get(x509.ParseCertificate(block.Bytes))(c.t)
 }
 
 // A pod gets the certificate of its service account, for its key, as long as it asks for.
@@ -211,10 +210,8 @@ func TestIssued(t *testing.T) {
 	s, _ := c.run(c.options(a))
 	request := c.ask(nil)
 	got, leaf := c.issued(request)
-	svid := must.Get(spiffe.IDFromCertificate(leaf))(t)
-	require.Equal(t, "spiffe://example.org/ns/shop/sa/web", svid.String())
-	csr := must.Get(pki.ParseCSR(keys()))(t)
-	require.Equal(t, csr.PublicKey(), leaf.PublicKey)
+	require.Equal(t, "spiffe://example.org/ns/shop/sa/web", must.Get(spiffe.IDFromCertificate(leaf))(t).String())
+	require.Equal(t, must.Get(pki.ParseCSR(keys()))(t).PublicKey(), leaf.PublicKey)
 	require.Equal(t, leaf.NotBefore, got.NotBefore)
 	require.Equal(t, leaf.NotAfter, got.NotAfter)
 	require.Equal(t, 24*time.Hour, leaf.NotAfter.Sub(leaf.NotBefore))
@@ -232,8 +229,7 @@ func TestIssued(t *testing.T) {
 		Namespace: "shop", ServiceAccount: "web", ServiceAccountUID: "uid-of-web", Name: "web-0", UID: "uid-of-web-0", Node: "n1", NodeUID: "uid-of-n1",
 	}, record.Pod)
 	require.Equal(t, request, record.PodRequest)
-	line := must.Get(json.Marshal(record))(t)
-	require.Contains(t, string(line), `"request":"`+request+`"`)
+	require.Contains(t, string(must.Get(json.Marshal(record))(t)), `"request":"`+request+`"`)
 
 	r := s.Report()
 	var text strings.Builder
@@ -780,9 +776,7 @@ func TestTemplate(t *testing.T) {
 		"/pod/${pod-uid}/on/${node}":             "spiffe://example.org/pod/u-1/on/n1.example",
 		"/x/${pod}":                              "spiffe://example.org/x/web-0",
 	} {
-		id := must.Get(podcert.Template(td, path))(t)
-		got := must.Get(id(pod))(t)
-		require.Equal(t, want, got.String())
+		require.Equal(t, want, must.Get(must.Get(podcert.Template(td, path))(t)(pod))(t).String())
 	}
 	for path, want := range map[string]string{
 		"":                  "template",
