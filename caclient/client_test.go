@@ -339,3 +339,28 @@ func (nothing) Sign(context.Context, *pki.CSR, time.Duration) ([]*x509.Certifica
 	return nil, nil
 }
 func (nothing) FetchBundles(context.Context) (*spiffe.BundleSet, error) { return nil, nil }
+
+func TestKinds(t *testing.T) {
+	t.Parallel()
+	kinds := []error{caclient.ErrUnavailable, caclient.ErrInvalid, caclient.ErrUnauthenticated, caclient.ErrDenied, caclient.ErrBadAnswer, nil}
+	for i, text := range []string{"unavailable: ", "invalid request: ", "not authenticated: ", "denied: ", "bad answer: ", ""} {
+		cause := errors.New("cause")
+		e := &caclient.Error{Op: "sign", Kind: kinds[i], RetryAfter: 3 * time.Second, Err: cause}
+		assert.Equal(t, "caclient: sign: "+text+"cause", e.Error())
+		assert.ErrorIs(t, e, cause)
+		for _, other := range kinds[:5] {
+			assert.Equal(t, other == kinds[i], errors.Is(e, other))
+		}
+		after, ok := e.Retryable()
+		assert.Equal(t, i == 0, ok)
+		if ok {
+			assert.Equal(t, 3*time.Second, after)
+		} else {
+			assert.Zero(t, after)
+		}
+		e.MayPass = true
+		after, ok = e.Retryable()
+		assert.True(t, ok, "it says so itself")
+		assert.Equal(t, 3*time.Second, after)
+	}
+}

@@ -2,7 +2,10 @@ package secretcache_test
 
 import (
 	"context"
+	"crypto/x509"
+	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -162,5 +166,65 @@ func TestHangingCA(t *testing.T) {
 		time.Sleep(30*time.Minute + 11*time.Second) // half of the life, and the timeout
 		synctest.Wait()
 		assert.ErrorIs(t, status(t, m, web).Err, context.DeadlineExceeded)
+	})
+}
+
+// TestRootHasLeft: an identity whose root has left the bundle is not ready while the CA gives no other, and stays as it is.
+func TestRootHasLeft(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		before, _ := ready(t, m)
+		require.NoError(t, m.Report().NotReady)
+		ca.FailNext(1, errors.New("busy"))
+		ca.Rotate()
+		ca.DropOldRoots()
+		synctest.Wait()
+		require.ErrorContains(t, m.Report().NotReady, `no peer that has the trust bundle accepts the identity spiffe://example.org/web, whose root has left it`)
+		require.Same(t, before, current(t, m))
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		require.NoError(t, m.Report().NotReady)
+	})
+}
+
+// brief is a CA whose certificates live as long as it is told.
+type brief struct {
+	*polled
+	life atomic.Int64
+}
+
+func (b *brief) Sign(ctx context.Context, csr *pki.CSR, _ time.Duration) ([]*x509.Certificate, error) {
+	return b.polled.Sign(ctx, csr, time.Duration(b.life.Load()))
+}
+
+// A certificate that ends too soon to be renewed takes the place of none that is good, and of one whose root has left: which no peer accepts.
+func TestOrphanTakesTheShorter(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		b := &brief{polled: poll(ca)}
+		b.life.Store(int64(time.Hour))
+		m := newManager(t, secretcache.Config{CA: b})
+		before, _ := ready(t, m)
+		b.life.Store(int64(15 * time.Second))
+		time.Sleep(40 * time.Minute)
+		require.Same(t, before, current(t, m))
+		require.ErrorContains(t, status(t, m, web).Err, "before it could be renewed again")
+		ca.Rotate()
+		ca.DropOldRoots()
+		time.Sleep(6 * time.Minute) // the bundles are read
+		now := current(t, m)
+		assert.NotSame(t, before, now)
+		assert.Less(t, time.Until(now.NotAfter()), time.Minute)
+		assert.NoError(t, m.Report().NotReady)
+
+		// It is none any more: of two good ones the longer stays.
+		b.life.Store(int64(time.Hour))
+		time.Sleep(time.Minute)
+		long := current(t, m)
+		require.Greater(t, time.Until(long.NotAfter()), 50*time.Minute)
+		b.life.Store(int64(15 * time.Second))
+		time.Sleep(40 * time.Minute)
+		assert.Same(t, long, current(t, m))
 	})
 }

@@ -3,9 +3,15 @@ package secretcache_test
 import (
 	"cmp"
 	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rsa"
 	"crypto/x509"
 	"errors"
+	"fmt"
+	"io/fs"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,11 +22,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -283,4 +291,177 @@ func TestRequestedNames(t *testing.T) {
 	assert.Equal(t, append([]pki.SAN{pki.IDSAN(web)}, names...), got)
 	got, _ = r.names.Load(other.String())
 	assert.Equal(t, []pki.SAN{pki.IDSAN(other)}, got)
+}
+
+// A Manager with a TrustDomain has the identities that were added, and no other: it is ready with its bundles alone, before
+// the first identity and after the last.
+func TestWithoutDefaultIdentity(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		td := spiffe.MustParseTrustDomain("example.org")
+		authority, err := ca.New(ca.Config{TrustDomain: td})
+		require.NoError(t, err)
+		issuer := must.Get(local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
+			return csr.ID()
+		}))(t)
+		m := must.Get(secretcache.New(secretcache.Config{TrustDomain: td, CA: issuer}))(t)
+		assert.Nil(t, m.Bundles())
+		assert.ErrorIs(t, m.Report().NotReady, spiffe.ErrNotReady)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- m.Run(ctx) }()
+		require.NoError(t, m.Ready(ctx))
+		must.Get(m.Bundles().Bundle(td))(t)
+		require.NoError(t, m.Report().NotReady)
+		assert.Empty(t, m.Report().Identities)
+
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.ErrorOf(m.Snapshot()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.ErrorOf(m.Credential()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, "default")), fs.ErrNotExist)
+
+		web := spiffe.MustParseID("spiffe://example.org/web")
+		require.NoError(t, m.Add(web))
+		first := must.Get(m.GenerateSecret(ctx, web.String()))(t)
+		time.Sleep(time.Hour) // of a day
+		synctest.Wait()
+		require.Len(t, m.Report().Identities, 1)
+		assert.False(t, m.Report().Identities[0].Own)
+		time.Sleep(20 * time.Hour)
+		synctest.Wait()
+		second := must.Get(m.GenerateSecret(ctx, web.String()))(t)
+		assert.True(t, second.NotAfter().After(first.NotAfter()), "it was renewed")
+		var out strings.Builder
+		require.NoError(t, m.Report().Metrics(&out))
+		assert.Contains(t, out.String(), `svidkit_secretcache_identities{state="valid"} 1`)
+
+		m.Remove(web)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, web.String())), fs.ErrNotExist)
+		require.NoError(t, m.Ready(ctx))
+		cancel()
+		require.NoError(t, <-done)
+
+		_, err = secretcache.New(secretcache.Config{TrustDomain: td, ID: web, CA: issuer})
+		assert.ErrorContains(t, err, "has its own")
+	})
+}
+
+// kept is a CA that keeps what it is asked for.
+type kept struct {
+	caclient.CA
+	requests  []*x509.CertificateRequest
+	lifetimes []time.Duration
+}
+
+func (k *kept) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	r, err := x509.ParseCertificateRequest(csr.DER())
+	if err != nil {
+		return nil, err
+	}
+	k.requests, k.lifetimes = append(k.requests, r), append(k.lifetimes, lifetime)
+	return k.CA.Sign(ctx, csr, lifetime)
+}
+
+// A request has the identity, a new key of the kind that was chosen, the lifetime, and no subject.
+func TestRequests(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	conformance.Covers(t, "IST-7.5-3", "IST-7.5-4")
+	for kind, want := range map[pki.KeyAlgorithm]string{
+		pki.ECDSAP256: "P-256", pki.ECDSAP384: "P-384", pki.RSA2048: "RSA 2048",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			k := &kept{CA: spiffetest.NewCA(t, "example.org")}
+			m := newManager(t, secretcache.Config{CA: k, Lifetime: 2 * time.Hour, NewKey: func() (crypto.Signer, error) { return pki.NewKey(kind) }})
+			start(t, m)
+			time.Sleep(5 * time.Hour)
+			synctest.Wait()
+			require.Greater(t, len(k.requests), 3)
+			seen := map[string]bool{}
+			for i, r := range k.requests {
+				assert.Empty(t, r.Subject.Names)
+				require.Len(t, r.URIs, 1)
+				assert.Equal(t, web.String(), r.URIs[0].String())
+				switch public := r.PublicKey.(type) {
+				case *ecdsa.PublicKey:
+					assert.Equal(t, want, public.Params().Name)
+				case *rsa.PublicKey:
+					assert.Equal(t, want, fmt.Sprint("RSA ", public.N.BitLen()))
+				default:
+					assert.Fail(t, "another kind of key", "%T", public)
+				}
+				assert.Equal(t, 2*time.Hour, k.lifetimes[i])
+				key := fmt.Sprint(r.RawSubjectPublicKeyInfo)
+				assert.False(t, seen[key], "a key is used twice")
+				seen[key] = true
+			}
+		})
+	}
+}
+
+// A Manager keeps what every source of identities and of bundles promises, also when it has renewed.
+func TestPromisesOfSources(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+		ca.Federate(other.Bundle())
+		m := newManager(t, secretcache.Config{CA: ca})
+		ready(t, m)
+		check := func() {
+			spiffetest.TestSVIDSource(t, func(testing.TB) spiffe.SVIDSource { return m })
+			spiffetest.TestBundleSource(t, func(testing.TB) (spiffe.BundleSource, []spiffe.TrustDomain) {
+				return m, []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}
+			})
+		}
+		check()
+		changed := m.Changed()
+		ca.Rotate()
+		<-changed
+		check()
+	})
+}
+
+// timed notes when it was asked to sign.
+type timed struct {
+	caclient.CA
+	mu    sync.Mutex
+	times []time.Time
+}
+
+func (c *timed) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	c.mu.Lock()
+	c.times = append(c.times, time.Now())
+	c.mu.Unlock()
+	return c.CA.Sign(ctx, csr, lifetime)
+}
+
+// A CA that is away from the first renewal to the end of the certificate is asked as often as the package comment says.
+func TestAttemptsOverALife(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	for _, tt := range []struct {
+		life, pause time.Duration // the shortest between two attempts
+		most        int           // attempts
+	}{
+		{20 * time.Second, 50 * time.Millisecond, 160},
+		{time.Minute, 120 * time.Millisecond, 160},
+		{499 * time.Second, 998 * time.Millisecond, 160},
+		{500 * time.Second, time.Second, 160},
+		{time.Hour, time.Second, 280},
+		{24 * time.Hour, time.Second, 460},
+	} {
+		bubble.Run(t, tt.life.String(), func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			c := &timed{CA: ca}
+			m := newManager(t, secretcache.Config{CA: c, Lifetime: tt.life})
+			svid, _ := ready(t, m)
+			ca.FailNext(1<<30, errDown)
+			time.Sleep(time.Until(svid.NotAfter()))
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			t.Logf("%d attempts", len(c.times)-1)
+			assert.LessOrEqual(t, len(c.times)-1, tt.most)
+			for i := 2; i < len(c.times); i++ {
+				assert.GreaterOrEqual(t, c.times[i].Sub(c.times[i-1]), tt.pause, "attempt %d", i)
+			}
+		})
+	}
 }

@@ -812,3 +812,13 @@ func TestIssuerBySignature(t *testing.T) {
 		}
 	}
 }
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	cafake.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake {
+		return cafake.NewZTS(t, ca, path).Fake
+	}, func(f *cafake.Fake) (caclient.CA, error) {
+		return athenz.New(athenz.Options{Endpoint: f.Endpoint(), Instance: cafake.AthenzInstance(f)})
+	})
+}

@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -181,4 +182,9 @@ func (b *metricsBuffer) value(name string) string {
 		}
 	}
 	return ""
+}
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
 }

@@ -1,6 +1,7 @@
 package istioca_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -21,12 +22,14 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -373,4 +376,47 @@ func TestChainForms(t *testing.T) {
 			assert.Equal(t, append(raw(rootsOf(t, before)), raw(test.roots)...), raw(rootsOf(t, after)))
 		})
 	}
+}
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	caclienttest.Run(t, caclienttest.NewIstio, func(f *caclienttest.Fake) (caclient.CA, error) {
+		return istioca.New(istioca.Options{Endpoint: f.Endpoint()})
+	})
+}
+
+// FuzzReadChain reads an answer, its texts parted by zero bytes.
+func FuzzReadChain(f *testing.F) {
+	ca := spiffetest.NewCA(f, "example.org")
+	id := spiffe.MustParseID("spiffe://example.org/web")
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(f)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(f)
+	chain := must.Get(ca.Intermediate().Certify(f.Context(), csr, []pki.SAN{pki.IDSAN(id)}, 0))(f)
+	leaf, mid, root := pem(chain[0]), pem(chain[1]), pem(ca.Root())
+	for _, texts := range [][]string{
+		nil, {""}, {"", ""}, {leaf}, {leaf, root}, {leaf, mid, root}, {leaf + mid, root + root}, {leaf, "", root}, {root, root}, {leaf, leaf}, {leaf, "x"}, {"x", root},
+		{strings.TrimSpace(leaf), strings.TrimSpace(mid), root}, {leaf[:100], root}, {strings.Repeat(leaf, 32), root}, {strings.Repeat(leaf, 33), root}, {mid, leaf, root},
+	} {
+		f.Add(strings.Join(texts, "\x00"))
+	}
+	f.Fuzz(func(t *testing.T, in string) {
+		texts := strings.Split(in, "\x00")
+		chain, roots, err := istioca.ReadChain(csr, texts)
+		if err != nil {
+			require.Empty(t, chain)
+			require.Empty(t, roots)
+			return
+		}
+		require.NotEmpty(t, chain)
+		require.NotEmpty(t, roots)
+		require.LessOrEqual(t, len(roots), 256)
+		require.True(t, pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()))
+		seen := map[string]bool{}
+		for i, c := range chain {
+			require.False(t, seen[string(c.Raw)])
+			seen[string(c.Raw)] = true
+			require.True(t, i == 0 || !c.IsCA || !bytes.Equal(c.RawIssuer, c.RawSubject) || c.CheckSignatureFrom(c) != nil)
+		}
+	})
 }

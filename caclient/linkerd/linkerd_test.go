@@ -747,3 +747,12 @@ func FuzzResponse(f *testing.F) {
 		}
 	})
 }
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	caclienttest.Run(t, caclienttest.NewLinkerd, func(f *caclienttest.Fake) (caclient.CA, error) {
+		e := f.Endpoint()
+		return linkerd.New(linkerd.Options{Endpoint: e, Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: e.TrustDomain.String()}})
+	})
+}

@@ -15,10 +15,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
@@ -337,5 +339,13 @@ func TestRevokedRootIsReplacedAtOnce(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(time.Second)
 		require.NoError(t, verified())
+	})
+}
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	caclienttest.Run(t, nil, func(f *caclienttest.Fake) (caclient.CA, error) {
+		return local.New(f.Signer(), f.Expectation().ID())
 	})
 }

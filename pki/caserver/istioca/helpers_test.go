@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -297,4 +298,9 @@ func post(ctx context.Context, t testing.TB, c *http.Client, url, token string, 
 		resp.Trailer = resp.Header
 	}
 	return resp, b
+}
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -299,4 +300,9 @@ func accept(t testing.TB, resp *wire.CertifyResponse, anchors []*x509.Certificat
 	sans := must.Get(pki.ParseSANs(leaf.Extensions))(t)
 	require.Equal(t, []pki.SAN{pki.DNSSAN(name)}, sans, "of no other kind either")
 	return leaf
+}
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
 }
