@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto"
-	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"log/slog"
@@ -23,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
@@ -30,7 +30,6 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	server "github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 var (
@@ -58,20 +57,8 @@ var tokens = authn.Func(func(r *http.Request) (*authn.Caller, error) {
 // listen serves a handler over TLS on a socket. The client has the roots of its server.
 func listen(t testing.TB, h http.Handler) (url string, client *http.Client) {
 	t.Helper()
-	host := spiffetest.NewCA(t, "server.test")
-	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	serve(t, h, tls.NewListener(l, &tls.Config{
-		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, ClientAuth: tls.RequestClientCert,
-		Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}},
-	}))
-	var protocols http.Protocols
-	protocols.SetHTTP2(true)
-	tr := &http.Transport{Protocols: &protocols, TLSClientConfig: &tls.Config{
-		MinVersion: tls.VersionTLS12, RootCAs: host.Bundle().CertPool(), ServerName: "ca.test",
-	}}
-	t.Cleanup(tr.CloseIdleConnections)
-	return "https://" + l.Addr().String(), &http.Client{Transport: tr}
+	url, cfg := caservertest.Listen(t, h)
+	return url, caservertest.HTTP2Client(t, cfg)
 }
 
 // serve serves a handler on l until the test ends.

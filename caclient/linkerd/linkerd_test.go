@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -127,26 +128,13 @@ func serve(t testing.TB, edit func(*tls.Config), answer func([]*x509.Certificate
 	if edit != nil {
 		edit(cfg)
 	}
-	start(t, l, caserver.ServeOptions{TLS: cfg, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	caservertest.ServeOn(t, l, caserver.ServeOptions{TLS: cfg, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.state, s.header = r.TLS, r.Header.Clone()
 		s.mu.Unlock()
 		h.ServeHTTP(w, r)
 	})})
 	return s
-}
-
-func start(t testing.TB, l net.Listener, o caserver.ServeOptions) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = caserver.Serve(ctx, l, o)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
 }
 
 func certificate(ca *spiffetest.CA, edit ...func(*x509.Certificate)) tls.Certificate {
@@ -319,7 +307,7 @@ func TestCertifierIsVerified(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		asked := make(chan struct{}, 1)
-		start(t, l, caserver.ServeOptions{Plaintext: true, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked <- struct{}{} })})
+		caservertest.ServeOn(t, l, caserver.ServeOptions{Plaintext: true, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked <- struct{}{} })})
 		_, err = s.client(t, func(o *linkerd.Options) { o.URL = "https://" + l.Addr().String() }).Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
 		requireKind(t, err, caclient.ErrUnavailable)
 		assert.Empty(t, asked)
@@ -538,7 +526,7 @@ func TestPlaintext(t *testing.T) {
 	through := fake.Endpoint() // what the proxy does
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	asked := make(chan string, 10)
-	start(t, l, caserver.ServeOptions{Plaintext: true, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	caservertest.ServeOn(t, l, caserver.ServeOptions{Plaintext: true, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked <- r.Proto
 		w.Header().Set("Content-Type", "application/grpc")
 		w.Header().Set("Grpc-Status", "14")

@@ -161,18 +161,13 @@ func TestFailedHandshake(t *testing.T) {
 func TestHandshakeEnds(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		l := memconn.Listen()
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
-		}()
+		stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
 		c := must.Get(l.DialContext(t.Context(), "", ""))(t)
 		defer c.Close()
 		began := time.Now()
 		require.Error(t, must.ErrorOf(c.Read(make([]byte, 1))))
 		assert.Equal(t, 10*time.Second, time.Since(began))
-		cancel()
-		require.NoError(t, <-done)
+		stop()
 	})
 }
 
@@ -193,11 +188,7 @@ func TestSilenceEnds(t *testing.T) {
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			l := memconn.Listen()
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() {
-				done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
-			}()
+			stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
 			raw := must.Get(l.DialContext(t.Context(), "", ""))(t)
 			c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
 			defer c.Close()
@@ -205,8 +196,7 @@ func TestSilenceEnds(t *testing.T) {
 			must.Get(io.WriteString(c, test.first))(t)
 			assert.NoError(t, must.ErrorOf(io.Copy(io.Discard, c)))
 			assert.LessOrEqual(t, time.Since(began), test.most)
-			cancel()
-			require.NoError(t, <-done)
+			stop()
 		})
 	}
 }
@@ -242,16 +232,11 @@ func TestServeJoins(t *testing.T) {
 		out := new(programtest.Log)
 		inner := memconn.Listen()
 		l := &lazy{Listener: inner}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
-		}()
+		stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
 		c := must.Get(inner.Dial(t.Context()))(t)
 		defer c.Close()
 		synctest.Wait()
-		cancel()
-		require.NoError(t, <-done)
+		stop()
 		assert.True(t, l.closed.Load())
 		assert.Empty(t, out.String(), "a handshake that the end of the server cuts is no failure")
 	})
@@ -322,14 +307,9 @@ func TestAcceptFails(t *testing.T) {
 	for range 3 {
 		l.errs <- &net.OpError{Op: "accept", Err: syscall.EMFILE}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
-	}()
+	stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, caservertest.ProxyClient(t), "http://"+l.Addr().String()))
-	cancel()
-	require.NoError(t, <-done)
+	stop()
 
 	// Anything else is the end.
 	l = open()

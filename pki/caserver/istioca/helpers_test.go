@@ -7,8 +7,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -29,7 +27,6 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 const (
@@ -127,53 +124,9 @@ func serve(t testing.TB, o istioca.Options) *server {
 		o.Signer = authority(t)
 	}
 	s.Server = newServer(t, o)
-	s.url, s.tls = listen(t, s.Server)
-	s.client = transport(t, s.tls)
+	s.url, s.tls = caservertest.Listen(t, s.Server)
+	s.client = caservertest.HTTP2Client(t, s.tls)
 	return s
-}
-
-// listen serves a handler over TLS on a socket, and returns the configuration of its clients.
-func listen(t testing.TB, h http.Handler) (url string, client *tls.Config) {
-	t.Helper()
-	host := spiffetest.NewCA(t, "server.test")
-	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
-	cfg := &tls.Config{
-		MinVersion:   tls.VersionTLS12,
-		NextProtos:   []string{"h2", "http/1.1"},
-		ClientAuth:   tls.RequestClientCert,
-		Certificates: []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}},
-	}
-	url = start(t, h, func(hs *http.Server, l net.Listener) error { return hs.Serve(tls.NewListener(l, cfg)) })
-	return "https" + url, &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: host.Bundle().CertPool(), ServerName: "ca.test"}
-}
-
-// start serves a handler on a socket, and returns its URL without the scheme.
-func start(t testing.TB, h http.Handler, run func(*http.Server, net.Listener) error) string {
-	t.Helper()
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(true)
-	protocols.SetUnencryptedHTTP2(true)
-	hs := &http.Server{Handler: h, Protocols: &protocols, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = run(hs, l) })
-	t.Cleanup(func() { _ = hs.Close(); wg.Wait() })
-	return "://" + l.Addr().String()
-}
-
-// transport returns a client that speaks HTTP/2 with cfg, or without TLS if that is nil.
-func transport(t testing.TB, cfg *tls.Config) *http.Client {
-	t.Helper()
-	var protocols http.Protocols
-	if cfg == nil {
-		protocols.SetUnencryptedHTTP2(true)
-	} else {
-		protocols.SetHTTP2(true)
-	}
-	tr := &http.Transport{TLSClientConfig: cfg.Clone(), Protocols: &protocols} // which changes it
-	t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr}
 }
 
 func raw(certs []*x509.Certificate) [][]byte {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -152,7 +153,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	done := make(chan struct{})
 	inner := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, Timeout: 10 * time.Millisecond})
-	url, cfg := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	url, cfg := caservertest.Listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		inner.ServeHTTP(w, r)
 		close(done)
 	}))

@@ -215,8 +215,8 @@ func TestPlaintext(t *testing.T) {
 	for allow, code := range map[bool]grpchttp.Code{false: grpchttp.Unauthenticated, true: 0} {
 		l := new(programtest.Log)
 		s := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, AllowPlaintext: allow, Logger: caservertest.Logger(l)})
-		url := "http" + start(t, s, func(hs *http.Server, l net.Listener) error { return hs.Serve(l) })
-		_, err := call(t.Context(), transport(t, nil), url, "web", goodRequest(t))
+		url := "http" + caservertest.Start(t, s, func(hs *http.Server, l net.Listener) error { return hs.Serve(l) })
+		_, err := call(t.Context(), caservertest.HTTP2Client(t, nil), url, "web", goodRequest(t))
 		if allow {
 			require.NoError(t, err)
 			continue
@@ -295,7 +295,7 @@ func TestClientCertificate(t *testing.T) {
 		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(id)}))(t)
 		cfg := s.tls.Clone()
 		cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
-		resp := must.Get(call(t.Context(), transport(t, cfg), s.url, "", goodRequest(t)))(t)
+		resp := must.Get(call(t.Context(), caservertest.HTTP2Client(t, cfg), s.url, "", goodRequest(t)))(t)
 		return raw(parse(t, resp.GetCertChain())[0])
 	}
 	leaf := must.Get(x509.ParseCertificate(renew("spiffe://example.org/batch")[0]))(t)
@@ -305,7 +305,7 @@ func TestClientCertificate(t *testing.T) {
 	cfg := s.tls.Clone()
 	chain, key := spiffetest.NewCA(t, "example.org").Certificate("/batch")
 	cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
-	c := transport(t, cfg)
+	c := caservertest.HTTP2Client(t, cfg)
 	_, err = call(t.Context(), c, s.url, "", goodRequest(t))
 	refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 	resp := must.Get(call(t.Context(), c, s.url, "web", goodRequest(t)))(t)
@@ -328,7 +328,7 @@ func TestRenewalsEnd(t *testing.T) {
 		return func(chain []*x509.Certificate, token string) ([]*x509.Certificate, error) {
 			cfg := s.tls.Clone()
 			cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
-			resp, err := call(t.Context(), transport(t, cfg), s.url, token, &wire.IstioCertificateRequest{Csr: string(csr.PEM()), ValidityDuration: 3600})
+			resp, err := call(t.Context(), caservertest.HTTP2Client(t, cfg), s.url, token, &wire.IstioCertificateRequest{Csr: string(csr.PEM()), ValidityDuration: 3600})
 			if err != nil {
 				return nil, err
 			}
@@ -756,7 +756,7 @@ func TestConcurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 32 {
 		csr := newCSR(t, pki.CSROptions{})
-		c := transport(t, s.tls)
+		c := caservertest.HTTP2Client(t, s.tls)
 		wg.Go(func() {
 			for range 4 {
 				resp, err := call(t.Context(), c, s.url, fmt.Sprint(i), &wire.IstioCertificateRequest{Csr: csr})
