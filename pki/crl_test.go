@@ -133,12 +133,10 @@ const (
 	tagUTC, tagGeneralized, tagEnum = 0x17, 0x18, 0x0a
 )
 
-func utc(s string) []byte         { return der(tagUTC, []byte(s)) }
-func generalized(s string) []byte { return der(tagGeneralized, []byte(s)) }
-func integer(b ...byte) []byte    { return der(tagInt, b) }
-func crlEntries(e ...[]byte) []byte {
-	return der(tagSeq, e...)
-}
+func utc(s string) []byte             { return der(tagUTC, []byte(s)) }
+func generalized(s string) []byte     { return der(tagGeneralized, []byte(s)) }
+func integer(b ...byte) []byte        { return der(tagInt, b) }
+func crlEntries(e ...[]byte) []byte   { return der(tagSeq, e...) }
 func crlEntry(parts ...[]byte) []byte { return der(tagSeq, parts...) }
 func crlExts(e ...[]byte) []byte      { return der(0xa0, der(tagSeq, e...)) }
 

@@ -471,9 +471,7 @@ func (r request) der(t testing.TB) []byte {
 		signed = h[:]
 	}
 	var sig []byte
-	fips140.WithoutEnforcement(func() {
-		sig = must.Get(key.Sign(rand.Reader, signed, opts))(t)
-	})
+	fips140.WithoutEnforcement(func() { sig = must.Get(key.Sign(rand.Reader, signed, opts))(t) })
 	if r.change != nil {
 		tbs = r.change(bytes.Clone(tbs))
 	}
@@ -490,9 +488,7 @@ var p256Key = func() crypto.Signer {
 }()
 
 func hostile(t testing.TB) map[string]request {
-	spkiOf := func(pub crypto.PublicKey) []byte {
-		return must.Get(x509.MarshalPKIXPublicKey(pub))(t)
-	}
+	spkiOf := func(pub crypto.PublicKey) []byte { return must.Get(x509.MarshalPKIXPublicKey(pub))(t) }
 	p224 := must.Get(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
 	rsa1024 := smallKey(t)
 	spki := spkiOf(p256Key.Public())
@@ -926,8 +922,6 @@ func TestCSRKeyFastPath(t *testing.T) {
 // smallKey returns an RSA key that is too small, which the FIPS mode of Go would not make.
 func smallKey(t testing.TB) (key *rsa.PrivateKey) {
 	t.Helper()
-	fips140.WithoutEnforcement(func() {
-		key = must.Get(rsa.GenerateKey(rand.Reader, 1024))(t)
-	})
+	fips140.WithoutEnforcement(func() { key = must.Get(rsa.GenerateKey(rand.Reader, 1024))(t) })
 	return key
 }

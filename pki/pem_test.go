@@ -41,9 +41,7 @@ func keyFiles(t testing.TB) map[string]struct {
 	p256 := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	p521 := must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 	ed := newKey(t, pki.Ed25519)
-	pkcs8 := func(key any) []byte {
-		return must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
-	}
+	pkcs8 := func(key any) []byte { return must.Get(x509.MarshalPKCS8PrivateKey(key))(t) }
 	sec1 := must.Get(x509.MarshalECPrivateKey(p256))(t)
 	pkcs1 := x509.MarshalPKCS1PrivateKey(rsaKey().(*rsa.PrivateKey))
 	params := block("EC PARAMETERS", unhex("06082a8648ce3d030107"))

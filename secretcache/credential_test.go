@@ -370,14 +370,10 @@ func names(names ...string) func(*dnsCA) {
 	return dnsTemplate(func(c *x509.Certificate) { c.DNSNames = names })
 }
 
-func dnsTemplate(edit func(*x509.Certificate)) func(*dnsCA) {
-	return func(c *dnsCA) { c.edit(edit) }
-}
+func dnsTemplate(edit func(*x509.Certificate)) func(*dnsCA) { return func(c *dnsCA) { c.edit(edit) } }
 
 func dnsChain(edit func(*dnsCA, answer) answer) func(*dnsCA) {
-	return func(c *dnsCA) {
-		c.EditAnswers(func(a answer) answer { return edit(c, a) })
-	}
+	return func(c *dnsCA) { c.EditAnswers(func(a answer) answer { return edit(c, a) }) }
 }
 
 // TestBrokenCredentials has the CA answer badly, one fault at a time, at first or from the first renewal on. What works

@@ -370,9 +370,7 @@ func TestWriteMetrics(t *testing.T) {
 		web, db := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/db")
 		m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca}))(t)
 		require.NoError(t, m.Add(db))
-		read := func() map[string]float64 {
-			return must.Get(metricstest.Of(m.Report().Metrics))(t).Samples
-		}
+		read := func() map[string]float64 { return must.Get(metricstest.Of(m.Report().Metrics))(t).Samples }
 		s := read()
 		assert.Equal(t, 2., s[`svidkit_secretcache_identities{state="missing"}`])
 		assert.NotContains(t, s, `svidkit_secretcache_bundles_confirmed_timestamp_seconds`)

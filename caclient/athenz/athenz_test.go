@@ -188,9 +188,7 @@ func TestRefreshConcurrently(t *testing.T) {
 	c.use()
 	var wg sync.WaitGroup
 	for range 8 {
-		wg.Go(func() {
-			assert.NoError(t, must.ErrorOf(c.get()))
-		})
+		wg.Go(func() { assert.NoError(t, must.ErrorOf(c.get())) })
 	}
 	wg.Wait()
 	c.use()

@@ -130,12 +130,8 @@ func TestOldRootsStay(t *testing.T) {
 		current := pem(signer.Root(), old)
 		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
 		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true}})
-		sign := func() {
-			must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
-		}
-		roots := func() [][]byte {
-			return raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t)))
-		}
+		sign := func() { must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t) }
+		roots := func() [][]byte { return raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t))) }
 		_, err := c.FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrInvalid) // this CA wants to see names
 		sign()
@@ -273,9 +269,7 @@ func TestSourceWithdraws(t *testing.T) {
 			return must.Get(must.Get(c.FetchBundles(t.Context()))(t).Bundle(domain))(t)
 		}
 		roots := func() [][]byte { return raw(rootsOf(t, must.Get(spiffe.NewBundleSet(fetch()))(t))) }
-		sign := func() {
-			must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
-		}
+		sign := func() { must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t) }
 		_, err := c.FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrUnavailable)
 		sign() // a source that is away does not matter any more

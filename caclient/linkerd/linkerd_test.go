@@ -321,16 +321,12 @@ func TestResponses(t *testing.T) {
 	csr := newCSR(t, pki.DNSSAN(web))
 	chain := must.Get(ca.Intermediate().Certify(t.Context(), csr, csr.SANs(), time.Hour))(t)
 	end, now := chain[0].NotAfter, time.Now()
-	write := func(f func(*protofield.Writer)) []byte {
-		return must.Get(protofield.Write(f))(t)
-	}
+	write := func(f func(*protofield.Writer)) []byte { return must.Get(protofield.Write(f))(t) }
 	certs := func(w *protofield.Writer) {
 		w.AddBytes(1, chain[0].Raw)
 		w.AddBytes(2, chain[1].Raw)
 	}
-	at := func(until time.Time) []byte {
-		return must.Get(response(chain, until))(t)
-	}
+	at := func(until time.Time) []byte { return must.Get(response(chain, until))(t) }
 	for name, message := range map[string][]byte{
 		"as it should be":          at(end),
 		"a second later":           at(end.Add(time.Second)),
@@ -563,9 +559,7 @@ func TestDistrust(t *testing.T) {
 		}
 	}
 	c := s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file })
-	sign := func() error {
-		return must.ErrorOf(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0))
-	}
+	sign := func() error { return must.ErrorOf(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)) }
 	require.NoError(t, sign())
 	require.NoError(t, os.Remove(file))
 	require.NoError(t, sign(), "the connection was good, and nothing else is known")

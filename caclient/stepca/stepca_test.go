@@ -48,9 +48,7 @@ func newCSR(t testing.TB, f *cafake.Fake, more ...pki.SAN) (*pki.CSR, func(chain
 	}
 }
 
-func fingerprint(c *x509.Certificate) string {
-	return fmt.Sprintf("%x", sha256.Sum256(c.Raw))
-}
+func fingerprint(c *x509.Certificate) string { return fmt.Sprintf("%x", sha256.Sum256(c.Raw)) }
 
 func newClient(t testing.TB, o stepca.Options) *stepca.CA {
 	t.Helper()
@@ -204,9 +202,7 @@ func TestRules(t *testing.T) {
 	csr, _ := newCSR(t, f)
 	more, _ := newCSR(t, f, pki.DNSSAN("admin.example.org"))
 	none := must.Get(pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{}))(t)
-	static := func(token string) func(context.Context) (string, error) {
-		return cafake.Give(token)
-	}
+	static := func(token string) func(context.Context) (string, error) { return cafake.Give(token) }
 	for _, tt := range []struct {
 		name     string
 		token    func(context.Context) (string, error)
@@ -338,9 +334,7 @@ func TestAnswers(t *testing.T) {
 	chain := must.Get(ca.Intermediate().Sign(t.Context(), csr, 0))(t)
 	leaf, issuer := string(pki.MarshalCertificatesPEM(chain[0])), string(pki.MarshalCertificatesPEM(chain[1]))
 	root := string(pki.MarshalCertificatesPEM(ca.Root()))
-	answer := func(v any) []byte {
-		return must.Get(json.Marshal(v))(t)
-	}
+	answer := func(v any) []byte { return must.Get(json.Marshal(v))(t) }
 	for name, body := range map[string][]byte{
 		"an early version":  answer(map[string]any{"crt": leaf, "ca": issuer}),
 		"a chain":           answer(map[string]any{"crt": "x", "ca": "y", "certChain": []string{leaf, issuer}}),

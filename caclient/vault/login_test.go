@@ -177,9 +177,7 @@ func TestLoginOfAnEndedCall(t *testing.T) {
 			assert.ErrorIs(t, must.ErrorOf(c.Sign(first, webCSR(t), 0)), context.DeadlineExceeded)
 		})
 		synctest.Wait()
-		wg.Go(func() {
-			assert.NoError(t, must.ErrorOf(c.Sign(t.Context(), webCSR(t), 0)))
-		})
+		wg.Go(func() { assert.NoError(t, must.ErrorOf(c.Sign(t.Context(), webCSR(t), 0))) })
 		impatient, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, errors.New("impatient"))
 		defer cancel()
 		assert.ErrorContains(t, must.ErrorOf(c.Sign(impatient, webCSR(t), 0)), "impatient")

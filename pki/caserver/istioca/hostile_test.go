@@ -308,9 +308,7 @@ func TestMetadataIsCheap(t *testing.T) {
 	}
 }
 
-func appendLen(b []byte) []byte {
-	return append(binary.AppendUvarint(nil, uint64(len(b))), b...)
-}
+func appendLen(b []byte) []byte { return append(binary.AppendUvarint(nil, uint64(len(b))), b...) }
 
 // seeds are messages, good and bad.
 func seeds(t testing.TB) [][]byte {
