@@ -537,3 +537,28 @@ func TestLifetimeInSeconds(t *testing.T) {
 		assert.Equal(t, want, r.body.NotAfter, "%v", wish)
 	}
 }
+
+// startCA starts a CA for the example, which has no test.
+func startCA() (endpoint caclient.Endpoint, rootFingerprint string, stop func()) {
+	t := new(exampleT)
+	root := spiffetest.NewCA(t, "example.org")
+	endpoint = cafake.NewStepCA(t, root, "/web").Endpoint()
+	endpoint.HTTPClient = nil
+	return endpoint, fingerprint(root.Root()), t.end
+}
+
+// exampleT is what a test function is given; an example has none, and this one does not fail.
+type exampleT struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleT) Helper() {}
+
+func (t *exampleT) Cleanup(f func()) { t.cleanups = append(t.cleanups, f) }
+
+func (t *exampleT) end() {
+	for _, f := range slices.Backward(t.cleanups) {
+		f()
+	}
+}
