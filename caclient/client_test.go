@@ -3,19 +3,21 @@ package caclient_test
 import (
 	"cmp"
 	"context"
+	"crypto"
 	"crypto/x509"
 	"errors"
 	"io"
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -52,9 +54,7 @@ func (p *plain) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 
 func newClient(t testing.TB, ca caclient.CA, opts *caclient.Options) caclient.CA {
 	t.Helper()
-	c, err := caclient.New(ca, opts)
-	require.NoError(t, err)
-	return c
+	return must.Get(caclient.New(ca, opts))(t)
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -93,8 +93,7 @@ func TestSign(t *testing.T) {
 	c := newClient(t, inner, nil)
 	for range 3 {
 		asked := time.Now()
-		chain, err := c.Sign(t.Context(), newCSR(t, web), 10*time.Minute)
-		require.NoError(t, err)
+		chain := must.Get(c.Sign(t.Context(), newCSR(t, web), 10*time.Minute))(t)
 		assert.Len(t, chain, 2)
 		assert.WithinRange(t, chain[0].NotAfter, asked.Add(10*time.Minute-time.Second), time.Now().Add(10*time.Minute+time.Second))
 	}
@@ -107,8 +106,7 @@ func TestSignRefusesRequests(t *testing.T) {
 	inner := newPlain(spiffetest.NewCA(t, "example.org"))
 	c := newClient(t, inner, nil)
 	api := spiffe.MustParseID("spiffe://example.org/api")
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	page, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN("web"), {Type: pki.URI, Value: "https://example.org/web"}}})
 	require.NoError(t, err)
 	for name, csr := range map[string]*pki.CSR{
@@ -116,9 +114,7 @@ func TestSignRefusesRequests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.Sign(t.Context(), csr, 0)
-			e, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok)
-			assert.Equal(t, caclient.ErrInvalid, e.Kind)
+			assert.Equal(t, caclient.ErrInvalid, must.As[*caclient.Error](err)(t).Kind)
 		})
 	}
 	assert.Empty(t, inner.calls, "the CA was not asked")
@@ -142,8 +138,7 @@ func TestFailuresAreHandedOn(t *testing.T) {
 }
 
 func TestEachCallHasADeadline(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for timeout, want := range map[time.Duration]time.Duration{0: 10 * time.Second, time.Second: time.Second} {
 			ca := spiffetest.NewCA(t, "example.org")
 			inner := newPlain(ca)
@@ -159,34 +154,29 @@ func TestCancel(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("going home")
 	for name, says := range map[string]error{"the CA says why": nil, "the CA says another thing": io.EOF} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				inner := newPlain(spiffetest.NewCA(t, "example.org"))
-				inner.before = func(ctx context.Context, _ int) error {
-					<-ctx.Done()
-					return cmp.Or(says, context.Cause(ctx))
-				}
-				ctx, cancel := context.WithCancelCause(t.Context())
-				time.AfterFunc(3*time.Second, func() { cancel(cause) })
-				c := newClient(t, inner, nil)
-				_, err := c.Sign(ctx, newCSR(t, web), 0)
-				assert.ErrorIs(t, err, cause)
-				if says != nil {
-					assert.ErrorIs(t, err, says)
-				}
-				assert.Equal(t, 3*time.Second, time.Since(inner.start))
-				assert.Len(t, inner.calls, 1)
+		bubble.Run(t, name, func(t *testing.T) {
+			inner := newPlain(spiffetest.NewCA(t, "example.org"))
+			inner.before = func(ctx context.Context, _ int) error {
+				<-ctx.Done()
+				return cmp.Or(says, context.Cause(ctx))
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(3*time.Second, func() { cancel(cause) })
+			c := newClient(t, inner, nil)
+			_, err := c.Sign(ctx, newCSR(t, web), 0)
+			assert.ErrorIs(t, err, cause)
+			if says != nil {
+				assert.ErrorIs(t, err, says)
+			}
+			assert.Equal(t, 3*time.Second, time.Since(inner.start))
+			assert.Len(t, inner.calls, 1)
 
-				for _, c := range []caclient.CA{c, newClient(t, inner, nil)} {
-					_, err = c.Sign(ctx, newCSR(t, web), 0)
-					assert.ErrorIs(t, err, cause)
-					_, err = c.FetchBundles(ctx)
-					assert.ErrorIs(t, err, cause)
-				}
-				assert.Len(t, inner.calls, 1, "the CA is not asked for a caller that has gone")
-				assert.Len(t, inner.fetches, 1, "the CA is not asked for a caller that has gone")
-			})
+			for _, c := range []caclient.CA{c, newClient(t, inner, nil)} {
+				assert.ErrorIs(t, must.ErrorOf(c.Sign(ctx, newCSR(t, web), 0)), cause)
+				assert.ErrorIs(t, must.ErrorOf(c.FetchBundles(ctx)), cause)
+			}
+			assert.Len(t, inner.calls, 1, "the CA is not asked for a caller that has gone")
+			assert.Len(t, inner.fetches, 1, "the CA is not asked for a caller that has gone")
 		})
 	}
 }
@@ -204,16 +194,13 @@ func TestChainsAreTidied(t *testing.T) {
 		"everything twice":     func(c []*x509.Certificate) []*x509.Certificate { return append(c, c...) },
 		"backwards":            func(c []*x509.Certificate) []*x509.Certificate { slices.Reverse(c); return append(c, root) },
 		"copies of a certificate": func(c []*x509.Certificate) []*x509.Certificate {
-			again, err := x509.ParseCertificate(c[1].Raw)
-			require.NoError(t, err)
-			return append(c, again)
+			return append(c, must.Get(x509.ParseCertificate(c[1].Raw))(t))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			issuer := ca.Intermediate()
 			issuer.EditAnswers(edit)
-			chain, err := newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0)
-			require.NoError(t, err)
+			chain := must.Get(newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0))(t)
 			require.Len(t, chain, 2)
 			assert.NoError(t, chain[0].CheckSignatureFrom(chain[1]))
 			assert.NoError(t, chain[1].CheckSignatureFrom(root))
@@ -228,9 +215,7 @@ func TestChainsAreTidied(t *testing.T) {
 		require.Equal(t, link[0].RawSubject, link[0].RawIssuer)
 		issuer := ca.Intermediate()
 		issuer.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return append(c, root, link[0]) })
-		chain, err := newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0)
-		require.NoError(t, err)
-		assert.Len(t, chain, 3)
+		assert.Len(t, must.Get(newClient(t, issuer, nil).Sign(t.Context(), newCSR(t, web), 0))(t), 3)
 	})
 }
 
@@ -295,26 +280,21 @@ func TestNewRootIsFetched(t *testing.T) {
 	_, err := c.Sign(t.Context(), newCSR(t, web), 0)
 	require.NoError(t, err)
 	ca.Rotate()
-	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), newCSR(t, web), 0))(t)
 	assert.Len(t, inner.fetches, 2)
-	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), newCSR(t, web), 0))(t)
 	assert.Len(t, inner.fetches, 2)
 
 	// If the bundles cannot be had, that is the error, with what it says about another try.
 	ca.Rotate()
 	broken := &failingFetch{CA: ca, err: &caclient.Error{Op: "fetch bundles", Kind: caclient.ErrDenied, Err: io.EOF}}
-	_, err = newClient(t, broken, nil).Sign(t.Context(), newCSR(t, web), 0)
-	assert.ErrorIs(t, err, broken.err)
+	assert.ErrorIs(t, must.ErrorOf(newClient(t, broken, nil).Sign(t.Context(), newCSR(t, web), 0)), broken.err)
 	assert.Zero(t, broken.signed.Load(), "nothing is signed that cannot be checked")
 	broken.good.Store(1)
 	c = newClient(t, broken, nil)
-	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), newCSR(t, web), 0))(t)
 	ca.Rotate()
-	_, err = c.Sign(t.Context(), newCSR(t, web), 0)
-	assert.ErrorIs(t, err, broken.err)
+	assert.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, web), 0)), broken.err)
 }
 
 // failingFetch answers good.Load() calls of FetchBundles and fails from then on.
@@ -337,8 +317,7 @@ func (f *failingFetch) FetchBundles(ctx context.Context) (*spiffe.BundleSet, err
 }
 
 func TestFetchBundles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		c := newClient(t, ca, nil)
 		set, err := c.FetchBundles(t.Context())
@@ -361,3 +340,193 @@ func (nothing) Sign(context.Context, *pki.CSR, time.Duration) ([]*x509.Certifica
 	return nil, nil
 }
 func (nothing) FetchBundles(context.Context) (*spiffe.BundleSet, error) { return nil, nil }
+
+func TestKinds(t *testing.T) {
+	t.Parallel()
+	kinds := []error{caclient.ErrUnavailable, caclient.ErrInvalid, caclient.ErrUnauthenticated, caclient.ErrDenied, caclient.ErrBadAnswer, nil}
+	for i, text := range []string{"unavailable: ", "invalid request: ", "not authenticated: ", "denied: ", "bad answer: ", ""} {
+		cause := errors.New("cause")
+		e := &caclient.Error{Op: "sign", Kind: kinds[i], RetryAfter: 3 * time.Second, Err: cause}
+		assert.Equal(t, "caclient: sign: "+text+"cause", e.Error())
+		assert.ErrorIs(t, e, cause)
+		for _, other := range kinds[:5] {
+			assert.Equal(t, other == kinds[i], errors.Is(e, other))
+		}
+		after, ok := e.Retryable()
+		assert.Equal(t, i == 0, ok)
+		if ok {
+			assert.Equal(t, 3*time.Second, after)
+		} else {
+			assert.Zero(t, after)
+		}
+		e.MayPass = true
+		after, ok = e.Retryable()
+		assert.True(t, ok, "it says so itself")
+		assert.Equal(t, 3*time.Second, after)
+	}
+}
+
+var web = spiffe.MustParseID("spiffe://example.org/web")
+
+func csrFor(t testing.TB, key crypto.Signer, ids ...spiffe.ID) *pki.CSR {
+	t.Helper()
+	var opts pki.CSROptions
+	for _, id := range ids {
+		opts.SANs = append(opts.SANs, pki.IDSAN(id))
+	}
+	return must.Get(pki.NewCSR(key, opts))(t)
+}
+
+func newCSR(t testing.TB, ids ...spiffe.ID) *pki.CSR {
+	t.Helper()
+	return csrFor(t, must.Get(pki.NewKey(pki.ECDSAP256))(t), ids...)
+}
+
+func requireBadAnswer(t testing.TB, err error) {
+	t.Helper()
+	e := must.As[*caclient.Error](err)(t)
+	require.Equal(t, caclient.ErrBadAnswer, e.Kind)
+	_, ok := e.Retryable()
+	require.False(t, ok, "a CA that sent nonsense is not asked again")
+}
+
+func TestCheckAccepts(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	deep := ca.Intermediate()
+	for name, issuer := range map[string]*spiffetest.CA{"a root's leaf": ca, "an intermediate's leaf": deep} {
+		t.Run(name, func(t *testing.T) {
+			chain, key := issuer.Certificate("/web")
+			// The request may name anything, or nothing: id is what counts.
+			for _, csr := range []*pki.CSR{csrFor(t, key), csrFor(t, key, web), csrFor(t, key, spiffe.MustParseID("spiffe://example.org/other"))} {
+				assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), ca.Bundle(), time.Now()))
+				assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), ca.Bundles(), chain[0].NotAfter))
+			}
+		})
+	}
+	t.Run("any usage, or none said", func(t *testing.T) {
+		for _, usage := range [][]x509.ExtKeyUsage{nil, {x509.ExtKeyUsageAny}} {
+			chain, key := ca.Certificate("/web", func(c *x509.Certificate) { c.ExtKeyUsage = usage })
+			assert.NoError(t, caclient.Check(chain, csrFor(t, key), pki.ExpectID(web), ca.Bundle(), time.Now()))
+		}
+	})
+}
+
+// Each answer is good but for one thing.
+func TestCheckRefuses(t *testing.T) {
+	t.Parallel()
+	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+	foreign := spiffetest.NewCA(t, "example.com")
+	deep := ca.Intermediate()
+	good, key := deep.Certificate("/web")
+	big, bigKey := deep.Certificate("/web", func(c *x509.Certificate) {
+		c.Subject.OrganizationalUnit = []string{string(make([]byte, 64<<10))}
+	})
+	signing, signingKey := ca.Certificate("/web", func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} })
+	foreignChain, foreignKey := foreign.Certificate("/web")
+	stolen, stolenKey := foreign.Certificate("/web", func(c *x509.Certificate) { c.URIs[0] = web.URL() })
+	now := time.Now() // after the last leaf: a certificate is not valid in the second before it was made
+	csr := csrFor(t, key)
+	empty := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{}))(t)
+	unusable := must.Get(spiffe.NewBundle(ca.TrustDomain(), other.Bundle().Contents()))(t)
+	both := ca.Bundles().With(foreign.Bundle())
+	chainOf := func(n int) []*x509.Certificate {
+		c := slices.Clone(good)
+		for len(c) < n {
+			c = append(c, good[1])
+		}
+		return c
+	}
+	require.NoError(t, caclient.Check(good, csr, pki.ExpectID(web), ca.Bundle(), now))
+	require.NoError(t, caclient.Check(chainOf(16), csr, pki.ExpectID(web), ca.Bundle(), now))
+
+	for _, tt := range []struct {
+		name    string
+		chain   []*x509.Certificate
+		csr     *pki.CSR
+		id      spiffe.ID
+		bundles spiffe.BundleSource
+		now     time.Time
+		is      error
+		says    string
+	}{
+		{"no chain", nil, csr, web, both, now, nil, "empty"},
+		{"no leaf", good[:0], csr, web, both, now, nil, "empty"},
+		{"a hole", []*x509.Certificate{good[0], nil}, csr, web, both, now, nil, "nil certificate"},
+		{"too many", chainOf(17), csr, web, both, now, spiffe.ErrTooLarge, "17 certificates, the limit is 16"},
+		{"too large", big, csrFor(t, bigKey), web, both, now, spiffe.ErrTooLarge, "bytes of certificates, the limit is 65536"},
+		{"the leaf last", []*x509.Certificate{good[1], good[0]}, csr, web, both, now, nil, "certificate 2 of 2 is not a CA"},
+		{"two leaves", []*x509.Certificate{good[0], good[1], foreignChain[0]}, csr, web, both, now, nil, "certificate 3 of 3 is not a CA"},
+		{"no request", good, nil, web, both, now, nil, "no request"},
+		{"an empty request", good, new(pki.CSR), web, both, now, nil, "public key"},
+		{"another key", good, newCSR(t, web), web, both, now, nil, "public key is not that of the request"},
+		{"the signer's own certificate", good[1:], csr, web, both, now, nil, "public key is not that of the request"},
+		{"no ID", good, csr, spiffe.ID{}, both, now, spiffe.ErrZero, "nothing was expected"},
+		{"another workload", good, csr, spiffe.MustParseID("spiffe://example.org/api"), both, now, nil, `the leaf is for "spiffe://example.org/web"`},
+		{"a workload below", good, csr, spiffe.MustParseID("spiffe://example.org/web/x"), both, now, nil, "the leaf is for"},
+		{"another trust domain", foreignChain, csrFor(t, foreignKey), web, both, now, nil, `the leaf is for "spiffe://example.com/web"`},
+		{"signed by another trust domain", stolen, csrFor(t, stolenKey), web, both, now, nil, "authority"},
+		{"no bundles", good, csr, web, nil, now, nil, "no bundle source"},
+		{"no bundle of the trust domain", good, csr, web, foreign.Bundle(), now, spiffe.ErrUnknownTrustDomain, ""},
+		{"an empty bundle", good, csr, web, empty, now, spiffe.ErrNoAuthority, ""},
+		{"another root", good, csr, web, unusable, now, nil, "authority"},
+		{"no intermediate", good[:1], csr, web, both, now, nil, "authority"},
+		{"another intermediate", []*x509.Certificate{good[0], ca.Intermediate().Root()}, csr, web, both, now, nil, "authority"},
+		{"for signing code", signing, csrFor(t, signingKey), web, both, now, nil, "incompatible key usage"},
+		{"not yet valid", good, csr, web, both, good[0].NotBefore.Add(-time.Second), nil, "not yet valid"},
+		{"expired", good, csr, web, both, good[0].NotAfter.Add(time.Second), nil, "expired"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			err := caclient.Check(tt.chain, tt.csr, pki.ExpectID(tt.id), tt.bundles, tt.now)
+			requireBadAnswer(t, err)
+			assert.ErrorContains(t, err, tt.says)
+			if tt.is != nil {
+				assert.ErrorIs(t, err, tt.is)
+			}
+		})
+	}
+}
+
+// Every way of being no identity that the fixtures know.
+func TestCheckRefusesFaults(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	refused := 0
+	for _, f := range spiffetest.Faults() {
+		if !slices.Contains(f.Refused, spiffe.BothRoles) {
+			continue
+		}
+		refused++
+		t.Run(f.Name, func(t *testing.T) {
+			chain, key := ca.Broken(f.Name)
+			// Even a caller that wants exactly the ID in the leaf does not get it.
+			id, err := spiffe.IDFromCertificate(chain[0])
+			if err != nil {
+				id = spiffe.MustParseID("spiffe://example.org/broken")
+			}
+			requireBadAnswer(t, caclient.Check(chain, csrFor(t, key), pki.ExpectID(id), ca.Bundle(), time.Now()))
+		})
+	}
+	assert.Greater(t, refused, 17)
+}
+
+// A flipped bit anywhere in the certificate: either it does not parse, or it is refused.
+func TestCheckRefusesDamage(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	chain, key := ca.Certificate("/web")
+	csr, raw := csrFor(t, key), chain[0].Raw
+	parsed := 0
+	for i := range raw {
+		damaged := slices.Clone(raw)
+		damaged[i] ^= 1 << (i % 8)
+		c, err := x509.ParseCertificate(damaged)
+		if err != nil {
+			continue
+		}
+		parsed++
+		require.Error(t, caclient.Check([]*x509.Certificate{c}, csr, pki.ExpectID(web), ca.Bundle(), time.Now()), "byte %d", i)
+	}
+	assert.Greater(t, parsed, 100)
+}

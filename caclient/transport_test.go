@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -94,8 +95,7 @@ func writeFile(t testing.TB, name string, data []byte) {
 
 func writePair(t testing.TB, dir string, chain []*x509.Certificate, key crypto.Signer) {
 	t.Helper()
-	pem, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	writeFile(t, filepath.Join(dir, "key.pem"), pem)
 	writeFile(t, filepath.Join(dir, "cert-chain.pem"), pki.MarshalCertificatesPEM(chain...))
 }
@@ -118,16 +118,14 @@ func folder(t testing.TB, host *spiffetest.CA) string {
 
 func newHTTPClient(t testing.TB, o caclient.TLSOptions) *http.Client {
 	t.Helper()
-	c, err := caclient.NewHTTPClient(o)
-	require.NoError(t, err)
+	c := must.Get(caclient.NewHTTPClient(o))(t)
 	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
 
 func page(t testing.TB, c *http.Client, url string) (string, error) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
 	resp, err := c.Do(req)
 	if err != nil {
 		return "", err
@@ -139,9 +137,7 @@ func page(t testing.TB, c *http.Client, url string) (string, error) {
 
 func requirePage(t testing.TB, want string, c *http.Client, url string) {
 	t.Helper()
-	got, err := page(t, c, url)
-	require.NoError(t, err)
-	require.Equal(t, want, got)
+	require.Equal(t, want, must.Get(page(t, c, url))(t))
 }
 
 // settled makes requests until they use the connections that there are, and returns how many were made: net/http may dial
@@ -162,19 +158,13 @@ func settled(t testing.TB, want string, c *http.Client, s *tlsServer) int64 {
 	return 0
 }
 
-type lockedBuffer struct{ logtest.Buffer }
-
-func (b *lockedBuffer) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
-
 func TestHTTPClientRoots(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-6.2-3")
 	host, other := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "other.test")
-	s, dir, out := startTLS(t, host, nil), folder(t, host), new(lockedBuffer)
+	s, dir, out := startTLS(t, host, nil), folder(t, host), new(logtest.Buffer)
 	file := filepath.Join(dir, "root-cert.pem")
-	o := caclient.TLSOptions{RootsFile: file, ServerName: "ca.test", Logger: out.logger()}
+	o := caclient.TLSOptions{RootsFile: file, ServerName: "ca.test", Logger: out.Logger()}
 	c := newHTTPClient(t, o)
 	kept := settled(t, "HTTP/2.0 none", c, s)
 
@@ -205,8 +195,7 @@ func TestHTTPClientRoots(t *testing.T) {
 		for name, says := range map[string]string{"": "127.0.0.1", "other.test": "not other.test", "127.0.0.1": "127.0.0.1"} {
 			o := o
 			o.ServerName = name
-			_, err := page(t, newHTTPClient(t, o), s.url)
-			require.ErrorContains(t, err, says)
+			require.ErrorContains(t, must.ErrorOf(page(t, newHTTPClient(t, o), s.url)), says)
 		}
 	})
 	t.Run("the host's roots", func(t *testing.T) {
@@ -220,9 +209,9 @@ func TestHTTPClientCertificate(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-6.2-5")
 	host, td := spiffetest.NewCA(t, "server.test"), spiffetest.NewCA(t, "example.org")
-	s, dir, out := startTLS(t, host, nil), folder(t, host), new(lockedBuffer)
+	s, dir, out := startTLS(t, host, nil), folder(t, host), new(logtest.Buffer)
 	o := in(dir)
-	o.Logger = out.logger()
+	o.Logger = out.Logger()
 	c := newHTTPClient(t, o)
 	without := settled(t, "HTTP/2.0 none", c, s)
 	assert.Equal(t, 1, strings.Count(out.String(), `reason="there is none"`))
@@ -237,8 +226,7 @@ func TestHTTPClientCertificate(t *testing.T) {
 
 	// What cannot be used changes nothing.
 	second, secondKey := td.Certificate("/two")
-	keyPEM, err := pki.MarshalPrivateKeyPEM(secondKey)
-	require.NoError(t, err)
+	keyPEM := must.Get(pki.MarshalPrivateKeyPEM(secondKey))(t)
 	for _, spoil := range []func(){
 		func() { writeFile(t, o.KeyFile, keyPEM) }, // caught in between
 		func() { writeFile(t, o.KeyFile, nil) },
@@ -283,10 +271,10 @@ func TestHTTPClientCertificate(t *testing.T) {
 		strict := startTLS(t, host, func(c *tls.Config) {
 			c.ClientAuth, c.ClientCAs = tls.VerifyClientCertIfGiven, host.Bundle().CertPool()
 		})
-		dir, out := folder(t, host), new(lockedBuffer)
+		dir, out := folder(t, host), new(logtest.Buffer)
 		writePair(t, dir, second, secondKey)
 		o := in(dir)
-		o.Logger = out.logger()
+		o.Logger = out.Logger()
 		requirePage(t, "HTTP/2.0 none", newHTTPClient(t, o), strict.url)
 		assert.Contains(t, out.String(), "the CA does not accept such a one")
 		known, knownKey := host.Certificate("/known")
@@ -348,13 +336,11 @@ func TestHTTPClientVersions(t *testing.T) {
 	dir := folder(t, host)
 	old := startTLS(t, host, func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 })
 	o := in(dir)
-	_, err := page(t, newHTTPClient(t, o), old.url)
-	require.ErrorContains(t, err, "protocol version")
+	require.ErrorContains(t, must.ErrorOf(page(t, newHTTPClient(t, o), old.url)), "protocol version")
 	o.MinVersion = tls.VersionTLS12
 	requirePage(t, "HTTP/2.0 none", newHTTPClient(t, o), old.url)
 	older := startTLS(t, host, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 })
-	_, err = page(t, newHTTPClient(t, o), older.url)
-	require.ErrorContains(t, err, "protocol version")
+	require.ErrorContains(t, must.ErrorOf(page(t, newHTTPClient(t, o), older.url)), "protocol version")
 	one := startTLS(t, host, func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} })
 	requirePage(t, "HTTP/1.1 none", newHTTPClient(t, o), one.url)
 }
@@ -391,15 +377,12 @@ func TestHTTPClientRefuses(t *testing.T) {
 	} {
 		o := in(dir)
 		change(&o)
-		_, err := caclient.NewHTTPClient(o)
-		require.ErrorContains(t, err, says)
+		require.ErrorContains(t, must.ErrorOf(caclient.NewHTTPClient(o)), says)
 	}
 	c := newHTTPClient(t, in(dir))
-	_, err := page(t, c, "http://127.0.0.1:1/")
-	require.ErrorContains(t, err, "not https")
+	require.ErrorContains(t, must.ErrorOf(page(t, c, "http://127.0.0.1:1/")), "not https")
 	body := new(closed)
-	_, err = c.Post("http://127.0.0.1:1/", "text/plain", body)
-	require.Error(t, err)
+	require.Error(t, must.ErrorOf(c.Post("http://127.0.0.1:1/", "text/plain", body)))
 	require.True(t, bool(*body), "a RoundTripper closes the body")
 	require.ErrorIs(t, c.CheckRedirect(nil, nil), http.ErrUseLastResponse)
 	c.CloseIdleConnections() // before any
@@ -428,4 +411,44 @@ func ExampleNewHTTPClient() {
 		fmt.Println("root-cert.pem has to be there before the first request")
 	}
 	// Output: root-cert.pem has to be there before the first request
+}
+
+// TestHTTPClientAlert: a client that the CA refuses is told so by its alert, however quick it is to write, and whatever it writes.
+func TestHTTPClientAlert(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	host := spiffetest.NewCA(t, "server.test")
+	dir := folder(t, host)
+	chain, key := host.Certificate("/known")
+	writePair(t, dir, chain, key)
+	anonymous := caclient.TLSOptions{RootsFile: filepath.Join(dir, "root-cert.pem"), ServerName: "ca.test"}
+	refuse := func(tls.ConnectionState) error { return errors.New("revoked") }
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, protos := range [][]string{{"h2"}, {"http/1.1"}} {
+		for says, o := range map[string]caclient.TLSOptions{"certificate required": anonymous, "bad certificate": in(dir)} {
+			s := startTLS(t, host, func(c *tls.Config) {
+				c.NextProtos, c.ClientAuth = protos, tls.RequireAnyClientCert
+				c.VerifyConnection = refuse
+			})
+			wg.Go(func() {
+				for i := range rounds.Of(10) {
+					size := []int{1 << 10, 0}[i%2] // one write
+					if protos[0] == "h2" {
+						size <<= 10
+					}
+					c, err := caclient.NewHTTPClient(o)
+					if !assert.NoError(t, err) {
+						return
+					}
+					resp, err := c.Post(s.url, "", strings.NewReader(strings.Repeat("x", size)))
+					assert.ErrorContains(t, err, "remote error: tls: "+says)
+					if err == nil {
+						_ = resp.Body.Close()
+					}
+					c.CloseIdleConnections()
+				}
+			})
+		}
+	}
 }

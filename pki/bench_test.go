@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
-	"math/big"
 	"net"
 	"net/url"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -26,9 +26,7 @@ func benchNames(b *testing.B) []pki.SAN {
 
 func benchCSR(b *testing.B) *pki.CSR {
 	b.Helper()
-	csr, err := pki.NewCSR(newKey(b, pki.ECDSAP256), pki.CSROptions{SANs: benchNames(b)})
-	require.NoError(b, err)
-	return csr
+	return must.Get(pki.NewCSR(newKey(b, pki.ECDSAP256), pki.CSROptions{SANs: benchNames(b)}))(b)
 }
 
 // bare returns the cryptography that a CA cannot do without: one verification of a request, which is
@@ -37,8 +35,7 @@ func bare(b *testing.B, caKey crypto.Signer) func() {
 	b.Helper()
 	key := newKey(b, pki.ECDSAP256).(*ecdsa.PrivateKey)
 	digest := sha256.Sum256([]byte("to be signed"))
-	sig, err := key.Sign(rand.Reader, digest[:], crypto.SHA256)
-	require.NoError(b, err)
+	sig := must.Get(key.Sign(rand.Reader, digest[:], crypto.SHA256))(b)
 	return func() {
 		if !ecdsa.VerifyASN1(&key.PublicKey, digest[:], sig) {
 			b.Fatal("not verified")
@@ -56,8 +53,7 @@ func parseAndIssue(b *testing.B, caKey crypto.Signer, edit ...func(*pki.Certific
 	for _, f := range edit {
 		f(&o)
 	}
-	issuer, err := pki.NewRoot(caKey, o)
-	require.NoError(b, err)
+	issuer := must.Get(pki.NewRoot(caKey, o))(b)
 	der := benchCSR(b).DER()
 	return func() {
 		csr, err := pki.ParseCSR(der)
@@ -74,8 +70,7 @@ func parseAndIssue(b *testing.B, caKey crypto.Signer, edit ...func(*pki.Certific
 func standardLibrary(b *testing.B, caKey crypto.Signer) func() {
 	b.Helper()
 	der := benchCSR(b).DER()
-	root, err := pki.NewRoot(caKey, rootOptions())
-	require.NoError(b, err)
+	root := must.Get(pki.NewRoot(caKey, rootOptions()))(b)
 	return func() {
 		csr, err := x509.ParseCertificateRequest(der)
 		if err != nil {
@@ -104,25 +99,6 @@ func benchKeys(b *testing.B, run func(b *testing.B, caKey crypto.Signer)) {
 	b.Run("ca=rsa-2048", func(b *testing.B) { run(b, rsaKey()) })
 }
 
-func benchmark(b *testing.B, f func()) {
-	b.ReportAllocs()
-	for b.Loop() {
-		f()
-	}
-}
-
-func BenchmarkBare(b *testing.B) {
-	benchKeys(b, func(b *testing.B, key crypto.Signer) { benchmark(b, bare(b, key)) })
-}
-
-func BenchmarkParseAndIssue(b *testing.B) {
-	benchKeys(b, func(b *testing.B, key crypto.Signer) { benchmark(b, parseAndIssue(b, key)) })
-}
-
-func BenchmarkStandardLibrary(b *testing.B) {
-	benchKeys(b, func(b *testing.B, key crypto.Signer) { benchmark(b, standardLibrary(b, key)) })
-}
-
 // BenchmarkRatio runs them in turn, so that a busy machine slows all of them, and reports the others as
 // multiples of the first.
 func BenchmarkRatio(b *testing.B) {
@@ -148,98 +124,9 @@ func BenchmarkRatio(b *testing.B) {
 	})
 }
 
-func BenchmarkIssueLeaf(b *testing.B) {
-	issuer, pub := newRoot(b), newKey(b, pki.ECDSAP256).Public()
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := issuer.Issue(pki.CertificateOptions{PublicKey: pub, SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: base, NotAfter: base.Add(time.Hour)}); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkNewKey(b *testing.B) {
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := pki.NewKey(pki.ECDSAP256); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkNewCSR(b *testing.B) {
-	key, names := newKey(b, pki.ECDSAP256), benchNames(b)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := pki.NewCSR(key, pki.CSROptions{SANs: names}); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkParseCSR(b *testing.B) {
-	der := benchCSR(b).DER()
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := pki.ParseCSR(der); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkMarshalSANs(b *testing.B) {
-	names := benchNames(b)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := pki.MarshalSANValue(names...); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkParseSANs(b *testing.B) {
-	der, err := pki.MarshalSANValue(benchNames(b)...)
-	require.NoError(b, err)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := pki.ParseSANValue(der); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkParseKeyCertBundle(b *testing.B) {
-	root := newTestRoot(b)
-	mid := root.below(b)
-	p := pki.KeyCertPEM{Cert: certsPEM(mid.cert()), Key: mid.keyPEM(b), Roots: certsPEM(root.cert())}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := pki.ParseKeyCertBundle(p, during); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkParseCRL(b *testing.B) {
-	root := newTestRoot(b)
-	var revoked []*x509.Certificate
-	for n := range 10_000 {
-		revoked = append(revoked, &x509.Certificate{SerialNumber: new(big.Int).Add(new(big.Int).Lsh(big.NewInt(1), 127), big.NewInt(int64(n)))})
-	}
-	list := root.crl(b, revoked...)
-	b.SetBytes(int64(len(list)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := pki.ParseCRLsPEM(list); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 func TestSANAllocations(t *testing.T) {
 	sans := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.prod.svc"), ipSAN(t, "10.0.0.1")}
-	der, err := pki.MarshalSANValue(sans...)
-	require.NoError(t, err)
+	der := must.Get(pki.MarshalSANValue(sans...))(t)
 	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { _, _ = pki.ParseSANValue(der) }), 2.0)
 	require.LessOrEqual(t, testing.AllocsPerRun(100, func() { _, _ = pki.MarshalSANValue(sans...) }), 8.0)
 }

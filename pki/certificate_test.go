@@ -27,6 +27,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -42,9 +43,7 @@ func rootOptions() pki.CertificateOptions {
 
 func newRoot(t testing.TB) *pki.Issuer {
 	t.Helper()
-	issuer, err := pki.NewRoot(newKey(t, pki.ECDSAP256), rootOptions())
-	require.NoError(t, err)
-	return issuer
+	return must.Get(pki.NewRoot(newKey(t, pki.ECDSAP256), rootOptions()))(t)
 }
 
 func leafOptions() pki.CertificateOptions {
@@ -73,9 +72,7 @@ type rawCertificate struct {
 func raw(t testing.TB, cert *x509.Certificate) rawCertificate {
 	t.Helper()
 	var r rawCertificate
-	rest, err := asn1.Unmarshal(cert.RawTBSCertificate, &r)
-	require.NoError(t, err)
-	require.Empty(t, rest)
+	require.Empty(t, must.Get(asn1.Unmarshal(cert.RawTBSCertificate, &r))(t))
 	require.Equal(t, 2, r.Version)
 	require.Positive(t, r.Serial.Sign())
 	require.LessOrEqual(t, r.Serial.BitLen(), 128)
@@ -98,18 +95,13 @@ const (
 func keyID(t testing.TB, pub crypto.PublicKey) string {
 	t.Helper()
 	ski := x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
-	b, err := x509.CreateCertificate(rand.Reader, &ski, &x509.Certificate{}, pub, p256Key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	return hex.EncodeToString(c.SubjectKeyId)
+	b := must.Get(x509.CreateCertificate(rand.Reader, &ski, &x509.Certificate{}, pub, p256Key))(t)
+	return hex.EncodeToString(must.Get(x509.ParseCertificate(b))(t).SubjectKeyId)
 }
 
 func sanLine(t testing.TB, critical bool, sans ...pki.SAN) string {
 	t.Helper()
-	b, err := pki.MarshalSANValue(sans...)
-	require.NoError(t, err)
-	return fmt.Sprintf("2.5.29.17 %t %x", critical, b)
+	return fmt.Sprintf("2.5.29.17 %t %x", critical, must.Get(pki.MarshalSANValue(sans...))(t))
 }
 
 func TestLeafDER(t *testing.T) {
@@ -118,8 +110,7 @@ func TestLeafDER(t *testing.T) {
 	root := newRoot(t)
 	aki := "2.5.29.35 false 30168014" + keyID(t, root.Certificate().PublicKey)
 	ed := newKey(t, pki.Ed25519)
-	longID, err := exampleOrg.WorkloadID(strings.Repeat("a", 2048-len("spiffe://example.org/")))
-	require.NoError(t, err)
+	longID := must.Get(exampleOrg.WorkloadID(strings.Repeat("a", 2048-len("spiffe://example.org/"))))(t)
 	for name, tc := range map[string]struct {
 		edit    func(*pki.CertificateOptions)
 		subject string
@@ -157,8 +148,7 @@ func TestLeafDER(t *testing.T) {
 			t.Parallel()
 			o := leafOptions()
 			tc.edit(&o)
-			leaf, err := root.Issue(o)
-			require.NoError(t, err)
+			leaf := must.Get(root.Issue(o))(t)
 			r := raw(t, leaf)
 			assert.Equal(t, tc.subject, hex.EncodeToString(r.Subject.FullBytes))
 			assert.Equal(t, root.Certificate().RawSubject, r.Issuer.FullBytes)
@@ -170,9 +160,7 @@ func TestLeafDER(t *testing.T) {
 			assert.Equal(t, time.Date(2026, 3, 1, 11, 0, 0, 0, time.UTC), leaf.NotBefore)
 			assert.Equal(t, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), leaf.NotAfter)
 
-			id, err := spiffe.IDFromCertificate(leaf)
-			require.NoError(t, err)
-			assert.Equal(t, o.SANs[0], pki.IDSAN(id))
+			assert.Equal(t, o.SANs[0], pki.IDSAN(must.Get(spiffe.IDFromCertificate(leaf))(t)))
 		})
 	}
 }
@@ -195,8 +183,7 @@ func TestCADER(t *testing.T) {
 			t.Parallel()
 			o := rootOptions()
 			o.MaxPathLen = tc.maxPathLen
-			root, err := pki.NewRoot(rootKey, o)
-			require.NoError(t, err)
+			root := must.Get(pki.NewRoot(rootKey, o))(t)
 			r := raw(t, root.Certificate())
 			assert.Equal(t, []string{ku, "2.5.29.19 true " + tc.basic, "2.5.29.14 false 0414" + rootID, san}, r.extensionLines())
 			assert.Equal(t, r.Issuer.FullBytes, r.Subject.FullBytes)
@@ -210,8 +197,7 @@ func TestCADER(t *testing.T) {
 			}
 			o = rootOptions()
 			o.PublicKey, o.Organization = subKey.Public(), "Example, Inc."
-			sub, err := root.Issue(o)
-			require.NoError(t, err)
+			sub := must.Get(root.Issue(o))(t)
 			r = raw(t, sub)
 			assert.Equal(t, []string{ku, "2.5.29.19 true 30030101ff", "2.5.29.14 false 0414" + subID, "2.5.29.35 false 30168014" + rootID, san}, r.extensionLines())
 			assert.Equal(t, root.Certificate().RawSubject, r.Issuer.FullBytes)
@@ -229,27 +215,21 @@ func TestChainVerifies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(exampleOrg.ID())}, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)}
-			root, err := pki.NewRoot(key, o)
-			require.NoError(t, err)
+			root := must.Get(pki.NewRoot(key, o))(t)
 			subKey := newKey(t, pki.ECDSAP256)
 			o.PublicKey, o.MaxPathLen = subKey.Public(), new(0)
-			sub, err := root.Issue(o)
-			require.NoError(t, err)
-			issuer, err := pki.NewIssuer(append([]*x509.Certificate{sub}, root.Chain()...), subKey)
-			require.NoError(t, err)
+			sub := must.Get(root.Issue(o))(t)
+			issuer := must.Get(pki.NewIssuer(append([]*x509.Certificate{sub}, root.Chain()...), subKey))(t)
 			leafKey := newKey(t, pki.ECDSAP256)
 			leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: leafKey.Public(), SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)})
 			require.NoError(t, err)
 
 			bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
 			require.NoError(t, err)
-			v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(webID), nil)
-			require.NoError(t, err)
-			peer, err := v.VerifyChain([]*x509.Certificate{leaf, sub}, spiffe.ServerRole)
-			require.NoError(t, err)
+			v := must.Get(spiffe.NewVerifier(bundle, spiffe.AllowIDs(webID), nil))(t)
+			peer := must.Get(v.VerifyChain([]*x509.Certificate{leaf, sub}, spiffe.ServerRole))(t)
 			require.Equal(t, webID, peer.ID())
-			_, err = spiffe.NewSVID([]*x509.Certificate{leaf, sub}, leafKey)
-			require.NoError(t, err)
+			must.Get(spiffe.NewSVID([]*x509.Certificate{leaf, sub}, leafKey))(t)
 		})
 	}
 }
@@ -259,15 +239,11 @@ func TestChainVerifies(t *testing.T) {
 func TestRenewRoot(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.ECDSAP256)
-	before, err := pki.NewRoot(key, rootOptions())
-	require.NoError(t, err)
+	before := must.Get(pki.NewRoot(key, rootOptions()))(t)
 	o := rootOptions()
 	o.NotBefore = o.NotBefore.AddDate(1, 0, 0)
-	after, err := pki.NewRoot(key, o)
-	require.NoError(t, err)
-	leaf, err := before.Issue(leafOptions())
-	require.NoError(t, err)
-	require.NoError(t, leaf.CheckSignatureFrom(after.Certificate()))
+	after := must.Get(pki.NewRoot(key, o))(t)
+	require.NoError(t, must.Get(before.Issue(leafOptions()))(t).CheckSignatureFrom(after.Certificate()))
 	require.Equal(t, before.Certificate().RawSubject, after.Certificate().RawSubject)
 	require.NotEqual(t, before.Certificate().SerialNumber, after.Certificate().SerialNumber)
 	require.NotEqual(t, before.Certificate().RawSubject, newRoot(t).Certificate().RawSubject)
@@ -280,8 +256,7 @@ func TestSerials(t *testing.T) {
 	seen := map[string]bool{}
 	long := 0
 	for range 300 {
-		leaf, err := root.Issue(leafOptions())
-		require.NoError(t, err)
+		leaf := must.Get(root.Issue(leafOptions()))(t)
 		n := leaf.SerialNumber
 		require.Positive(t, n.Sign())
 		require.LessOrEqual(t, n.BitLen(), 128)
@@ -312,17 +287,14 @@ func TestGivenSerialNumber(t *testing.T) {
 		}
 		require.NoError(t, err, "%v", n)
 		require.Zero(t, n.Cmp(leaf.SerialNumber))
-		back, err := x509.ParseCertificate(leaf.Raw)
-		require.NoError(t, err)
-		require.Zero(t, n.Cmp(back.SerialNumber))
+		require.Zero(t, n.Cmp(must.Get(x509.ParseCertificate(leaf.Raw))(t).SerialNumber))
 	}
 }
 
 func TestIssueLeafRefuses(t *testing.T) {
 	t.Parallel()
 	rootKey := newKey(t, pki.ECDSAP256)
-	root, err := pki.NewRoot(rootKey, rootOptions())
-	require.NoError(t, err)
+	root := must.Get(pki.NewRoot(rootKey, rootOptions()))(t)
 	end := root.Certificate().NotAfter
 	small := smallKey(t)
 	for name, tc := range map[string]struct {
@@ -371,8 +343,7 @@ func TestIssueLeafRefuses(t *testing.T) {
 		tc.edit(&o)
 		leaf, err := root.Issue(o)
 		require.Nil(t, leaf, name)
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
+		pe := must.As[*pki.ProfileError](err)(t, "%s: %v", name, err)
 		assert.Equal(t, "leaf", pe.What, name)
 		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
 		assert.True(t, strings.HasPrefix(err.Error(), "pki: leaf: "), "%v", err)
@@ -388,9 +359,7 @@ func TestIssueLeafRefuses(t *testing.T) {
 	for _, d := range []time.Duration{0, 999 * time.Millisecond} {
 		o := leafOptions()
 		o.NotAfter = end.Add(d)
-		leaf, err := root.Issue(o)
-		require.NoError(t, err)
-		require.Equal(t, end, leaf.NotAfter)
+		require.Equal(t, end, must.Get(root.Issue(o))(t).NotAfter)
 	}
 }
 
@@ -400,9 +369,7 @@ func TestCARefuses(t *testing.T) {
 	withPathLen := func(n *int) *pki.Issuer {
 		o := rootOptions()
 		o.MaxPathLen = n
-		root, err := pki.NewRoot(key, o)
-		require.NoError(t, err)
-		return root
+		return must.Get(pki.NewRoot(key, o))(t)
 	}
 	root, none, two := withPathLen(nil), withPathLen(new(0)), withPathLen(new(2))
 	// below returns a CA without a limit of its own below one with a limit.
@@ -410,11 +377,8 @@ func TestCARefuses(t *testing.T) {
 		between := newKey(t, pki.ECDSAP256)
 		o := rootOptions()
 		o.PublicKey = between.Public()
-		cert, err := above.Issue(o)
-		require.NoError(t, err)
-		i, err := pki.NewIssuer([]*x509.Certificate{cert, above.Certificate()}, between)
-		require.NoError(t, err)
-		return i
+		cert := must.Get(above.Issue(o))(t)
+		return must.Get(pki.NewIssuer([]*x509.Certificate{cert, above.Certificate()}, between))(t)
 	}
 	belowOne, belowTwo := below(withPathLen(new(1))), below(two)
 	for name, tc := range map[string]struct {
@@ -443,9 +407,7 @@ func TestCARefuses(t *testing.T) {
 		tc.edit(&o)
 		cert, err := tc.issuer.Issue(o)
 		require.Nil(t, cert, name)
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
-		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
+		assert.Equal(t, tc.rule, must.As[*pki.ProfileError](err)(t, "%s: %v", name, err).Rule, "%s: %v", name, err)
 		assert.True(t, strings.HasPrefix(err.Error(), "pki: CA certificate: "), "%v", err)
 		if tc.also != nil {
 			assert.ErrorIs(t, err, tc.also, name)
@@ -453,8 +415,7 @@ func TestCARefuses(t *testing.T) {
 	}
 	o := rootOptions()
 	o.PublicKey, o.MaxPathLen = subKey.Public(), new(1)
-	_, err := two.Issue(o)
-	require.NoError(t, err)
+	require.NoError(t, must.ErrorOf(two.Issue(o)))
 	for _, n := range []*int{nil, new(0)} {
 		last := o
 		last.MaxPathLen = n
@@ -464,23 +425,18 @@ func TestCARefuses(t *testing.T) {
 		require.NoError(t, err, "what was signed can sign")
 	}
 	o.SANs = []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("other.test").ID())} // X5-12
-	_, err = two.Issue(o)
-	require.NoError(t, err)
+	must.Get(two.Issue(o))(t)
 	// A name that does not fit into an organization is left out of the subject.
 	o.SANs = []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain(strings.Repeat("a", 65)).ID())}
-	cert, err := root.Issue(o)
-	require.NoError(t, err)
+	cert := must.Get(root.Issue(o))(t)
 	require.Empty(t, cert.Subject.Organization)
 	require.NotEmpty(t, cert.Subject.SerialNumber)
 
-	_, err = pki.NewRoot(nil, rootOptions())
-	require.EqualError(t, err, "pki: CA certificate: no private key")
-	_, err = pki.NewRoot(key, o)
-	require.ErrorIs(t, err, pki.ErrKeyMismatch)
+	require.EqualError(t, must.ErrorOf(pki.NewRoot(nil, rootOptions())), "pki: CA certificate: no private key")
+	require.ErrorIs(t, must.ErrorOf(pki.NewRoot(key, o)), pki.ErrKeyMismatch)
 	o = rootOptions()
 	o.PublicKey = key.Public()
-	_, err = pki.NewRoot(key, o)
-	require.NoError(t, err)
+	must.Get(pki.NewRoot(key, o))(t)
 }
 
 // unsupportedKey is a kind of key that package pki does not know.
@@ -508,8 +464,7 @@ func TestNewIssuerRefuses(t *testing.T) {
 		return func(c *x509.Certificate) {
 			c.URIs = nil
 			for _, s := range all {
-				u, err := url.Parse(s)
-				require.NoError(t, err)
+				u := must.Get(url.Parse(s))(t)
 				c.URIs = append(c.URIs, u)
 			}
 		}
@@ -537,9 +492,7 @@ func TestNewIssuerRefuses(t *testing.T) {
 		"not linked":       {[]*x509.Certificate{selfSigned(key, same), selfSigned(other, same)}, key, "X5-30", nil},
 	} {
 		_, err := pki.NewIssuer(tc.chain, tc.key)
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
-		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
+		assert.Equal(t, tc.rule, must.As[*pki.ProfileError](err)(t, "%s: %v", name, err).Rule, "%s: %v", name, err)
 		assert.True(t, strings.HasPrefix(err.Error(), "pki: issuer: "), "%v", err)
 		if tc.also != nil {
 			assert.ErrorIs(t, err, tc.also, name)
@@ -557,8 +510,7 @@ func TestNewIssuerRefuses(t *testing.T) {
 		i, err := pki.NewIssuer([]*x509.Certificate{selfSigned(key, edit)}, remote{key})
 		require.NoError(t, err, name)
 		o := leafOptions()
-		_, err = i.Issue(o)
-		require.NoError(t, err, name)
+		require.NoError(t, must.ErrorOf(i.Issue(o)), name)
 		o.SANs[0] = pki.IDSAN(spiffe.MustParseID("spiffe://other.test/web"))
 		_, err = i.Issue(o)
 		_, bound := errors.AsType[*pki.ProfileError](err)
@@ -566,12 +518,10 @@ func TestNewIssuerRefuses(t *testing.T) {
 	}
 	// A CA whose subject is that of its leaves still names its key in them.
 	ca := selfSigned(key, func(c *x509.Certificate) { c.Subject, c.SubjectKeyId = pkix.Name{CommonName: "web"}, []byte{1, 2, 3} })
-	i, err := pki.NewIssuer([]*x509.Certificate{ca}, key)
-	require.NoError(t, err)
+	i := must.Get(pki.NewIssuer([]*x509.Certificate{ca}, key))(t)
 	o := leafOptions()
 	o.CommonName = "web"
-	leaf, err := i.Issue(o)
-	require.NoError(t, err)
+	leaf := must.Get(i.Issue(o))(t)
 	require.Equal(t, ca.RawSubject, leaf.RawSubject)
 	require.Equal(t, []byte{1, 2, 3}, leaf.AuthorityKeyId)
 }
@@ -582,8 +532,7 @@ func TestIssuerKeyFails(t *testing.T) {
 	key := newKey(t, pki.ECDSAP256)
 	o := rootOptions()
 	o.PublicKey = key.Public()
-	sub, err := root.Issue(o)
-	require.NoError(t, err)
+	sub := must.Get(root.Issue(o))(t)
 	errHSM := errors.New("the token is not there")
 	for name, sign := range map[string]func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error){
 		"fails":         func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) { return nil, errHSM },
@@ -593,8 +542,7 @@ func TestIssuerKeyFails(t *testing.T) {
 			return key.Sign(r, make([]byte, len(d)), o)
 		},
 	} {
-		i, err := pki.NewIssuer([]*x509.Certificate{sub}, broken{key, sign})
-		require.NoError(t, err)
+		i := must.Get(pki.NewIssuer([]*x509.Certificate{sub}, broken{key, sign}))(t)
 		leaf, err := i.Issue(leafOptions())
 		require.ErrorContains(t, err, "pki: leaf: sign: ", name)
 		require.Nil(t, leaf)
@@ -618,11 +566,9 @@ func TestReadableTrustDomains(t *testing.T) {
 		assert.Equal(t, want, err == nil, "%q: %v", name, err)
 		assert.Equal(t, !want, errors.Is(err, pki.ErrUnreadableTrustDomain), "%q: %v", name, err)
 
-		san, err := pki.MarshalSANValue(pki.IDSAN(td.ID()))
-		require.NoError(t, err)
+		san := must.Get(pki.MarshalSANValue(pki.IDSAN(td.ID())))(t)
 		tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: san}}}
-		b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-		require.NoError(t, err)
+		b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
 		_, err = x509.ParseCertificate(b)
 		assert.Equal(t, want, err == nil, "crypto/x509 changed its mind about %q: %v", name, err)
 	}
@@ -631,8 +577,7 @@ func TestReadableTrustDomains(t *testing.T) {
 func TestIssuerDoesNotPrintItsKey(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.Ed25519).(ed25519.PrivateKey)
-	i, err := pki.NewRoot(key, rootOptions())
-	require.NoError(t, err)
+	i := must.Get(pki.NewRoot(key, rootOptions()))(t)
 	var buf bytes.Buffer
 	for _, log := range []*slog.Logger{slog.New(slog.NewTextHandler(&buf, nil)), slog.New(slog.NewJSONHandler(&buf, nil))} {
 		log.Info("x", "issuer", i, "value", *i, "any", struct{ I *pki.Issuer }{i})
@@ -674,8 +619,7 @@ func TestIssuerIsImmutableAndConcurrent(t *testing.T) {
 	chain := i.Chain()
 	chain[0] = nil
 	require.NotNil(t, i.Certificate())
-	csr, err := pki.NewCSR(p256Key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(p256Key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -699,13 +643,11 @@ func TestCSRIsNotAuthority(t *testing.T) {
 		attrs: attributes(extensions(sanExt("admin.example.org"), ext(oidBasic, yes, value(unhex("30030101ff"))),
 			ext(oidKeyUsage, yes, value(unhex("03020106"))), ext(oidUnknown, value([]byte("junk"))))),
 	}
-	csr, err := pki.ParseCSR(want.der(t))
-	require.NoError(t, err)
+	csr := must.Get(pki.ParseCSR(want.der(t)))(t)
 	require.Equal(t, "admin", csr.CommonName())
 	o := leafOptions()
 	o.PublicKey = csr.PublicKey()
-	leaf, err := newRoot(t).Issue(o)
-	require.NoError(t, err)
+	leaf := must.Get(newRoot(t).Issue(o))(t)
 	require.Equal(t, []byte{0x30, 0}, leaf.RawSubject)
 	require.False(t, leaf.IsCA)
 	require.Equal(t, x509.KeyUsageDigitalSignature, leaf.KeyUsage)
@@ -721,14 +663,10 @@ func TestSignatures(t *testing.T) {
 	for want, key := range map[x509.SignatureAlgorithm]crypto.Signer{
 		x509.SHA256WithRSA: rsaKey(), x509.ECDSAWithSHA256: newKey(t, pki.ECDSAP256), x509.ECDSAWithSHA384: newKey(t, pki.ECDSAP384), x509.PureEd25519: newKey(t, pki.Ed25519),
 	} {
-		root, err := pki.NewRoot(key, rootOptions())
-		require.NoError(t, err)
-		leaf, err := root.Issue(leafOptions())
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-		require.NoError(t, err)
-		request, err := x509.ParseCertificateRequest(csr.DER())
-		require.NoError(t, err)
+		root := must.Get(pki.NewRoot(key, rootOptions()))(t)
+		leaf := must.Get(root.Issue(leafOptions()))(t)
+		csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
+		request := must.Get(x509.ParseCertificateRequest(csr.DER()))(t)
 		for _, got := range []x509.SignatureAlgorithm{root.Certificate().SignatureAlgorithm, leaf.SignatureAlgorithm, request.SignatureAlgorithm} {
 			assert.Equal(t, want, got)
 		}

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -18,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -43,8 +43,7 @@ func forge(t testing.TB, parent *x509.Certificate, key crypto.Signer, sans ...pk
 	for _, s := range sans {
 		switch s.Type {
 		case pki.URI:
-			u, err := url.Parse(s.Value)
-			require.NoError(t, err)
+			u := must.Get(url.Parse(s.Value))(t)
 			tmpl.URIs = append(tmpl.URIs, u)
 		case pki.DNS:
 			tmpl.DNSNames = append(tmpl.DNSNames, s.Value)
@@ -52,11 +51,8 @@ func forge(t testing.TB, parent *x509.Certificate, key crypto.Signer, sans ...pk
 			tmpl.IPAddresses = append(tmpl.IPAddresses, net.IP(s.Value))
 		}
 	}
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, parent, p256Key.Public(), key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	return c
+	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, parent, p256Key.Public(), key))(t)
+	return must.Get(x509.ParseCertificate(b))(t)
 }
 
 func uriSAN(s string) pki.SAN { return pki.SAN{Type: pki.URI, Value: s} }
@@ -67,8 +63,7 @@ func TestConstrain(t *testing.T) {
 	o := rootOptions()
 	o.PermittedTrustDomains = []spiffe.TrustDomain{exampleOrg}
 	key := newKey(t, pki.ECDSAP256)
-	root, err := pki.NewRoot(key, o)
-	require.NoError(t, err)
+	root := must.Get(pki.NewRoot(key, o))(t)
 	cert := root.Certificate()
 	lines := raw(t, cert).extensionLines()
 	require.Contains(t, lines, "2.5.29.30 true "+hex.EncodeToString(der(tagSeq,
@@ -96,9 +91,7 @@ func TestConstrain(t *testing.T) {
 		// A CA from elsewhere, with no ID of its own but the same constraints.
 		bare := constrainedCA(t, key, []string{"example.org"}, []string{".example.org"})
 		_, err := bare.Issue(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: base, NotAfter: base.Add(time.Hour)})
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", id, err)
-		require.Equal(t, "X5-15", pe.Rule, id)
+		require.Equal(t, "X5-15", must.As[*pki.ProfileError](err)(t, "%s: %v", id, err).Rule, id)
 		require.ErrorIs(t, err, pki.ErrSAN)
 	}
 	require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, pki.IDSAN(webID))), "the forger works")
@@ -108,16 +101,12 @@ func TestConstrain(t *testing.T) {
 	subKey := newKey(t, pki.ECDSAP256)
 	other.PublicKey, other.SANs = subKey.Public(), []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://other.test"))}
 	_, err = root.Issue(other)
-	pe, ok := errors.AsType[*pki.ProfileError](err)
-	require.True(t, ok, "%v", err)
-	require.Equal(t, "X5-15", pe.Rule)
+	require.Equal(t, "X5-15", must.As[*pki.ProfileError](err)(t).Rule)
 	other.SANs = []pki.SAN{pki.IDSAN(exampleOrg.ID())}
-	sub, err := root.Issue(other)
-	require.NoError(t, err)
+	sub := must.Get(root.Issue(other))(t)
 	require.Error(t, verifyAt(cert, base.Add(time.Minute), forge(t, sub, subKey, uriSAN("spiffe://other.test/web")), sub))
 	require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, sub, subKey, uriSAN("spiffe://example.org/web")), sub))
-	below, err := pki.NewIssuer([]*x509.Certificate{sub, cert}, subKey)
-	require.NoError(t, err)
+	below := must.Get(pki.NewIssuer([]*x509.Certificate{sub, cert}, subKey))(t)
 	_, err = below.Issue(pki.CertificateOptions{PublicKey: p256Key.Public(), SANs: []pki.SAN{uriSAN("https://other.test")}, NotBefore: base, NotAfter: base.Add(time.Hour)})
 	require.ErrorIs(t, err, pki.ErrSAN, "the constraints of the CA above")
 }
@@ -136,13 +125,8 @@ func caWith(t testing.TB, key crypto.Signer, edit func(*x509.Certificate)) *pki.
 	}
 	tmpl.Subject.CommonName = "CA from elsewhere"
 	edit(tmpl)
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{c}, key)
-	require.NoError(t, err)
-	return i
+	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
+	return must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(x509.ParseCertificate(b))(t)}, key))(t)
 }
 
 func TestConstrainRefuses(t *testing.T) {
@@ -157,8 +141,7 @@ func TestConstrainRefuses(t *testing.T) {
 	ca := func(edit func(*pki.CertificateOptions)) error {
 		o := pki.CertificateOptions{CA: true, Organization: "x", NotBefore: base, NotAfter: base.AddDate(1, 0, 0)}
 		edit(&o)
-		_, err := pki.NewSelfSigned(key, o)
-		return err
+		return must.ErrorOf(pki.NewSelfSigned(key, o))
 	}
 	var many []spiffe.TrustDomain
 	for n := range 101 {
@@ -186,9 +169,7 @@ func TestConstrainRefuses(t *testing.T) {
 		"DNS address":            {nil, []string{"192.0.2.1"}, pki.ErrSAN},
 	} {
 		err := ca(func(o *pki.CertificateOptions) { o.PermittedTrustDomains, o.PermittedDNSDomains = tc.tds, tc.dns })
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
-		assert.Equal(t, "X5-15", pe.Rule, "%s: %v", name, err)
+		assert.Equal(t, "X5-15", must.As[*pki.ProfileError](err)(t, "%s: %v", name, err).Rule, "%s: %v", name, err)
 		if tc.also != nil {
 			assert.ErrorIs(t, err, tc.also, name)
 		}
@@ -199,8 +180,7 @@ func TestConstrainRefuses(t *testing.T) {
 		o.SANs, o.PermittedTrustDomains = []pki.SAN{pki.IDSAN(td.ID())}, []spiffe.TrustDomain{td}
 		root, err := pki.NewRoot(key, o)
 		require.NoError(t, err, td)
-		id, err := spiffe.ParseID("spiffe://" + td.String() + "/web")
-		require.NoError(t, err)
+		id := must.Get(spiffe.ParseID("spiffe://" + td.String() + "/web"))(t)
 		cert := root.Certificate()
 		require.NoError(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, pki.IDSAN(id))), td)
 		require.Error(t, verifyAt(cert, base.Add(time.Minute), forge(t, cert, key, uriSAN("spiffe://x"+td.String()+"/web"))), td)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -51,8 +52,7 @@ func TestCheckCRL(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.ECDSAP256)
 	ca := testCA{foreignRoot(t, key, func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }), key}
-	lists, err := pki.ParseCRLsPEM(ca.crl(t))
-	require.NoError(t, err)
+	lists := must.Get(pki.ParseCRLsPEM(ca.crl(t)))(t)
 	crl := lists[0]
 	with := func(edit func(*x509.Certificate)) *x509.Certificate {
 		c := *ca.cert()
@@ -84,8 +84,7 @@ func TestCheckCRL(t *testing.T) {
 	require.NoError(t, pki.CheckCRL(crl, with(func(c *x509.Certificate) { c.SubjectKeyId = nil })))
 	require.NoError(t, pki.CheckCRL(crl, with(func(c *x509.Certificate) { c.KeyUsage = 0 })), "no key usage allows all")
 	require.NoError(t, pki.CheckCRL(crl, ca.cert()))
-	back, err := pki.ParseCRLsPEM(pki.MarshalCRLsPEM(crl, crl))
-	require.NoError(t, err)
+	back := must.Get(pki.ParseCRLsPEM(pki.MarshalCRLsPEM(crl, crl)))(t)
 	require.Len(t, back, 2)
 	require.Equal(t, crl.Raw, back[1].Raw)
 }
@@ -93,14 +92,12 @@ func TestCheckCRL(t *testing.T) {
 // TestCRLFiles reads what another program makes: the header of each file says what is expected.
 func TestCRLFiles(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/crl/openssl-*.pem")
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob("testdata/crl/openssl-*.pem"))(t)
 	require.Greater(t, len(files), 20)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			data, err := os.ReadFile(file)
-			require.NoError(t, err)
+			data := must.Get(os.ReadFile(file))(t)
 			head := map[string]string{}
 			for line := range strings.Lines(string(data)) {
 				if k, v, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ":"); ok {
@@ -116,11 +113,8 @@ func TestCRLFiles(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, lists, 1)
 			require.Equal(t, head["entries"], crlLines(lists[0]))
-			caPEM, err := os.ReadFile("testdata/crl/ca-" + head["ca"] + ".pem")
-			require.NoError(t, err)
-			ca, err := pki.ParseCertificatesPEM(caPEM)
-			require.NoError(t, err)
-			require.NoError(t, pki.CheckCRL(lists[0], ca[0]))
+			caPEM := must.Get(os.ReadFile("testdata/crl/ca-" + head["ca"] + ".pem"))(t)
+			require.NoError(t, pki.CheckCRL(lists[0], must.Get(pki.ParseCertificatesPEM(caPEM))(t)[0]))
 			require.Equal(t, time.Date(2026, 4, 1, 12, 0, 0, 0, time.UTC), lists[0].NextUpdate)
 		})
 	}
@@ -139,12 +133,10 @@ const (
 	tagUTC, tagGeneralized, tagEnum = 0x17, 0x18, 0x0a
 )
 
-func utc(s string) []byte         { return der(tagUTC, []byte(s)) }
-func generalized(s string) []byte { return der(tagGeneralized, []byte(s)) }
-func integer(b ...byte) []byte    { return der(tagInt, b) }
-func crlEntries(e ...[]byte) []byte {
-	return der(tagSeq, e...)
-}
+func utc(s string) []byte             { return der(tagUTC, []byte(s)) }
+func generalized(s string) []byte     { return der(tagGeneralized, []byte(s)) }
+func integer(b ...byte) []byte        { return der(tagInt, b) }
+func crlEntries(e ...[]byte) []byte   { return der(tagSeq, e...) }
 func crlEntry(parts ...[]byte) []byte { return der(tagSeq, parts...) }
 func crlExts(e ...[]byte) []byte      { return der(0xa0, der(tagSeq, e...)) }
 
@@ -171,8 +163,7 @@ func (p crlParts) der(t testing.TB) []byte {
 	tbs := der(tagSeq, or(p.version, integer(1)), or(p.inner, algEd25519), or(p.issuer, der(tagSeq, rdn(oidCN, tagUTF8, "CA"))),
 		or(p.this, utc(crlDate)), or(p.next, utc("260401120000Z")), or(p.entries, crlEntries(goodEntry)),
 		or(p.exts, crlExts(ext(oidNumber, value(integer(1))))), p.tail)
-	sig, err := edKey.Sign(rand.Reader, tbs, crypto.Hash(0))
-	require.NoError(t, err)
+	sig := must.Get(edKey.Sign(rand.Reader, tbs, crypto.Hash(0)))(t)
 	out := der(cmp.Or(p.outer, tagSeq), tbs, or(p.alg, algEd25519), or(p.sig, der(tagBits, []byte{0}, sig)), p.end)
 	return append(out, p.after...)
 }
@@ -320,15 +311,13 @@ func TestHostileCRL(t *testing.T) {
 		require.ErrorIs(t, err, pki.ErrCRL, name)
 		require.Nil(t, crl, name)
 		require.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
-		_, err = pki.ParseCRLsPEM([]byte(block("X509 CRL", in)))
-		require.ErrorIs(t, err, pki.ErrCRL, name)
+		require.ErrorIs(t, must.ErrorOf(pki.ParseCRLsPEM([]byte(block("X509 CRL", in)))), pki.ErrCRL, name)
 	}
 	in := crlParts{}.der(t)
 	_, err := parseCRL(in)
 	require.NoError(t, err, "where all of them start")
 	for n := range in {
-		_, err := parseCRL(in[:n])
-		require.ErrorIs(t, err, pki.ErrCRL, "the first %d bytes", n)
+		require.ErrorIs(t, must.ErrorOf(parseCRL(in[:n])), pki.ErrCRL, "the first %d bytes", n)
 	}
 	_, err = parseCRL(slices.Concat([]byte{0x30, 0x80}, in[2:], []byte{0, 0}))
 	require.ErrorIs(t, err, pki.ErrCRL, "an indefinite length")
@@ -363,11 +352,8 @@ func TestTolerantCRL(t *testing.T) {
 		require.NoError(t, err, name)
 		assert.Equal(t, tc.want, crlLines(crl), name)
 		tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), RawSubject: der(tagSeq, rdn(oidCN, tagUTF8, "CA")), IsCA: true, BasicConstraintsValid: true, NotBefore: base, NotAfter: base.Add(time.Hour)}
-		b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, edKey.Public(), edKey)
-		require.NoError(t, err)
-		ca, err := x509.ParseCertificate(b)
-		require.NoError(t, err)
-		require.NoError(t, pki.CheckCRL(crl, ca), name)
+		b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, edKey.Public(), edKey))(t)
+		require.NoError(t, pki.CheckCRL(crl, must.Get(x509.ParseCertificate(b))(t)), name)
 	}
 }
 
@@ -410,8 +396,7 @@ func TestParseCRLsPEM(t *testing.T) {
 		require.Nil(t, crls, name)
 		require.Equal(t, tc.also != nil, strings.Contains(err.Error(), spiffe.ErrTooLarge.Error()), "%s: %v", name, err)
 	}
-	_, err := parseCRL(make([]byte, 700<<10+1))
-	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+	require.ErrorIs(t, must.ErrorOf(parseCRL(make([]byte, 700<<10+1))), spiffe.ErrTooLarge)
 }
 
 // A list as large as they come costs a bounded amount of memory.
@@ -446,21 +431,16 @@ func FuzzParseCRL(f *testing.F) {
 			}
 		}
 	}
-	files, err := filepath.Glob("testdata/crl/openssl-*.pem")
-	require.NoError(f, err)
+	files := must.Get(filepath.Glob("testdata/crl/openssl-*.pem"))(f)
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		require.NoError(f, err)
+		data := must.Get(os.ReadFile(file))(f)
 		b, _ := pem.Decode(data)
 		f.Add(b.Bytes)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if crls, err := pki.ParseCRLsPEM(data); err == nil {
-			again := pki.MarshalCRLsPEM(crls...)
-			back, err := pki.ParseCRLsPEM(again)
-			require.NoError(t, err)
-			require.Len(t, back, len(crls))
+			require.Len(t, must.Get(pki.ParseCRLsPEM(pki.MarshalCRLsPEM(crls...)))(t), len(crls))
 		} else {
 			require.Nil(t, crls)
 		}

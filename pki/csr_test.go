@@ -31,6 +31,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -56,25 +57,20 @@ func TestNewCSR(t *testing.T) {
 		for _, cn := range []string{"", "web.example.org", strings.Repeat("n", 64), "Łódź"} {
 			c, err := pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: names})
 			require.NoError(t, err, "%s %q", name, cn)
-			std, err := x509.ParseCertificateRequest(c.DER())
-			require.NoError(t, err)
+			std := must.Get(x509.ParseCertificateRequest(c.DER()))(t)
 			require.NoError(t, std.CheckSignature())
 			require.True(t, pki.PublicKeysEqual(key.Public(), std.PublicKey))
 			require.Equal(t, cn, std.Subject.CommonName)
 			require.Len(t, std.Extensions, 1)
 			require.Equal(t, asn1.ObjectIdentifier{2, 5, 29, 17}, std.Extensions[0].Id)
 			require.Equal(t, cn == "", std.Extensions[0].Critical)
-			want, err := pki.MarshalSANValue(names...)
-			require.NoError(t, err)
-			require.Equal(t, want, std.Extensions[0].Value)
+			require.Equal(t, must.Get(pki.MarshalSANValue(names...))(t), std.Extensions[0].Value)
 			if cn == "" {
 				require.Equal(t, []byte{0x30, 0}, std.RawSubject)
 			}
 
-			back, err := pki.ParseCSR(c.DER())
-			require.NoError(t, err)
-			fromPEM, err := pki.ParseCSRPEM(c.PEM())
-			require.NoError(t, err)
+			back := must.Get(pki.ParseCSR(c.DER()))(t)
+			fromPEM := must.Get(pki.ParseCSRPEM(c.PEM()))(t)
 			for _, c := range []*pki.CSR{c, back, fromPEM} {
 				require.True(t, pki.PublicKeysEqual(key.Public(), c.PublicKey()))
 				require.Equal(t, names, c.SANs())
@@ -88,14 +84,9 @@ func TestNewCSR(t *testing.T) {
 func TestNewCSRWithoutNames(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.7-3")
-	c, err := pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{})
-	require.NoError(t, err)
-	std, err := x509.ParseCertificateRequest(c.DER())
-	require.NoError(t, err)
-	require.Empty(t, std.Extensions)
-	back, err := pki.ParseCSR(c.DER())
-	require.NoError(t, err)
-	require.Empty(t, back.SANs())
+	c := must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{}))(t)
+	require.Empty(t, must.Get(x509.ParseCertificateRequest(c.DER()))(t).Extensions)
+	require.Empty(t, must.Get(pki.ParseCSR(c.DER()))(t).SANs())
 }
 
 // The subject in DER, as Istio's agents write it and as we do.
@@ -157,10 +148,8 @@ func TestCSRID(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			made, err := pki.NewCSR(key, pki.CSROptions{SANs: test.sans})
-			require.NoError(t, err)
-			read, err := pki.ParseCSR(made.DER())
-			require.NoError(t, err)
+			made := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: test.sans}))(t)
+			read := must.Get(pki.ParseCSR(made.DER()))(t)
 			for _, c := range []*pki.CSR{made, read} {
 				id, err := c.ID()
 				if test.err != "" {
@@ -179,11 +168,9 @@ func TestCSRID(t *testing.T) {
 func TestCSRNeverChanges(t *testing.T) {
 	t.Parallel()
 	names := []pki.SAN{pki.IDSAN(webID)}
-	made, err := pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{SANs: names})
-	require.NoError(t, err)
+	made := must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{SANs: names}))(t)
 	der := made.DER()
-	read, err := pki.ParseCSR(der)
-	require.NoError(t, err)
+	read := must.Get(pki.ParseCSR(der))(t)
 	want := bytes.Clone(der)
 	names[0].Value, der[10] = "spiffe://example.org/admin", der[10]^0xff
 	for _, c := range []*pki.CSR{made, read} {
@@ -281,12 +268,10 @@ func TestNewCSRRefuses(t *testing.T) {
 		}
 	}
 	for _, good := range []string{"a", "example.org", "*.example.org", "_http._tcp.example.org", "EXAMPLE.org", "1.2.3", "xn--bcher-kva.example", strings.Repeat("a", 63) + ".org"} {
-		_, err := pki.NewCSR(key, pki.CSROptions{SANs: dns(good)})
-		assert.NoError(t, err, good)
+		assert.NoError(t, must.ErrorOf(pki.NewCSR(key, pki.CSROptions{SANs: dns(good)})), good)
 	}
 	for _, good := range []string{"https://example.org/x", "athenz://instanceid/provider/1", "urn:uuid:0", "spiffe://example.org"} {
-		_, err := pki.NewCSR(key, pki.CSROptions{SANs: uri(good)})
-		assert.NoError(t, err, good)
+		assert.NoError(t, must.ErrorOf(pki.NewCSR(key, pki.CSROptions{SANs: uri(good)})), good)
 	}
 }
 
@@ -294,14 +279,12 @@ func TestNewCSRRefuses(t *testing.T) {
 func TestCSRFiles(t *testing.T) {
 	t.Parallel()
 	sentinels := map[string]error{"ErrCSR": pki.ErrCSR, "ErrWeakKey": pki.ErrWeakKey}
-	files, err := filepath.Glob("testdata/csr/*.pem")
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob("testdata/csr/*.pem"))(t)
 	require.Greater(t, len(files), 25)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			data, err := os.ReadFile(file)
-			require.NoError(t, err)
+			data := must.Get(os.ReadFile(file))(t)
 			head := map[string]string{}
 			for line := range strings.Lines(string(data)) {
 				if k, v, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ": "); ok && k == strings.TrimSpace(k) {
@@ -331,8 +314,7 @@ func TestCSRFiles(t *testing.T) {
 func TestParseCSRPEMForm(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.3-2")
-	made, err := pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{})
-	require.NoError(t, err)
+	made := must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{}))(t)
 	block := func(kind string, headers map[string]string) string {
 		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Headers: headers, Bytes: made.DER()}))
 	}
@@ -473,9 +455,7 @@ func (r request) der(t testing.TB) []byte {
 	}
 	spki := r.spki
 	if spki == nil {
-		var err error
-		spki, err = x509.MarshalPKIXPublicKey(key.Public())
-		require.NoError(t, err)
+		spki = must.Get(x509.MarshalPKIXPublicKey(key.Public()))(t)
 	}
 	tbs := der(tagSeq, or(r.version, der(tagInt, []byte{0})), or(r.subject, der(tagSeq)), spki, or(r.attrs, withSANs("web.example.org")), r.infoTail)
 	alg := algECDSA256
@@ -491,11 +471,7 @@ func (r request) der(t testing.TB) []byte {
 		signed = h[:]
 	}
 	var sig []byte
-	fips140.WithoutEnforcement(func() {
-		var err error
-		sig, err = key.Sign(rand.Reader, signed, opts)
-		require.NoError(t, err)
-	})
+	fips140.WithoutEnforcement(func() { sig = must.Get(key.Sign(rand.Reader, signed, opts))(t) })
 	if r.change != nil {
 		tbs = r.change(bytes.Clone(tbs))
 	}
@@ -512,13 +488,8 @@ var p256Key = func() crypto.Signer {
 }()
 
 func hostile(t testing.TB) map[string]request {
-	spkiOf := func(pub crypto.PublicKey) []byte {
-		b, err := x509.MarshalPKIXPublicKey(pub)
-		require.NoError(t, err)
-		return b
-	}
-	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
-	require.NoError(t, err)
+	spkiOf := func(pub crypto.PublicKey) []byte { return must.Get(x509.MarshalPKIXPublicKey(pub))(t) }
+	p224 := must.Get(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
 	rsa1024 := smallKey(t)
 	spki := spkiOf(p256Key.Public())
 	point := bytes.Clone(spki)
@@ -657,20 +628,17 @@ func TestCSRSize(t *testing.T) {
 	}
 	in := sized(64 << 10)
 	require.Len(t, in, 64<<10)
-	_, err := pki.ParseCSR(in)
-	require.NoError(t, err)
+	require.NoError(t, must.ErrorOf(pki.ParseCSR(in)))
 	in = sized(64<<10 + 1)
 	require.Len(t, in, 64<<10+1)
-	_, err = pki.ParseCSR(in)
-	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+	require.ErrorIs(t, must.ErrorOf(pki.ParseCSR(in)), spiffe.ErrTooLarge)
 }
 
 // overByOne is a subject that makes the request one byte larger than the limit.
 func overByOne(t testing.TB) []byte {
 	subject := func(n int) []byte { return der(tagSeq, rdn(oidO, tagUTF8, strings.Repeat("a", n))) }
 	// An ECDSA signature has no fixed length; an Ed25519 key is not used here, so aim well within its range.
-	size := len(request{key: edKey, subject: subject(60_000)}.der(t))
-	return subject(60_000 + 64<<10 + 1 - size + 16)
+	return subject(60_000 + 64<<10 + 1 - len(request{key: edKey, subject: subject(60_000)}.der(t)) + 16)
 }
 
 var edKey = func() crypto.Signer {
@@ -728,8 +696,7 @@ func TestHostileCSR(t *testing.T) {
 	}
 	for n := range 64 { // cut off at any byte
 		whole := request{}.der(t)
-		_, err := pki.ParseCSR(whole[:len(whole)*n/64])
-		require.ErrorIs(t, err, pki.ErrCSR)
+		require.ErrorIs(t, must.ErrorOf(pki.ParseCSR(whole[:len(whole)*n/64])), pki.ErrCSR)
 	}
 }
 
@@ -822,19 +789,16 @@ func FuzzParseCSR(f *testing.F) {
 	}
 	f.Add(der(tagSeq, rdn(oidO, tagUTF8, "Example"), rdn(oidCN, tagUTF8, "web")))
 	f.Add(attributes(attr(oidChallenge, der(tagUTF8, []byte("x"))), extensions(ext(oidUnknown, value()), sanExt("web.example.org"))))
-	files, err := filepath.Glob("testdata/csr/*.pem")
-	require.NoError(f, err)
+	files := must.Get(filepath.Glob("testdata/csr/*.pem"))(f)
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		require.NoError(f, err)
+		data := must.Get(os.ReadFile(file))(f)
 		b, _ := pem.Decode(data)
 		f.Add(b.Bytes)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if c, err := pki.ParseCSRPEM(data); err == nil {
-			again, err := pki.ParseCSRPEM(c.PEM())
-			require.NoError(t, err)
+			again := must.Get(pki.ParseCSRPEM(c.PEM()))(t)
 			require.Equal(t, c.DER(), again.DER())
 		}
 		inputs := [][]byte{data}
@@ -888,13 +852,11 @@ func compareWithStandardLibrary(t *testing.T, c *pki.CSR) {
 // TestCSRFromStandardLibrary reads requests that crypto/x509 makes of a template, as many CAs' clients do.
 func TestCSRFromStandardLibrary(t *testing.T) {
 	t.Parallel()
-	b, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+	b := must.Get(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		Subject:  pkix.Name{Organization: []string{""}, CommonName: "web"},
 		DNSNames: []string{"web.example.org"}, IPAddresses: []net.IP{net.IPv4(192, 0, 2, 1)},
-	}, rsaKey())
-	require.NoError(t, err)
-	c, err := pki.ParseCSR(b)
-	require.NoError(t, err)
+	}, rsaKey()))(t)
+	c := must.Get(pki.ParseCSR(b))(t)
 	require.Equal(t, "web", c.CommonName())
 	require.Equal(t, []pki.SAN{pki.DNSSAN("web.example.org"), ipSAN(t, "192.0.2.1")}, c.SANs())
 }
@@ -930,8 +892,7 @@ func TestOnlyNames(t *testing.T) {
 	c, err := pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{CommonName: "a", SANs: []pki.SAN{pki.IDSAN(webID)}})
 	require.NoError(t, err)
 	require.NoError(t, c.OnlyNames())
-	c, err = pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{Organization: "a"})
-	require.NoError(t, err)
+	c = must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{Organization: "a"}))(t)
 	require.ErrorContains(t, c.OnlyNames(), "2.5.4.10")
 }
 
@@ -940,13 +901,9 @@ func TestOnlyNames(t *testing.T) {
 func TestCSRKeyFastPath(t *testing.T) {
 	t.Parallel()
 	for range 20 {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		require.NoError(t, err)
-		spki, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
-		require.NoError(t, err)
-		got, err := pki.ParsePublicKey(spki)
-		require.NoError(t, err)
-		require.True(t, key.PublicKey.Equal(got))
+		key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+		spki := must.Get(x509.MarshalPKIXPublicKey(&key.PublicKey))(t)
+		require.True(t, key.PublicKey.Equal(must.Get(pki.ParsePublicKey(spki))(t)))
 		for at := range spki { // one bit of each byte
 			bad := bytes.Clone(spki)
 			bad[at] ^= 1
@@ -957,8 +914,7 @@ func TestCSRKeyFastPath(t *testing.T) {
 			spki[:len(spki)-1], append(bytes.Clone(spki), 0), append(bytes.Clone(spki[:26]), make([]byte, 65)...), // the point at infinity
 			append(bytes.Clone(spki[:27]), spki[59:]...), spki[:26], {},
 		} {
-			_, err := pki.ParsePublicKey(bad)
-			require.Error(t, err, "%x", bad)
+			require.Error(t, must.ErrorOf(pki.ParsePublicKey(bad)), "%x", bad)
 		}
 	}
 }
@@ -966,10 +922,6 @@ func TestCSRKeyFastPath(t *testing.T) {
 // smallKey returns an RSA key that is too small, which the FIPS mode of Go would not make.
 func smallKey(t testing.TB) (key *rsa.PrivateKey) {
 	t.Helper()
-	fips140.WithoutEnforcement(func() {
-		var err error
-		key, err = rsa.GenerateKey(rand.Reader, 1024)
-		require.NoError(t, err)
-	})
+	fips140.WithoutEnforcement(func() { key = must.Get(rsa.GenerateKey(rand.Reader, 1024))(t) })
 	return key
 }

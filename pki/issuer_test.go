@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -88,15 +89,12 @@ func TestCertificateDER(t *testing.T) {
 			t.Parallel()
 			o := certOptions()
 			tc.edit(&o)
-			cert, err := root.Issue(o)
-			require.NoError(t, err)
+			cert := must.Get(root.Issue(o))(t)
 			r := raw(t, cert)
 			assert.Equal(t, tc.subject, hex.EncodeToString(r.Subject.FullBytes))
 			assert.Equal(t, tc.exts, r.extensionLines())
 			require.NoError(t, cert.CheckSignatureFrom(root.Certificate()))
-			sans, err := pki.ParseSANs(cert.Extensions)
-			require.NoError(t, err)
-			assert.Equal(t, o.SANs, sans)
+			assert.Equal(t, o.SANs, must.Get(pki.ParseSANs(cert.Extensions))(t))
 		})
 	}
 }
@@ -142,8 +140,7 @@ func TestCACertificateDER(t *testing.T) {
 			assert.Equal(t, tc.exts, r.extensionLines())
 			assert.Equal(t, cert.RawSubject, cert.RawIssuer)
 			require.NoError(t, cert.CheckSignatureFrom(cert))
-			i, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
-			require.NoError(t, err)
+			i := must.Get(pki.NewIssuer([]*x509.Certificate{cert}, key))(t)
 			_, err = i.Issue(leafOptions())
 			require.Equal(t, name == "permitted", err != nil, "%v", err)
 		})
@@ -228,8 +225,7 @@ func TestIssueCertificateRefuses(t *testing.T) {
 		tc.edit(&o)
 		cert, err := root.Issue(o)
 		require.Nil(t, cert, name)
-		pe, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, "%s: %v", name, err)
+		pe := must.As[*pki.ProfileError](err)(t, "%s: %v", name, err)
 		assert.Equal(t, map[bool]string{false: "leaf", true: "CA certificate"}[o.CA], pe.What, name)
 		assert.Equal(t, tc.rule, pe.Rule, "%s: %v", name, err)
 		assert.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
@@ -251,20 +247,16 @@ func TestNewSelfSigned(t *testing.T) {
 	require.NoError(t, cert.VerifyHostname("web.example.org"))
 	require.False(t, cert.IsCA)
 
-	_, err = pki.NewSelfSigned(nil, o)
-	require.EqualError(t, err, "pki: leaf: no private key")
-	_, err = pki.NewSelfSigned(nil, caOptions())
-	require.EqualError(t, err, "pki: CA certificate: no private key")
+	require.EqualError(t, must.ErrorOf(pki.NewSelfSigned(nil, o)), "pki: leaf: no private key")
+	require.EqualError(t, must.ErrorOf(pki.NewSelfSigned(nil, caOptions())), "pki: CA certificate: no private key")
 	o.PublicKey = newKey(t, pki.ECDSAP256).Public()
-	_, err = pki.NewSelfSigned(key, o)
-	require.ErrorIs(t, err, pki.ErrKeyMismatch)
+	require.ErrorIs(t, must.ErrorOf(pki.NewSelfSigned(key, o)), pki.ErrKeyMismatch)
 	o = certOptions()
 	o.PublicKey, o.SANs = nil, []pki.SAN{pki.IDSAN(webID)}
 	_, err = pki.NewSelfSigned(key, o)
 	require.EqualError(t, err, "pki: leaf: a workload's certificate cannot be its own root")
 	o.SANs = nil
-	_, err = pki.NewSelfSigned(key, o)
-	require.ErrorIs(t, err, pki.ErrSAN)
+	require.ErrorIs(t, must.ErrorOf(pki.NewSelfSigned(key, o)), pki.ErrSAN)
 }
 
 // foreignRoot returns a root as other tools make them.
@@ -276,13 +268,8 @@ func foreignRoot(t testing.TB, key crypto.Signer, edit func(*x509.Certificate)) 
 		Subject: pkix.Name{Country: []string{"NL"}, Organization: []string{"A", "B"}, CommonName: "Root"},
 	}
 	edit(tmpl)
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
-	require.NoError(t, err)
-	return i
+	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
+	return must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(x509.ParseCertificate(b))(t)}, key))(t)
 }
 
 // A root that is renewed with its key says the same of itself, and takes over what the old one signed,
@@ -291,14 +278,11 @@ func TestRenew(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.1-5", "IST-2.2-4", "IST-2.9-2", "IST-2.9-3", "IST-2.9-4")
 	p256, p521, ed := newKey(t, pki.ECDSAP256), func() crypto.Signer {
-		k, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-		require.NoError(t, err)
-		return k
+		return must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 	}(), newKey(t, pki.Ed25519)
 	constrained := rootOptions()
 	constrained.PermittedTrustDomains, constrained.MaxPathLen = []spiffe.TrustDomain{exampleOrg}, new(1)
-	ours, err := pki.NewRoot(p256, constrained)
-	require.NoError(t, err)
+	ours := must.Get(pki.NewRoot(p256, constrained))(t)
 	none := func(*x509.Certificate) {}
 	akiValue := func(parts ...[]byte) pkix.Extension {
 		return pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 35}, Value: der(tagSeq, parts...)}
@@ -363,10 +347,8 @@ func TestRenew(t *testing.T) {
 
 			o := leafOptions()
 			o.NotBefore, o.NotAfter = from, from.Add(time.Hour)
-			oldLeaf, err := tc.old.Issue(o)
-			require.NoError(t, err)
-			newLeaf, err := renewed.Issue(o)
-			require.NoError(t, err)
+			oldLeaf := must.Get(tc.old.Issue(o))(t)
+			newLeaf := must.Get(renewed.Issue(o))(t)
 			for _, leaf := range []*x509.Certificate{oldLeaf, newLeaf} {
 				for _, root := range []*x509.Certificate{was, is} {
 					require.NoError(t, verifyAt(root, from.Add(time.Minute), leaf))
@@ -386,10 +368,8 @@ func TestRenewRefuses(t *testing.T) {
 	key := newKey(t, pki.ECDSAP256)
 	o := rootOptions()
 	o.PublicKey = key.Public()
-	sub, err := root.Issue(o)
-	require.NoError(t, err)
-	below, err := pki.NewIssuer([]*x509.Certificate{sub, root.Certificate()}, key)
-	require.NoError(t, err)
+	sub := must.Get(root.Issue(o))(t)
+	below := must.Get(pki.NewIssuer([]*x509.Certificate{sub, root.Certificate()}, key))(t)
 	for name, tc := range map[string]struct {
 		i        *pki.Issuer
 		from, to time.Time
@@ -402,21 +382,16 @@ func TestRenewRefuses(t *testing.T) {
 		got, err := tc.i.Renew(tc.from, tc.to)
 		require.EqualError(t, err, tc.want, name)
 		require.Nil(t, got, name)
-		_, ok := errors.AsType[*pki.ProfileError](err)
-		require.True(t, ok, name)
+		must.As[*pki.ProfileError](err)(t, name)
 	}
 	// A cross certificate has the same name at both ends, and is not self-signed.
 	cross := foreignRoot(t, key, func(c *x509.Certificate) {})
 	other := newKey(t, pki.ECDSAP256)
 	tmpl := *cross.Certificate()
-	b, err := x509.CreateCertificate(rand.Reader, &tmpl, cross.Certificate(), other.Public(), key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{cert}, other)
-	require.NoError(t, err)
-	_, err = i.Renew(base, base.AddDate(1, 0, 0))
-	require.ErrorContains(t, err, "not self-signed")
+	b := must.Get(x509.CreateCertificate(rand.Reader, &tmpl, cross.Certificate(), other.Public(), key))(t)
+	cert := must.Get(x509.ParseCertificate(b))(t)
+	i := must.Get(pki.NewIssuer([]*x509.Certificate{cert}, other))(t)
+	require.ErrorContains(t, must.ErrorOf(i.Renew(base, base.AddDate(1, 0, 0))), "not self-signed")
 }
 
 // A CA in the chain whose path length has no room for what the issuer signs.
@@ -427,8 +402,7 @@ func TestIssuerChainTooDeep(t *testing.T) {
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "sub"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	b, err := x509.CreateCertificate(rand.Reader, tmpl, root, key.Public(), rootKey)
 	require.NoError(t, err)
-	sub, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
+	sub := must.Get(x509.ParseCertificate(b))(t)
 	_, err = pki.NewIssuer([]*x509.Certificate{sub, root}, key)
 	require.EqualError(t, err, "pki: issuer: certificate 2 of the chain does not allow as many CAs below it")
 	_, err = pki.NewIssuer([]*x509.Certificate{sub}, key)
@@ -578,24 +552,22 @@ func TestBadSignaturesNeverLeave(t *testing.T) {
 		}
 		// An Issuer whose key goes bad later.
 		fine := true
-		i, err := pki.NewRoot(kms{good.Public, func(d []byte, o crypto.SignerOpts) ([]byte, error) {
+		i := must.Get(pki.NewRoot(kms{good.Public, func(d []byte, o crypto.SignerOpts) ([]byte, error) {
 			if fine {
 				return real.sign(d, o)
 			}
 			return bad(d, o)
-		}}, rootOptions())
-		require.NoError(t, err)
+		}}, rootOptions()))(t)
 		fine = false
 		requireNothing(t, name, i)
 	}
 
 	// A key that was replaced underneath, and says so: the signature is a good one, by the wrong key.
 	now := good
-	i, err := pki.NewRoot(kms{
+	i := must.Get(pki.NewRoot(kms{
 		func() crypto.PublicKey { return now.Public() },
 		func(d []byte, o crypto.SignerOpts) ([]byte, error) { return now.Sign(rand.Reader, d, o) },
-	}, rootOptions())
-	require.NoError(t, err)
+	}, rootOptions()))(t)
 	now = other
 	requireNothing(t, "replaced", i)
 
@@ -667,14 +639,11 @@ func FuzzCSRToCertificate(f *testing.F) {
 		o := pki.CertificateOptions{PublicKey: csr.PublicKey(), SANs: wish, NotBefore: base, NotAfter: base.Add(time.Hour)}
 		cert, err := root.Issue(o)
 		if err != nil {
-			_, ok := errors.AsType[*pki.ProfileError](err)
-			require.True(t, ok, "%v", err)
+			must.As[*pki.ProfileError](err)(t)
 			require.Nil(t, cert)
 		} else {
 			requireExactly(t, cert, csr, wish)
-			id, err := spiffe.IDFromCertificate(cert)
-			require.NoError(t, err)
-			require.Equal(t, wish[0].Value, id.String())
+			require.Equal(t, wish[0].Value, must.Get(spiffe.IDFromCertificate(cert))(t).String())
 		}
 		leaf, err := root.Issue(pki.CertificateOptions{PublicKey: csr.PublicKey(), SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: base, NotAfter: base.Add(time.Hour)})
 		require.NoError(t, err)
@@ -685,9 +654,7 @@ func FuzzCSRToCertificate(f *testing.F) {
 // requireExactly requires that cert has the key of csr, the given names, and nothing else of csr.
 func requireExactly(t *testing.T, cert *x509.Certificate, csr *pki.CSR, sans []pki.SAN) {
 	t.Helper()
-	got, err := pki.ParseSANs(cert.Extensions)
-	require.NoError(t, err)
-	require.Equal(t, sans, got)
+	require.Equal(t, sans, must.Get(pki.ParseSANs(cert.Extensions))(t))
 	require.True(t, pki.PublicKeysEqual(csr.PublicKey(), cert.PublicKey))
 	require.Equal(t, []byte{0x30, 0}, cert.RawSubject)
 	require.False(t, cert.IsCA)

@@ -6,8 +6,10 @@ import (
 	"crypto/ecdsa"
 	"crypto/fips140"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,6 +30,8 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -47,11 +51,7 @@ func newTestRoot(t testing.TB, edit ...func(*pki.CertificateOptions)) testCA {
 	for _, f := range edit {
 		f(&o)
 	}
-	cert, err := pki.NewSelfSigned(key, o)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
-	require.NoError(t, err)
-	return testCA{i, key}
+	return testCA{must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(pki.NewSelfSigned(key, o))(t)}, key))(t), key}
 }
 
 // below returns a CA that c signs.
@@ -63,11 +63,7 @@ func (c testCA) below(t testing.TB, edit ...func(*pki.CertificateOptions)) testC
 	for _, f := range edit {
 		f(&o)
 	}
-	cert, err := c.Issue(o)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
-	require.NoError(t, err)
-	return testCA{i, key}
+	return testCA{must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(c.Issue(o))(t)}, key))(t), key}
 }
 
 func (c testCA) keyPEM(t testing.TB) []byte {
@@ -81,9 +77,7 @@ func (c testCA) crl(t testing.TB, revoked ...*x509.Certificate) []byte {
 	for _, r := range revoked {
 		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: r.SerialNumber, RevocationTime: base, ReasonCode: 1})
 	}
-	b, err := x509.CreateRevocationList(rand.Reader, list, c.cert(), c.key)
-	require.NoError(t, err)
-	return []byte(block("X509 CRL", b))
+	return []byte(block("X509 CRL", must.Get(x509.CreateRevocationList(rand.Reader, list, c.cert(), c.key))(t)))
 }
 
 func certsPEM(certs ...*x509.Certificate) []byte { return pki.MarshalCertificatesPEM(certs...) }
@@ -141,14 +135,10 @@ func withUsage(t testing.TB, over testCA, usage x509.KeyUsage) testCA {
 	ca := over.below(t)
 	tmpl := *ca.cert()
 	tmpl.KeyUsage = usage
-	b, err := x509.CreateCertificate(rand.Reader, &tmpl, over.cert(), ca.key.Public(), over.key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
+	b := must.Get(x509.CreateCertificate(rand.Reader, &tmpl, over.cert(), ca.key.Public(), over.key))(t)
+	c := must.Get(x509.ParseCertificate(b))(t)
 	require.Equal(t, usage, c.KeyUsage)
-	i, err := pki.NewIssuer([]*x509.Certificate{c}, ca.key)
-	require.NoError(t, err)
-	return testCA{i, ca.key}
+	return testCA{must.Get(pki.NewIssuer([]*x509.Certificate{c}, ca.key))(t), ca.key}
 }
 
 // crossSigned returns a certificate for the name and key of ca, signed by over.
@@ -158,11 +148,8 @@ func crossSigned(t testing.TB, over, ca testCA) *x509.Certificate {
 		SerialNumber: big.NewInt(99), RawSubject: ca.cert().RawSubject, SubjectKeyId: ca.cert().SubjectKeyId, NotBefore: base, NotAfter: base.AddDate(1, 0, 0),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, over.cert(), ca.key.Public(), over.key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	return c
+	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, over.cert(), ca.key.Public(), over.key))(t)
+	return must.Get(x509.ParseCertificate(b))(t)
 }
 
 func TestKeyCertBundleRefuses(t *testing.T) {
@@ -187,14 +174,11 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	late := root.below(t, func(o *pki.CertificateOptions) { o.NotBefore = base.Add(time.Hour) })
 	wrongDomain := newTestRoot(t, func(o *pki.CertificateOptions) { o.PermittedDNSDomains = []string{"example.org"} })
 	outside := unchecked(t, wrongDomain, "ca.other.test")
-	renewedRoot, err := root.Renew(base, base.AddDate(1, 0, 0))
-	require.NoError(t, err)
+	renewedRoot := must.Get(root.Renew(base, base.AddDate(1, 0, 0)))(t)
 
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(8), Subject: pkix.Name{CommonName: "lists"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCRLSign}
-	crlOnlyDER, err := x509.CreateCertificate(rand.Reader, tmpl, root.cert(), leafKey.Public(), root.key)
-	require.NoError(t, err)
-	crlOnly, err := x509.ParseCertificate(crlOnlyDER)
-	require.NoError(t, err)
+	crlOnlyDER := must.Get(x509.CreateCertificate(rand.Reader, tmpl, root.cert(), leafKey.Public(), root.key))(t)
+	crlOnly := must.Get(x509.ParseCertificate(crlOnlyDER))(t)
 
 	good := func() pki.KeyCertPEM {
 		return pki.KeyCertPEM{Cert: certsPEM(ca.cert()), Chain: certsPEM(mid.cert()), Key: ca.keyPEM(t), Roots: certsPEM(root.cert())}
@@ -282,8 +266,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	}
 	_, err = pki.ParseKeyCertBundle(good(), time.Time{})
 	require.EqualError(t, err, "pki: key-cert bundle: no time to verify at")
-	_, err = pki.ParseKeyCertBundle(good(), during)
-	require.NoError(t, err, "where all of them start")
+	require.NoError(t, must.ErrorOf(pki.ParseKeyCertBundle(good(), during)), "where all of them start")
 }
 
 func damaged(pem []byte) []byte {
@@ -294,9 +277,7 @@ func damaged(pem []byte) []byte {
 
 func pemOf(t testing.TB, key crypto.Signer) []byte {
 	t.Helper()
-	b, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
-	return b
+	return must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 }
 
 func selfSignedBy(t testing.TB, key crypto.Signer) *x509.Certificate {
@@ -310,13 +291,9 @@ func createCertificate(t testing.TB, tmpl *x509.Certificate, key crypto.Signer) 
 	t.Helper()
 	var b []byte
 	fips140.WithoutEnforcement(func() {
-		var err error
-		b, err = x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-		require.NoError(t, err)
+		b = must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
 	})
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	return c
+	return must.Get(x509.ParseCertificate(b))(t)
 }
 
 // withKey returns cert with another public key, which crypto/x509 reads; the signature is not right.
@@ -325,9 +302,7 @@ func withKey(t testing.TB, cert *x509.Certificate, spki []byte) *x509.Certificat
 	tbs := bytes.Replace(cert.RawTBSCertificate, cert.RawSubjectPublicKeyInfo, spki, 1)
 	content := tbs[4:] // behind tag and a length of three bytes
 	b := der(tagSeq, der(tagSeq, content), algECDSA256, der(tagBits, []byte{0}, cert.Signature))
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	return c
+	return must.Get(x509.ParseCertificate(b))(t)
 }
 
 func foreignCA(t testing.TB, edit func(*x509.Certificate)) testCA {
@@ -346,13 +321,8 @@ func unchecked(t testing.TB, over testCA, dns string) testCA {
 	if dns != "" {
 		tmpl.DNSNames = []string{dns}
 	}
-	b, err := x509.CreateCertificate(rand.Reader, tmpl, over.cert(), key.Public(), over.key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(b)
-	require.NoError(t, err)
-	i, err := pki.NewIssuer([]*x509.Certificate{c}, key)
-	require.NoError(t, err)
-	return testCA{i, key}
+	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, over.cert(), key.Public(), over.key))(t)
+	return testCA{must.Get(pki.NewIssuer([]*x509.Certificate{must.Get(x509.ParseCertificate(b))(t)}, key))(t), key}
 }
 
 // forgedCRL is a list in the name of ca, by another key.
@@ -370,8 +340,7 @@ func TestKeyCertBundleCopies(t *testing.T) {
 	t.Parallel()
 	root := newTestRoot(t)
 	p := pki.KeyCertPEM{Cert: certsPEM(root.cert()), Chain: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert()), CRL: root.crl(t)}
-	b, err := pki.ParseKeyCertBundle(p, during)
-	require.NoError(t, err)
+	b := must.Get(pki.ParseKeyCertBundle(p, during))(t)
 	for range 2 {
 		for _, data := range [][]byte{p.Cert, p.Chain, p.Key, p.Roots, p.CRL} {
 			clear(data)
@@ -396,8 +365,7 @@ func TestKeyCertBundleEqual(t *testing.T) {
 	}
 	both := certsPEM(a.cert(), c.cert())
 	bundle := parse(mid, nil, both, nil)
-	sec1, err := x509.MarshalECPrivateKey(mid.key.(*ecdsa.PrivateKey))
-	require.NoError(t, err)
+	sec1 := must.Get(x509.MarshalECPrivateKey(mid.key.(*ecdsa.PrivateKey)))(t)
 	rewritten, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{
 		Cert:  []byte("# comment\n" + strings.ReplaceAll(string(certsPEM(mid.cert())), "\n", "\r\n")),
 		Chain: certsPEM(mid.cert()), Key: []byte(block("EC PRIVATE KEY", sec1)), Roots: certsPEM(c.cert(), a.cert(), c.cert()),
@@ -458,9 +426,7 @@ func TestKeyCertBundleDoesNotPrintItsKey(t *testing.T) {
 	}
 	assert.Equal(t, "pki.KeyCertBundle("+root.cert().Subject.String()+", 1 roots, 0 CRLs)", b.String())
 	assert.Equal(t, "[redacted]", pki.KeyCertBundle{}.String())
-	out, err := json.Marshal([]any{b})
-	require.NoError(t, err)
-	assert.Equal(t, "[{}]", string(out))
+	assert.Equal(t, "[{}]", string(must.Get(json.Marshal([]any{b}))(t)))
 }
 
 func TestReadKeyCertBundle(t *testing.T) {
@@ -653,15 +619,13 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	require.NoError(t, err)
 	for after := 1; after <= 4; after++ {
 		reads := 0
-		b, err := pki.ReadKeyCertBundle(swapping{[]fstest.MapFS{first, second}, &reads, after}, nil, during)
-		require.NoError(t, err)
+		b := must.Get(pki.ReadKeyCertBundle(swapping{[]fstest.MapFS{first, second}, &reads, after}, nil, during))(t)
 		require.True(t, b.Equal(whole), "swapped after %d reads", after)
 	}
 	// A volume that never comes to rest is read in the end, and what was read is verified as ever.
 	reads := 0
 	endless := swapping{slices.Repeat([]fstest.MapFS{first, second}, 1000), &reads, 1}
-	_, err = pki.ReadKeyCertBundle(endless, nil, during)
-	require.NoError(t, err)
+	must.Get(pki.ReadKeyCertBundle(endless, nil, during))(t)
 	require.Less(t, reads, 100)
 
 	// And on a disk, as Kubernetes does it.
@@ -678,13 +642,9 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	for name := range first {
 		require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
 	}
-	b, err := pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
-	require.NoError(t, err)
-	require.Len(t, b.Roots(), 1)
+	require.Len(t, must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t).Roots(), 1)
 	write("..2", second)
-	b, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
-	require.NoError(t, err)
-	require.True(t, b.Equal(whole))
+	require.True(t, must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t).Equal(whole))
 
 	// A file that other users can write to, or that another user owns, is none of the CA's.
 	if runtime.GOOS == "windows" {
@@ -696,12 +656,10 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	require.ErrorIs(t, err, private.ErrUnsafe)
 	require.NotErrorIs(t, err, fs.ErrNotExist)
 	require.NoError(t, os.Chmod(key, 0o644))
-	_, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
-	require.NoError(t, err)
+	must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t)
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.Chown(key, 54321, -1))
-		_, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
-		require.ErrorIs(t, err, private.ErrUnsafe)
+		require.ErrorIs(t, must.ErrorOf(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)), private.ErrUnsafe)
 	}
 }
 
@@ -739,4 +697,181 @@ func FuzzKeyCertBundle(f *testing.F) {
 			require.True(t, found || i.Certificate().ExtKeyUsage != nil, "what it signs leads to a root")
 		}
 	})
+}
+
+// The key of a CA may be DER, in the forms that a block of PEM may have.
+func TestReadKeyCertBundleDER(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	now := time.Now()
+	ec := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	other := must.Get(pki.NewKey(pki.RSA2048))(t)
+	sec1 := must.Get(x509.MarshalECPrivateKey(ec.(*ecdsa.PrivateKey)))(t)
+	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(ec))(t)
+	pkcs1 := x509.MarshalPKCS1PrivateKey(other.(*rsa.PrivateKey))
+	o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("example.org").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}
+	read := func(cert *x509.Certificate, key []byte) error {
+		text := pki.MarshalCertificatesPEM(cert)
+		_, err := pki.ReadKeyCertBundle(fstest.MapFS{"crt.pem": {Data: text}, "key.pem": {Data: key}, "ca.crt": {Data: text}}, nil, now)
+		return err
+	}
+	root := must.Get(pki.NewRoot(ec, o))(t)
+	rsaRoot := must.Get(pki.NewRoot(other, o))(t)
+	require.NoError(t, read(root.Certificate(), sec1))
+	require.NoError(t, read(root.Certificate(), pkcs8))
+	require.NoError(t, read(rsaRoot.Certificate(), pkcs1))
+	for name, key := range map[string][]byte{
+		"the key of another":    pkcs1,
+		"a byte less":           pkcs8[:len(pkcs8)-1],
+		"a byte more":           append(append([]byte(nil), pkcs8...), 0),
+		"a certificate":         root.Certificate().Raw,
+		"a SEQUENCE":            {0x30, 0},
+		"base64 of DER":         []byte("MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg"),
+		"the first byte":        {0x30},
+		"nothing":               {},
+		"a line before the DER": append([]byte("\n"), pkcs8...),
+	} {
+		require.Error(t, read(root.Certificate(), key), name)
+	}
+}
+
+func TestParseSANs(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-2.4-8")
+	root := newRoot(t)
+	o := leafOptions()
+	o.SANs = append(o.SANs, dnsSANs("b", "*.a.b")...)
+	leaf, err := root.Issue(o)
+	require.NoError(t, err)
+	sans := must.Get(pki.ParseSANs(leaf.Extensions))(t)
+	require.Equal(t, []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("b"), pki.DNSSAN("*.a.b")}, sans)
+	o2 := certOptions()
+	o2.CommonName, o2.SANs = "x", nil
+	require.Empty(t, must.Get(pki.ParseSANs(must.Get(root.Issue(o2))(t).Extensions))(t))
+
+	// Names of every kind, and names that crypto/x509 reads and we do not.
+	withSAN := func(value []byte) *x509.Certificate {
+		return &x509.Certificate{Extensions: append(slices.Clone(leaf.Extensions[:1]), extension(value))}
+	}
+	sans, err = pki.ParseSANs(withSAN(der(tagSeq, der(0xa0, der(tagOID, []byte{0x2a}), der(0xa0, der(tagNull))), der(0x81, []byte("a@b")), der(0x87, []byte{10, 0, 0, 1}))).Extensions)
+	require.NoError(t, err)
+	require.Equal(t, []pki.SAN{{Type: 0, Value: string(der(tagOID, []byte{0x2a})) + string(der(0xa0, der(tagNull)))}, {Type: pki.Email, Value: "a@b"}, {Type: pki.IP, Value: "\x0a\x00\x00\x01"}}, sans)
+	for _, bad := range [][]byte{nil, der(tagSeq), der(tagSeq, der(0x82, []byte("a\nb"))), append(der(tagSeq, der(0x82, []byte("a"))), 0)} {
+		sans, err = pki.ParseSANs(withSAN(bad).Extensions)
+		require.ErrorIs(t, err, pki.ErrSAN)
+		require.Nil(t, sans)
+	}
+	_, err = pki.ParseSANs(slices.Concat(leaf.Extensions, leaf.Extensions))
+	require.EqualError(t, err, "pki: invalid subject alternative name: the extension is there twice")
+}
+
+// A strict reader does not lose a certificate without a word.
+func TestDamagedBlocksAreSeen(t *testing.T) {
+	t.Parallel()
+	a, b := certsPEM(newRoot(t).Certificate()), certsPEM(newRoot(t).Certificate())
+	for name, in := range map[string][]byte{
+		"the first":    slices.Concat(damaged(a), b),
+		"in between":   slices.Concat(a, damaged(a), b),
+		"the last":     slices.Concat(a, damaged(b)),
+		"no end":       slices.Concat(a[:len(a)-26], b),
+		"another end":  slices.Concat(bytes.Replace(a, []byte("END CERTIFICATE"), []byte("END CERTIFICATES"), 1), b),
+		"no base64":    slices.Concat([]byte("-----BEGIN CERTIFICATE-----\nhello!\n-----END CERTIFICATE-----\n"), b),
+		"a half begin": slices.Concat([]byte("-----BEGIN CERTIFICATE\n"), b),
+	} {
+		certs, err := pki.ParseCertificatesPEM(in)
+		require.ErrorContains(t, err, "pki: parse certificates: ", name)
+		require.Nil(t, certs, name)
+	}
+}
+
+// hostilePEM is text of about n bytes on which readers of PEM have been slow.
+func hostilePEM(n int) map[string][]byte {
+	fill := func(unit string) []byte { return bytes.Repeat([]byte(unit), n/len(unit)) }
+	good := block("CERTIFICATE", []byte{0x30, 0})
+	return map[string][]byte{
+		"begins":                fill("-----BEGIN CERTIFICATE-----\n"),
+		"begins, one line":      fill("-----BEGIN "),
+		"ends":                  fill("\n-----END CERTIFICATE-----\n"),
+		"half ends":             fill("\n-----END "),
+		"begins and half ends":  fill("-----BEGIN X\n-----END "),
+		"blocks without end":    fill("-----BEGIN X-----\nAAAA\n"),
+		"blocks of no base64":   fill("-----BEGIN X-----\n!\n-----END X-----\n"),
+		"another end":           fill("-----BEGIN X-----\nAAAA\n-----END Y-----\n"),
+		"headers":               append([]byte("-----BEGIN X-----\n"), fill("a: b\n")...),
+		"many headers":          append([]byte("-----BEGIN X-----\n"), manyHeaders(n)...),
+		"many headers, whole":   slices.Concat([]byte("-----BEGIN CERTIFICATE-----\n"), manyHeaders(n), []byte("\nMAA=\n-----END CERTIFICATE-----\n")),
+		"blocks of headers":     fill("-----BEGIN X-----\na: b\n\n-----END X-----\n"),
+		"headers, no blank":     fill("-----BEGIN X-----\na: b\n-----END X-----\n"),
+		"colons":                append([]byte("-----BEGIN X-----\n"), fill(":")...),
+		"colons in lines":       append([]byte("-----BEGIN X-----\n"), fill(":\n")...),
+		"one long line":         append([]byte("-----BEGIN X-----\n"), fill("A")...),
+		"blanks":                append([]byte("-----BEGIN X-----\n"), fill(" ")...),
+		"blanks in base64":      slices.Concat([]byte("-----BEGIN CERTIFICATE-----\n"), fill("A \t"), []byte("\n-----END CERTIFICATE-----\n")),
+		"empty lines":           fill("\n"),
+		"dashes":                fill("-"),
+		"empty blocks":          fill("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"),
+		"good and half a block": append([]byte(strings.Repeat(good, 900)), fill("-----BEGIN CERTIFICATE-----\nAAAA\n")...),
+		"zeros":                 make([]byte, n),
+	}
+}
+
+func manyHeaders(n int) []byte {
+	var b bytes.Buffer
+	for i := 0; b.Len() < n; i++ {
+		fmt.Fprintf(&b, "h%d: v\n", i)
+	}
+	return b.Bytes()
+}
+
+// No reader of PEM takes more than a constant time per byte: what costs more than 50 ms has to cost less
+// than twenty-four times as much as an eighth of it, where it would be sixty-four times if each byte looked
+// at all others. What counts is the time of this thread, the best of several runs.
+func TestHostilePEMIsLinear(t *testing.T) {
+	rounds.NotShort(t)
+	readers := map[string]func([]byte){
+		"certificates": func(b []byte) { _, _ = pki.ParseCertificatesPEM(b) },
+		"private key":  func(b []byte) { _, _ = pki.ParsePrivateKeyPEM(b) },
+		"CRLs":         func(b []byte) { _, _ = pki.ParseCRLsPEM(b) },
+		"request":      func(b []byte) { _, _ = pki.ParseCSRPEM(b) },
+	}
+	const cheap = 50 * time.Millisecond
+	runtime.LockOSThread() // for threadTime
+	defer runtime.UnlockOSThread()
+	best := func(f func([]byte), in []byte) time.Duration {
+		b := time.Hour
+		for range 5 {
+			start := threadTime()
+			f(in)
+			if b = min(b, threadTime()-start); b < cheap {
+				break
+			}
+		}
+		return b
+	}
+	for what, read := range readers {
+		large := 960 << 10
+		if what == "request" {
+			large = 120 << 10
+		}
+		small, big := hostilePEM(large/8), hostilePEM(large)
+		for name := range small {
+			eight := best(read, big[name])
+			if eight < cheap {
+				continue
+			}
+			one := best(read, small[name])
+			assert.Less(t, float64(eight)/float64(max(one, time.Millisecond)), 24.0, "%s: %s: %v, an eighth of it %v", what, name, eight, one)
+		}
+		var before, after runtime.MemStats
+		for name, in := range big {
+			runtime.ReadMemStats(&before)
+			read(in)
+			runtime.ReadMemStats(&after)
+			assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20), "%s: %s", what, name)
+		}
+	}
+}
+
+func extension(value []byte) pkix.Extension {
+	return pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: value}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -53,10 +54,8 @@ func (v sanVector) typed(t testing.TB) []pki.SAN {
 		case "email":
 			sans = append(sans, pki.SAN{Type: pki.Email, Value: text})
 		default:
-			tag, err := strconv.Atoi(kind)
-			require.NoError(t, err)
-			raw, err := hex.DecodeString(text)
-			require.NoError(t, err)
+			tag := must.Get(strconv.Atoi(kind))(t)
+			raw := must.Get(hex.DecodeString(text))(t)
 			sans = append(sans, pki.SAN{Type: tag, Value: string(raw)})
 		}
 	}
@@ -65,8 +64,7 @@ func (v sanVector) typed(t testing.TB) []pki.SAN {
 
 func sanVectors(t testing.TB) []sanVector {
 	t.Helper()
-	data, err := os.ReadFile("testdata/sans.jsonl")
-	require.NoError(t, err)
+	data := must.Get(os.ReadFile("testdata/sans.jsonl"))(t)
 	var all []sanVector
 	for line := range bytes.Lines(data) {
 		var v sanVector
@@ -85,8 +83,7 @@ func TestSANVectors(t *testing.T) {
 	for _, v := range sanVectors(t) {
 		t.Run(v.Why, func(t *testing.T) {
 			t.Parallel()
-			der, err := hex.DecodeString(v.DER)
-			require.NoError(t, err)
+			der := must.Get(hex.DecodeString(v.DER))(t)
 			sans, err := pki.ParseSANValue(der)
 			if !v.OK {
 				require.ErrorIs(t, err, pki.ErrSAN)
@@ -114,27 +111,18 @@ func TestMarshalSANs(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.ECDSAP256)
 	names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("*.example.org"), pki.IPSAN(net.IPv6loopback)}
-	ext, err := pki.MarshalSANs(names...)
-	require.NoError(t, err)
+	ext := must.Get(pki.MarshalSANs(names...))(t)
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), ExtraExtensions: []pkix.Extension{ext}}
-	der, err := x509.CreateCertificate(crand.Reader, tmpl, tmpl, key.Public(), key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	got, err := pki.ParseSANs(cert.Extensions)
-	require.NoError(t, err)
-	assert.Equal(t, names, got)
+	der := must.Get(x509.CreateCertificate(crand.Reader, tmpl, tmpl, key.Public(), key))(t)
+	cert := must.Get(x509.ParseCertificate(der))(t)
+	assert.Equal(t, names, must.Get(pki.ParseSANs(cert.Extensions))(t))
 	assert.Empty(t, cert.UnhandledCriticalExtensions)
-	id, err := spiffe.IDFromCertificate(cert)
-	require.NoError(t, err)
-	assert.Equal(t, webID, id)
+	assert.Equal(t, webID, must.Get(spiffe.IDFromCertificate(cert))(t))
 	assert.True(t, ext.Critical, "the subject is empty")
 
 	request, err := x509.CreateCertificateRequest(crand.Reader, &x509.CertificateRequest{ExtraExtensions: []pkix.Extension{ext}}, key)
 	require.NoError(t, err)
-	csr, err := pki.ParseCSR(request)
-	require.NoError(t, err)
-	assert.Equal(t, names, csr.SANs())
+	assert.Equal(t, names, must.Get(pki.ParseCSR(request))(t).SANs())
 
 	for name, bad := range map[string][]pki.SAN{
 		"no name":               nil,
@@ -182,9 +170,7 @@ func TestSANLimits(t *testing.T) {
 	}
 	der, err := pki.MarshalSANValue(many...)
 	require.NoError(t, err)
-	back, err := pki.ParseSANValue(der)
-	require.NoError(t, err)
-	require.Equal(t, many, back)
+	require.Equal(t, many, must.Get(pki.ParseSANValue(der))(t))
 
 	_, err = pki.MarshalSANValue(append(many, many[0])...)
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
@@ -195,17 +181,13 @@ func TestSANLimits(t *testing.T) {
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 
 	// A value of exactly 64 KiB: 4 bytes for the sequence, 4 for the name.
-	der, err = pki.MarshalSANValue(pki.DNSSAN(strings.Repeat("a", 64<<10-8)))
-	require.NoError(t, err)
+	der = must.Get(pki.MarshalSANValue(pki.DNSSAN(strings.Repeat("a", 64<<10-8))))(t)
 	require.Len(t, der, 64<<10)
-	_, err = pki.ParseSANValue(der)
-	require.NoError(t, err)
+	must.Get(pki.ParseSANValue(der))(t)
 	for _, n := range []int{64<<10 - 7, 64 << 10, 1 << 20} {
-		_, err = pki.MarshalSANValue(pki.DNSSAN(strings.Repeat("a", n)))
-		require.ErrorIs(t, err, spiffe.ErrTooLarge)
+		require.ErrorIs(t, must.ErrorOf(pki.MarshalSANValue(pki.DNSSAN(strings.Repeat("a", n)))), spiffe.ErrTooLarge)
 	}
-	_, err = pki.ParseSANValue(make([]byte, 64<<10+1))
-	require.ErrorIs(t, err, spiffe.ErrTooLarge)
+	require.ErrorIs(t, must.ErrorOf(pki.ParseSANValue(make([]byte, 64<<10+1))), spiffe.ErrTooLarge)
 }
 
 func TestIPSAN(t *testing.T) {
@@ -280,8 +262,7 @@ func slowSANs(der []byte) (sans []pki.SAN, ok bool) {
 
 func FuzzParseSANs(f *testing.F) {
 	for _, v := range sanVectors(f) {
-		der, err := hex.DecodeString(v.DER)
-		require.NoError(f, err)
+		der := must.Get(hex.DecodeString(v.DER))(f)
 		f.Add(der)
 	}
 	f.Fuzz(func(t *testing.T, der []byte) {
@@ -301,9 +282,7 @@ func FuzzParseSANs(f *testing.F) {
 				return // not written
 			}
 		}
-		out, err := pki.MarshalSANValue(sans...)
-		require.NoError(t, err)
-		require.Equal(t, der, out)
+		require.Equal(t, der, must.Get(pki.MarshalSANValue(sans...))(t))
 	})
 }
 
@@ -327,10 +306,6 @@ func TestSANRoundTrip(t *testing.T) {
 				sans[i] = pki.SAN{Type: pki.IP, Value: strings.Repeat("\x7f", 4+12*r.IntN(2))}
 			}
 		}
-		der, err := pki.MarshalSANValue(sans...)
-		require.NoError(t, err)
-		back, err := pki.ParseSANValue(der)
-		require.NoError(t, err)
-		require.Equal(t, sans, back)
+		require.Equal(t, sans, must.Get(pki.ParseSANValue(must.Get(pki.MarshalSANValue(sans...))(t)))(t))
 	}
 }

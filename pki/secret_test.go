@@ -7,8 +7,12 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"math/big"
+	"net"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -17,35 +21,30 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 func svidOf(t testing.TB, root *pki.Issuer, key crypto.Signer) *spiffe.SVID {
 	t.Helper()
 	o := leafOptions()
 	o.PublicKey = key.Public()
-	leaf, err := root.Issue(o)
-	require.NoError(t, err)
-	svid, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
-	require.NoError(t, err)
-	return svid
+	return must.Get(spiffe.NewSVID([]*x509.Certificate{must.Get(root.Issue(o))(t)}, key))(t)
 }
 
 func TestKeyPairSecret(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.ECDSAP256)
 	svid := svidOf(t, newRoot(t), key)
-	s, err := pki.NewKeyPairSecret("default", svid)
-	require.NoError(t, err)
+	s := must.Get(pki.NewKeyPairSecret("default", svid))(t)
 	assert.Equal(t, "default", s.Name())
 	assert.Equal(t, svid.NotAfter(), s.NotAfter())
 	chain, keyPEM, ok := s.KeyPair()
 	require.True(t, ok)
 	assert.Equal(t, pki.MarshalCertificatesPEM(svid.Leaf()), chain)
-	back, err := pki.ParsePrivateKeyPEM(keyPEM)
-	require.NoError(t, err)
-	assert.Equal(t, key, back)
+	assert.Equal(t, key, must.Get(pki.ParsePrivateKeyPEM(keyPEM))(t))
 	roots, ok := s.Roots()
 	assert.False(t, ok)
 	assert.Nil(t, roots)
@@ -73,8 +72,7 @@ func TestTrustSecret(t *testing.T) {
 	root := newRoot(t).Certificate()
 	bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root}})
 	require.NoError(t, err)
-	s, err := pki.NewTrustSecret("ROOTCA", bundle)
-	require.NoError(t, err)
+	s := must.Get(pki.NewTrustSecret("ROOTCA", bundle))(t)
 	assert.Equal(t, "ROOTCA", s.Name())
 	assert.True(t, s.NotAfter().IsZero())
 	roots, ok := s.Roots()
@@ -83,14 +81,10 @@ func TestTrustSecret(t *testing.T) {
 	_, _, ok = s.KeyPair()
 	assert.False(t, ok)
 
-	empty, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{})
-	require.NoError(t, err)
-	_, err = pki.NewTrustSecret("ROOTCA", empty)
-	require.ErrorIs(t, err, spiffe.ErrNoAuthority)
-	_, err = pki.NewTrustSecret("", bundle)
-	require.Error(t, err)
-	_, err = pki.NewTrustSecret("ROOTCA", nil)
-	require.Error(t, err)
+	empty := must.Get(spiffe.NewBundle(exampleOrg, spiffe.BundleContents{}))(t)
+	require.ErrorIs(t, must.ErrorOf(pki.NewTrustSecret("ROOTCA", empty)), spiffe.ErrNoAuthority)
+	require.Error(t, must.ErrorOf(pki.NewTrustSecret("", bundle)))
+	require.Error(t, must.ErrorOf(pki.NewTrustSecret("ROOTCA", nil)))
 }
 
 func TestSecretPEM(t *testing.T) {
@@ -98,11 +92,9 @@ func TestSecretPEM(t *testing.T) {
 	root := newRoot(t)
 	o := leafOptions()
 	o.PublicKey = rsaKey().Public()
-	leaf, err := root.Issue(o)
-	require.NoError(t, err)
+	leaf := must.Get(root.Issue(o))(t)
 	chain := pki.MarshalCertificatesPEM(leaf, root.Certificate())
-	key, err := pki.MarshalPrivateKeyPEM(rsaKey())
-	require.NoError(t, err)
+	key := must.Get(pki.MarshalPrivateKeyPEM(rsaKey()))(t)
 	roots := pki.MarshalCertificatesPEM(root.Certificate())
 
 	pkcs1 := keyFiles(t)["PKCS#1"].pem
@@ -116,22 +108,17 @@ func TestSecretPEM(t *testing.T) {
 	assert.Equal(t, "file-cert:c~k", s.Name())
 
 	early := leaf.NotAfter.Add(-time.Minute)
-	s, err = pki.NewSecretPEM("x", chain, key, nil, early)
-	require.NoError(t, err)
-	assert.Equal(t, early, s.NotAfter())
-	s, err = pki.NewSecretPEM("x", chain, key, nil, leaf.NotAfter.Add(time.Hour))
-	require.NoError(t, err)
+	assert.Equal(t, early, must.Get(pki.NewSecretPEM("x", chain, key, nil, early))(t).NotAfter())
+	s = must.Get(pki.NewSecretPEM("x", chain, key, nil, leaf.NotAfter.Add(time.Hour)))(t)
 	assert.Equal(t, leaf.NotAfter, s.NotAfter())
 
-	s, err = pki.NewSecretPEM("file-root:r", nil, nil, append([]byte("# comment\n"), roots...), time.Time{})
-	require.NoError(t, err)
+	s = must.Get(pki.NewSecretPEM("file-root:r", nil, nil, append([]byte("# comment\n"), roots...), time.Time{}))(t)
 	gotRoots, ok := s.Roots()
 	require.True(t, ok)
 	assert.Equal(t, roots, gotRoots)
 	assert.True(t, s.NotAfter().IsZero())
 
-	otherKey, err := pki.MarshalPrivateKeyPEM(newKey(t, pki.ECDSAP256))
-	require.NoError(t, err)
+	otherKey := must.Get(pki.MarshalPrivateKeyPEM(newKey(t, pki.ECDSAP256)))(t)
 	for name, tc := range map[string]struct {
 		name              string
 		chain, key, roots []byte
@@ -165,13 +152,11 @@ func TestSecretPEM(t *testing.T) {
 func TestSecretDoesNotPrintItsKey(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, pki.Ed25519)
-	s, err := pki.NewKeyPairSecret("default", svidOf(t, newRoot(t), key))
-	require.NoError(t, err)
+	s := must.Get(pki.NewKeyPairSecret("default", svidOf(t, newRoot(t), key)))(t)
 	_, keyPEM, _ := s.KeyPair()
 	bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{newRoot(t).Certificate()}})
 	require.NoError(t, err)
-	roots, err := pki.NewTrustSecret("ROOTCA", bundle)
-	require.NoError(t, err)
+	roots := must.Get(pki.NewTrustSecret("ROOTCA", bundle))(t)
 
 	assert.Equal(t, `pki.Secret("default", key pair until 2026-03-01T12:00:00Z)`, s.String())
 	assert.Equal(t, s.String(), s.GoString())
@@ -189,23 +174,17 @@ func TestSecretDoesNotPrintItsKey(t *testing.T) {
 	// The PEM of the key: its base64, from behind the header that all keys share.
 	line := strings.Split(string(keyPEM), "\n")[1]
 	assertNoKey(t, []byte(line[len(line)-24:]), &buf, s, *s)
-	b, err := json.Marshal([]any{s})
-	require.NoError(t, err)
-	assert.Equal(t, "[{}]", string(b))
+	assert.Equal(t, "[{}]", string(must.Get(json.Marshal([]any{s}))(t)))
 }
 
 func bundleOf(t testing.TB, td string, roots ...*x509.Certificate) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{X509Authorities: roots})
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{X509Authorities: roots}))(t)
 }
 
 func setOf(t testing.TB, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	set, err := spiffe.NewBundleSet(bundles...)
-	require.NoError(t, err)
-	return set
+	return must.Get(spiffe.NewBundleSet(bundles...))(t)
 }
 
 // kinds returns a secret of each kind, by what it prints as its kind.
@@ -271,8 +250,7 @@ func TestTrustDomainsSecret(t *testing.T) {
 
 	lists := append(append([]byte("# a comment\n"), two.crl(t)...), mid.crl(t)...)
 	plain := s
-	s, err = plain.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
-	require.NoError(t, err)
+	s = must.Get(plain.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists}))(t)
 	got, _ = s.TrustDomains()
 	assert.Equal(t, pki.MarshalCertificatesPEM(one.cert()), got[tdOne])
 	assert.Equal(t, string(pki.MarshalCertificatesPEM(two.cert()))+strings.TrimPrefix(string(lists), "# a comment\n"), string(got[tdTwo]))
@@ -283,8 +261,7 @@ func TestTrustDomainsSecret(t *testing.T) {
 	_, err = s.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
 	require.ErrorContains(t, err, "has revocation lists")
 	for kind, s := range kinds(t) {
-		_, err := s.WithTrustDomainCRLs(nil)
-		require.Equal(t, kind == "trust domains", err == nil, kind)
+		require.Equal(t, kind == "trust domains", must.ErrorOf(s.WithTrustDomainCRLs(nil)) == nil, kind)
 	}
 
 	for name, tc := range map[string]struct {
@@ -320,13 +297,11 @@ func TestTrustDomainsSecret(t *testing.T) {
 func TestSecretWithCRLs(t *testing.T) {
 	t.Parallel()
 	one, two := newTestRoot(t), newTestRoot(t)
-	trust, err := pki.NewTrustSecret("ROOTCA", bundleOf(t, "example.org", one.cert()))
-	require.NoError(t, err)
+	trust := must.Get(pki.NewTrustSecret("ROOTCA", bundleOf(t, "example.org", one.cert())))(t)
 	both, err := pki.NewSecretPEM("ROOTCA", nil, nil, pki.MarshalCertificatesPEM(one.cert(), two.cert()), time.Time{})
 	require.NoError(t, err)
 
-	s, err := trust.WithCRLs(one.crl(t), false)
-	require.NoError(t, err)
+	s := must.Get(trust.WithCRLs(one.crl(t), false))(t)
 	crls, leafOnly := s.CRLs()
 	assert.Equal(t, one.crl(t)[:27], crls[:27])
 	assert.False(t, leafOnly)
@@ -338,13 +313,11 @@ func TestSecretWithCRLs(t *testing.T) {
 	none, _ := trust.CRLs()
 	assert.Nil(t, none, "the secret it was made of is as before")
 
-	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+	der := must.Get(x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), ThisUpdate: base, NextUpdate: base.Add(time.Minute),
-	}, two.cert(), two.key)
-	require.NoError(t, err)
+	}, two.cert(), two.key))(t)
 	soon := []byte(block("X509 CRL", der))
-	later, err := both.WithCRLs(slices.Concat(one.crl(t), soon, two.crl(t)), false)
-	require.NoError(t, err)
+	later := must.Get(both.WithCRLs(slices.Concat(one.crl(t), soon, two.crl(t)), false))(t)
 	assert.Equal(t, base.Add(time.Minute).UTC().Truncate(time.Second), later.NotAfter(), "the earliest")
 	s, err = later.WithCRLs(two.crl(t), true)
 	require.NoError(t, err, "of leaves, and in place of those before")
@@ -363,39 +336,32 @@ func TestSecretWithCRLs(t *testing.T) {
 		require.Nil(t, s, name)
 	}
 	for kind, s := range kinds(t) {
-		_, err := s.WithCRLs(one.crl(t), true)
-		require.Equal(t, kind == "roots", err == nil, kind)
+		require.Equal(t, kind == "roots", must.ErrorOf(s.WithCRLs(one.crl(t), true)) == nil, kind)
 	}
-	_, err = new(pki.Secret).WithCRLs(one.crl(t), true)
-	require.ErrorContains(t, err, "empty")
+	require.ErrorContains(t, must.ErrorOf(new(pki.Secret).WithCRLs(one.crl(t), true)), "empty")
 }
 
 func TestOtherSecrets(t *testing.T) {
 	t.Parallel()
 	key := func(c string) []byte { return []byte(strings.Repeat(c, 80)) }
 	a := key("a")
-	s, err := pki.NewTicketKeysSecret("tickets", a, key("b"))
-	require.NoError(t, err)
+	s := must.Get(pki.NewTicketKeysSecret("tickets", a, key("b")))(t)
 	clear(a)
 	keys, _ := s.TicketKeys()
 	assert.Equal(t, [][]byte{key("a"), key("b")}, keys, "copied")
 
 	value := []byte("hunter2")
-	s, err = pki.NewGenericSecret("token", map[string][]byte{"": value})
-	require.NoError(t, err)
+	s = must.Get(pki.NewGenericSecret("token", map[string][]byte{"": value}))(t)
 	clear(value)
 	values, _ := s.Generic()
 	assert.Equal(t, map[string][]byte{"": []byte("hunter2")}, values, "copied")
-	_, err = pki.NewGenericSecret("token", map[string][]byte{"user": value, "password": value})
-	require.NoError(t, err)
+	must.Get(pki.NewGenericSecret("token", map[string][]byte{"user": value, "password": value}))(t)
 
 	root := newRoot(t)
-	leaf, err := root.Issue(leafOptions())
-	require.NoError(t, err)
+	leaf := must.Get(root.Issue(leafOptions()))(t)
 	chain := pki.MarshalCertificatesPEM(leaf, root.Certificate())
 	provider := []byte("provider")
-	s, err = pki.NewKeyProviderSecret("default", append([]byte("# comment\n"), chain...), provider)
-	require.NoError(t, err)
+	s = must.Get(pki.NewKeyProviderSecret("default", append([]byte("# comment\n"), chain...), provider))(t)
 	clear(provider)
 	gotChain, gotProvider, _ := s.KeyProvider()
 	assert.Equal(t, chain, gotChain)
@@ -443,9 +409,161 @@ func TestOtherSecrets(t *testing.T) {
 			require.ErrorIs(t, err, tc.also, name)
 		}
 	}
-	_, err = pki.NewTicketKeysSecret("x", sixteen[:16]...)
-	require.NoError(t, err)
+	must.Get(pki.NewTicketKeysSecret("x", sixteen[:16]...))(t)
 	delete(many, "x")
-	_, err = pki.NewGenericSecret("x", many)
+	must.Get(pki.NewGenericSecret("x", many))(t)
+}
+
+const linkerdName = "web.shop.serviceaccount.identity.linkerd.example.org"
+
+// dnsOnly makes a leaf of a workload of Linkerd.
+func dnsOnly(c *x509.Certificate) {
+	c.URIs, c.DNSNames, c.ExtraExtensions = nil, []string{linkerdName}, nil
+}
+
+func TestCredential(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	chain, key := ca.Intermediate().Certificate("/web", dnsOnly)
+	c := must.Get(pki.NewCredential(chain, key))(t)
+	assert.Equal(t, chain[0], c.Leaf())
+	assert.Equal(t, chain, c.Chain())
+	assert.Equal(t, chain[0].NotAfter, c.NotAfter())
+	assert.Len(t, c.TLSCertificate().Certificate, 2)
+
+	certs, keyPEM, err := c.MarshalPEM()
 	require.NoError(t, err)
+	assert.True(t, must.Get(pki.ParseCredentialPEM(certs, keyPEM))(t).Leaf().Equal(c.Leaf()))
+
+	var log strings.Builder
+	slog.New(slog.NewTextHandler(&log, nil)).Info("it", "credential", c)
+	for _, text := range []string{c.String(), fmt.Sprintf("%v %+v %#v %s", c, c, c, c), log.String()} {
+		assert.Contains(t, text, linkerdName)
+		assert.NotContains(t, text, "ecdsa")
+		assert.NotContains(t, text, "PrivateKey")
+	}
+
+	_, otherKey := ca.Certificate("/web")
+	for name, tt := range map[string]struct {
+		chain []*x509.Certificate
+		err   string
+		is    error
+	}{
+		"no chain":             {nil, "empty", nil},
+		"a CA":                 {chain[1:], "is a CA certificate", nil},
+		"too many":             {slices.Repeat(chain[:1], 17), "limit is 16", spiffe.ErrTooLarge},
+		"the key of another":   {chain, "", pki.ErrKeyMismatch},
+		"a certificate is nil": {[]*x509.Certificate{chain[0], nil}, "nil certificate", nil},
+	} {
+		_, err := pki.NewCredential(tt.chain, otherKey)
+		require.ErrorContains(t, err, tt.err, name)
+		if tt.is != nil {
+			require.ErrorIs(t, err, tt.is, name)
+		}
+	}
+	require.ErrorContains(t, must.ErrorOf(pki.NewCredential(chain, nil)), "no private key")
+	for _, bad := range [][2][]byte{{nil, keyPEM}, {certs, nil}, {certs, certs}, {keyPEM, keyPEM}} {
+		_, err := pki.ParseCredentialPEM(bad[0], bad[1])
+		require.Error(t, err)
+		assert.NotContains(t, err.Error(), "BEGIN")
+	}
+}
+
+// Each leaf differs in one thing from what is expected.
+func TestExpectDNSName(t *testing.T) {
+	t.Parallel()
+	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+	td := ca.TrustDomain()
+	want := pki.ExpectDNSName(td, linkerdName)
+	assert.Equal(t, linkerdName, want.String())
+	assert.Equal(t, []pki.SAN{pki.DNSSAN(linkerdName)}, want.Names())
+	assert.Equal(t, td, want.TrustDomain())
+	assert.True(t, want.ID().IsZero())
+
+	deep := ca.Intermediate()
+	good, _ := deep.Certificate("/web", dnsOnly)
+	path := must.Get(want.Verify(good, ca.Bundle(), spiffe.BothRoles, time.Now()))(t)
+	require.Len(t, path, 3)
+	assert.True(t, path[2].Equal(ca.Root()))
+
+	uri, _ := url.Parse("spiffe://example.org/web")
+	for name, tt := range map[string]struct {
+		change func(c *x509.Certificate)
+		stage  string
+	}{
+		"an X.509-SVID":            {func(*x509.Certificate) {}, "leaf"},
+		"a SPIFFE ID beside it":    {func(c *x509.Certificate) { dnsOnly(c); c.URIs = []*url.URL{uri} }, "leaf"},
+		"another name":             {func(c *x509.Certificate) { dnsOnly(c); c.DNSNames = []string{"x" + linkerdName} }, "leaf"},
+		"another case":             {func(c *x509.Certificate) { dnsOnly(c); c.DNSNames = []string{strings.ToUpper(linkerdName)} }, "leaf"},
+		"a wildcard":               {func(c *x509.Certificate) { dnsOnly(c); c.DNSNames = []string{"*" + linkerdName[3:]} }, "leaf"},
+		"two names":                {func(c *x509.Certificate) { dnsOnly(c); c.DNSNames = []string{linkerdName, "api.example.org"} }, "leaf"},
+		"the name twice":           {func(c *x509.Certificate) { dnsOnly(c); c.DNSNames = []string{linkerdName, linkerdName} }, "leaf"},
+		"an address beside it":     {func(c *x509.Certificate) { dnsOnly(c); c.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} }, "leaf"},
+		"a mail address beside it": {func(c *x509.Certificate) { dnsOnly(c); c.EmailAddresses = []string{"web@example.org"} }, "leaf"},
+		"the common name only":     {func(c *x509.Certificate) { dnsOnly(c); c.DNSNames = nil; c.Subject.CommonName = linkerdName }, "leaf"},
+		"a CA":                     {func(c *x509.Certificate) { dnsOnly(c); c.IsCA, c.BasicConstraintsValid = true, true }, "leaf"},
+		"a key usage that signs":   {func(c *x509.Certificate) { dnsOnly(c); c.KeyUsage |= x509.KeyUsageCertSign }, "leaf"},
+		"no digital signature":     {func(c *x509.Certificate) { dnsOnly(c); c.KeyUsage = x509.KeyUsageKeyEncipherment }, "leaf"},
+		"no key usage":             {func(c *x509.Certificate) { dnsOnly(c); c.KeyUsage = 0 }, "leaf"},
+		"a client only":            {func(c *x509.Certificate) { dnsOnly(c); c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }, "chain"},
+		"expired":                  {func(c *x509.Certificate) { dnsOnly(c); c.NotAfter = time.Now().Add(-time.Minute) }, "chain"},
+		"not valid yet":            {func(c *x509.Certificate) { dnsOnly(c); c.NotBefore = time.Now().Add(time.Minute) }, "chain"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			chain, _ := deep.Certificate("/web", tt.change)
+			_, err := want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
+			assert.Equal(t, tt.stage, must.As[*spiffe.VerifyError](err)(t).Stage, "%v", err)
+		})
+	}
+	stage := func(chain []*x509.Certificate, e pki.Expectation, b spiffe.BundleSource, role spiffe.Role) string {
+		t.Helper()
+		_, err := e.Verify(chain, b, role, time.Now())
+		return must.As[*spiffe.VerifyError](err)(t).Stage
+	}
+	empty := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{}))(t)
+	assert.Equal(t, "leaf", stage(nil, want, ca.Bundle(), spiffe.BothRoles))
+	assert.Equal(t, "leaf", stage(good, pki.Expectation{}, ca.Bundle(), spiffe.BothRoles))
+	assert.Equal(t, "leaf", stage(good, pki.ExpectDNSName(td, ""), ca.Bundle(), spiffe.BothRoles))
+	assert.Equal(t, "leaf", stage(good, pki.ExpectLeaf(td, "any", nil, nil), ca.Bundle(), spiffe.BothRoles))
+	assert.Equal(t, "leaf", stage(good, want, nil, spiffe.BothRoles))
+	assert.Equal(t, "leaf", stage(good, want, ca.Bundle(), 4))
+	assert.Equal(t, "bundle", stage(good, want, spiffetest.NewCA(t, "example.com").Bundle(), spiffe.BothRoles))
+	assert.Equal(t, "bundle", stage(good, want, empty, spiffe.BothRoles))
+	assert.Equal(t, "chain", stage(good, want, other.Bundle(), spiffe.BothRoles))
+	assert.Equal(t, "chain", stage(good[:1], want, ca.Bundle(), spiffe.BothRoles))
+	assert.Equal(t, "leaf", stage(good, pki.ExpectID(spiffe.MustParseID("spiffe://example.org/web")), ca.Bundle(), spiffe.BothRoles), "a credential passes for no SVID")
+}
+
+func TestExpectIDAndForm(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	web := spiffe.MustParseID("spiffe://example.org/web")
+	chain, _ := ca.Certificate("/web")
+	want := pki.ExpectID(web)
+	assert.Equal(t, web, want.ID())
+	assert.False(t, want.IsZero())
+	path, err := want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
+	require.NoError(t, err)
+	assert.Len(t, path, 2)
+	_, err = pki.ExpectID(spiffe.MustParseID("spiffe://example.org/db")).Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
+	require.ErrorIs(t, err, spiffe.ErrDenied)
+	assert.True(t, pki.ExpectID(spiffe.ID{}).IsZero())
+
+	// A form may be anything that a program can say about a leaf, such as Athenz's principal.
+	service, _ := ca.Certificate("/web", func(c *x509.Certificate) {
+		c.Subject.CommonName = "sports.api"
+		a, _ := url.Parse("spiffe://example.org/ns/sports/sa/api")
+		b, _ := url.Parse("athenz://instanceid/provider/1")
+		c.URIs = []*url.URL{a, b}
+	})
+	athenz := pki.ExpectLeaf(ca.TrustDomain(), "sports.api", nil, func(leaf *x509.Certificate) error {
+		if leaf.Subject.CommonName != "sports.api" {
+			return errors.New("another principal")
+		}
+		return nil
+	})
+	must.Get(athenz.Verify(service, ca.Bundle(), spiffe.BothRoles, time.Now()))(t)
+	_, err = athenz.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
+	require.ErrorContains(t, err, "another principal")
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -78,45 +80,36 @@ func TestBrokenAnswers(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	for want, spoil := range faults {
-		t.Run(want, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				p := poll(ca)
-				m := newManager(t, secretcache.Config{CA: p})
-				var heard told
-				m.Subscribe(heard.add)
-				first, _ := ready(t, m)
-				snap, err := m.Snapshot()
-				require.NoError(t, err)
-				secret, err := m.GenerateSecret(t.Context(), "default")
-				require.NoError(t, err)
-				heard.take()
+		bubble.Run(t, want, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			p := poll(ca)
+			m := newManager(t, secretcache.Config{CA: p})
+			var heard told
+			m.Subscribe(heard.add)
+			first, _ := ready(t, m)
+			snap := must.Get(m.Snapshot())(t)
+			secret := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
+			heard.take()
 
-				spoil(ca, p)
-				time.Sleep(50 * time.Minute)
-				assert.Empty(t, heard.take())
-				assert.Same(t, first, current(t, m))
-				now, err := m.Snapshot()
-				require.NoError(t, err)
-				assert.Same(t, snap, now)
-				same, err := m.GenerateSecret(t.Context(), "default")
-				require.NoError(t, err)
-				assert.Same(t, secret, same)
-				st := status(t, m, web)
-				assert.ErrorContains(t, st.Err, want)
-				assert.Greater(t, st.Failures, 10, "it is tried again and again")
-				assert.Less(t, st.Failures, 1000, "and not all the time")
+			spoil(ca, p)
+			time.Sleep(50 * time.Minute)
+			assert.Empty(t, heard.take())
+			assert.Same(t, first, current(t, m))
+			assert.Same(t, snap, must.Get(m.Snapshot())(t))
+			assert.Same(t, secret, must.Get(m.GenerateSecret(t.Context(), "default"))(t))
+			st := status(t, m, web)
+			assert.ErrorContains(t, st.Err, want)
+			assert.Greater(t, st.Failures, 10, "it is tried again and again")
+			assert.Less(t, st.Failures, 1000, "and not all the time")
 
-				ca.EditTemplates(nil)
-				ca.EditAnswers(nil)
-				ca.FailNext(0, nil)
-				p.signer.Store(nil)
-				time.Sleep(25 * time.Second) // 4 % of what remains
-				assert.Equal(t, []string{"default", web.String()}, heard.take())
-				assert.NotSame(t, first, current(t, m))
-				assert.NoError(t, status(t, m, web).Err)
-			})
+			ca.EditTemplates(nil)
+			ca.EditAnswers(nil)
+			ca.FailNext(0, nil)
+			p.signer.Store(nil)
+			time.Sleep(25 * time.Second) // 4 % of what remains
+			assert.Equal(t, []string{"default", web.String()}, heard.take())
+			assert.NotSame(t, first, current(t, m))
+			assert.NoError(t, status(t, m, web).Err)
 		})
 	}
 }
@@ -142,28 +135,24 @@ func TestAcceptedAnswers(t *testing.T) {
 			c.NotAfter = time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC) // the CA itself ends then
 		}), 1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				p := poll(ca)
-				m := newManager(t, secretcache.Config{CA: p})
-				first, _ := ready(t, m)
-				c.prepare(ca, p)
-				time.Sleep(30 * time.Minute)
-				synctest.Wait()
-				assert.NotSame(t, first, current(t, m))
-				assert.Len(t, current(t, m).Chain(), c.length)
-				assert.NoError(t, status(t, m, web).Err)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			p := poll(ca)
+			m := newManager(t, secretcache.Config{CA: p})
+			first, _ := ready(t, m)
+			c.prepare(ca, p)
+			time.Sleep(30 * time.Minute)
+			synctest.Wait()
+			assert.NotSame(t, first, current(t, m))
+			assert.Len(t, current(t, m).Chain(), c.length)
+			assert.NoError(t, status(t, m, web).Err)
 		})
 	}
 }
 
 // TestOneRole shows that a CA that certifies one role only works for a Manager that needs no other.
 func TestOneRole(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.EditTemplates(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
 		m := newManager(t, secretcache.Config{CA: poll(ca), Role: spiffe.ClientRole})
@@ -181,28 +170,25 @@ func TestShorterLives(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	for _, short := range []time.Duration{time.Hour, 10 * time.Minute, time.Minute, 21 * time.Second} {
-		t.Run(short.String(), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				p := poll(ca)
-				m := newManager(t, secretcache.Config{CA: p, Lifetime: 24 * time.Hour})
-				first, _ := ready(t, m)
-				ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
-				for current(t, m) == first {
-					require.Less(t, time.Since(first.Leaf().NotBefore), 13*time.Hour)
-					time.Sleep(10 * time.Second)
-				}
-				assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
-				assert.LessOrEqual(t, time.Since(first.Leaf().NotBefore), 12*time.Hour+time.Minute)
-				const lives = 40
-				for range lives * 10 {
-					time.Sleep(short / 10)
-					require.True(t, time.Now().Before(current(t, m).NotAfter()))
-				}
-				assert.Less(t, p.signed.Load(), int64(2+4*lives), "one for each renewal")
-				assert.NoError(t, status(t, m, web).Err)
-			})
+		bubble.Run(t, short.String(), func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			p := poll(ca)
+			m := newManager(t, secretcache.Config{CA: p, Lifetime: 24 * time.Hour})
+			first, _ := ready(t, m)
+			ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
+			for current(t, m) == first {
+				require.Less(t, time.Since(first.Leaf().NotBefore), 13*time.Hour)
+				time.Sleep(10 * time.Second)
+			}
+			assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
+			assert.LessOrEqual(t, time.Since(first.Leaf().NotBefore), 12*time.Hour+time.Minute)
+			const lives = 40
+			for range lives * 10 {
+				time.Sleep(short / 10)
+				require.True(t, time.Now().Before(current(t, m).NotAfter()))
+			}
+			assert.Less(t, p.signed.Load(), int64(2+4*lives), "one for each renewal")
+			assert.NoError(t, status(t, m, web).Err)
 		})
 	}
 }
@@ -251,27 +237,20 @@ func TestTooShortLives(t *testing.T) {
 // TestLinkBetweenRoots shows that a certificate that looks like a root, and links a new one to the
 // old one, stays in the chain.
 func TestLinkBetweenRoots(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		template := &x509.Certificate{
 			SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotBefore: time.Now(), NotAfter: time.Now().AddDate(1, 0, 0),
 			KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 		}
 		sign := func(parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) *x509.Certificate {
-			der, err := x509.CreateCertificate(nil, template, parent, pub, key)
-			require.NoError(t, err)
-			c, err := x509.ParseCertificate(der)
-			require.NoError(t, err)
-			return c
+			der := must.Get(x509.CreateCertificate(nil, template, parent, pub, key))(t)
+			return must.Get(x509.ParseCertificate(der))(t)
 		}
-		oldKey, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		oldKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		old := sign(template, oldKey.Public(), oldKey)
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		link := sign(old, key.Public(), oldKey)
-		next, err := pki.NewIssuer(answer{link}, key)
-		require.NoError(t, err)
+		next := must.Get(pki.NewIssuer(answer{link}, key))(t)
 		ca := &issuerCA{issuer: next, tail: answer{link}}
 		ca.bundles.Store(set(t, bundle(t, spiffe.BundleContents{X509Authorities: answer{old}})))
 		m := newManager(t, secretcache.Config{CA: ca})
@@ -287,8 +266,7 @@ func TestEndlessCertificate(t *testing.T) {
 	for _, year := range []int{2262, 2263, 2300, 2600, 2900, 9999} {
 		synctest.Test(t, func(t *testing.T) {
 			end := time.Date(year, 12, 31, 23, 59, 59, 0, time.UTC)
-			key, err := pki.NewKey(pki.ECDSAP256)
-			require.NoError(t, err)
+			key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 			root, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: end})
 			require.NoError(t, err)
 			ca := &issuerCA{issuer: root, notAfter: end}
@@ -297,9 +275,7 @@ func TestEndlessCertificate(t *testing.T) {
 			start(t, m)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			secret, err := m.GenerateSecret(ctx, "default")
-			require.NoError(t, err)
-			assert.True(t, end.Equal(secret.NotAfter()))
+			assert.True(t, end.Equal(must.Get(m.GenerateSecret(ctx, "default"))(t).NotAfter()))
 			time.Sleep(24 * time.Hour)
 			assert.EqualValues(t, 1, ca.signed.Load())
 			assert.True(t, status(t, m, web).NextAttempt.After(time.Now().AddDate(50, 0, 0)))
@@ -309,8 +285,7 @@ func TestEndlessCertificate(t *testing.T) {
 
 // TestIssuerEndsFirst shows that the end that counts is the earliest in the chain.
 func TestIssuerEndsFirst(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		p := poll(ca)
 		p.signer.Store(ca.Intermediate(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(20 * time.Minute) }))
@@ -348,24 +323,21 @@ func TestWish(t *testing.T) {
 		"soon, or less":       {refused{time.Millisecond, true}, time.Second, 2 * time.Second},
 		"below another error": {errors.Join(errors.New("x"), refused{10 * time.Minute, true}), 10 * time.Minute, 11 * time.Minute},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				m := newManager(t, secretcache.Config{CA: ca, Jitter: 1e-9})
-				ready(t, m)
-				ca.FailNext(1, c.err)
-				time.Sleep(30 * time.Minute)
-				synctest.Wait()
-				st := status(t, m, web)
-				require.ErrorIs(t, st.Err, c.err)
-				assert.Equal(t, 1, st.Failures)
-				assert.GreaterOrEqual(t, time.Until(st.NextAttempt), c.low-time.Second)
-				assert.LessOrEqual(t, time.Until(st.NextAttempt), c.high)
-				time.Sleep(c.high + time.Second)
-				synctest.Wait()
-				assert.NoError(t, status(t, m, web).Err)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			m := newManager(t, secretcache.Config{CA: ca, Jitter: 1e-9})
+			ready(t, m)
+			ca.FailNext(1, c.err)
+			time.Sleep(30 * time.Minute)
+			synctest.Wait()
+			st := status(t, m, web)
+			require.ErrorIs(t, st.Err, c.err)
+			assert.Equal(t, 1, st.Failures)
+			assert.GreaterOrEqual(t, time.Until(st.NextAttempt), c.low-time.Second)
+			assert.LessOrEqual(t, time.Until(st.NextAttempt), c.high)
+			time.Sleep(c.high + time.Second)
+			synctest.Wait()
+			assert.NoError(t, status(t, m, web).Err)
 		})
 	}
 }
@@ -397,30 +369,24 @@ func TestRefusedForGood(t *testing.T) {
 			ca.FailNext(0, nil)
 			time.Sleep(30 * time.Second)
 			synctest.Wait()
-			_, err = m.SVID()
-			assert.Equal(t, running, err == nil, "Run asks by itself")
-			_, err = m.GenerateSecret(t.Context(), "default")
-			assert.NoError(t, err)
+			assert.Equal(t, running, must.ErrorOf(m.SVID()) == nil, "Run asks by itself")
+			assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "default")))
 		})
 	}
 }
 
 func TestKeyFailure(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		broken := errors.New("the token is gone")
 		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), NewKey: newKeyFails(broken)})
 		start(t, m)
 		synctest.Wait()
-		_, err := m.SVID()
-		assert.ErrorIs(t, err, broken)
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), broken)
 		assert.NotEmpty(t, bundleOf(t, m, domain))
 	})
 }
 
 func bundleOf(t *testing.T, m *secretcache.Manager, td spiffe.TrustDomain) []*x509.Certificate {
 	t.Helper()
-	b, err := m.Bundle(td)
-	require.NoError(t, err)
-	return slices.Collect(b.X509Authorities())
+	return slices.Collect(must.Get(m.Bundle(td))(t).X509Authorities())
 }

@@ -22,7 +22,9 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -33,16 +35,12 @@ import (
 // bundle returns a bundle of the trust domain example.org.
 func bundle(t *testing.T, c spiffe.BundleContents) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.NewBundle(domain, c)
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.NewBundle(domain, c))(t)
 }
 
 func set(t *testing.T, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	s, err := spiffe.NewBundleSet(bundles...)
-	require.NoError(t, err)
-	return s
+	return must.Get(spiffe.NewBundleSet(bundles...))(t)
 }
 
 // TestBundleFirst changes the root under two identities and records, in order, what was told and
@@ -68,57 +66,52 @@ func TestBundleFirst(t *testing.T) {
 			},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				m := newManager(t, secretcache.Config{CA: c.wrap(ca)})
-				require.NoError(t, m.Add(worker))
-				first, _ := ready(t, m)
-				firstWorker, err := m.GenerateSecret(t.Context(), worker.String())
-				require.NoError(t, err)
+		bubble.Run(t, name, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			m := newManager(t, secretcache.Config{CA: c.wrap(ca)})
+			require.NoError(t, m.Add(worker))
+			first, _ := ready(t, m)
+			firstWorker := must.Get(m.GenerateSecret(t.Context(), worker.String()))(t)
 
-				var events told
-				look := func(name, when string) {
-					snap, err := m.Snapshot()
-					assert.NoError(t, err)
-					svid, _ := snap.SVID()
-					b, err := snap.Bundle(domain)
-					assert.NoError(t, err)
-					secret, err := m.GenerateSecret(t.Context(), worker.String())
-					assert.NoError(t, err)
-					if svid != first {
-						_, err := verify(t, b, svid)
-						assert.NoError(t, err, "a new leaf comes with its root")
-					}
-					events.add(fmt.Sprintf("%s %s: root %t, leaf %t, worker %t", name, when, trusts(b, ca.Root()), svid != first, secret != firstWorker))
+			var events told
+			look := func(name, when string) {
+				snap, err := m.Snapshot()
+				assert.NoError(t, err)
+				svid, _ := snap.SVID()
+				b, err := snap.Bundle(domain)
+				assert.NoError(t, err)
+				secret, err := m.GenerateSecret(t.Context(), worker.String())
+				assert.NoError(t, err)
+				if svid != first {
+					assert.NoError(t, must.ErrorOf(verify(t, b, svid)), "a new leaf comes with its root")
 				}
-				m.Subscribe(func(name string) {
-					look(name, "begins")
-					time.Sleep(time.Second)
-					look(name, "ends")
-				})
-				c.change(ca)
-				time.Sleep(31 * time.Minute)
-				got := events.take()
-				require.GreaterOrEqual(t, len(got), 10)
-				assert.Equal(t, []string{
-					"ROOTCA begins: root true, leaf false, worker false",
-					"ROOTCA ends: root true, leaf false, worker false",
-					"spiffe://example.org begins: root true, leaf false, worker false",
-					"spiffe://example.org ends: root true, leaf false, worker false",
-				}, got[:4])
-				for _, e := range got[4:] {
-					switch {
-					case strings.HasPrefix(e, worker.String()):
-						assert.Contains(t, e, "worker true")
-					case strings.HasPrefix(e, "default "), strings.HasPrefix(e, web.String()+" "):
-						assert.Contains(t, e, "leaf true")
-					default: // a watch that is quick sees the bundle with both roots, and that without the old one
-						assert.Contains(t, e, "root true")
-					}
-				}
+				events.add(fmt.Sprintf("%s %s: root %t, leaf %t, worker %t", name, when, trusts(b, ca.Root()), svid != first, secret != firstWorker))
+			}
+			m.Subscribe(func(name string) {
+				look(name, "begins")
+				time.Sleep(time.Second)
+				look(name, "ends")
 			})
+			c.change(ca)
+			time.Sleep(31 * time.Minute)
+			got := events.take()
+			require.GreaterOrEqual(t, len(got), 10)
+			assert.Equal(t, []string{
+				"ROOTCA begins: root true, leaf false, worker false",
+				"ROOTCA ends: root true, leaf false, worker false",
+				"spiffe://example.org begins: root true, leaf false, worker false",
+				"spiffe://example.org ends: root true, leaf false, worker false",
+			}, got[:4])
+			for _, e := range got[4:] {
+				switch {
+				case strings.HasPrefix(e, worker.String()):
+					assert.Contains(t, e, "worker true")
+				case strings.HasPrefix(e, "default "), strings.HasPrefix(e, web.String()+" "):
+					assert.Contains(t, e, "leaf true")
+				default: // a watch that is quick sees the bundle with both roots, and that without the old one
+					assert.Contains(t, e, "root true")
+				}
+			}
 		})
 	}
 }
@@ -146,9 +139,7 @@ func hourly(t *testing.T, b *spiffe.Bundle) *spiffe.Bundle {
 
 func verify(t *testing.T, b *spiffe.Bundle, s *spiffe.SVID) (*spiffe.Peer, error) {
 	t.Helper()
-	v, err := spiffe.NewVerifier(b, spiffe.AllowAnyPeer(), nil)
-	require.NoError(t, err)
-	return v.VerifyChain(s.Chain(), spiffe.AnyRole)
+	return must.Get(spiffe.NewVerifier(b, spiffe.AllowAnyPeer(), nil))(t).VerifyChain(s.Chain(), spiffe.AnyRole)
 }
 
 func trusts(b *spiffe.Bundle, root *x509.Certificate) bool {
@@ -163,8 +154,7 @@ func trusts(b *spiffe.Bundle, root *x509.Certificate) bool {
 // TestCallbackThatHangs shows what a subscriber can hold back: certificates of a new root, and
 // nothing else.
 func TestCallbackThatHangs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		first, stop := ready(t, m)
@@ -196,23 +186,19 @@ func TestCallbackThatHangs(t *testing.T) {
 // TestCallbackAsks shows that a subscriber may ask for the name that it was told and wait for it, also
 // if no subscriber was told of the bundle yet.
 func TestCallbackAsks(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		m.Subscribe(func(name string) {
-			_, err := m.GenerateSecret(ctx, name)
-			assert.NoError(t, err, name)
+			assert.NoError(t, must.ErrorOf(m.GenerateSecret(ctx, name)), name)
 		})
 		require.NoError(t, m.Add(worker))
 		start(t, m)
 		begin := time.Now()
-		_, err := m.GenerateSecret(ctx, "default")
-		require.NoError(t, err)
-		_, err = m.GenerateSecret(ctx, worker.String())
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(ctx, "default"))(t)
+		must.Get(m.GenerateSecret(ctx, worker.String()))(t)
 		assert.Less(t, time.Since(begin), time.Minute)
 	})
 }
@@ -221,8 +207,7 @@ func TestCallbackAsks(t *testing.T) {
 // for the one of the bundle, as long as there is another to serve; and that there is a way out when
 // there is none any more.
 func TestCallbackIsSlow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		first, _ := ready(t, m)
@@ -257,16 +242,14 @@ func TestCallbackIsSlow(t *testing.T) {
 		time.Sleep(time.Minute)
 		third := current(t, m)
 		assert.NotSame(t, second, third)
-		_, err := verify(t, ca.Bundle(), third)
-		require.NoError(t, err)
+		must.Get(verify(t, ca.Bundle(), third))(t)
 	})
 }
 
 // TestRootGone shows that identities are renewed at once when their root leaves the bundle, and
 // served until then.
 func TestRootGone(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca, Concurrency: 2})
 		for i := range 20 {
@@ -298,8 +281,7 @@ func TestRootGone(t *testing.T) {
 // long to wait, however long it has to live.
 func TestRootGoneIsUrgent(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		p := poll(ca)
 		m := newManager(t, secretcache.Config{CA: p, Lifetime: 20 * time.Hour})
@@ -317,28 +299,10 @@ func TestRootGoneIsUrgent(t *testing.T) {
 	})
 }
 
-// TestRootGoneMayShorten shows that a shorter certificate is taken when the old one is worth
-// nothing any more.
-func TestRootGoneMayShorten(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		m := newManager(t, secretcache.Config{CA: ca})
-		first, _ := ready(t, m)
-		ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(10 * time.Minute) })
-		ca.Rotate()
-		ca.DropOldRoots()
-		synctest.Wait()
-		assert.True(t, current(t, m).NotAfter().Before(first.NotAfter()))
-	})
-}
-
 // TestReissuedRoot shows that a root that was issued anew for the same name and key is the same.
 func TestReissuedRoot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+	bubble.Test(t, func(t *testing.T) {
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		root := func(years int) *pki.Issuer {
 			i, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().AddDate(years, 0, 0)})
 			require.NoError(t, err)
@@ -396,41 +360,35 @@ func TestRefusedBundles(t *testing.T) {
 		},
 		"it has no bundles": nil,
 	} {
-		t.Run(want, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				ca.Rotate()
-				ca.Rotate()
-				p := &nilBundles{polled: poll(ca)}
-				m := newManager(t, secretcache.Config{CA: p})
-				var heard told
-				m.Subscribe(heard.add)
-				ready(t, m)
-				before, err := m.Bundle(domain)
-				require.NoError(t, err)
-				heard.take()
+		bubble.Run(t, want, func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			ca.Rotate()
+			ca.Rotate()
+			p := &nilBundles{polled: poll(ca)}
+			m := newManager(t, secretcache.Config{CA: p})
+			var heard told
+			m.Subscribe(heard.add)
+			ready(t, m)
+			before := must.Get(m.Bundle(domain))(t)
+			heard.take()
 
-				if bad != nil {
-					p.bundles.Store(bad(ca))
-				} else {
-					p.nothing.Store(true)
-				}
-				time.Sleep(20 * time.Minute)
-				after, err := m.Bundle(domain)
-				require.NoError(t, err)
-				assert.Same(t, before, after)
-				assert.Empty(t, heard.take())
-				st := status(t, m, domain.ID())
-				assert.ErrorContains(t, st.Err, want)
-				assert.Greater(t, st.Failures, 4)
-				assert.Less(t, st.Failures, 40)
+			if bad != nil {
+				p.bundles.Store(bad(ca))
+			} else {
+				p.nothing.Store(true)
+			}
+			time.Sleep(20 * time.Minute)
+			assert.Same(t, before, must.Get(m.Bundle(domain))(t))
+			assert.Empty(t, heard.take())
+			st := status(t, m, domain.ID())
+			assert.ErrorContains(t, st.Err, want)
+			assert.Greater(t, st.Failures, 4)
+			assert.Less(t, st.Failures, 40)
 
-				p.bundles.Store(nil)
-				p.nothing.Store(false)
-				time.Sleep(6 * time.Minute)
-				assert.NoError(t, status(t, m, domain.ID()).Err)
-			})
+			p.bundles.Store(nil)
+			p.nothing.Store(false)
+			time.Sleep(6 * time.Minute)
+			assert.NoError(t, status(t, m, domain.ID()).Err)
 		})
 	}
 }
@@ -449,53 +407,42 @@ func TestImplausibleBundles(t *testing.T) {
 		"nothing, highest":       {Sequence: new(uint64(math.MaxUint64))},
 	} {
 		for _, td := range []spiffe.TrustDomain{domain, spiffe.MustParseTrustDomain("other.test")} {
-			t.Run(name+"/"+td.String(), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
-					ca.Federate(other.Bundle())
-					p := poll(ca)
-					m := newManager(t, secretcache.Config{CA: p})
-					var heard told
-					m.Subscribe(heard.add)
-					ready(t, m)
-					before, err := m.Bundle(td)
-					require.NoError(t, err)
-					heard.take()
-					wrong, err := spiffe.NewBundle(td, bad)
-					require.NoError(t, err)
-					all := ca.Bundles().With(wrong)
+			bubble.Run(t, name+"/"+td.String(), func(t *testing.T) {
+				ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+				ca.Federate(other.Bundle())
+				p := poll(ca)
+				m := newManager(t, secretcache.Config{CA: p})
+				var heard told
+				m.Subscribe(heard.add)
+				ready(t, m)
+				before := must.Get(m.Bundle(td))(t)
+				heard.take()
+				wrong := must.Get(spiffe.NewBundle(td, bad))(t)
+				all := ca.Bundles().With(wrong)
 
-					p.bundles.Store(all)
-					time.Sleep(10 * time.Minute)
-					now, err := m.Bundle(td)
-					require.NoError(t, err)
-					assert.Same(t, before, now)
-					assert.Empty(t, heard.take())
-					st := status(t, m, domain.ID())
-					assert.ErrorContains(t, st.Err, "\""+td.String()+"\": the bundle is held")
-					assert.Greater(t, st.Failures, 4)
-					assert.Less(t, st.Failures, 40)
+				p.bundles.Store(all)
+				time.Sleep(10 * time.Minute)
+				assert.Same(t, before, must.Get(m.Bundle(td))(t))
+				assert.Empty(t, heard.take())
+				st := status(t, m, domain.ID())
+				assert.ErrorContains(t, st.Err, "\""+td.String()+"\": the bundle is held")
+				assert.Greater(t, st.Failures, 4)
+				assert.Less(t, st.Failures, 40)
 
-					// Its next answer counts.
-					p.bundles.Store(nil)
-					time.Sleep(6 * time.Minute)
-					assert.NoError(t, status(t, m, domain.ID()).Err)
+				// Its next answer counts.
+				p.bundles.Store(nil)
+				time.Sleep(6 * time.Minute)
+				assert.NoError(t, status(t, m, domain.ID()).Err)
 
-					// It insists.
-					p.bundles.Store(all)
-					time.Sleep(bundleorder.Time - time.Minute)
-					now, err = m.Bundle(td)
-					require.NoError(t, err)
-					assert.Same(t, before, now)
-					assert.NotContains(t, heard.take(), "spiffe://"+td.String())
-					time.Sleep(12 * time.Minute)
-					now, err = m.Bundle(td)
-					require.NoError(t, err)
-					assert.Same(t, wrong, now)
-					assert.Contains(t, heard.take(), "spiffe://"+td.String())
-					assert.NoError(t, status(t, m, domain.ID()).Err)
-				})
+				// It insists.
+				p.bundles.Store(all)
+				time.Sleep(bundleorder.Time - time.Minute)
+				assert.Same(t, before, must.Get(m.Bundle(td))(t))
+				assert.NotContains(t, heard.take(), "spiffe://"+td.String())
+				time.Sleep(12 * time.Minute)
+				assert.Same(t, wrong, must.Get(m.Bundle(td))(t))
+				assert.Contains(t, heard.take(), "spiffe://"+td.String())
+				assert.NoError(t, status(t, m, domain.ID()).Err)
 			})
 		}
 	}
@@ -504,15 +451,12 @@ func TestImplausibleBundles(t *testing.T) {
 // TestImplausibleFirstBundles shows that a number that leaves no room for another one is held even if there is nothing
 // else yet: that of another trust domain does not hold up the own one.
 func TestImplausibleFirstBundles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
 		highest := func(ca *spiffetest.CA) *spiffe.Bundle {
 			c := ca.Bundle().Contents()
 			c.Sequence = new(uint64(math.MaxUint64))
-			b, err := spiffe.NewBundle(ca.TrustDomain(), c)
-			require.NoError(t, err)
-			return b
+			return must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t)
 		}
 		p := poll(ca)
 		p.bundles.Store(set(t, highest(ca), other.Bundle()))
@@ -526,10 +470,8 @@ func TestImplausibleFirstBundles(t *testing.T) {
 		p.bundles.Store(set(t, ca.Bundle(), highest(other)))
 		time.Sleep(time.Minute)
 		assert.Len(t, bundleOf(t, m, domain), 1)
-		_, err = m.Bundle(other.TrustDomain())
-		require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-		_, err = m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		require.ErrorIs(t, must.ErrorOf(m.Bundle(other.TrustDomain())), spiffe.ErrUnknownTrustDomain)
+		must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		assert.ErrorContains(t, status(t, m, domain.ID()).Err, `"other.test": the bundle is held`)
 	})
 }
@@ -549,8 +491,7 @@ func (n *nilBundles) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error
 
 // TestRollbackOfOne shows that the other bundles of an answer are taken.
 func TestRollbackOfOne(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
 		old := ca.Bundle()
 		ca.Rotate()
@@ -574,8 +515,7 @@ func TestRollbackOfOne(t *testing.T) {
 
 // TestEmptyBundle follows the revocation of everything (BND-10), and the way back.
 func TestEmptyBundle(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		p := poll(ca)
 		m := newManager(t, secretcache.Config{CA: p})
@@ -608,10 +548,8 @@ func TestEmptyBundle(t *testing.T) {
 		time.Sleep(6 * time.Minute)
 		synctest.Wait()
 		assert.NotSame(t, first, current(t, m))
-		_, err = m.GenerateSecret(t.Context(), worker.String())
-		assert.NoError(t, err)
-		_, err = m.GenerateSecret(t.Context(), "ROOTCA")
-		assert.NoError(t, err)
+		assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), worker.String())))
+		assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "ROOTCA")))
 	})
 }
 
@@ -645,8 +583,7 @@ func TestPoll(t *testing.T) {
 
 // TestWatch shows that changes arrive at once, and that there is no polling besides.
 func TestWatch(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}
 		m := newManager(t, secretcache.Config{CA: ca})
 		ready(t, m)
@@ -701,40 +638,37 @@ func (w *watched) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet,
 func TestWatchBreaks(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"ends at once", "ends after one", "errors without end"} {
-		t.Run(how, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}
-				m := newManager(t, secretcache.Config{CA: ca})
-				ready(t, m)
-				time.Sleep(10 * time.Minute)
-				ca.broken.Store(&how)
-				ca.ca.Prepare() // the watch breaks after that
-				synctest.Wait()
-				assert.Len(t, bundleOf(t, m, domain), 2)
+		bubble.Run(t, how, func(t *testing.T) {
+			ca := &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}
+			m := newManager(t, secretcache.Config{CA: ca})
+			ready(t, m)
+			time.Sleep(10 * time.Minute)
+			ca.broken.Store(&how)
+			ca.ca.Prepare() // the watch breaks after that
+			synctest.Wait()
+			assert.Len(t, bundleOf(t, m, domain), 2)
 
-				ca.watches.Store(0)
-				fetched := ca.fetched.Load()
-				ca.ca.Prepare()
-				time.Sleep(6 * time.Minute)
-				assert.Len(t, bundleOf(t, m, domain), 3)
-				assert.GreaterOrEqual(t, ca.watches.Load(), int64(8))
-				assert.LessOrEqual(t, ca.watches.Load(), int64(360))
-				if how != "ends after one" {
-					assert.Greater(t, ca.fetched.Load(), fetched, "polled instead")
-				}
+			ca.watches.Store(0)
+			fetched := ca.fetched.Load()
+			ca.ca.Prepare()
+			time.Sleep(6 * time.Minute)
+			assert.Len(t, bundleOf(t, m, domain), 3)
+			assert.GreaterOrEqual(t, ca.watches.Load(), int64(8))
+			assert.LessOrEqual(t, ca.watches.Load(), int64(360))
+			if how != "ends after one" {
+				assert.Greater(t, ca.fetched.Load(), fetched, "polled instead")
+			}
 
-				ca.broken.Store(nil)
-				time.Sleep(time.Minute)
-				changed := m.Changed()
-				ca.ca.Prepare()
-				synctest.Wait()
-				if how == "errors without end" {
-					return // that watch never ends, and its polls are what remains
-				}
-				<-changed
-				assert.Len(t, bundleOf(t, m, domain), 4)
-			})
+			ca.broken.Store(nil)
+			time.Sleep(time.Minute)
+			changed := m.Changed()
+			ca.ca.Prepare()
+			synctest.Wait()
+			if how == "errors without end" {
+				return // that watch never ends, and its polls are what remains
+			}
+			<-changed
+			assert.Len(t, bundleOf(t, m, domain), 4)
 		})
 	}
 }
@@ -758,8 +692,7 @@ func (d *downCA) WatchBundles(context.Context) iter.Seq2[*spiffe.BundleSet, erro
 
 // TestWatchFailsOnce: a failure of the watch is one line, and none while the bundles cannot be fetched either, which has its own.
 func TestWatchFailsOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var buf bytes.Buffer
 		ca := &downCA{CA: spiffetest.NewCA(t, "example.org")}
@@ -783,16 +716,14 @@ func TestWatchFailsOnce(t *testing.T) {
 
 // TestWatchRollback shows that bundles of a watch are checked as those of a fetch are.
 func TestWatchRollback(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}
 		ca.broken.Store(new("one old bundle"))
 		old := ca.ca.Bundles()
 		ca.ca.Prepare()
 		ca.polled.bundles.Store(ca.ca.Bundles())
 		m := newManager(t, secretcache.Config{CA: ca})
-		_, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		ca.polled.bundles.Store(old)
 		start(t, m)
 		time.Sleep(time.Hour)
@@ -802,8 +733,7 @@ func TestWatchRollback(t *testing.T) {
 
 // TestWatchOfNothingGood shows that a watch whose bundles are refused does not replace polling.
 func TestWatchOfNothingGood(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := &watched{polled: poll(spiffetest.NewCA(t, "example.org"))}
 		ca.broken.Store(new("one old bundle"))
 		ca.polled.bundles.Store(set(t, spiffetest.NewCA(t, "other.test").Bundle()))
@@ -822,8 +752,7 @@ func TestWatchOfNothingGood(t *testing.T) {
 // TestWatchOvertakesFetch shows that what a watch brought while a fetch was under way is not replaced by
 // what that brings.
 func TestWatchOvertakesFetch(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		numberless := func() *spiffe.BundleSet {
 			c := ca.Bundle().Contents()
@@ -881,8 +810,7 @@ func (o *overtaken) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSe
 // TestOtherKeysInBundle shows that a change that does not concern X.509 is published, and not
 // told as a new ROOTCA.
 func TestOtherKeysInBundle(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		p := poll(ca)
 		m := newManager(t, secretcache.Config{CA: p})
@@ -890,11 +818,9 @@ func TestOtherKeysInBundle(t *testing.T) {
 		m.Subscribe(heard.add)
 		ready(t, m)
 		heard.take()
-		secret, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		secret := must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		c := ca.Bundle().Contents()
 		c.JWTAuthorities = map[string]crypto.PublicKey{"one": key.Public()}
 		c.Sequence = new(uint64(2))
@@ -902,16 +828,12 @@ func TestOtherKeysInBundle(t *testing.T) {
 		changed := m.Changed()
 		time.Sleep(6 * time.Minute)
 		<-changed
-		snap, err := m.Snapshot()
-		require.NoError(t, err)
-		b, err := snap.Bundle(domain)
-		require.NoError(t, err)
+		snap := must.Get(m.Snapshot())(t)
+		b := must.Get(snap.Bundle(domain))(t)
 		_, ok := b.JWTAuthority("one")
 		assert.True(t, ok)
 		assert.Empty(t, heard.take())
-		same, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
-		assert.Same(t, secret, same)
+		assert.Same(t, secret, must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t))
 	})
 }
 
@@ -934,8 +856,7 @@ func (s *slowFetch) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
 
 // TestUnknownRootIsCheap shows that many certificates without a known root do not cost a fetch each.
 func TestUnknownRootIsCheap(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		p := unhurried{poll(ca), t}
 		m := newManager(t, secretcache.Config{CA: p, Jitter: 1e-9})
@@ -988,11 +909,9 @@ func TestBundleChangesMeanwhile(t *testing.T) {
 			cancel()
 			close(slow)
 			time.Sleep(time.Minute)
-			leaf := current(t, m).Leaf()
-			assert.Equal(t, stays, leaf.CheckSignatureFrom(waiting) == nil)
+			assert.Equal(t, stays, current(t, m).Leaf().CheckSignatureFrom(waiting) == nil)
 			assert.Equal(t, stays, ca.Signed() == signed, "another one was asked for")
-			_, err := verify(t, ca.Bundle(), current(t, m))
-			assert.NoError(t, err)
+			assert.NoError(t, must.ErrorOf(verify(t, ca.Bundle(), current(t, m))))
 		})
 	}
 }

@@ -3,6 +3,8 @@ package secretcache_test
 import (
 	"context"
 	"io/fs"
+	"iter"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,7 +14,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -22,14 +27,12 @@ import (
 
 // TestFederated joins the bundles of a federation.Manager, which change, appear and end.
 func TestFederated(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		partner, given := spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "given.test")
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.Federate(given.Bundle())
 		endpoint := federationtest.NewInMemory(t, partner)
-		f, err := federation.New(federation.Config{Fetch: federationtest.Options(endpoint)})
-		require.NoError(t, err)
+		f := must.Get(federation.New(federation.Config{Fetch: federationtest.Options(endpoint)}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = f.Run(ctx) })
@@ -42,10 +45,8 @@ func TestFederated(t *testing.T) {
 		ready(t, m)
 		heard.take()
 		name := partner.TrustDomain().ID().String()
-		_, err = m.GenerateSecret(t.Context(), name)
-		assert.ErrorIs(t, err, fs.ErrNotExist)
-		own, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)), fs.ErrNotExist)
+		own := must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		vouches := func() bool {
 			snap, err := m.Snapshot()
 			require.NoError(t, err)
@@ -59,15 +60,12 @@ func TestFederated(t *testing.T) {
 		require.NoError(t, f.Add(endpoint.Relationship()))
 		assert.Equal(t, []string{"ALL", name}, heard.take(), "nothing else has changed")
 		assert.True(t, vouches())
-		first, err := m.GenerateSecret(t.Context(), name)
-		require.NoError(t, err)
+		first := must.Get(m.GenerateSecret(t.Context(), name))(t)
 
 		endpoint.Rotate()
 		time.Sleep(10 * time.Minute)
 		assert.Equal(t, []string{"ALL", name}, heard.take())
-		second, err := m.GenerateSecret(t.Context(), name)
-		require.NoError(t, err)
-		assert.NotSame(t, first, second)
+		assert.NotSame(t, first, must.Get(m.GenerateSecret(t.Context(), name))(t))
 		assert.True(t, vouches())
 		assert.Len(t, bundleOf(t, m, partner.TrustDomain()), 2)
 
@@ -76,25 +74,20 @@ func TestFederated(t *testing.T) {
 		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL"}, heard.take())
 		assert.True(t, vouches())
 		assert.Len(t, bundleOf(t, m, given.TrustDomain()), 1)
-		now, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
-		assert.NotSame(t, own, now)
+		assert.NotSame(t, own, must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t))
 
 		require.NoError(t, f.Remove(partner.TrustDomain()))
 		assert.Equal(t, []string{"ALL", name}, heard.take())
 		assert.False(t, vouches())
-		_, err = m.GenerateSecret(t.Context(), name)
-		assert.ErrorIs(t, err, fs.ErrNotExist)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)), fs.ErrNotExist)
 	})
 }
 
 // accepts reports whether a verifier that asks s accepts what ca issues.
 func accepts(t *testing.T, s spiffe.BundleSource, ca *spiffetest.CA) bool {
 	t.Helper()
-	v, err := spiffe.NewVerifier(s, spiffe.AllowMembersOf(ca.TrustDomain()), nil)
-	require.NoError(t, err)
-	_, err = v.VerifyChain(ca.SVID("/workload").Chain(), spiffe.ClientRole)
-	return err == nil
+	v := must.Get(spiffe.NewVerifier(s, spiffe.AllowMembersOf(ca.TrustDomain()), nil))(t)
+	return must.ErrorOf(v.VerifyChain(ca.SVID("/workload").Chain(), spiffe.ClientRole)) == nil
 }
 
 // bundles is a source that says what it is told to.
@@ -109,8 +102,7 @@ func (b *bundles) Changed() <-chan struct{}   { return b.changed.Changed() }
 // TestFederatedDoesNotSpeakForUs gives a bundle of the own trust domain, and one of a domain that the CA
 // knows too.
 func TestFederatedDoesNotSpeakForUs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca, unknown, theirs, ours := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test"), spiffetest.NewCA(t, "other.test")
 		ca.Federate(theirs.Bundle())
 		b := &bundles{}
@@ -118,8 +110,7 @@ func TestFederatedDoesNotSpeakForUs(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: ca, Federated: b})
 
 		// Also before Run, and for bundles that a first call brings.
-		_, err := m.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		for running := range 2 {
 			if running == 1 {
 				ready(t, m)
@@ -135,5 +126,166 @@ func TestFederatedDoesNotSpeakForUs(t *testing.T) {
 		<-changed
 		assert.True(t, accepts(t, m, theirs))
 		assert.False(t, accepts(t, m, ours))
+	})
+}
+
+// hasty are bundles that become others while the Manager asks to be told of changes.
+type hasty struct {
+	bundles
+	next atomic.Pointer[spiffe.BundleSet]
+}
+
+func (h *hasty) Changed() <-chan struct{} {
+	if next := h.next.Swap(nil); next != nil {
+		h.set.Store(next)
+		h.changed.Notify()
+	}
+	return h.bundles.Changed()
+}
+
+// Bundles that change between two looks at them are taken over at once, and not when the CA is asked next.
+func TestFederatedWhileLooking(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		of := func() *spiffe.BundleSet { return set(t, spiffetest.NewCA(t, "partner.test").Bundle()) }
+		h := new(hasty)
+		h.set.Store(of())
+		m := newManager(t, secretcache.Config{CA: poll(spiffetest.NewCA(t, "example.org")), Federated: h})
+		ready(t, m)
+		for range 3 {
+			time.Sleep(time.Second)
+			last := of()
+			h.next.Store(last)
+			h.set.Store(of())
+			h.changed.Notify()
+			synctest.Wait()
+			require.Nil(t, h.next.Load())
+			want := must.Get(last.Bundle(spiffe.MustParseTrustDomain("partner.test")))(t)
+			assert.Same(t, want, must.Get(m.Bundle(want.TrustDomain()))(t))
+		}
+	})
+}
+
+// A CA that insists on an implausible bundle begins anew after each answer that says something else: the one in force, an older one, or none.
+func TestInsistingBeginsAnew(t *testing.T) {
+	t.Parallel()
+	for name, between := range map[string]func(own, older *spiffe.BundleSet) *spiffe.BundleSet{
+		"the one in force": func(_, _ *spiffe.BundleSet) *spiffe.BundleSet { return nil },
+		"an older one":     func(_, older *spiffe.BundleSet) *spiffe.BundleSet { return older },
+		"none":             func(own, _ *spiffe.BundleSet) *spiffe.BundleSet { return own },
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+			older := set(t, ca.Bundle(), other.Bundle())
+			other.Rotate()
+			ca.Federate(other.Bundle())
+			p := poll(ca)
+			m := newManager(t, secretcache.Config{CA: p})
+			ready(t, m)
+			contents := other.Bundle().Contents()
+			contents.Sequence = new(uint64(math.MaxUint64))
+			wrong := must.Get(spiffe.NewBundle(other.TrustDomain(), contents))(t)
+			all := ca.Bundles().With(wrong)
+			inForce := func() bool {
+				b, err := m.Bundle(other.TrustDomain())
+				return err == nil && b.Equal(wrong)
+			}
+			for range 3 {
+				p.bundles.Store(all)
+				time.Sleep(bundleorder.Time - 10*time.Minute)
+				require.False(t, inForce())
+				p.bundles.Store(between(set(t, ca.Bundle()), older))
+				time.Sleep(6 * time.Minute)
+				require.False(t, inForce())
+			}
+			p.bundles.Store(all)
+			time.Sleep(bundleorder.Time + 12*time.Minute)
+			assert.True(t, inForce(), "it insists")
+		})
+	}
+}
+
+// Once the CA has spoken after a start with bundles of an earlier run, its own order counts as ever: an older bundle takes the place of none.
+func TestPreviousIsOver(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		earlier := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles())
+		older := ca.Bundle()
+		ca.Rotate()
+		var f bundles
+		f.set.Store(set(t, spiffetest.NewCA(t, "partner.test").Bundle()))
+		p := poll(ca)
+		m := newManager(t, secretcache.Config{CA: p, Previous: earlier, Federated: &f})
+		ready(t, m)
+		require.True(t, must.Get(m.Bundle(domain))(t).Equal(ca.Bundle()))
+		f.set.Store(set(t, spiffetest.NewCA(t, "partner.test").Bundle()))
+		f.changed.Notify()
+		p.bundles.Store(set(t, older))
+		time.Sleep(10 * time.Minute)
+		assert.True(t, must.Get(m.Bundle(domain))(t).Equal(ca.Bundle()), "a rollback")
+		assert.ErrorContains(t, status(t, m, domain.ID()).Err, "was seen before")
+	})
+}
+
+// flaky is a CA whose watch ends at once while it is down.
+type flaky struct {
+	*polled
+	mu    sync.Mutex
+	down  chan struct{} // closed when it is
+	tries []time.Time
+}
+
+func (f *flaky) set(down chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.down, f.tries = down, nil
+}
+
+func (f *flaky) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
+	return func(yield func(*spiffe.BundleSet, error) bool) {
+		f.mu.Lock()
+		f.tries = append(f.tries, time.Now())
+		down := f.down
+		f.mu.Unlock()
+		select {
+		case <-down:
+			yield(nil, errDown)
+			return
+		default:
+		}
+		if !yield(f.ca.FetchBundles(ctx)) {
+			return
+		}
+		select {
+		case <-down:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// A watch that was good once is asked again soon after its next end, however often it failed before.
+func TestWatchAgainSoon(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f := &flaky{polled: poll(spiffetest.NewCA(t, "example.org")), down: make(chan struct{})}
+		m := newManager(t, secretcache.Config{CA: f})
+		ready(t, m)
+		for range 8 {
+			f.mu.Lock()
+			down := f.down
+			f.tries = nil
+			f.mu.Unlock()
+			began := time.Now()
+			close(down)
+			time.Sleep(10 * time.Minute) // of failures
+			f.mu.Lock()
+			tries := f.tries
+			f.mu.Unlock()
+			require.Greater(t, len(tries), 10)
+			assert.LessOrEqual(t, tries[0].Sub(began), 2*time.Second)
+			f.set(make(chan struct{}))
+			time.Sleep(10 * time.Minute)
+			f.mu.Lock()
+			require.Len(t, f.tries, 1, "it lasts")
+			f.mu.Unlock()
+		}
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 )
@@ -212,8 +213,7 @@ func TestFleet(t *testing.T) {
 		require.NoError(t, os.MkdirAll("testdata", 0o755))
 		require.NoError(t, os.WriteFile(file, svg, 0o644))
 	}
-	have, err := os.ReadFile(file)
-	require.NoError(t, err)
+	have := must.Get(os.ReadFile(file))(t)
 	assert.Equal(t, string(have), string(svg), "%s is not what the test draws: go test ./secretcache -run TestFleet -update", file)
 }
 

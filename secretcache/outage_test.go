@@ -2,7 +2,10 @@ package secretcache_test
 
 import (
 	"context"
+	"crypto/x509"
+	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,7 +13,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -67,8 +73,7 @@ func (o outage) test(t *testing.T, after, length time.Duration) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel() // a new subscriber does not wait at all
 			for _, name := range []string{"default", "ROOTCA", "spiffe://example.org/web", "spiffe://example.org"} {
-				_, err := m.GenerateSecret(ctx, name)
-				require.NoError(t, err)
+				must.Get(m.GenerateSecret(ctx, name))(t)
 			}
 		}
 		return time.Since(begin)
@@ -94,8 +99,7 @@ func (o outage) test(t *testing.T, after, length time.Duration) {
 // TestOutageFromTheStart shows what readers learn while there is nothing yet, and that no
 // caller has to ask again.
 func TestOutageFromTheStart(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.FailNext(1<<30, errDown)
 		stand := poll(ca)
@@ -108,18 +112,15 @@ func TestOutageFromTheStart(t *testing.T) {
 		assert.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.ErrorIs(t, err, errDown)
-		_, err = m.SVID()
-		assert.ErrorIs(t, err, errDown)
-		_, err = m.Bundle(domain)
-		assert.ErrorIs(t, err, errDown)
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), errDown)
+		assert.ErrorIs(t, must.ErrorOf(m.Bundle(domain)), errDown)
 		assert.LessOrEqual(t, stand.fetched.Load(), int64(70), "in ten minutes, at 15 s on the average")
 		assert.GreaterOrEqual(t, stand.fetched.Load(), int64(20))
 		assert.Zero(t, stand.signed.Load(), "no request while nothing could be verified")
 
 		time.AfterFunc(time.Minute, func() { ca.FailNext(0, nil) })
 		begin := time.Now()
-		_, err = m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		assert.LessOrEqual(t, time.Since(begin), 91*time.Second)
 	})
 }
@@ -127,8 +128,7 @@ func TestOutageFromTheStart(t *testing.T) {
 // TestExpired shows the end of an outage that was too long: what has expired is not handed out as
 // a secret, and recovery takes half a minute at most.
 func TestExpired(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: poll(ca)})
 		first, _ := ready(t, m)
@@ -139,8 +139,7 @@ func TestExpired(t *testing.T) {
 		_, err := m.GenerateSecret(ended, "default")
 		require.NoError(t, err, "to the last moment")
 		time.Sleep(time.Nanosecond)
-		_, err = m.GenerateSecret(ended, "default")
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ended, "default")), spiffe.ErrNotReady)
 		time.Sleep(time.Hour)
 		assert.Same(t, first, current(t, m), "SVID does not look at the clock")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -151,9 +150,7 @@ func TestExpired(t *testing.T) {
 
 		ca.FailNext(0, nil)
 		begin := time.Now()
-		s, err := m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
-		assert.True(t, s.NotAfter().After(time.Now()))
+		assert.True(t, must.Get(m.GenerateSecret(t.Context(), "default"))(t).NotAfter().After(time.Now()))
 		assert.LessOrEqual(t, time.Since(begin), 30*time.Second)
 		assert.NotSame(t, first, current(t, m))
 	})
@@ -161,8 +158,7 @@ func TestExpired(t *testing.T) {
 
 // TestHangingCA shows that an attempt without an answer ends.
 func TestHangingCA(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: poll(ca), Timeout: 10 * time.Second})
 		ready(t, m)
@@ -170,5 +166,65 @@ func TestHangingCA(t *testing.T) {
 		time.Sleep(30*time.Minute + 11*time.Second) // half of the life, and the timeout
 		synctest.Wait()
 		assert.ErrorIs(t, status(t, m, web).Err, context.DeadlineExceeded)
+	})
+}
+
+// TestRootHasLeft: an identity whose root has left the bundle is not ready while the CA gives no other, and stays as it is.
+func TestRootHasLeft(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		m := newManager(t, secretcache.Config{CA: ca})
+		before, _ := ready(t, m)
+		require.NoError(t, m.Report().NotReady)
+		ca.FailNext(1, errors.New("busy"))
+		ca.Rotate()
+		ca.DropOldRoots()
+		synctest.Wait()
+		require.ErrorContains(t, m.Report().NotReady, `no peer that has the trust bundle accepts the identity spiffe://example.org/web, whose root has left it`)
+		require.Same(t, before, current(t, m))
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		require.NoError(t, m.Report().NotReady)
+	})
+}
+
+// brief is a CA whose certificates live as long as it is told.
+type brief struct {
+	*polled
+	life atomic.Int64
+}
+
+func (b *brief) Sign(ctx context.Context, csr *pki.CSR, _ time.Duration) ([]*x509.Certificate, error) {
+	return b.polled.Sign(ctx, csr, time.Duration(b.life.Load()))
+}
+
+// A certificate that ends too soon to be renewed takes the place of none that is good, and of one whose root has left: which no peer accepts.
+func TestOrphanTakesTheShorter(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		b := &brief{polled: poll(ca)}
+		b.life.Store(int64(time.Hour))
+		m := newManager(t, secretcache.Config{CA: b})
+		before, _ := ready(t, m)
+		b.life.Store(int64(15 * time.Second))
+		time.Sleep(40 * time.Minute)
+		require.Same(t, before, current(t, m))
+		require.ErrorContains(t, status(t, m, web).Err, "before it could be renewed again")
+		ca.Rotate()
+		ca.DropOldRoots()
+		time.Sleep(6 * time.Minute) // the bundles are read
+		now := current(t, m)
+		assert.NotSame(t, before, now)
+		assert.Less(t, time.Until(now.NotAfter()), time.Minute)
+		assert.NoError(t, m.Report().NotReady)
+
+		// It is none any more: of two good ones the longer stays.
+		b.life.Store(int64(time.Hour))
+		time.Sleep(time.Minute)
+		long := current(t, m)
+		require.Greater(t, time.Until(long.NotAfter()), 50*time.Minute)
+		b.life.Store(int64(15 * time.Second))
+		time.Sleep(40 * time.Minute)
+		assert.Same(t, long, current(t, m))
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"flag"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -56,8 +58,7 @@ func TestReadersNeverMiss(t *testing.T) {
 	start(t, m)
 	names := []string{"default", web.String(), worker.String(), "ROOTCA", "spiffe://example.org"}
 	for _, name := range append(names, "spiffe://partner.test") {
-		_, err := m.GenerateSecret(t.Context(), name)
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), name))(t)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -158,8 +159,7 @@ func TestNewsIsThere(t *testing.T) {
 	ca, partner := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "partner.test")
 	var federated bundles
 	m := newManager(t, secretcache.Config{CA: ca, Federated: &federated})
-	_, err := m.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
+	must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 	for what, publish := range map[string]func(n int){
 		"certificate": func(int) { assert.NoError(t, secretcache.Publish(m)) },
 		"bundles": func(n int) {
@@ -206,13 +206,100 @@ func TestNewsIsThere(t *testing.T) {
 func TestNoNewsBeforeTheSnapshot(t *testing.T) {
 	t.Parallel()
 	m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org")})
-	_, err := m.GenerateSecret(t.Context(), "default")
-	require.NoError(t, err)
+	must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 	changed := m.Changed()
 	require.True(t, secretcache.PublishWithout(m))
 	select {
 	case <-changed:
 		t.Error("a reader was told of a new certificate before it was there")
 	default:
+	}
+}
+
+// filled returns a Manager that has its default identity and n more.
+func filled(tb testing.TB, n int) *secretcache.Manager {
+	tb.Helper()
+	m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(tb, "example.org")}))(tb)
+	must.Get(m.GenerateSecret(tb.Context(), "default"))(tb)
+	for i := range n {
+		name := fmt.Sprintf("spiffe://example.org/ns/prod/sa/web-%d", i)
+		require.NoError(tb, m.Add(spiffe.MustParseID(name)))
+		must.Get(m.GenerateSecret(tb.Context(), name))(tb)
+	}
+	return m
+}
+
+// reads are what happens on every handshake or for every stream.
+var reads = []struct {
+	name string
+	read func(context.Context, *secretcache.Manager) error
+}{
+	{"SVID", func(_ context.Context, m *secretcache.Manager) error { _, err := m.SVID(); return err }},
+	{"Bundle", func(_ context.Context, m *secretcache.Manager) error { _, err := m.Bundle(domain); return err }},
+	{"Snapshot", func(_ context.Context, m *secretcache.Manager) error { _, err := m.Snapshot(); return err }},
+	{"Changed", func(_ context.Context, m *secretcache.Manager) error { m.Changed(); return nil }},
+	{"GenerateSecret/default", generate("default")},
+	{"GenerateSecret/ROOTCA", generate("ROOTCA")},
+	{"GenerateSecret/ID", generate("spiffe://example.org/ns/prod/sa/web-7")},
+	{"GenerateSecret/domain", generate("spiffe://example.org")},
+}
+
+func generate(name string) func(context.Context, *secretcache.Manager) error {
+	return func(ctx context.Context, m *secretcache.Manager) error {
+		return must.ErrorOf(m.GenerateSecret(ctx, name))
+	}
+}
+
+func TestReadsDoNotAllocate(t *testing.T) {
+	if rounds.Race {
+		t.Skip("the race detector allocates")
+	}
+	m := filled(t, 10)
+	ctx := t.Context()
+	for _, r := range reads {
+		require.NoError(t, r.read(ctx, m), r.name)
+		assert.Zero(t, testing.AllocsPerRun(100, func() { _ = r.read(ctx, m) }), r.name)
+	}
+}
+
+// TestMemory holds what one more identity costs, the PEM of its key and certificate included, and that it costs no
+// goroutine.
+func TestMemory(t *testing.T) {
+	rounds.Slow(t)
+	if rounds.Race {
+		t.Skip("the race detector needs memory of its own")
+	}
+	many := 1000
+	if *long {
+		many = 100_000
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var s runtime.MemStats
+		runtime.ReadMemStats(&s)
+		return s.HeapAlloc
+	}
+	filled(t, 100) // what is made once
+	before := heap()
+	m := filled(t, many)
+	each := float64(heap()-before) / float64(many)
+	t.Logf("%.0f bytes for each of %d identities", each, many)
+	assert.Less(t, each, 4096.0)
+
+	goroutines := runtime.NumGoroutine()
+	start(t, m)
+	time.Sleep(50 * time.Millisecond)
+	assert.LessOrEqual(t, runtime.NumGoroutine()-goroutines, 8, "goroutines of a Manager that runs")
+}
+
+// BenchmarkSVID is what a TLS handshake reads.
+func BenchmarkSVID(b *testing.B) {
+	m := filled(b, 0)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := m.SVID(); err != nil {
+			b.Fatal(err)
+		}
 	}
 }

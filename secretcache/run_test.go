@@ -20,6 +20,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -29,8 +33,7 @@ import (
 // TestRun shows that Run is alone, comes back with the cause, and can be called again; the bubble
 // fails if anything of it stays.
 func TestRun(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := poll(spiffetest.NewCA(t, "example.org"))
 		m := newManager(t, secretcache.Config{CA: ca})
 		first, stop := ready(t, m)
@@ -38,8 +41,7 @@ func TestRun(t *testing.T) {
 		_, stop = ready(t, m)
 		assert.EqualValues(t, 2, ca.fetched.Load(), "each Run fetches the bundles first")
 		assert.EqualValues(t, 1, ca.signed.Load())
-		err := m.Run(t.Context())
-		assert.ErrorContains(t, err, "secretcache: run: it is already running")
+		assert.ErrorContains(t, m.Run(t.Context()), "secretcache: run: it is already running")
 		stop()
 
 		var heard told
@@ -64,8 +66,7 @@ func TestRun(t *testing.T) {
 
 // TestShutdown ends Run while attempts are under way and callers wait.
 func TestShutdown(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		var calls atomic.Int64
@@ -112,8 +113,7 @@ func TestShutdown(t *testing.T) {
 
 // TestUrgent shows that an identity that a caller waits for goes first.
 func TestUrgent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca, Concurrency: 2})
 		ready(t, m)
@@ -124,8 +124,7 @@ func TestUrgent(t *testing.T) {
 		synctest.Wait()
 		begin := time.Now()
 		for _, name := range []string{"spiffe://example.org/w/50", "spiffe://example.org/w/99"} {
-			_, err := m.GenerateSecret(t.Context(), name)
-			require.NoError(t, err)
+			must.Get(m.GenerateSecret(t.Context(), name))(t)
 		}
 		assert.LessOrEqual(t, time.Since(begin), 4*time.Second)
 	})
@@ -133,8 +132,7 @@ func TestUrgent(t *testing.T) {
 
 // TestRemoveWhileBusy removes an identity while it is being obtained and waited for.
 func TestRemoveWhileBusy(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		ready(t, m)
@@ -152,12 +150,10 @@ func TestRemoveWhileBusy(t *testing.T) {
 		assert.Zero(t, time.Since(begin))
 
 		require.NoError(t, m.Add(worker), "it may come back")
-		_, err := m.GenerateSecret(t.Context(), worker.String())
-		require.NoError(t, err)
+		require.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), worker.String())))
 		assert.Equal(t, 2, ca.Signed(), "the attempt for the one that was removed ended")
 		m.Remove(web)
-		_, err = m.GenerateSecret(t.Context(), web.String())
-		assert.NoError(t, err, "the default identity stays")
+		assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), web.String())), "the default identity stays")
 	})
 }
 
@@ -172,8 +168,7 @@ func TestAddRefuses(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca, ID: worker, Jitter: 1e-9})
 		require.NoError(t, m.Add(web))
@@ -227,8 +222,7 @@ func updates(ctx context.Context, m *secretcache.Manager) iter.Seq[*spiffe.Snaps
 
 // TestLog shows the levels and the attributes, and that no key is among them.
 func TestLog(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var buf bytes.Buffer
 		logger := slog.New(slog.NewTextHandler(lockedWriter{&mu, &buf}, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -275,8 +269,7 @@ func (l lockedWriter) Write(p []byte) (int, error) {
 
 // TestEmptyBundleIsLoud shows the warning that every identity is revoked.
 func TestEmptyBundleIsLoud(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var buf bytes.Buffer
 		p := poll(spiffetest.NewCA(t, "example.org"))
@@ -286,15 +279,13 @@ func TestEmptyBundleIsLoud(t *testing.T) {
 		synctest.Wait()
 		stop()
 		assert.Contains(t, buf.String(), `level=WARN msg="secretcache: the trust bundle is empty: every identity of the trust domain is revoked" trust_domain=example.org authorities=0`)
-		_, err := m.SVID()
-		assert.ErrorIs(t, err, spiffe.ErrNotReady)
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), spiffe.ErrNotReady)
 	})
 }
 
 // TestBothAtOnce starts Run while an attempt of a caller is under way, which is then Run's too.
 func TestBothAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.Delay(time.Second)
 		m := newManager(t, secretcache.Config{CA: ca})
@@ -314,8 +305,7 @@ func TestBothAtOnce(t *testing.T) {
 
 // TestCanceledCA shows that an error of the CA when Run ends is not a failure, whatever it says.
 func TestCanceledCA(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca, Jitter: 1e-9})
 		first, stop := ready(t, m)
@@ -338,8 +328,7 @@ func (d deaf) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([
 
 // TestRemovedMeanwhile shows that an answer for an identity that is gone is dropped.
 func TestRemovedMeanwhile(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: deaf{ca}})
 		ready(t, m)
@@ -358,8 +347,7 @@ func TestRemovedMeanwhile(t *testing.T) {
 
 // TestLateAnswer shows that an answer that comes when Run has been told to end is not lost.
 func TestLateAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: deaf{ca}})
 		first, stop := ready(t, m)
@@ -372,4 +360,86 @@ func TestLateAnswer(t *testing.T) {
 		assert.NotSame(t, first, current(t, m))
 		assert.Equal(t, []string{"default", web.String()}, heard.take(), "and was told before Run returned")
 	})
+}
+
+// TestWriteMetrics follows a Manager from before its start, over an outage, to the end of its certificate.
+func TestWriteMetrics(t *testing.T) {
+	rounds.NotShort(t)
+	bubble.Test(t, func(t *testing.T) {
+		ca := spiffetest.NewCA(t, "example.org")
+		web, db := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/db")
+		m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca}))(t)
+		require.NoError(t, m.Add(db))
+		read := func() map[string]float64 { return must.Get(metricstest.Of(m.Report().Metrics))(t).Samples }
+		s := read()
+		assert.Equal(t, 2., s[`svidkit_secretcache_identities{state="missing"}`])
+		assert.NotContains(t, s, `svidkit_secretcache_bundles_confirmed_timestamp_seconds`)
+		assert.NotContains(t, s, `svidkit_secretcache_identity_end_timestamp_seconds{identity="spiffe://example.org/web"}`)
+
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- m.Run(ctx) }()
+		synctest.Wait()
+		svid := must.Get(m.SVID())(t)
+		s = read()
+		assert.Equal(t, 2., s[`svidkit_secretcache_identities{state="valid"}`])
+		assert.EqualValues(t, svid.NotAfter().Unix(), s[`svidkit_secretcache_identity_end_timestamp_seconds{identity="spiffe://example.org/web"}`])
+		assert.Contains(t, s, `svidkit_secretcache_identity_end_timestamp_seconds{identity="spiffe://example.org/db"}`)
+		assert.Equal(t, 2., s[`svidkit_secretcache_attempts_total{kind="certificate",outcome="good"}`])
+		assert.Equal(t, 1., s[`svidkit_secretcache_attempts_total{kind="bundles",outcome="good"}`])
+		assert.EqualValues(t, began.Unix(), s[`svidkit_secretcache_bundles_confirmed_timestamp_seconds`])
+		assert.Equal(t, 1., s[`svidkit_secretcache_bundles_watched`], "the CA has a watch")
+
+		const of = `_timestamp_seconds{identity="spiffe://example.org/web"}`
+		assert.EqualValues(t, svid.Leaf().NotBefore.Unix(), s[`svidkit_secretcache_identity_start`+of])
+		next := s[`svidkit_secretcache_identity_attempt`+of]
+		assert.Greater(t, next, float64(began.Unix()))
+		assert.Less(t, next, float64(svid.NotAfter().Unix()))
+		assert.NotContains(t, s, `svidkit_secretcache_identity_failing`+of)
+
+		ca.FailNext(-1, errors.New("down"))
+		time.Sleep(2 * time.Hour)
+		s = read()
+		assert.InDelta(t, next, s[`svidkit_secretcache_identity_failing`+of], 1, "it fails since the attempt that was due")
+		assert.Greater(t, s[`svidkit_secretcache_identity_attempt`+of], float64(time.Now().Unix()))
+		assert.Equal(t, 2., s[`svidkit_secretcache_identities{state="expired"}`])
+		assert.Zero(t, s[`svidkit_secretcache_identities{state="valid"}`])
+		assert.Positive(t, s[`svidkit_secretcache_identity_failures{identity="spiffe://example.org/web"}`])
+		assert.Greater(t, s[`svidkit_secretcache_attempts_total{kind="certificate",outcome="failed"}`], 10.)
+
+		ca.FailNext(0, nil)
+		time.Sleep(time.Hour)
+		assert.NotContains(t, read(), `svidkit_secretcache_identity_failing`+of)
+		cancel()
+		require.NoError(t, <-done)
+
+		// What is cut short is no failure.
+		ca.Delay(time.Hour)
+		m = must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca}))(t)
+		ctx, cancel = context.WithCancel(t.Context())
+		go func() { done <- m.Run(ctx) }()
+		time.Sleep(time.Second)
+		cancel()
+		require.NoError(t, <-done)
+		for key, v := range read() {
+			assert.False(t, strings.HasPrefix(key, "svidkit_secretcache_attempts_total") && v != 0, key)
+		}
+	})
+}
+
+// TestWriteMetricsBounded: the samples of a Manager with very many identities are bounded, the sums are not.
+func TestWriteMetricsBounded(t *testing.T) {
+	t.Parallel()
+	td := spiffe.MustParseTrustDomain("example.org")
+	m, err := secretcache.New(secretcache.Config{Expect: pki.ExpectDNSName(td, "web.test"), CA: spiffetest.NewCA(t, "example.org")})
+	require.NoError(t, err)
+	for i := range 1500 {
+		require.NoError(t, m.Add(spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/w%04d", i))))
+	}
+	text := must.Get(metricstest.Of(m.Report().Metrics))(t)
+	assert.Equal(t, 1501., text.Samples[`svidkit_secretcache_identities{state="missing"}`])
+	assert.Contains(t, text.Samples, `svidkit_secretcache_identity_failures{identity="spiffe://example.org/w0998"}`)
+	assert.NotContains(t, text.Samples, `svidkit_secretcache_identity_failures{identity="spiffe://example.org/w0999"}`)
+	assert.Less(t, len(text.Samples), 2020)
 }

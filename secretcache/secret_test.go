@@ -15,7 +15,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -23,9 +25,8 @@ import (
 )
 
 func TestNames(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-7.1-1", "IST-7.1-2", "IST-7.2-1", "IST-7.2-2", "IST-7.3-2")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		other := spiffetest.NewCA(t, "other.test")
 		ca.Federate(other.Bundle())
@@ -41,17 +42,14 @@ func TestNames(t *testing.T) {
 			assert.Equal(t, name, s.Name())
 			chain, key, ok := s.KeyPair()
 			require.True(t, ok, name)
-			svid, err := spiffe.ParseSVIDPEM(chain, key)
-			require.NoError(t, err)
+			svid := must.Get(spiffe.ParseSVIDPEM(chain, key))(t)
 			assert.Equal(t, svid.NotAfter(), s.NotAfter())
 			if name == "default" {
 				assert.Equal(t, current(t, m).Chain(), svid.Chain())
 				assert.Equal(t, current(t, m).Signer(), svid.Signer())
 				assert.Equal(t, created, m.Report().Identities[0].LastSuccess)
 			}
-			again, err := m.GenerateSecret(t.Context(), name)
-			require.NoError(t, err)
-			assert.Same(t, s, again)
+			assert.Same(t, s, must.Get(m.GenerateSecret(t.Context(), name))(t))
 		}
 		for name, b := range map[string]*spiffe.Bundle{"ROOTCA": ca.Bundle(), "spiffe://example.org": ca.Bundle(), "spiffe://other.test": other.Bundle()} {
 			s, err := m.GenerateSecret(t.Context(), name)
@@ -63,8 +61,7 @@ func TestNames(t *testing.T) {
 			_, _, ok = s.KeyPair()
 			assert.False(t, ok, "roots come without a key")
 		}
-		all, err := m.GenerateSecret(t.Context(), "ALL")
-		require.NoError(t, err)
+		all := must.Get(m.GenerateSecret(t.Context(), "ALL"))(t)
 		domains, _ := all.TrustDomains()
 		assert.Equal(t, map[spiffe.TrustDomain][]byte{ca.TrustDomain(): ca.Bundle().MarshalPEM(), other.TrustDomain(): other.Bundle().MarshalPEM()}, domains)
 		for _, name := range []string{
@@ -134,11 +131,9 @@ func TestCallersContext(t *testing.T) {
 			assert.ErrorIs(t, err, spiffe.ErrNotReady)
 			assert.ErrorIs(t, err, errStop)
 			assert.Equal(t, time.Second, time.Since(begin))
-			_, err = m.GenerateSecret(t.Context(), "ROOTCA")
-			require.NoError(t, err)
+			must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 			assert.Equal(t, 5*time.Second, time.Since(begin), "the work of the first caller went on")
-			_, err = m.GenerateSecret(t.Context(), web.String())
-			require.NoError(t, err)
+			must.Get(m.GenerateSecret(t.Context(), web.String()))(t)
 			assert.Equal(t, 10*time.Second, time.Since(begin))
 			assert.Equal(t, 1, ca.Signed())
 		})
@@ -148,8 +143,7 @@ func TestCallersContext(t *testing.T) {
 // TestWithoutRun shows that GenerateSecret works alone, waits between its attempts too, renews what
 // has expired and nothing sooner.
 func TestWithoutRun(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		counted := poll(ca)
 		m := newManager(t, secretcache.Config{CA: counted})
@@ -162,18 +156,14 @@ func TestWithoutRun(t *testing.T) {
 			assert.ErrorIs(t, err, errDown)
 		}
 		assert.EqualValues(t, 1, counted.fetched.Load(), "a second has not passed")
-		first, err := m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		first := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		assert.LessOrEqual(t, time.Since(begin), 30*time.Second)
 		assert.EqualValues(t, 4, counted.fetched.Load())
 
 		time.Sleep(58 * time.Minute)
-		same, err := m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
-		assert.Same(t, first, same)
+		assert.Same(t, first, must.Get(m.GenerateSecret(t.Context(), "default"))(t))
 		time.Sleep(2 * time.Minute)
-		second, err := m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		second := must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		assert.NotSame(t, first, second)
 		assert.True(t, second.NotAfter().After(time.Now()))
 	})
@@ -193,8 +183,7 @@ func TestSequences(t *testing.T) {
 		defer m.Subscribe(heard.add)()
 		ask := func(names ...string) {
 			for _, name := range names {
-				_, err := m.GenerateSecret(t.Context(), name)
-				require.NoError(t, err)
+				must.Get(m.GenerateSecret(t.Context(), name))(t)
 			}
 		}
 
@@ -232,15 +221,13 @@ func TestSequences(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org")})
 		var heard told
 		cancel := m.Subscribe(heard.add)
-		_, err := m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		assert.Equal(t, append(trust, leaf...), heard.take(), "default first: ROOTCA before default")
 
 		require.NoError(t, m.Add(worker))
 		require.NoError(t, m.Add(worker))
 		assert.Equal(t, []string{worker.String()}, heard.take(), "the name appeared")
-		_, err = m.GenerateSecret(t.Context(), worker.String())
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), worker.String()))(t)
 		assert.Equal(t, []string{worker.String()}, heard.take())
 		m.Remove(worker)
 		m.Remove(worker)
@@ -254,15 +241,13 @@ func TestSequences(t *testing.T) {
 
 // TestSubscribers shows that a callback may do what it likes but wait for another name.
 func TestSubscribers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		m := newManager(t, secretcache.Config{CA: ca})
 		var first, second told
 		var cancelFirst func()
 		cancelFirst = m.Subscribe(func(name string) {
-			_, err := m.GenerateSecret(t.Context(), name)
-			assert.NoError(t, err)
+			assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)))
 			m.Status()
 			first.add(name)
 			if name == "default" {
@@ -284,8 +269,7 @@ func (h hardware) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]by
 }
 
 func TestKeysInHardware(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), NewKey: func() (crypto.Signer, error) {
 			k, err := pki.NewKey(pki.ECDSAP256)
 			return hardware{k}, err

@@ -3,9 +3,15 @@ package secretcache_test
 import (
 	"cmp"
 	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rsa"
 	"crypto/x509"
 	"errors"
+	"fmt"
+	"io/fs"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,9 +22,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -68,8 +78,7 @@ func newManager(t *testing.T, cfg secretcache.Config) *secretcache.Manager {
 	if cfg.RenewIn == nil {
 		cfg.Jitter = cmp.Or(cfg.Jitter, 0.01)
 	}
-	m, err := secretcache.New(cfg)
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(cfg))(t)
 	secretcache.Unhurried(m)
 	return m
 }
@@ -94,16 +103,13 @@ func ready(t *testing.T, m *secretcache.Manager) (first *spiffe.SVID, stop func(
 	t.Helper()
 	stop = start(t, m)
 	synctest.Wait()
-	first, err := m.SVID()
-	require.NoError(t, err)
+	first = must.Get(m.SVID())(t)
 	return first, stop
 }
 
 func current(t *testing.T, m *secretcache.Manager) *spiffe.SVID {
 	t.Helper()
-	s, err := m.SVID()
-	require.NoError(t, err)
-	return s
+	return must.Get(m.SVID())(t)
 }
 
 // told records what subscribers are told.
@@ -161,8 +167,7 @@ func TestNewRefuses(t *testing.T) {
 		assert.ErrorContains(t, err, want)
 		assert.ErrorContains(t, err, "secretcache: new: ")
 	}
-	_, err := secretcache.New(secretcache.Config{CA: ca})
-	assert.ErrorIs(t, err, spiffe.ErrZero)
+	assert.ErrorIs(t, must.ErrorOf(secretcache.New(secretcache.Config{CA: ca})), spiffe.ErrZero)
 }
 
 func nan() float64 {
@@ -171,8 +176,7 @@ func nan() float64 {
 }
 
 func TestNewDoesNothing(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := poll(spiffetest.NewCA(t, "example.org"))
 		m := newManager(t, secretcache.Config{CA: ca})
 		time.Sleep(time.Hour)
@@ -201,36 +205,32 @@ func TestTiming(t *testing.T) {
 		"a large ratio": {0.8, 6 * time.Minute, 12 * time.Minute},
 		"a small ratio": {0.1, 42 * time.Minute, 54 * time.Minute},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				m, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: c.grace})
-				require.NoError(t, err)
-				start(t, m)
-				var took []time.Duration
-				last := time.Time{}
-				ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
-				defer cancel()
-				for range updates(ctx, m) {
-					if !last.IsZero() {
-						took = append(took, time.Since(last))
-					}
-					last = time.Now()
+		bubble.Run(t, name, func(t *testing.T) {
+			m, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: c.grace})
+			require.NoError(t, err)
+			start(t, m)
+			var took []time.Duration
+			last := time.Time{}
+			ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+			defer cancel()
+			for range updates(ctx, m) {
+				if !last.IsZero() {
+					took = append(took, time.Since(last))
 				}
-				shortest, longest := slices.Min(took), slices.Max(took)
-				assert.GreaterOrEqual(t, shortest, c.earliest-time.Second) // certificates count in whole seconds
-				assert.LessOrEqual(t, longest, c.latest)
-				assert.Greater(t, longest-shortest, (c.latest-c.earliest)/4, "it is spread")
-			})
+				last = time.Now()
+			}
+			shortest, longest := slices.Min(took), slices.Max(took)
+			assert.GreaterOrEqual(t, shortest, c.earliest-time.Second) // certificates count in whole seconds
+			assert.LessOrEqual(t, longest, c.latest)
+			assert.Greater(t, longest-shortest, (c.latest-c.earliest)/4, "it is spread")
 		})
 	}
 }
 
 // TestRenewsForDays follows one identity through ten days, and looks at each moment of renewal.
 func TestRenewsForDays(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-7.3-5", "IST-7.5-7", "IST-7.6-1", "IST-7.6-2")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const life = 24 * time.Hour
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.EditTemplates(func(c *x509.Certificate) { c.NotBefore = c.NotBefore.Add(-10 * time.Hour) })
@@ -243,10 +243,8 @@ func TestRenewsForDays(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*24*time.Hour)
 		defer cancel()
 		for snap := range updates(ctx, m) {
-			svid, err := snap.SVID()
-			require.NoError(t, err)
-			b, err := snap.Bundle(domain)
-			require.NoError(t, err)
+			svid := must.Get(snap.SVID())(t)
+			b := must.Get(snap.Bundle(domain))(t)
 			assert.Equal(t, ca.Bundle(), b)
 			if old != nil {
 				renewals++
@@ -287,11 +285,183 @@ func TestRequestedNames(t *testing.T) {
 	require.NoError(t, m.Add(other))
 	start(t, m)
 	for _, name := range []string{"default", other.String()} {
-		_, err := m.GenerateSecret(t.Context(), name)
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), name))(t)
 	}
 	got, _ := r.names.Load(web.String())
 	assert.Equal(t, append([]pki.SAN{pki.IDSAN(web)}, names...), got)
 	got, _ = r.names.Load(other.String())
 	assert.Equal(t, []pki.SAN{pki.IDSAN(other)}, got)
+}
+
+// A Manager with a TrustDomain has the identities that were added, and no other: it is ready with its bundles alone, before
+// the first identity and after the last.
+func TestWithoutDefaultIdentity(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		td := spiffe.MustParseTrustDomain("example.org")
+		authority, err := ca.New(ca.Config{TrustDomain: td})
+		require.NoError(t, err)
+		issuer := must.Get(local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
+			return csr.ID()
+		}))(t)
+		m := must.Get(secretcache.New(secretcache.Config{TrustDomain: td, CA: issuer}))(t)
+		assert.Nil(t, m.Bundles())
+		assert.ErrorIs(t, m.Report().NotReady, spiffe.ErrNotReady)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- m.Run(ctx) }()
+		require.NoError(t, m.Ready(ctx))
+		must.Get(m.Bundles().Bundle(td))(t)
+		require.NoError(t, m.Report().NotReady)
+		assert.Empty(t, m.Report().Identities)
+
+		assert.ErrorIs(t, must.ErrorOf(m.SVID()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.ErrorOf(m.Snapshot()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.ErrorOf(m.Credential()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, "default")), fs.ErrNotExist)
+
+		web := spiffe.MustParseID("spiffe://example.org/web")
+		require.NoError(t, m.Add(web))
+		first := must.Get(m.GenerateSecret(ctx, web.String()))(t)
+		time.Sleep(time.Hour) // of a day
+		synctest.Wait()
+		require.Len(t, m.Report().Identities, 1)
+		assert.False(t, m.Report().Identities[0].Own)
+		time.Sleep(20 * time.Hour)
+		synctest.Wait()
+		second := must.Get(m.GenerateSecret(ctx, web.String()))(t)
+		assert.True(t, second.NotAfter().After(first.NotAfter()), "it was renewed")
+		var out strings.Builder
+		require.NoError(t, m.Report().Metrics(&out))
+		assert.Contains(t, out.String(), `svidkit_secretcache_identities{state="valid"} 1`)
+
+		m.Remove(web)
+		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, web.String())), fs.ErrNotExist)
+		require.NoError(t, m.Ready(ctx))
+		cancel()
+		require.NoError(t, <-done)
+
+		_, err = secretcache.New(secretcache.Config{TrustDomain: td, ID: web, CA: issuer})
+		assert.ErrorContains(t, err, "has its own")
+	})
+}
+
+// kept is a CA that keeps what it is asked for.
+type kept struct {
+	caclient.CA
+	requests  []*x509.CertificateRequest
+	lifetimes []time.Duration
+}
+
+func (k *kept) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	r, err := x509.ParseCertificateRequest(csr.DER())
+	if err != nil {
+		return nil, err
+	}
+	k.requests, k.lifetimes = append(k.requests, r), append(k.lifetimes, lifetime)
+	return k.CA.Sign(ctx, csr, lifetime)
+}
+
+// A request has the identity, a new key of the kind that was chosen, the lifetime, and no subject.
+func TestRequests(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	conformance.Covers(t, "IST-7.5-3", "IST-7.5-4")
+	for kind, want := range map[pki.KeyAlgorithm]string{
+		pki.ECDSAP256: "P-256", pki.ECDSAP384: "P-384", pki.RSA2048: "RSA 2048",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			k := &kept{CA: spiffetest.NewCA(t, "example.org")}
+			m := newManager(t, secretcache.Config{CA: k, Lifetime: 2 * time.Hour, NewKey: func() (crypto.Signer, error) { return pki.NewKey(kind) }})
+			start(t, m)
+			time.Sleep(5 * time.Hour)
+			synctest.Wait()
+			require.Greater(t, len(k.requests), 3)
+			seen := map[string]bool{}
+			for i, r := range k.requests {
+				assert.Empty(t, r.Subject.Names)
+				require.Len(t, r.URIs, 1)
+				assert.Equal(t, web.String(), r.URIs[0].String())
+				switch public := r.PublicKey.(type) {
+				case *ecdsa.PublicKey:
+					assert.Equal(t, want, public.Params().Name)
+				case *rsa.PublicKey:
+					assert.Equal(t, want, fmt.Sprint("RSA ", public.N.BitLen()))
+				default:
+					assert.Fail(t, "another kind of key", "%T", public)
+				}
+				assert.Equal(t, 2*time.Hour, k.lifetimes[i])
+				key := fmt.Sprint(r.RawSubjectPublicKeyInfo)
+				assert.False(t, seen[key], "a key is used twice")
+				seen[key] = true
+			}
+		})
+	}
+}
+
+// A Manager keeps what every source of identities and of bundles promises, also when it has renewed.
+func TestPromisesOfSources(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+		ca.Federate(other.Bundle())
+		m := newManager(t, secretcache.Config{CA: ca})
+		ready(t, m)
+		check := func() {
+			spiffetest.TestSVIDSource(t, func(testing.TB) spiffe.SVIDSource { return m })
+			spiffetest.TestBundleSource(t, func(testing.TB) (spiffe.BundleSource, []spiffe.TrustDomain) {
+				return m, []spiffe.TrustDomain{ca.TrustDomain(), other.TrustDomain()}
+			})
+		}
+		check()
+		changed := m.Changed()
+		ca.Rotate()
+		<-changed
+		check()
+	})
+}
+
+// timed notes when it was asked to sign.
+type timed struct {
+	caclient.CA
+	mu    sync.Mutex
+	times []time.Time
+}
+
+func (c *timed) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
+	c.mu.Lock()
+	c.times = append(c.times, time.Now())
+	c.mu.Unlock()
+	return c.CA.Sign(ctx, csr, lifetime)
+}
+
+// A CA that is away from the first renewal to the end of the certificate is asked as often as the package comment says.
+func TestAttemptsOverALife(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	for _, tt := range []struct {
+		life, pause time.Duration // the shortest between two attempts
+		most        int           // attempts
+	}{
+		{20 * time.Second, 50 * time.Millisecond, 160},
+		{time.Minute, 120 * time.Millisecond, 160},
+		{499 * time.Second, 998 * time.Millisecond, 160},
+		{500 * time.Second, time.Second, 160},
+		{time.Hour, time.Second, 280},
+		{24 * time.Hour, time.Second, 460},
+	} {
+		bubble.Run(t, tt.life.String(), func(t *testing.T) {
+			ca := spiffetest.NewCA(t, "example.org")
+			c := &timed{CA: ca}
+			m := newManager(t, secretcache.Config{CA: c, Lifetime: tt.life})
+			svid, _ := ready(t, m)
+			ca.FailNext(1<<30, errDown)
+			time.Sleep(time.Until(svid.NotAfter()))
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			t.Logf("%d attempts", len(c.times)-1)
+			assert.LessOrEqual(t, len(c.times)-1, tt.most)
+			for i := 2; i < len(c.times); i++ {
+				assert.GreaterOrEqual(t, c.times[i].Sub(c.times[i-1]), tt.pause, "attempt %d", i)
+			}
+		})
+	}
 }

@@ -18,7 +18,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -27,8 +26,10 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/secretcache"
@@ -69,16 +70,13 @@ func newClient(t testing.TB, edit func(*athenz.Options)) *client {
 // restart makes a client that knows nothing of what was before.
 func (c *client) restart() {
 	c.t.Helper()
-	var err error
-	c.CA, err = athenz.New(c.opts)
-	require.NoError(c.t, err)
+	c.CA = must.Get(athenz.New(c.opts))(c.t)
 }
 
 // get asks for a certificate and does not use it.
 func (c *client) get() (*pki.Credential, error) {
 	c.t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(c.t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(c.t)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
 	require.NoError(c.t, err)
 	chain, err := c.Sign(c.t.Context(), csr, 0)
@@ -86,16 +84,13 @@ func (c *client) get() (*pki.Credential, error) {
 		return nil, err
 	}
 	require.NoError(c.t, caclient.Check(chain, csr, c.zts.Expectation(), c.ca.Bundle(), time.Now()))
-	got, err := pki.NewCredential(chain, key)
-	require.NoError(c.t, err)
-	return got, nil
+	return must.Get(pki.NewCredential(chain, key))(c.t), nil
 }
 
 // use asks for a certificate and uses it from then on.
 func (c *client) use() {
 	c.t.Helper()
-	got, err := c.get()
-	require.NoError(c.t, err)
+	got := must.Get(c.get())(c.t)
 	c.current = got
 }
 
@@ -123,8 +118,7 @@ func TestRefresh(t *testing.T) {
 	assert.Equal(t, 1, tokens, "the certificate is the proof")
 
 	// An answer that is not used: the certificate before is presented again, which ZTS takes once more.
-	_, err := c.get()
-	require.NoError(t, err)
+	require.NoError(t, must.ErrorOf(c.get()))
 	c.use()
 	c.use()
 	assert.False(t, c.revoked())
@@ -151,17 +145,14 @@ func TestRefresh(t *testing.T) {
 	c.opts.Token = nil
 	c.current = old
 	c.restart()
-	_, err = c.get()
-	require.ErrorIs(t, err, caclient.ErrDenied)
+	require.ErrorIs(t, must.ErrorOf(c.get()), caclient.ErrDenied)
 	assert.True(t, c.revoked())
-	_, err = c.get()
-	require.ErrorContains(t, err, "revoked")
+	require.ErrorContains(t, must.ErrorOf(c.get()), "revoked")
 
 	// Neither: nothing is sent.
 	c.current = nil
 	before = c.zts.Requests()
-	_, err = c.get()
-	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+	require.ErrorIs(t, must.ErrorOf(c.get()), caclient.ErrUnauthenticated)
 	assert.Equal(t, before, c.zts.Requests())
 }
 
@@ -177,14 +168,12 @@ func TestRegisteredAnew(t *testing.T) {
 	defer tr.CloseIdleConnections()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", nil)
 	require.NoError(t, err)
-	answer, err := tr.RoundTrip(r)
-	require.NoError(t, err)
+	answer := must.Get(tr.RoundTrip(r))(t)
 	answer.Body.Close()
 	require.Equal(t, http.StatusNoContent, answer.StatusCode)
 	for _, want := range []int{2, 1, 1} { // the first is refused, and registered anew
 		before := c.zts.Requests()
-		_, err := c.get()
-		require.NoError(t, err)
+		must.Get(c.get())(t)
 		assert.Equal(t, want, c.zts.Requests()-before)
 		assert.False(t, c.revoked())
 	}
@@ -199,10 +188,7 @@ func TestRefreshConcurrently(t *testing.T) {
 	c.use()
 	var wg sync.WaitGroup
 	for range 8 {
-		wg.Go(func() {
-			_, err := c.get()
-			assert.NoError(t, err)
-		})
+		wg.Go(func() { assert.NoError(t, must.ErrorOf(c.get())) })
 	}
 	wg.Wait()
 	c.use()
@@ -258,8 +244,7 @@ func TestAnswersCross(t *testing.T) {
 		first = got
 	})
 	require.Eventually(t, func() bool { return c.zts.Requests() > before }, time.Minute, time.Millisecond)
-	_, err := c.get()
-	require.NoError(t, err)
+	must.Get(c.get())(t)
 	close(second)
 	wg.Wait()
 	c.current = first
@@ -304,16 +289,14 @@ func TestCertificateOfTheMoment(t *testing.T) {
 	for _, edit := range []func(*x509.Certificate){expired, ahead} {
 		chain, key := c.ca.Certificate("/x", edit)
 		var err error
-		c.current, err = pki.NewCredential(chain, key)
-		require.NoError(t, err)
+		c.current = must.Get(pki.NewCredential(chain, key))(t)
 		_, err = c.get()
 		require.NoError(t, err, "the token is used")
 	}
 	for _, cert := range []*tls.Certificate{{}, {Certificate: [][]byte{{1}}}} {
 		c.opts.Certificate = func() *tls.Certificate { return cert }
 		c.restart()
-		_, err := c.get()
-		require.NoError(t, err)
+		must.Get(c.get())(t)
 	}
 	// Its leaf need not be parsed.
 	got, err := c.get()
@@ -321,16 +304,13 @@ func TestCertificateOfTheMoment(t *testing.T) {
 	c.opts.Certificate = func() *tls.Certificate { cert := *got.TLSCertificate(); cert.Leaf = nil; return &cert }
 	c.opts.Token = nil
 	c.restart()
-	_, err = c.get()
-	require.NoError(t, err)
+	must.Get(c.get())(t)
 	// One of roots that ZTS does not know: it ends the handshake, and the token helps.
 	chain, key := spiffetest.NewCA(t, "athenz.example").Certificate("/x")
-	c.current, err = pki.NewCredential(chain, key)
-	require.NoError(t, err)
+	c.current = must.Get(pki.NewCredential(chain, key))(t)
 	c.opts.Certificate = func() *tls.Certificate { return c.current.TLSCertificate() }
 	c.restart()
-	_, err = c.get()
-	require.Error(t, err)
+	require.Error(t, must.ErrorOf(c.get()))
 	c.opts.Token = c.zts.Endpoint().Token
 	c.restart()
 	// Whether the alert of ZTS or the end of the connection is seen first is chance. Callers repeat what was unavailable.
@@ -352,21 +332,18 @@ func TestClockBehind(t *testing.T) {
 	c.ca.EditTemplates(func(x *x509.Certificate) {
 		x.NotBefore, x.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	})
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
 	require.NoError(t, err)
 	begun := time.Now()
-	_, err = c.Sign(t.Context(), csr, 0)
-	require.NoError(t, err, "the caller says what is wrong with it")
+	require.NoError(t, must.ErrorOf(c.Sign(t.Context(), csr, 0)), "the caller says what is wrong with it")
 	assert.Less(t, time.Since(begun), time.Minute, "there is no end to wait for")
 
 	// The certificate is that of the instance whether or not the caller waits for it.
 	c.ca.EditTemplates(func(x *x509.Certificate) { x.NotBefore = time.Now().Add(4 * time.Second) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err = c.Sign(ctx, csr, 0)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, must.ErrorOf(c.Sign(ctx, csr, 0)), context.DeadlineExceeded)
 	c.ca.EditTemplates(nil)
 	c.use()
 	assert.False(t, c.revoked())
@@ -403,16 +380,13 @@ func TestWire(t *testing.T) {
 	fake.TLS.ClientAuth = tls.RequestClientCert
 	c.opts.URL, c.opts.HTTPClient = fake.URL, fake.Client()
 	c.opts.Token = func(context.Context) (string, error) { return "attested", nil }
-	in, err := c.opts.Instance.Service.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "media-sports")
-	require.NoError(t, err)
+	in := must.Get(c.opts.Instance.Service.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "media-sports"))(t)
 	c.restart()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()})
 	require.NoError(t, err)
 	for lifetime, minutes := range map[time.Duration]any{0: nil, time.Second: 1.0, time.Minute: 1.0, 90*time.Minute + time.Second: 90.0, 30 * 24 * time.Hour: 43200.0} {
-		_, err = c.Sign(t.Context(), csr, lifetime)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), csr, lifetime))(t)
 		assert.Equal(t, "POST /zts/v1/instance", path)
 		assert.Equal(t, minutes, body["expiryTime"])
 		assert.Equal(t, []any{"k8s.admin.athenz-callback", "media.sports", "frontend", "attested", true, nil},
@@ -420,11 +394,9 @@ func TestWire(t *testing.T) {
 	}
 	c.opts.Instance.SPIFFE, c.opts.WithServiceToken = in, false
 	c.restart()
-	c.current, err = c.get()
-	require.NoError(t, err)
+	c.current = must.Get(c.get())(t)
 	assert.Equal(t, []any{nil, "media-sports"}, []any{body["token"], body["namespace"]})
-	_, err = c.get()
-	require.NoError(t, err)
+	must.Get(c.get())(t)
 	assert.Equal(t, "POST /zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", path)
 	assert.NotContains(t, body, "attestationData")
 	assert.NotContains(t, body, "provider")
@@ -440,13 +412,10 @@ func TestWire(t *testing.T) {
 		},
 	} {
 		answer = edit
-		_, err = c.get()
-		require.NoError(t, err, name)
+		require.NoError(t, must.ErrorOf(c.get()), name)
 	}
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	b, err := set.Bundle(c.ca.TrustDomain())
-	require.NoError(t, err)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
+	b := must.Get(set.Bundle(c.ca.TrustDomain()))(t)
 	has := func(want *x509.Certificate) (found bool) {
 		for root := range b.X509Authorities() {
 			found = found || root.Equal(want)
@@ -456,12 +425,9 @@ func TestWire(t *testing.T) {
 	assert.True(t, has(c.ca.Root()))
 	assert.True(t, has(other.Root()), "a root that came with a certificate")
 	answer = func(map[string]any) {} // none: those that are known stay
-	_, err = c.get()
-	require.NoError(t, err)
-	set, err = c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	b, err = set.Bundle(c.ca.TrustDomain())
-	require.NoError(t, err)
+	must.Get(c.get())(t)
+	set = must.Get(c.FetchBundles(t.Context()))(t)
+	b = must.Get(set.Bundle(c.ca.TrustDomain()))(t)
 	assert.True(t, has(other.Root()))
 
 	for name, edit := range map[string]func(map[string]any){
@@ -481,8 +447,7 @@ func TestWire(t *testing.T) {
 		},
 	} {
 		answer = edit
-		_, err = c.get()
-		require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
+		require.ErrorIs(t, must.ErrorOf(c.get()), caclient.ErrBadAnswer, name)
 	}
 }
 
@@ -503,8 +468,7 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		o := c.opts
 		edit(&o)
-		_, err := athenz.New(o)
-		require.ErrorContains(t, err, "athenz: invalid Options: ", name)
+		require.ErrorContains(t, must.ErrorOf(athenz.New(o)), "athenz: invalid Options: ", name)
 	}
 }
 
@@ -530,8 +494,7 @@ func TestServerRoots(t *testing.T) {
 			o.Roots, o.RootsFile = nil, v.roots
 		}
 		var err error
-		c.CA, err = athenz.New(o)
-		require.NoError(t, err)
+		c.CA = must.Get(athenz.New(o))(t)
 		c.current = nil
 		for range 2 { // the second by certificate
 			if c.current, err = c.get(); !v.good {
@@ -545,9 +508,8 @@ func TestServerRoots(t *testing.T) {
 
 // TestManager has package secretcache keep a credential through rotations and an outage, in virtual time.
 func TestManager(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "ATH-18-11")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "athenz.example")
 		zts := cafake.NewZTS(cafake.InMemory(t), ca, "/ns/media-sports/sa/frontend")
 		instance := cafake.AthenzInstance(zts.Fake)
@@ -570,8 +532,7 @@ func TestManager(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- m.Run(ctx) }()
 		time.Sleep(time.Second)
-		last, err := m.Credential()
-		require.NoError(t, err)
+		last := must.Get(m.Credential())(t)
 		assert.Equal(t, "media.sports.frontend", last.Leaf().Subject.CommonName)
 		for i := range 6 {
 			if i == 3 {
@@ -580,8 +541,7 @@ func TestManager(t *testing.T) {
 				zts.Refuse(nil)
 			}
 			time.Sleep(31 * time.Minute)
-			now, err := m.Credential()
-			require.NoError(t, err)
+			now := must.Get(m.Credential())(t)
 			assert.NotSame(t, last, now)
 			assert.True(t, time.Now().Before(now.NotAfter()))
 			last = now
@@ -606,23 +566,18 @@ func TestZTSRules(t *testing.T) {
 	own := athenzname.Instance{ID: "frontend-0", Suffix: "svc.cluster.local"}.InstanceName()
 	post := func(client *http.Client, path string, edit func(map[string]any), opts pki.CSROptions) (int, string) {
 		t.Helper()
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, opts)
-		require.NoError(t, err)
-		token, err := c.zts.Endpoint().Token(t.Context())
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		csr := must.Get(pki.NewCSR(key, opts))(t)
+		token := must.Get(c.zts.Endpoint().Token(t.Context()))(t)
 		body := map[string]any{"provider": "k8s.admin.athenz-callback", "domain": "Media.Sports", "service": "frontend", "attestationData": token, "csr": string(csr.PEM())}
 		if edit != nil {
 			edit(body)
 		}
-		data, err := json.Marshal(body)
-		require.NoError(t, err)
+		data := must.Get(json.Marshal(body))(t)
 		answer, err := client.Post(c.zts.Endpoint().URL+"/zts/v1/instance"+path, "application/json", strings.NewReader(string(data)))
 		require.NoError(t, err)
 		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
-		require.NoError(t, err)
+		text := must.Get(io.ReadAll(answer.Body))(t)
 		if answer.StatusCode == http.StatusCreated {
 			assert.Equal(t, "/zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", answer.Header.Get("Location"))
 		}
@@ -725,8 +680,7 @@ func TestZTSRules(t *testing.T) {
 	remove := func(client *http.Client) int {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance"+path, nil)
 		require.NoError(t, err)
-		answer, err := client.Do(r)
-		require.NoError(t, err)
+		answer := must.Get(client.Do(r))(t)
 		answer.Body.Close()
 		return answer.StatusCode
 	}
@@ -759,8 +713,7 @@ func TestZTSCallback(t *testing.T) {
 			_, _ = io.WriteString(w, text)
 		}
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	gone := "https://" + l.Addr().String()
 	require.NoError(t, l.Close())
 	for name, v := range map[string]struct {
@@ -774,8 +727,7 @@ func TestZTSCallback(t *testing.T) {
 		"no JSON":      {serve(provider, say(200, "ok")), caclient.ErrDenied},
 	} {
 		c.zts.Change(func(r *cafake.ZTSRules) { r.Callback = v.url })
-		_, err := c.get()
-		require.ErrorIs(t, err, v.kind, name)
+		require.ErrorIs(t, must.ErrorOf(c.get()), v.kind, name)
 	}
 	c.zts.Change(func(r *cafake.ZTSRules) {
 		r.Callback = serve(provider, say(200, `{"attributes":{"certExpiryTime":"5","x":"y"}}`))
@@ -810,14 +762,12 @@ func FuzzAnswer(f *testing.F) {
 	f.Cleanup(fake.Close)
 	c.opts.URL, c.opts.HTTPClient = fake.URL, fake.Client()
 	c.restart()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(f, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(f)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()})
 	require.NoError(f, err)
 	other := string(pki.MarshalCertificatesPEM(c.ca.Root()))
 	for _, v := range []any{map[string]any{"x509Certificate": other}, map[string]any{"x509Certificate": other, "x509CertificateSigner": other}, "x", nil, []int{1}} {
-		data, err := json.Marshal(v)
-		require.NoError(f, err)
+		data := must.Get(json.Marshal(v))(f)
 		f.Add(string(data))
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -834,18 +784,13 @@ func FuzzAnswer(f *testing.F) {
 func TestIssuerBySignature(t *testing.T) {
 	t.Parallel()
 	read := func(name string) []byte {
-		data, err := os.ReadFile(filepath.Join("testdata", "answer", name))
-		require.NoError(t, err)
-		return data
+		return must.Get(os.ReadFile(filepath.Join("testdata", "answer", name)))(t)
 	}
 	leaf := read("leaf.pem")
-	key, err := pki.ParsePrivateKeyPEM(read("key.pem"))
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.ParsePrivateKeyPEM(read("key.pem")))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	for _, name := range []string{"signer-old-key-first.pem", "signer-expired-copy-first.pem"} {
-		above, err := pki.ParseCertificatesPEM(read(name))
-		require.NoError(t, err)
+		above := must.Get(pki.ParseCertificatesPEM(read(name)))(t)
 		for range above { // in any order
 			above = append(above[1:], above[0])
 			c := newClient(t, nil)
@@ -864,4 +809,14 @@ func TestIssuerBySignature(t *testing.T) {
 			require.True(t, time.Now().Before(chain[1].NotAfter), name)
 		}
 	}
+}
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	cafake.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake {
+		return cafake.NewZTS(t, ca, path).Fake
+	}, func(f *cafake.Fake) (caclient.CA, error) {
+		return athenz.New(athenz.Options{Endpoint: f.Endpoint(), Instance: cafake.AthenzInstance(f)})
+	})
 }

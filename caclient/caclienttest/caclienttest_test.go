@@ -3,12 +3,10 @@ package caclienttest_test
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -19,7 +17,9 @@ import (
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/caclient/stepca"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/linkerdname"
@@ -66,12 +66,7 @@ func mesh(td spiffe.TrustDomain) linkerdname.Mesh {
 }
 
 func newCSR(t testing.TB, f fake) *pki.CSR {
-	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: f.Expectation().Names()})
-	require.NoError(t, err)
-	return csr
+	return cafake.NewCSR(t, pki.CSROptions{SANs: f.Expectation().Names()})
 }
 
 // A wrong answer of the CA reaches the client, whatever the server in between would check.
@@ -82,20 +77,14 @@ func TestEditsReachTheWire(t *testing.T) {
 			t.Parallel()
 			authority := spiffetest.NewCA(t, "example.org")
 			f := a.fake(t, authority, path)
-			c, err := a.client(f.Endpoint())
-			require.NoError(t, err)
+			c := must.Get(a.client(f.Endpoint()))(t)
 			authority.EditTemplates(func(c *x509.Certificate) { c.Subject.CommonName, c.IsCA = "edited", true })
-			chain, err := c.Sign(t.Context(), newCSR(t, f), 0)
-			require.NoError(t, err)
-			assert.Equal(t, "edited", chain[0].Subject.CommonName)
+			assert.Equal(t, "edited", must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t)[0].Subject.CommonName)
 			authority.EditTemplates(nil)
 			authority.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return append(c, c[0], authority.Root()) })
-			chain, err = c.Sign(t.Context(), newCSR(t, f), 0)
-			require.NoError(t, err)
-			assert.Len(t, chain, 1, "the client tidies it")
+			assert.Len(t, must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t), 1, "the client tidies it")
 			authority.EditAnswers(func([]*x509.Certificate) []*x509.Certificate { return nil })
-			_, err = c.Sign(t.Context(), newCSR(t, f), 0)
-			assert.ErrorIs(t, err, caclient.ErrBadAnswer)
+			assert.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, f), 0)), caclient.ErrBadAnswer)
 		})
 	}
 }
@@ -112,11 +101,9 @@ func TestOtherCallersAreRefused(t *testing.T) {
 			require.NoError(t, err)
 			e := f.Endpoint()
 			e.Token = func(context.Context) (string, error) { return token, nil }
-			c, err := a.client(e)
-			require.NoError(t, err)
+			c := must.Get(a.client(e))(t)
 			_, err = c.Sign(t.Context(), newCSR(t, f), 0)
-			failure, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok, "%v", err)
+			failure := must.As[*caclient.Error](err)(t)
 			assert.Contains(t, []error{caclient.ErrUnauthenticated, caclient.ErrInvalid}, failure.Kind)
 			assert.Zero(t, authority.Signed())
 		})
@@ -125,14 +112,11 @@ func TestOtherCallersAreRefused(t *testing.T) {
 
 // In a bubble, a day passes at once.
 func TestInMemory(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		authority := spiffetest.NewCA(t, "example.org")
 		f := caclienttest.NewIstio(caclienttest.InMemory(t), authority, path)
-		c, err := istioca.New(istioca.Options{Endpoint: f.Endpoint()})
-		require.NoError(t, err)
-		m, err := secretcache.New(secretcache.Config{ID: f.Expectation().ID(), CA: c, Lifetime: time.Hour})
-		require.NoError(t, err)
+		c := must.Get(istioca.New(istioca.Options{Endpoint: f.Endpoint()}))(t)
+		m := must.Get(secretcache.New(secretcache.Config{ID: f.Expectation().ID(), CA: c, Lifetime: time.Hour}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- m.Run(ctx) }()
@@ -146,9 +130,7 @@ func TestInMemory(t *testing.T) {
 			left := time.Until(svid.NotAfter())
 			if left < 30*time.Minute {
 				time.Sleep(left / 20)
-				now, err := m.SVID()
-				require.NoError(t, err)
-				assert.NotSame(t, svid, now, "fault %d: back within 5%% of what remains", i)
+				assert.NotSame(t, svid, must.Get(m.SVID())(t), "fault %d: back within 5%% of what remains", i)
 			}
 		}
 		cancel()
@@ -158,17 +140,13 @@ func TestInMemory(t *testing.T) {
 
 // Linkerd's API in memory is without TLS, as its clients have no other way in.
 func TestLinkerdInMemory(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		authority := spiffetest.NewCA(t, "example.org")
 		f := caclienttest.NewLinkerd(caclienttest.InMemory(t), authority, path)
-		inner, err := linkerd.New(linkerd.Options{Endpoint: f.Endpoint(), Mesh: mesh(authority.TrustDomain())})
-		require.NoError(t, err)
-		c, err := caclient.New(inner, &caclient.Options{Expect: f.Expectation()})
-		require.NoError(t, err)
+		inner := must.Get(linkerd.New(linkerd.Options{Endpoint: f.Endpoint(), Mesh: mesh(authority.TrustDomain())}))(t)
+		c := must.Get(caclient.New(inner, &caclient.Options{Expect: f.Expectation()}))(t)
 		for range 3 {
-			_, err = c.Sign(t.Context(), newCSR(t, f), 0)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t)
 			authority.Rotate()
 			time.Sleep(time.Hour)
 		}
@@ -195,8 +173,7 @@ func TestSigner(t *testing.T) {
 	} {
 		authority.FailNext(1, &caclient.Error{Op: "sign", Kind: kind, Err: io.EOF, RetryAfter: time.Minute})
 		_, err = s.Sign(t.Context(), ca.Request{CSR: csr, ID: id})
-		failed, ok := errors.AsType[*ca.SignError](err)
-		require.True(t, ok)
+		failed := must.As[*ca.SignError](err)(t)
 		assert.Equal(t, want, failed.Kind)
 		assert.Equal(t, time.Minute, failed.RetryAfter)
 	}

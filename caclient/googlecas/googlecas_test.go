@@ -1,8 +1,8 @@
 package googlecas_test
 
 import (
+	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -18,6 +18,9 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/googlecas"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -33,9 +36,7 @@ func rootsOf(t testing.TB, c *googlecas.CA) ([]*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := set.Bundle(domain)
-	require.NoError(t, err)
-	return b.Contents().X509Authorities, nil
+	return must.Get(set.Bundle(domain))(t).Contents().X509Authorities, nil
 }
 
 func TestSign(t *testing.T) {
@@ -43,17 +44,14 @@ func TestSign(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	g := cafake.NewGoogleCAS(t, ca.Intermediate(), "/web")
 	file := g.Endpoint()
-	token, err := file.Token(t.Context())
-	require.NoError(t, err)
+	token := must.Get(file.Token(t.Context()))(t)
 	file.Token, file.TokenFile = nil, filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file.TokenFile, []byte(token), 0o600))
 	for _, o := range []googlecas.Options{{Endpoint: g.Endpoint()}, {Endpoint: file}, {Endpoint: g.Endpoint(), ReflectSPIFFE: true}} {
-		client, err := caclient.New(newCA(t, o), nil)
-		require.NoError(t, err)
+		client := must.Get(caclient.New(newCA(t, o), nil))(t)
 		for lifetime, want := range map[time.Duration]time.Duration{0: 24 * time.Hour, 90 * time.Minute: 90 * time.Minute} {
 			csr := newCSR(t, webID)
-			chain, err := client.Sign(t.Context(), csr, lifetime)
-			require.NoError(t, err)
+			chain := must.Get(client.Sign(t.Context(), csr, lifetime))(t)
 			assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(webID), ca.Bundle(), time.Now()))
 			assert.Len(t, chain, 2, "the intermediate and no root")
 			assert.WithinDuration(t, time.Now().Add(want), chain[0].NotAfter, time.Minute)
@@ -71,16 +69,14 @@ func TestReflected(t *testing.T) {
 	require.ErrorIs(t, err, caclient.ErrDenied)
 	chain, err := newCA(t, googlecas.Options{Endpoint: g.Endpoint(), ReflectSPIFFE: true}).Sign(t.Context(), csr, 0)
 	require.NoError(t, err)
-	id, err := spiffe.IDFromCertificate(chain[0])
-	require.NoError(t, err)
-	assert.Equal(t, webID, id)
+	assert.Equal(t, webID, must.Get(spiffe.IDFromCertificate(chain[0]))(t))
 }
 
 // What is sent, field for field.
 func TestWire(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	s := &script{answer: func(c call) (int, any) {
+	s := &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 		if strings.HasSuffix(c.URL.Path, ":fetchCaCerts") {
 			return 200, caCerts(ca)
 		}
@@ -89,17 +85,15 @@ func TestWire(t *testing.T) {
 	const template = "projects/other/locations/europe-west1/certificateTemplates/spiffe"
 	csr := newCSR(t, webID)
 	for _, o := range []googlecas.Options{{}, {Template: template, Authority: "root-1", ReflectSPIFFE: true, Pool: "projects/example.com:my-project/locations/l/caPools/p_1"}} {
-		o.Endpoint = s.endpoint()
+		o.Endpoint = endpoint(s)
 		c := newCA(t, o)
 		for _, lifetime := range []time.Duration{0, time.Millisecond, 90*time.Second + 999*time.Millisecond} {
-			_, err := c.Sign(t.Context(), csr, lifetime)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), csr, lifetime))(t)
 		}
-		_, err := rootsOf(t, c)
-		require.NoError(t, err)
+		must.Get(rootsOf(t, c))(t)
 	}
 	ids := map[string]bool{}
-	for i, r := range s.calls {
+	for i, r := range s.Calls() {
 		assert.Equal(t, http.MethodPost, r.Method)
 		assert.Equal(t, "privateca.googleapis.com", r.URL.Host)
 		assert.Equal(t, "Bearer "+secret, r.Header.Get("Authorization"))
@@ -111,7 +105,7 @@ func TestWire(t *testing.T) {
 		if i%4 == 3 {
 			assert.Equal(t, "/v1/"+p+":fetchCaCerts", r.URL.Path)
 			assert.Empty(t, r.URL.RawQuery)
-			assert.Equal(t, doc{}, r.body)
+			assert.Equal(t, doc{}, r.Body)
 			continue
 		}
 		assert.Equal(t, "/v1/"+p+"/certificates", r.URL.Path)
@@ -126,7 +120,7 @@ func TestWire(t *testing.T) {
 			assert.Equal(t, "root-1", query.Get("issuingCertificateAuthorityId"))
 		}
 		assert.Len(t, query, map[bool]int{false: 2, true: 3}[second])
-		assert.Equal(t, want, r.body)
+		assert.Equal(t, want, r.Body)
 		ids[id] = true
 	}
 	assert.Len(t, ids, 6, "a new one for each call")
@@ -178,10 +172,10 @@ func TestErrors(t *testing.T) {
 		{"repeats the token", 400, refusal(400, "INVALID_ARGUMENT", "bad: "+secret), caclient.ErrInvalid, false, 0, "bad: [redacted]"},
 		{"long", 400, refusal(400, "INVALID_ARGUMENT", strings.Repeat("x", 1<<20)), caclient.ErrInvalid, false, 0, "xxx"},
 	} {
-		s := &script{answer: func(call) (int, any) { return c.code, c.body }}
-		var log logs
-		e := s.endpoint()
-		e.Logger = log.logger()
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return c.code, c.body }}
+		var log logtest.Buffer
+		e := endpoint(s)
+		e.Logger = log.Logger()
 		ca := newCA(t, googlecas.Options{Endpoint: e})
 		for op, call := range map[string]func() error{
 			"sign":          func() error { _, err := ca.Sign(t.Context(), newCSR(t, webID), 0); return err },
@@ -191,8 +185,7 @@ func TestErrors(t *testing.T) {
 				continue // it is another answer
 			}
 			err := call()
-			told, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok, c.name)
+			told := must.As[*caclient.Error](err)(t, c.name)
 			assert.Equal(t, c.kind, told.Kind, c.name)
 			assert.Equal(t, op, told.Op, c.name)
 			after, again := told.Retryable()
@@ -219,8 +212,8 @@ func TestBadAnswers(t *testing.T) {
 		"another key": {"pemCertificate": leaf, "pemCertificateChain": []string{pem(ca.Root())}},
 		"root first":  {"pemCertificate": pem(ca.Root()), "pemCertificateChain": []string{leaf}},
 	} {
-		s := &script{answer: func(call) (int, any) { return 200, answer }}
-		_, err := newCA(t, googlecas.Options{Endpoint: s.endpoint()}).Sign(t.Context(), newCSR(t, webID), 0)
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 200, answer }}
+		_, err := newCA(t, googlecas.Options{Endpoint: endpoint(s)}).Sign(t.Context(), newCSR(t, webID), 0)
 		require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
 	}
 }
@@ -248,8 +241,8 @@ func TestRoots(t *testing.T) {
 		"too many":                  {make([]doc, 101), nil},
 		"certificates of one chain": {[]doc{{"certificates": pem(a.Root())}}, nil},
 	} {
-		s := &script{answer: func(call) (int, any) { return 200, doc{"caCerts": c.chains} }}
-		got, err := rootsOf(t, newCA(t, googlecas.Options{Endpoint: s.endpoint()}))
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 200, doc{"caCerts": c.chains} }}
+		got, err := rootsOf(t, newCA(t, googlecas.Options{Endpoint: endpoint(s)}))
 		if c.want == nil {
 			require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
 			continue
@@ -263,13 +256,12 @@ func TestRoots(t *testing.T) {
 func TestOwnRoots(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	s := &script{answer: func(call) (int, any) { return 500, "" }}
-	e := s.endpoint()
+	s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 500, "" }}
+	e := endpoint(s)
 	e.Roots = ca.Bundle()
-	got, err := rootsOf(t, newCA(t, googlecas.Options{Endpoint: e}))
-	require.NoError(t, err)
+	got := must.Get(rootsOf(t, newCA(t, googlecas.Options{Endpoint: e})))(t)
 	assert.Equal(t, []*x509.Certificate{ca.Root()}, got)
-	assert.Empty(t, s.calls)
+	assert.Empty(t, s.Calls())
 }
 
 // Rules of the operator, one broken at a time.
@@ -287,8 +279,8 @@ func TestRules(t *testing.T) {
 		{"permission", func(r *cafake.GoogleCASRules) { r.Forbidden = true }, nil, caclient.ErrDenied, 0},
 		{"lifetime", func(r *cafake.GoogleCASRules) { r.MaxLifetime = 23 * time.Hour }, nil, caclient.ErrInvalid, 0},
 		{"other pool", nil, func(o *googlecas.Options) { o.Pool = "projects/p/locations/l/caPools/x" }, caclient.ErrInvalid, 0},
-		{"other token", nil, func(o *googlecas.Options) { o.Token = give(secret) }, caclient.ErrUnauthenticated, 0},
-		{"empty token", nil, func(o *googlecas.Options) { o.Token = give("") }, caclient.ErrUnauthenticated, 0},
+		{"other token", nil, func(o *googlecas.Options) { o.Token = cafake.Give(secret) }, caclient.ErrUnauthenticated, 0},
+		{"empty token", nil, func(o *googlecas.Options) { o.Token = cafake.Give("") }, caclient.ErrUnauthenticated, 0},
 		{"no such file", nil, func(o *googlecas.Options) { o.Token, o.TokenFile = nil, "/nowhere" }, caclient.ErrUnauthenticated, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -303,8 +295,7 @@ func TestRules(t *testing.T) {
 			}
 			_, err := newCA(t, o).Sign(t.Context(), newCSR(t, webID), 0)
 			require.ErrorIs(t, err, c.kind)
-			told, ok := errors.AsType[*caclient.Error](err)
-			require.True(t, ok)
+			told := must.As[*caclient.Error](err)(t)
 			after, _ := told.Retryable()
 			assert.Equal(t, c.after, after)
 			if o.TokenFile != "" {
@@ -322,23 +313,20 @@ func TestQuota(t *testing.T) {
 	client := newCA(t, googlecas.Options{Endpoint: g.Endpoint()})
 	csr := newCSR(t, webID)
 	_, err := client.Sign(t.Context(), csr, 0)
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*caclient.Error](err)(t)
 	after, again := e.Retryable()
 	assert.True(t, again)
 	assert.Equal(t, 300*time.Millisecond, after)
 	g.Change(func(r *cafake.GoogleCASRules) { r.Quota = 1 })
-	_, err = client.Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	must.Get(client.Sign(t.Context(), csr, 0))(t)
 }
 
 func TestBadOptions(t *testing.T) {
 	t.Parallel()
 	good := func() googlecas.Options {
-		return googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: give(secret)}, Pool: pool}
+		return googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: cafake.Give(secret)}, Pool: pool}
 	}
-	_, err := googlecas.New(good())
-	require.NoError(t, err)
+	must.Get(googlecas.New(good()))(t)
 	for name, c := range map[string]struct {
 		edit func(*googlecas.Options)
 		want string
@@ -381,23 +369,138 @@ func TestBadOptions(t *testing.T) {
 // Requests that cannot be sent.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
-	s := &script{answer: func(call) (int, any) { return 500, "" }}
-	c := newCA(t, googlecas.Options{Endpoint: s.endpoint()})
-	_, err := c.Sign(t.Context(), nil, 0)
-	require.ErrorIs(t, err, caclient.ErrInvalid)
-	_, err = c.Sign(t.Context(), newCSR(t, webID), -1)
-	require.ErrorIs(t, err, caclient.ErrInvalid)
-	assert.Empty(t, s.calls)
+	s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 500, "" }}
+	c := newCA(t, googlecas.Options{Endpoint: endpoint(s)})
+	require.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), nil, 0)), caclient.ErrInvalid)
+	require.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, webID), -1)), caclient.ErrInvalid)
+	assert.Empty(t, s.Calls())
 }
 
 func TestPrinting(t *testing.T) {
 	t.Parallel()
-	o := googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: give(secret)}, Pool: pool}
+	o := googlecas.Options{Endpoint: caclient.Endpoint{TrustDomain: domain, Token: cafake.Give(secret)}, Pool: pool}
 	c := newCA(t, o)
-	var log logs
-	log.logger().Info("x", "ca", c, slog.Any("any", c))
+	var log logtest.Buffer
+	log.Logger().Info("x", "ca", c, slog.Any("any", c))
 	for _, text := range []string{fmt.Sprint(c), fmt.Sprintf("%v %+v %#v %s %q", c, c, c, c, c), log.String()} {
 		assert.Contains(t, text, "googlecas.CA(https://privateca.googleapis.com)")
 		assert.NotContains(t, text, secret)
 	}
+}
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	cafake.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake {
+		return cafake.NewGoogleCAS(t, ca, path).Fake
+	}, func(f *cafake.Fake) (caclient.CA, error) {
+		return googlecas.New(googlecas.Options{Endpoint: f.Endpoint(), Pool: pool})
+	})
+}
+
+// FuzzAnswers gives one status and one body to both requests, in the place of the service.
+func FuzzAnswers(f *testing.F) {
+	ca := spiffetest.NewCA(f, "example.org")
+	csr := newCSR(f, webID)
+	chain := must.Get(ca.Intermediate().Sign(f.Context(), csr, 0))(f)
+	leaf, middle, root := pem(chain[0]), pem(chain[1]), pem(ca.Root())
+	retry := doc{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "3.5s"}
+	for _, body := range []any{
+		"", "{", doc{}, doc{"pemCertificate": leaf, "pemCertificateChain": []string{middle, root}}, doc{"pemCertificate": leaf + leaf},
+		doc{"pemCertificate": middle, "pemCertificateChain": []string{leaf}}, doc{"pemCertificate": []int{1}}, doc{"pemCertificate": "x"},
+		caCerts(ca), doc{"caCerts": []doc{{"certificates": []string{middle}}}}, doc{"caCerts": []doc{{"certificates": []string{middle, root}}, {}}},
+		doc{"caCerts": []doc{{"certificates": []string{middle + root}}}, "pemCertificate": leaf}, doc{"caCerts": 7},
+		refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded", retry), refusal(409, "ALREADY_EXISTS", "x"), refusal(409, "ABORTED", secret, retry),
+		doc{"error": "x"}, `{"pemCertificate":"x","pemCertificate":"y"}`,
+	} {
+		text := must.Get(cafake.Text(body))(f)
+		for _, code := range []int{200, 400, 409, 429} {
+			f.Add(code, text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, code int, body string) {
+		if code < 200 || code > 999 {
+			code = 200
+		}
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return code, body }}
+		c := newCA(t, googlecas.Options{Endpoint: endpoint(s)})
+		judge := func(err error) {
+			told := must.As[*caclient.Error](err)(t)
+			require.NotNil(t, told.Kind)
+			require.LessOrEqual(t, told.RetryAfter, time.Hour)
+			require.GreaterOrEqual(t, told.RetryAfter, time.Duration(0))
+			require.NotContains(t, err.Error(), secret)
+			require.Less(t, len(err.Error()), 2000)
+		}
+		got, err := c.Sign(t.Context(), csr, 0)
+		if err != nil {
+			require.Empty(t, got)
+			judge(err)
+		} else {
+			require.True(t, pki.PublicKeysEqual(got[0].PublicKey, csr.PublicKey()))
+		}
+		roots, err := rootsOf(t, c)
+		if err != nil {
+			judge(err)
+			return
+		}
+		require.NotEmpty(t, roots)
+		for _, root := range roots {
+			require.True(t, root.IsCA)
+			require.NoError(t, root.CheckSignatureFrom(root))
+		}
+	})
+}
+
+const (
+	secret = "ya29.token.c2VjcmV0" // what must not be seen
+	pool   = cafake.GoogleCASPool
+)
+
+var (
+	domain = spiffe.MustParseTrustDomain("example.org")
+	webID  = spiffe.MustParseID("spiffe://example.org/web")
+)
+
+func newCSR(t testing.TB, id spiffe.ID) *pki.CSR {
+	return cafake.NewCSR(t, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}})
+}
+
+func newCA(t testing.TB, o googlecas.Options) *googlecas.CA {
+	t.Helper()
+	if o.Pool == "" {
+		o.Pool = pool
+	}
+	return must.Get(googlecas.New(o))(t)
+}
+
+func endpoint(s *cafake.Script) caclient.Endpoint { return s.Endpoint("", domain, secret) }
+
+// doc is a JSON object.
+type doc = map[string]any
+
+func refusal(code int, status, message string, details ...any) doc {
+	return doc{"error": doc{"code": code, "status": status, "message": message, "details": details}}
+}
+
+// signed returns the answer for the CSR in a call.
+func signed(ca *spiffetest.CA, c cafake.Call) (int, any) {
+	csr, err := pki.ParseCSRPEM([]byte(c.Body["pemCsr"].(string)))
+	if err != nil {
+		return 400, refusal(400, "INVALID_ARGUMENT", err.Error())
+	}
+	chain, err := ca.Sign(context.Background(), csr, 0)
+	if err != nil {
+		return 400, refusal(400, "INVALID_ARGUMENT", err.Error())
+	}
+	return 200, doc{"pemCertificate": pem(chain[0]), "pemCertificateChain": []string{pem(ca.Root())}}
+}
+
+// caCerts returns the answer of fetchCaCerts with the roots of ca.
+func caCerts(ca *spiffetest.CA) doc {
+	chains := []doc{}
+	for root := range ca.Bundle().X509Authorities() {
+		chains = append(chains, doc{"certificates": []string{pem(root)}})
+	}
+	return doc{"caCerts": chains}
 }

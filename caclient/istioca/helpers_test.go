@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto"
-	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"log/slog"
@@ -22,13 +21,15 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	server "github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 var (
@@ -53,28 +54,11 @@ var tokens = authn.Func(func(r *http.Request) (*authn.Caller, error) {
 	return nil, fmt.Errorf("tokens: %w", authn.ErrNoCredential)
 })
 
-func give(t string) func(context.Context) (string, error) {
-	return func(context.Context) (string, error) { return t, nil }
-}
-
 // listen serves a handler over TLS on a socket. The client has the roots of its server.
 func listen(t testing.TB, h http.Handler) (url string, client *http.Client) {
 	t.Helper()
-	host := spiffetest.NewCA(t, "server.test")
-	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	serve(t, h, tls.NewListener(l, &tls.Config{
-		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, ClientAuth: tls.RequestClientCert,
-		Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}},
-	}))
-	var protocols http.Protocols
-	protocols.SetHTTP2(true)
-	tr := &http.Transport{Protocols: &protocols, TLSClientConfig: &tls.Config{
-		MinVersion: tls.VersionTLS12, RootCAs: host.Bundle().CertPool(), ServerName: "ca.test",
-	}}
-	t.Cleanup(tr.CloseIdleConnections)
-	return "https://" + l.Addr().String(), &http.Client{Transport: tr}
+	url, cfg := caservertest.Listen(t, h)
+	return url, caservertest.HTTP2Client(t, cfg)
 }
 
 // serve serves a handler on l until the test ends.
@@ -92,17 +76,13 @@ func serve(t testing.TB, h http.Handler, l net.Listener) {
 func newAuthority(t testing.TB, cfg ca.Config) *ca.Authority {
 	t.Helper()
 	cfg.TrustDomain = domain
-	a, err := ca.New(cfg)
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(cfg))(t)
 }
 
 func newServer(t testing.TB, o server.Options) *server.Server {
 	t.Helper()
 	o.Authenticator = tokens
-	s, err := server.New(o)
-	require.NoError(t, err)
-	return s
+	return must.Get(server.New(o))(t)
 }
 
 func newCA(t testing.TB, o istioca.Options) *istioca.CA {
@@ -110,9 +90,7 @@ func newCA(t testing.TB, o istioca.Options) *istioca.CA {
 	if o.TrustDomain.IsZero() {
 		o.TrustDomain = domain
 	}
-	c, err := istioca.New(o)
-	require.NoError(t, err)
-	return c
+	return must.Get(istioca.New(o))(t)
 }
 
 // call is what a fake CA is asked.
@@ -155,16 +133,11 @@ func pem(certs ...*x509.Certificate) string { return string(pki.MarshalCertifica
 
 func newCSR(t testing.TB, key crypto.Signer) *pki.CSR {
 	t.Helper()
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-	require.NoError(t, err)
-	return csr
+	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 }
 
 func freshCSR(t testing.TB) *pki.CSR {
-	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	return newCSR(t, key)
+	return cafake.NewCSR(t, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
 }
 
 func raw(certs []*x509.Certificate) [][]byte {
@@ -178,20 +151,12 @@ func raw(certs []*x509.Certificate) [][]byte {
 func rootsOf(t testing.TB, set *spiffe.BundleSet) []*x509.Certificate {
 	t.Helper()
 	require.NotNil(t, set)
-	b, err := set.Bundle(domain)
-	require.NoError(t, err)
+	b := must.Get(set.Bundle(domain))(t)
 	var out []*x509.Certificate
 	for c := range b.X509Authorities() {
 		out = append(out, c)
 	}
 	return out
-}
-
-// logs collects what is logged.
-type logs struct{ logtest.Buffer }
-
-func (l *logs) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
 // metricsBuffer reads the text format of Prometheus.
@@ -204,4 +169,9 @@ func (b *metricsBuffer) value(name string) string {
 		}
 	}
 	return ""
+}
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
 }

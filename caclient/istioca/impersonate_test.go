@@ -19,7 +19,9 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -43,8 +45,7 @@ func TestImpersonatedIdentity(t *testing.T) {
 	require.Error(t, err)
 	o.Impersonate = true
 	c := newCA(t, o)
-	_, err = c.Sign(t.Context(), freshCSR(t), 0)
-	require.Error(t, err)
+	require.Error(t, must.ErrorOf(c.Sign(t.Context(), freshCSR(t), 0)))
 	_, err = c.FetchBundles(t.Context()) // for a key without a name: the agent's own certificate has the roots
 	require.Error(t, err)
 	require.Equal(t, []map[string]any{
@@ -53,8 +54,7 @@ func TestImpersonatedIdentity(t *testing.T) {
 		{"CertSigner": "special"},
 	}, sent)
 
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	for name, sans := range map[string][]pki.SAN{
 		"no name":  nil,
 		"DNS name": {pki.DNSSAN("web.test")},
@@ -119,17 +119,15 @@ func newNode(t testing.TB, pods int) *node {
 	require.NoError(t, err)
 	tokens, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: domain, Cluster: "Kubernetes"})
 	require.NoError(t, err)
-	nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{
+	nodes := must.Get(kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{
 		APIServer: n.api.URL(), HTTPClient: n.api.Client(), Accounts: []string{"istio-system/agent"},
-	})
-	require.NoError(t, err)
+	}))(t)
 	srv, err := server.New(server.Options{Signer: n.authority, Authenticator: tokens, NodeAuthorizer: nodes.Authorize})
 	require.NoError(t, err)
 
 	host := spiffetest.NewCA(t, "server.test")
 	chain, key := host.Certificate("/ca")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n.requests.Add(1)
 		srv.ServeHTTP(w, r)
@@ -146,7 +144,7 @@ func newNode(t testing.TB, pods int) *node {
 	n.ca = istioca.Options{
 		Endpoint: caclient.Endpoint{
 			URL: "https://" + l.Addr().String(), HTTPClient: &http.Client{Transport: tr}, TrustDomain: domain,
-			Token: give(nodeToken), Roots: n.authority.Bundle(),
+			Token: cafake.Give(nodeToken), Roots: n.authority.Bundle(),
 		},
 		ClusterID: "Kubernetes", Impersonate: true,
 	}
@@ -174,7 +172,7 @@ func TestImpersonation(t *testing.T) {
 	c, err := caclient.New(newCA(t, n.ca), nil)
 	require.NoError(t, err)
 	for _, id := range []spiffe.ID{workload(0), workload(1), spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/agent")} {
-		csr, err := pki.NewCSR(must(pki.NewKey(pki.ECDSAP256)), pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}})
+		csr, err := pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}})
 		require.NoError(t, err)
 		chain, err := c.Sign(t.Context(), csr, time.Hour) // which checks the ID
 		require.NoError(t, err)
@@ -184,15 +182,14 @@ func TestImpersonation(t *testing.T) {
 		"of another node": "spiffe://example.org/ns/prod/sa/elsewhere",
 		"of no pod":       "spiffe://example.org/ns/prod/sa/none",
 	} {
-		csr, err := pki.NewCSR(must(pki.NewKey(pki.ECDSAP256)), pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(id))}})
+		csr, err := pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(id))}})
 		require.NoError(t, err)
 		_, err = c.Sign(t.Context(), csr, time.Hour)
 		require.ErrorIs(t, err, caclient.ErrUnauthenticated, name)
 		require.NotContains(t, err.Error(), nodeToken)
 	}
 	n.ca.Impersonate = false
-	c, err = caclient.New(newCA(t, n.ca), nil)
-	require.NoError(t, err)
+	c = must.Get(caclient.New(newCA(t, n.ca), nil))(t)
 	_, err = c.Sign(t.Context(), freshCSR(t), time.Hour)
 	require.ErrorIs(t, err, caclient.ErrBadAnswer, "without impersonation the agent gets its own certificate")
 }

@@ -1,6 +1,7 @@
 package istioca_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -21,9 +22,14 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -35,8 +41,7 @@ import (
 func TestNew(t *testing.T) {
 	t.Parallel()
 	good := istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test:15012", TrustDomain: domain}}
-	_, err := istioca.New(good)
-	require.NoError(t, err)
+	must.Get(istioca.New(good))(t)
 	bundle := spiffetest.NewCA(t, "example.org").Bundle()
 	for name, edit := range map[string]func(*istioca.Options){
 		"no URL":              func(o *istioca.Options) { o.URL = "" },
@@ -50,7 +55,7 @@ func TestNew(t *testing.T) {
 		"a user":              func(o *istioca.Options) { o.URL = "https://u:secret@ca.test" },
 		"not a URL":           func(o *istioca.Options) { o.URL = "https://u:secret@ca.test:port\x00" },
 		"no trust domain":     func(o *istioca.Options) { o.TrustDomain = spiffe.TrustDomain{} },
-		"two tokens":          func(o *istioca.Options) { o.Token, o.TokenFile = give("x"), "x" },
+		"two tokens":          func(o *istioca.Options) { o.Token, o.TokenFile = cafake.Give("x"), "x" },
 		"two sources":         func(o *istioca.Options) { o.Roots, o.RootsFile = bundle, "x" },
 		"a line in ClusterID": func(o *istioca.Options) { o.ClusterID = "a\nb" },
 		"CertSigner":          func(o *istioca.Options) { o.CertSigner = "\xff" },
@@ -69,8 +74,7 @@ func TestNew(t *testing.T) {
 		assert.NotContains(t, err.Error(), "secret", name)
 	}
 	good.URL, good.AllowPlaintext = "http://127.0.0.1:15010/", true
-	_, err = istioca.New(good)
-	require.NoError(t, err)
+	must.Get(istioca.New(good))(t)
 }
 
 // What is sent, as the API has it.
@@ -88,8 +92,7 @@ func TestRequest(t *testing.T) {
 	csr := freshCSR(t)
 	send := func(o istioca.Options, lifetime time.Duration) {
 		o.URL, o.HTTPClient = url, client
-		_, err := newCA(t, o).Sign(t.Context(), csr, lifetime)
-		require.Error(t, err)
+		require.Error(t, must.ErrorOf(newCA(t, o).Sign(t.Context(), csr, lifetime)))
 	}
 	send(istioca.Options{}, 0)
 	assert.Equal(t, string(csr.PEM()), got.msg.GetCsr())
@@ -101,7 +104,7 @@ func TestRequest(t *testing.T) {
 	assert.Empty(t, got.header.Values("Authorization"))
 	assert.Equal(t, "application/grpc", got.header.Get("Content-Type"))
 
-	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}, ClusterID: "Kubernetes", CertSigner: "special",
+	send(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give(token)}, ClusterID: "Kubernetes", CertSigner: "special",
 		Header: http.Header{"X_custom.a": {"1", "2"}}}, 90*time.Minute+999*time.Millisecond)
 	assert.Equal(t, int64(5400), got.msg.GetValidityDuration())
 	assert.Equal(t, "special", got.msg.GetMetadata().GetFields()["CertSigner"].GetStringValue())
@@ -110,7 +113,7 @@ func TestRequest(t *testing.T) {
 	assert.Equal(t, []string{"1", "2"}, got.header.Values("X_custom.a"))
 	send(istioca.Options{}, time.Nanosecond)
 	assert.Equal(t, int64(1), got.msg.GetValidityDuration())
-	send(istioca.Options{Endpoint: caclient.Endpoint{Token: give("")}}, 0)
+	send(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give("")}}, 0)
 	assert.Empty(t, got.header.Values("Authorization"))
 
 	got = nil
@@ -124,8 +127,7 @@ func TestRequest(t *testing.T) {
 
 func requireKind(t testing.TB, err, kind error) *caclient.Error {
 	t.Helper()
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*caclient.Error](err)(t)
 	require.Equal(t, kind, e.Kind, "%v", err)
 	return e
 }
@@ -138,36 +140,33 @@ func TestToken(t *testing.T) {
 	csr := freshCSR(t)
 	sign := func(o istioca.Options) error {
 		o.URL, o.HTTPClient = url, client
-		_, err := newCA(t, o).Sign(t.Context(), csr, 0)
-		return err
+		return must.ErrorOf(newCA(t, o).Sign(t.Context(), csr, 0))
 	}
-	require.NoError(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: give(token)}}))
+	require.NoError(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give(token)}}))
 	requireKind(t, sign(istioca.Options{}), caclient.ErrUnauthenticated)
-	requireKind(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: give("unknown")}}), caclient.ErrUnauthenticated)
+	requireKind(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give("unknown")}}), caclient.ErrUnauthenticated)
 	requireKind(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: func(context.Context) (string, error) { return "", errors.New("away") }}}), caclient.ErrUnavailable)
 	own := &caclient.Error{Op: "token", Kind: caclient.ErrDenied, Err: errors.New("no")}
 	require.ErrorIs(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: func(context.Context) (string, error) { return "", fmt.Errorf("x: %w", own) }}}), own)
 	for _, bad := range []string{"secret\n", "secret x", " secret", "sécret", "secret\x00", strings.Repeat("secret", 20000)} {
-		err := sign(istioca.Options{Endpoint: caclient.Endpoint{Token: give(bad)}})
+		err := sign(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give(bad)}})
 		requireKind(t, err, caclient.ErrInvalid)
 		assert.NotContains(t, err.Error(), "cret")
 	}
 
 	// A file is read for each call.
 	file := filepath.Join(t.TempDir(), "token")
-	l := &logs{}
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, TokenFile: file, Logger: l.logger()}})
+	l := new(logtest.Buffer)
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, TokenFile: file, Logger: l.Logger()}})
 	_, err := c.Sign(t.Context(), csr, 0)
 	requireKind(t, err, caclient.ErrUnauthenticated)
 	require.ErrorIs(t, err, os.ErrNotExist, "the cause behind the cause")
 	assert.Contains(t, l.String(), "no token to send")
 	require.NoError(t, os.WriteFile(file, []byte(" \n"), 0o600))
-	_, err = c.Sign(t.Context(), csr, 0)
-	require.ErrorContains(t, err, "is empty")
+	require.ErrorContains(t, must.ErrorOf(c.Sign(t.Context(), csr, 0)), "is empty")
 	assert.Equal(t, 1, strings.Count(l.String(), "no token to send"), "once in a minute: each error says it")
 	require.NoError(t, os.WriteFile(file, []byte(token+"\n"), 0o600))
-	_, err = c.Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), csr, 0))(t)
 	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("secret", 20000)), 0o600))
 	_, err = c.Sign(t.Context(), csr, 0)
 	requireKind(t, err, caclient.ErrUnauthenticated)
@@ -178,9 +177,9 @@ func TestToken(t *testing.T) {
 
 func TestNoSecretIsPrinted(t *testing.T) {
 	t.Parallel()
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test", Token: give(token)}, Header: http.Header{"X-Key": {"secret"}}})
-	l := &logs{}
-	l.logger().Info("x", "ca", c)
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://ca.test", Token: cafake.Give(token)}, Header: http.Header{"X-Key": {"secret"}}})
+	l := new(logtest.Buffer)
+	l.Logger().Info("x", "ca", c)
 	assert.Contains(t, l.String(), "https://ca.test")
 	for _, s := range []string{fmt.Sprintf("%v", c), fmt.Sprintf("%+v", c), fmt.Sprintf("%#v", c), l.String()} {
 		assert.NotContains(t, s, "secret")
@@ -189,7 +188,7 @@ func TestNoSecretIsPrinted(t *testing.T) {
 	url, client := listen(t, fake(func(r call) (*wire.IstioCertificateResponse, error) {
 		return nil, grpchttp.Errorf(grpchttp.Unauthenticated, "I do not know %s", r.header.Get("Authorization"))
 	}))
-	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
+	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: cafake.Give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, "I do not know Bearer [redacted]")
 	assert.NotContains(t, err.Error(), token)
 }
@@ -241,8 +240,7 @@ func TestCodes(t *testing.T) {
 func TestNetwork(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-6.2-8")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	gone := "https://" + l.Addr().String()
 	require.NoError(t, l.Close())
 	url, trusting := listen(t, texts())
@@ -275,7 +273,7 @@ func TestNetwork(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: test.url, HTTPClient: test.client, Token: give(token)}}).Sign(ctx, freshCSR(t), 0)
+			_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: test.url, HTTPClient: test.client, Token: cafake.Give(token)}}).Sign(ctx, freshCSR(t), 0)
 			requireKind(t, err, test.want)
 			assert.NotContains(t, err.Error(), token)
 		})
@@ -289,13 +287,10 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 	a := newAuthority(t, ca.Config{})
 	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(domain), nil)
 	require.NoError(t, err)
-	srv, err := server.New(server.Options{Signer: a, Authenticator: authn.ClientCertificate(v)})
-	require.NoError(t, err)
+	srv := must.Get(server.New(server.Options{Signer: a, Authenticator: authn.ClientCertificate(v)}))(t)
 	url, client := listen(t, srv)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t, key), ID: webID})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t, key), ID: webID}))(t)
 	var mu sync.Mutex
 	own := &tls.Certificate{}
 	handshakes := 0
@@ -317,8 +312,7 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 		return err == nil
 	}, time.Minute, 10*time.Millisecond, "%v", err)
 	for range 3 {
-		_, err = c.Sign(t.Context(), newCSR(t, key), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t, key), 0))(t)
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -331,11 +325,9 @@ func TestChainForms(t *testing.T) {
 	conformance.Covers(t, "IST-6.1-1", "IST-6.4-5", "IST-7.5-8", "IST-4.4-6")
 	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	lower := root.Intermediate().Intermediate()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	csr := newCSR(t, key)
-	chain, err := lower.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
+	chain := must.Get(lower.Sign(t.Context(), csr, time.Hour))(t)
 	require.Len(t, chain, 3)
 	stranger, _ := root.Certificate("/stranger")
 	leaf, mid, top, r, o := chain[0], chain[1], chain[2], root.Root(), other.Root()
@@ -370,8 +362,7 @@ func TestChainForms(t *testing.T) {
 			t.Parallel()
 			url, client := listen(t, texts(test.texts...))
 			c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Roots: spiffetest.NewCA(t, "example.org").Bundle()}})
-			before, err := c.FetchBundles(t.Context())
-			require.NoError(t, err)
+			before := must.Get(c.FetchBundles(t.Context()))(t)
 			got, err := c.Sign(t.Context(), csr, 0)
 			after, ferr := c.FetchBundles(t.Context())
 			require.NoError(t, ferr)
@@ -385,4 +376,47 @@ func TestChainForms(t *testing.T) {
 			assert.Equal(t, append(raw(rootsOf(t, before)), raw(test.roots)...), raw(rootsOf(t, after)))
 		})
 	}
+}
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	caclienttest.Run(t, caclienttest.NewIstio, func(f *caclienttest.Fake) (caclient.CA, error) {
+		return istioca.New(istioca.Options{Endpoint: f.Endpoint()})
+	})
+}
+
+// FuzzReadChain reads an answer, its texts parted by zero bytes.
+func FuzzReadChain(f *testing.F) {
+	ca := spiffetest.NewCA(f, "example.org")
+	id := spiffe.MustParseID("spiffe://example.org/web")
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(f)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(f)
+	chain := must.Get(ca.Intermediate().Certify(f.Context(), csr, []pki.SAN{pki.IDSAN(id)}, 0))(f)
+	leaf, mid, root := pem(chain[0]), pem(chain[1]), pem(ca.Root())
+	for _, texts := range [][]string{
+		nil, {""}, {"", ""}, {leaf}, {leaf, root}, {leaf, mid, root}, {leaf + mid, root + root}, {leaf, "", root}, {root, root}, {leaf, leaf}, {leaf, "x"}, {"x", root},
+		{strings.TrimSpace(leaf), strings.TrimSpace(mid), root}, {leaf[:100], root}, {strings.Repeat(leaf, 32), root}, {strings.Repeat(leaf, 33), root}, {mid, leaf, root},
+	} {
+		f.Add(strings.Join(texts, "\x00"))
+	}
+	f.Fuzz(func(t *testing.T, in string) {
+		texts := strings.Split(in, "\x00")
+		chain, roots, err := istioca.ReadChain(csr, texts)
+		if err != nil {
+			require.Empty(t, chain)
+			require.Empty(t, roots)
+			return
+		}
+		require.NotEmpty(t, chain)
+		require.NotEmpty(t, roots)
+		require.LessOrEqual(t, len(roots), 256)
+		require.True(t, pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()))
+		seen := map[string]bool{}
+		for i, c := range chain {
+			require.False(t, seen[string(c.Raw)])
+			seen[string(c.Raw)] = true
+			require.True(t, i == 0 || !c.IsCA || !bytes.Equal(c.RawIssuer, c.RawSubject) || c.CheckSignatureFrom(c) != nil)
+		}
+	})
 }

@@ -2,8 +2,11 @@ package istioca_test
 
 import (
 	"context"
+	"crypto"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,11 +20,17 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
@@ -70,14 +79,12 @@ func TestFirstBundle(t *testing.T) {
 	a := newAuthority(t, ca.Config{})
 	srv := newServer(t, server.Options{Signer: a})
 	url, client := listen(t, srv)
-	want := raw(rootsOf(t, must(spiffe.NewBundleSet(a.Bundle()))))
+	want := raw(rootsOf(t, must.Get(spiffe.NewBundleSet(a.Bundle()))(t)))
 
 	// Nothing configured: a certificate is asked for, once.
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: give(token)}})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Token: cafake.Give(token)}})
 	for range 3 {
-		set, err := c.FetchBundles(t.Context())
-		require.NoError(t, err)
-		assert.Equal(t, want, raw(rootsOf(t, set)))
+		assert.Equal(t, want, raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t))))
 	}
 	assert.Equal(t, "1", issued(t, srv))
 	_, err := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client}}).FetchBundles(t.Context())
@@ -85,9 +92,7 @@ func TestFirstBundle(t *testing.T) {
 
 	// A source, or a file: the CA is not asked.
 	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", Roots: a.Bundle()}})
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, want, raw(rootsOf(t, set)))
+	assert.Equal(t, want, raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t))))
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
 	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", RootsFile: file}})
 	_, err = c.FetchBundles(t.Context())
@@ -97,20 +102,15 @@ func TestFirstBundle(t *testing.T) {
 	_, err = c.FetchBundles(t.Context())
 	requireKind(t, err, caclient.ErrUnavailable)
 	require.NoError(t, os.WriteFile(file, a.Bundle().MarshalPEM(), 0o600))
-	set, err = c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, want, raw(rootsOf(t, set)))
+	assert.Equal(t, want, raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t))))
 
 	// A file that is broken later takes nothing away.
-	l := &logs{}
-	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, RootsFile: file, Logger: l.logger()}})
-	before, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	l := new(logtest.Buffer)
+	c = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, RootsFile: file, Logger: l.Logger()}})
+	before := must.Get(c.FetchBundles(t.Context()))(t)
 	for _, text := range []string{"", "x", string(make([]byte, 2<<20))} {
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-		set, err = c.FetchBundles(t.Context())
-		require.NoError(t, err)
-		assert.True(t, before.Equal(set))
+		assert.True(t, before.Equal(must.Get(c.FetchBundles(t.Context()))(t)))
 	}
 	assert.Contains(t, l.String(), "the roots cannot be read")
 
@@ -119,13 +119,6 @@ func TestFirstBundle(t *testing.T) {
 	_, err = c.FetchBundles(t.Context())
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	requireKind(t, err, caclient.ErrUnavailable)
-}
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 func issued(t testing.TB, s *server.Server) string {
@@ -137,21 +130,13 @@ func issued(t testing.TB, s *server.Server) string {
 
 // A root that the CA no longer gives stays for as long as peers may have certificates of it.
 func TestOldRootsStay(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		signer, old, newer := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org").Root(), spiffetest.NewCA(t, "example.org").Root()
 		current := pem(signer.Root(), old)
 		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
 		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true}})
-		sign := func() {
-			_, err := c.Sign(t.Context(), freshCSR(t), 0)
-			require.NoError(t, err)
-		}
-		roots := func() [][]byte {
-			set, err := c.FetchBundles(t.Context())
-			require.NoError(t, err)
-			return raw(rootsOf(t, set))
-		}
+		sign := func() { must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t) }
+		roots := func() [][]byte { return raw(rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t))) }
 		_, err := c.FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrInvalid) // this CA wants to see names
 		sign()
@@ -172,8 +157,7 @@ func TestOldRootsStay(t *testing.T) {
 
 // When certificates become shorter, peers still have long ones of the old root.
 func TestOldRootsStayForTheLongest(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		signer, old := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org").Root()
 		current, short := pem(signer.Root(), old), false
 		roots := func() string { return current }
@@ -187,8 +171,7 @@ func TestOldRootsStayForTheLongest(t *testing.T) {
 		}))
 		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true}})
 		for range 2 {
-			_, err := c.Sign(t.Context(), freshCSR(t), 0)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 			current, short = pem(signer.Root()), true
 		}
 		began := time.Now()
@@ -197,9 +180,7 @@ func TestOldRootsStayForTheLongest(t *testing.T) {
 			want int
 		}{{0, 2}, {2 * time.Hour, 2}, {23 * time.Hour, 2}, {25 * time.Hour, 1}} {
 			time.Sleep(time.Until(began.Add(test.at)))
-			set, err := c.FetchBundles(t.Context())
-			require.NoError(t, err)
-			assert.Len(t, rootsOf(t, set), test.want, "%v", test.at)
+			assert.Len(t, rootsOf(t, must.Get(c.FetchBundles(t.Context()))(t)), test.want, "%v", test.at)
 		}
 	})
 }
@@ -264,8 +245,7 @@ func TestWatchFollowsTheHint(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			contents := spiffetest.NewCA(t, "example.org").Bundle().Contents()
 			contents.RefreshHint = hint
-			b, err := spiffe.NewBundle(domain, contents)
-			require.NoError(t, err)
+			b := must.Get(spiffe.NewBundle(domain, contents))(t)
 			src := &counted{}
 			src.set(b)
 			c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "https://127.0.0.1:1", Roots: src}})
@@ -283,24 +263,18 @@ func TestWatchFollowsTheHint(t *testing.T) {
 
 // An operator who takes a root out of the source withdraws it, whatever the last certificate came with.
 func TestSourceWithdraws(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		signer, bad := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org").Root()
 		current := pem(signer.Root(), bad)
 		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
 		src := &source{}
-		bundle := func(c spiffe.BundleContents) { src.set(must(spiffe.NewBundle(domain, c))) }
+		bundle := func(c spiffe.BundleContents) { src.set(must.Get(spiffe.NewBundle(domain, c))(t)) }
 		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Roots: src}})
 		fetch := func() *spiffe.Bundle {
-			set, err := c.FetchBundles(t.Context())
-			require.NoError(t, err)
-			return must(set.Bundle(domain))
+			return must.Get(must.Get(c.FetchBundles(t.Context()))(t).Bundle(domain))(t)
 		}
-		roots := func() [][]byte { return raw(rootsOf(t, must(spiffe.NewBundleSet(fetch())))) }
-		sign := func() {
-			_, err := c.Sign(t.Context(), freshCSR(t), 0)
-			require.NoError(t, err)
-		}
+		roots := func() [][]byte { return raw(rootsOf(t, must.Get(spiffe.NewBundleSet(fetch()))(t))) }
+		sign := func() { must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t) }
 		_, err := c.FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrUnavailable)
 		sign() // a source that is away does not matter any more
@@ -352,7 +326,7 @@ func TestManyRoots(t *testing.T) {
 		return newest
 	}))
 	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Roots: signer.Bundle()}})
-	key := must(pki.NewKey(pki.ECDSAP256))
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	now := time.Now()
 	var last []byte
 	for range 6 {
@@ -365,11 +339,9 @@ func TestManyRoots(t *testing.T) {
 		mu.Lock()
 		newest, last = pem(many...), many[49].Raw
 		mu.Unlock()
-		_, err := c.Sign(t.Context(), newCSR(t, key), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t, key), 0))(t)
 	}
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
 	got := rootsOf(t, set)
 	assert.Len(t, got, 256)
 	assert.Contains(t, pem(got...), pem(signer.Root()), "what the source has stays")
@@ -377,8 +349,7 @@ func TestManyRoots(t *testing.T) {
 }
 
 func TestWatchBundles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		signer, second := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org").Root()
 		current := pem(signer.Root())
 		client := inMemory(t, follow(t, signer, time.Hour, func() string { return current }))
@@ -401,13 +372,11 @@ func TestWatchBundles(t *testing.T) {
 		})
 		synctest.Wait()
 		require.Equal(t, []int{1}, seen)
-		_, err := c.Sign(t.Context(), freshCSR(t), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 		synctest.Wait()
 		require.Equal(t, []int{1}, seen, "nothing new")
 		current = pem(signer.Root(), second)
-		_, err = c.Sign(t.Context(), freshCSR(t), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 		synctest.Wait()
 		require.Equal(t, []int{1, 2}, seen, "at once")
 		signer.Prepare()
@@ -426,8 +395,7 @@ func TestWatchBundles(t *testing.T) {
 // each other all the time.
 func TestRenewal(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t, ca.Config{DefaultTTL: time.Hour, Rotation: ca.Rotation{Propagation: 2 * time.Hour}})
 		srv := newServer(t, server.Options{Signer: a, AllowPlaintext: true})
 		client := inMemory(t, srv)
@@ -436,7 +404,7 @@ func TestRenewal(t *testing.T) {
 		wg.Go(func() { _ = a.Run(ctx) })
 		var managers []*secretcache.Manager
 		for _, path := range []string{"/a", "/b"} {
-			c, err := caclient.New(newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Token: give(path)}}), nil)
+			c, err := caclient.New(newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Token: cafake.Give(path)}}), nil)
 			require.NoError(t, err)
 			m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID(domain.ID().String() + path), CA: c})
 			require.NoError(t, err)
@@ -448,8 +416,7 @@ func TestRenewal(t *testing.T) {
 			for i, m := range managers {
 				peer, err := managers[1-i].SVID()
 				require.NoError(t, err)
-				v, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil)
-				require.NoError(t, err)
+				v := must.Get(spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil))(t)
 				_, err = v.VerifyChain(peer.Chain(), spiffe.AnyRole)
 				require.NoError(t, err, "%s at %v", m, time.Now())
 			}
@@ -458,11 +425,10 @@ func TestRenewal(t *testing.T) {
 		signers := map[string]bool{}
 		for i := range 36 * 6 {
 			if i == 6 || i == 18*6 {
-				_, err := a.Rotate(ctx)
-				require.NoError(t, err)
+				must.Get(a.Rotate(ctx))(t)
 			}
 			judge()
-			svid := must(managers[0].SVID())
+			svid := must.Get(managers[0].SVID())(t)
 			serials[svid.Leaf().SerialNumber.String()] = true
 			signers[string(svid.Leaf().AuthorityKeyId)] = true
 			time.Sleep(10 * time.Minute)
@@ -470,8 +436,8 @@ func TestRenewal(t *testing.T) {
 		}
 		assert.GreaterOrEqual(t, len(serials), 36)
 		assert.Len(t, signers, 3, "two rotations reached the client")
-		set := rootsOf(t, must(spiffe.NewBundleSet(must(managers[0].Bundle(domain)))))
-		assert.Equal(t, raw(rootsOf(t, must(spiffe.NewBundleSet(a.Bundle())))), raw(set), "and the old roots are gone")
+		set := rootsOf(t, must.Get(spiffe.NewBundleSet(must.Get(managers[0].Bundle(domain))(t)))(t))
+		assert.Equal(t, raw(rootsOf(t, must.Get(spiffe.NewBundleSet(a.Bundle()))(t))), raw(set), "and the old roots are gone")
 		cancel()
 		wg.Wait()
 	})
@@ -488,16 +454,15 @@ func TestRootsFileVouchesForServer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "root-cert.pem")
 	workloads := pki.MarshalCertificatesPEM(authority.Status().Roots[0].Certificate)
 	require.NoError(t, os.WriteFile(file, workloads, 0o600))
-	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: give(token)}})
+	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: cafake.Give(token)}})
 	_, err := c.Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, "unknown authority")
 	require.NoError(t, os.WriteFile(file, append(workloads, pki.MarshalCertificatesPEM(srv.Certificate())...), 0o600))
-	_, err = c.Sign(t.Context(), freshCSR(t), 0)
-	require.NoError(t, err)
+	must.Get(c.Sign(t.Context(), freshCSR(t), 0))(t)
 	require.NoError(t, os.WriteFile(file, []byte("nonsense"), 0o600))
-	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
+	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, RootsFile: file, Token: cafake.Give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.ErrorContains(t, err, file)
-	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, Token: give(token)}}).Sign(t.Context(), freshCSR(t), 0)
+	_, err = newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, Token: cafake.Give(token)}}).Sign(t.Context(), freshCSR(t), 0)
 	require.Error(t, err, "the roots of the host do not vouch for it")
 }
 
@@ -506,18 +471,13 @@ func TestRootsFileVouchesForServer(t *testing.T) {
 func TestIntermediateLast(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {
-		data, err := os.ReadFile(filepath.Join("testdata", "answer", name))
-		require.NoError(t, err)
-		return string(data)
+		return string(must.Get(os.ReadFile(filepath.Join("testdata", "answer", name)))(t))
 	}
 	leaf, intermediate := read("1-leaf.pem"), read("2-intermediate.pem")
-	key, err := pki.ParsePrivateKeyPEM([]byte(read("key.pem")))
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.ParsePrivateKeyPEM([]byte(read("key.pem"))))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	td := spiffe.MustParseTrustDomain("cluster.local")
-	root, err := spiffe.ParseBundlePEM(td, []byte(read("root-cert.pem")))
-	require.NoError(t, err)
+	root := must.Get(spiffe.ParseBundlePEM(td, []byte(read("root-cert.pem"))))(t)
 	other := spiffetest.NewCA(t, "cluster.local")
 	for name, answer := range map[string][]string{
 		"as it came":               {leaf, intermediate},
@@ -529,22 +489,157 @@ func TestIntermediateLast(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "root-cert.pem")
 		require.NoError(t, os.WriteFile(file, root.MarshalPEM(), 0o600))
 		url, client := listen(t, texts(answer...))
-		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, TrustDomain: td, RootsFile: file, HTTPClient: client, Token: give("t")}})
+		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, TrustDomain: td, RootsFile: file, HTTPClient: client, Token: cafake.Give("t")}})
 		chain, err := c.Sign(t.Context(), csr, time.Hour)
 		require.NoError(t, err, name)
 		require.Equal(t, leaf+intermediate, pem(chain...), name)
-		v, err := spiffe.NewVerifier(root, spiffe.AllowMembersOf(td), nil)
-		require.NoError(t, err)
-		_, err = v.VerifyChain(chain, spiffe.AnyRole)
-		require.NoError(t, err, name)
-		set, err := c.FetchBundles(t.Context())
-		require.NoError(t, err)
+		v := must.Get(spiffe.NewVerifier(root, spiffe.AllowMembersOf(td), nil))(t)
+		require.NoError(t, must.ErrorOf(v.VerifyChain(chain, spiffe.AnyRole)), name)
+		set := must.Get(c.FetchBundles(t.Context()))(t)
 		want := root.MarshalPEM()
 		if name == "a new root beside it" {
 			want = append(want, pem(other.Root())...)
 		}
-		b, err := set.Bundle(td)
-		require.NoError(t, err)
+		b := must.Get(set.Bundle(td))(t)
 		require.Equal(t, string(want), string(b.MarshalPEM()), name)
 	}
+}
+
+// machine is a virtual machine with a folder that is both PROV_CERT and OUTPUT_CERTS, and a token beside it.
+type machine struct {
+	dir, token string
+	url        string
+}
+
+func (m *machine) write(t testing.TB, name string, data []byte) {
+	t.Helper()
+	file := filepath.Join(m.dir, name)
+	require.NoError(t, os.WriteFile(file+".tmp", data, 0o600))
+	require.NoError(t, os.Rename(file+".tmp", file))
+}
+
+// start returns what a process that starts on the machine asks the CA with.
+func (m *machine) start(t testing.TB, l *logtest.Buffer) *istioca.CA {
+	t.Helper()
+	client := must.Get(caclient.NewHTTPClient(caclient.TLSOptions{
+		RootsFile: filepath.Join(m.dir, "root-cert.pem"), ServerName: "ca.test", Logger: l.Logger(),
+		CertificateFile: filepath.Join(m.dir, "cert-chain.pem"), KeyFile: filepath.Join(m.dir, "key.pem"),
+	}))(t)
+	t.Cleanup(client.CloseIdleConnections)
+	return newCA(t, istioca.Options{Endpoint: caclient.Endpoint{
+		URL: m.url, HTTPClient: client, TrustDomain: domain, Token: tokensource.File(m.token).Token, Logger: l.Logger(),
+	}})
+}
+
+// renew obtains a certificate and writes it as Istio's agent does: the key, and then the chain.
+func (m *machine) renew(t testing.TB, c *istioca.CA, lifetime time.Duration) ([]*x509.Certificate, crypto.Signer, error) {
+	t.Helper()
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	chain, err := c.Sign(t.Context(), newCSR(t, key), lifetime)
+	if err != nil {
+		return nil, nil, err
+	}
+	keyPEM := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
+	m.write(t, "key.pem", keyPEM)
+	m.write(t, "cert-chain.pem", pki.MarshalCertificatesPEM(chain...))
+	return chain, key, nil
+}
+
+// A machine proves itself by a token once, and then by what it was given: in the same process, after restarts, and while the
+// CA replaces its root. When its certificate has expired, a token counts again.
+func TestBootstrap(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	conformance.Covers(t, "IST-6.6-2", "IST-6.6-3", "IST-6.6-5")
+	// The CA, and the certificate that it serves with, which is of another hierarchy.
+	authority, host := newAuthority(t, ca.Config{}), spiffetest.NewCA(t, "server.test")
+	v := must.Get(spiffe.NewVerifier(authority.Bundle(), spiffe.AllowMembersOf(domain), nil))(t)
+	var method atomic.Value
+	either := authn.FirstOf(authn.ClientCertificate(v), tokens)
+	srv, err := server.New(server.Options{Signer: authority, Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
+		caller, err := either.Authenticate(r)
+		if err == nil {
+			method.Store(caller.Method)
+		}
+		return caller, err
+	})})
+	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	serve(t, srv, tls.NewListener(l, &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, ClientAuth: tls.RequestClientCert,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
+			return &tls.Certificate{Certificate: raw(chain), PrivateKey: key}, nil
+		},
+	}))
+	m := &machine{dir: t.TempDir(), token: filepath.Join(t.TempDir(), "istio-token"), url: "https://" + l.Addr().String()}
+	writeRoots := func() {
+		var roots []*x509.Certificate
+		for c := range host.Bundle().X509Authorities() {
+			roots = append(roots, c)
+		}
+		m.write(t, "root-cert.pem", pki.MarshalCertificatesPEM(roots...))
+	}
+	writeRoots()
+	out := new(logtest.Buffer)
+	requireRenewal := func(c *istioca.CA, how string) {
+		t.Helper()
+		method.Store("")
+		_, _, err := m.renew(t, c, time.Hour)
+		require.NoError(t, err)
+		require.Equal(t, how, method.Load())
+	}
+	const byToken, byCertificate = "test-token", "client-certificate"
+
+	// Neither a token nor a certificate: the error says why there is none.
+	first := m.start(t, out)
+	_, _, err = m.renew(t, first, time.Hour)
+	requireKind(t, err, caclient.ErrUnauthenticated)
+	require.ErrorContains(t, err, "there was no token to send")
+	require.ErrorIs(t, err, tokensource.ErrNoToken)
+
+	// The token, and from the next call on the certificate, though the token is still sent.
+	require.NoError(t, os.WriteFile(m.token, []byte(token+"\n"), 0o600))
+	requireRenewal(first, byToken)
+	requireRenewal(first, byCertificate)
+	require.NoError(t, os.Remove(m.token))
+	requireRenewal(first, byCertificate)
+
+	// A restart needs no token.
+	second := m.start(t, out)
+	requireRenewal(second, byCertificate)
+	requireRenewal(second, byCertificate)
+
+	// The root that the server's certificate leads to is replaced, in three steps.
+	stale := *m // has the old root only
+	stale.dir = t.TempDir()
+	for _, name := range []string{"root-cert.pem", "cert-chain.pem", "key.pem"} {
+		b := must.Get(os.ReadFile(filepath.Join(m.dir, name)))(t)
+		stale.write(t, name, b)
+	}
+	for _, step := range []func(){host.Prepare, host.Rotate, host.DropOldRoots} {
+		step()
+		writeRoots()
+		requireRenewal(second, byCertificate)
+	}
+	_, _, err = stale.renew(t, stale.start(t, out), time.Hour)
+	require.ErrorContains(t, err, "certificate signed by unknown authority", "the new root was needed")
+
+	// The certificate expires: a machine that was off for too long.
+	chain, _, err := m.renew(t, second, 2*time.Second)
+	require.NoError(t, err)
+	time.Sleep(time.Until(chain[0].NotAfter.Add(10 * time.Millisecond)))
+	for _, c := range []*istioca.CA{second, m.start(t, out)} {
+		_, _, err = m.renew(t, c, time.Hour)
+		requireKind(t, err, caclient.ErrUnauthenticated)
+	}
+	require.NoError(t, os.WriteFile(m.token, []byte(token), 0o600))
+	requireRenewal(second, byToken)
+	requireRenewal(second, byCertificate)
+
+	// A pair that is damaged while there is no other: the token counts.
+	m.write(t, "key.pem", []byte("damaged"))
+	requireRenewal(m.start(t, out), byToken)
+	assert.Contains(t, out.String(), "reason=expired")
+	assert.NotContains(t, out.String(), token)
 }

@@ -26,7 +26,10 @@ import (
 	"github.com/svidkit/svidkit/caclient/linkerd"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -51,12 +54,7 @@ const (
 )
 
 func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
-	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: sans})
-	require.NoError(t, err)
-	return csr
+	return cafake.NewCSR(t, pki.CSROptions{SANs: sans})
 }
 
 // roots is the bundle of a CA as it is now.
@@ -85,8 +83,7 @@ type request struct {
 func serve(t testing.TB, edit func(*tls.Config), answer func([]*x509.Certificate) ([]byte, error)) *server {
 	t.Helper()
 	s := &server{ca: spiffetest.NewCA(t, "cluster.local")}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s.url = "https://" + l.Addr().String()
 	method := grpchttp.Unary(func(ctx context.Context, message []byte) ([]byte, error) {
 		var r request
@@ -131,26 +128,13 @@ func serve(t testing.TB, edit func(*tls.Config), answer func([]*x509.Certificate
 	if edit != nil {
 		edit(cfg)
 	}
-	start(t, l, caserver.ServeOptions{TLS: cfg, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	caservertest.ServeOn(t, l, caserver.ServeOptions{TLS: cfg, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.state, s.header = r.TLS, r.Header.Clone()
 		s.mu.Unlock()
 		h.ServeHTTP(w, r)
 	})})
 	return s
-}
-
-func start(t testing.TB, l net.Listener, o caserver.ServeOptions) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = caserver.Serve(ctx, l, o)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
 }
 
 func certificate(ca *spiffetest.CA, edit ...func(*x509.Certificate)) tls.Certificate {
@@ -179,13 +163,12 @@ func response(chain []*x509.Certificate, until time.Time) ([]byte, error) {
 func (s *server) client(t testing.TB, edit ...func(*linkerd.Options)) *linkerd.CA {
 	t.Helper()
 	o := linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
-		URL: s.url, TrustDomain: td, Roots: roots{s.ca}, Token: func(context.Context) (string, error) { return secret, nil },
+		URL: s.url, TrustDomain: td, Roots: roots{s.ca}, Token: cafake.Give(secret),
 	}}
 	for _, e := range edit {
 		e(&o)
 	}
-	c, err := linkerd.New(o)
-	require.NoError(t, err)
+	c := must.Get(linkerd.New(o))(t)
 	t.Cleanup(func() { _ = c.Close() }) // before the server ends, which would wait a second for the connection
 	return c
 }
@@ -198,8 +181,7 @@ func (s *server) seen() []request {
 
 func requireKind(t testing.TB, err, kind error) *caclient.Error {
 	t.Helper()
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*caclient.Error](err)(t)
 	require.Equal(t, kind, e.Kind, "%v", err)
 	require.NotContains(t, err.Error(), secret)
 	return e
@@ -212,8 +194,7 @@ func TestWire(t *testing.T) {
 	s := serve(t, nil, good)
 	c := s.client(t)
 	csr := newCSR(t, pki.DNSSAN(web))
-	chain, err := c.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
+	chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
 	assert.NoError(t, caclient.Check(chain, csr, pki.ExpectDNSName(td, web), s.ca.Bundle(), time.Now()))
 	assert.Equal(t, []request{{web, secret, csr.DER()}}, s.seen())
 
@@ -238,8 +219,7 @@ func TestTokenRotates(t *testing.T) {
 	c := s.client(t, func(o *linkerd.Options) { o.Token, o.TokenFile = nil, file })
 	for _, text := range []string{secret, "Bearer-is.no-Prefix_+/=~", secret + "-next\n"} {
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-		_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0))(t)
 	}
 	var got []string
 	for _, r := range s.seen() {
@@ -327,7 +307,7 @@ func TestCertifierIsVerified(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		asked := make(chan struct{}, 1)
-		start(t, l, caserver.ServeOptions{Plaintext: true, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked <- struct{}{} })})
+		caservertest.ServeOn(t, l, caserver.ServeOptions{Plaintext: true, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked <- struct{}{} })})
 		_, err = s.client(t, func(o *linkerd.Options) { o.URL = "https://" + l.Addr().String() }).Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
 		requireKind(t, err, caclient.ErrUnavailable)
 		assert.Empty(t, asked)
@@ -339,23 +319,14 @@ func TestResponses(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "cluster.local")
 	csr := newCSR(t, pki.DNSSAN(web))
-	chain, err := ca.Intermediate().Certify(t.Context(), csr, csr.SANs(), time.Hour)
-	require.NoError(t, err)
+	chain := must.Get(ca.Intermediate().Certify(t.Context(), csr, csr.SANs(), time.Hour))(t)
 	end, now := chain[0].NotAfter, time.Now()
-	write := func(f func(*protofield.Writer)) []byte {
-		b, err := protofield.Write(f)
-		require.NoError(t, err)
-		return b
-	}
+	write := func(f func(*protofield.Writer)) []byte { return must.Get(protofield.Write(f))(t) }
 	certs := func(w *protofield.Writer) {
 		w.AddBytes(1, chain[0].Raw)
 		w.AddBytes(2, chain[1].Raw)
 	}
-	at := func(until time.Time) []byte {
-		b, err := response(chain, until)
-		require.NoError(t, err)
-		return b
-	}
+	at := func(until time.Time) []byte { return must.Get(response(chain, until))(t) }
 	for name, message := range map[string][]byte{
 		"as it should be":          at(end),
 		"a second later":           at(end.Add(time.Second)),
@@ -492,11 +463,8 @@ func TestRequestsThatAreNotSent(t *testing.T) {
 	s := serve(t, nil, good)
 	c := s.client(t)
 	named := func(cn string) *pki.CSR {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: []pki.SAN{pki.DNSSAN(web)}})
-		require.NoError(t, err)
-		return csr
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		return must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: []pki.SAN{pki.DNSSAN(web)}}))(t)
 	}
 	for says, csr := range map[string]*pki.CSR{
 		"want one DNS name":                newCSR(t),
@@ -512,8 +480,7 @@ func TestRequestsThatAreNotSent(t *testing.T) {
 		assert.ErrorContains(t, err, says)
 	}
 	assert.Empty(t, s.seen())
-	_, err := c.Sign(t.Context(), named(web), 0)
-	require.NoError(t, err, "the DNS name as the common name")
+	require.NoError(t, must.ErrorOf(c.Sign(t.Context(), named(web), 0)), "the DNS name as the common name")
 }
 
 // The trust anchors are read again, for the bundle and for each connection.
@@ -531,13 +498,9 @@ func TestAnchorsChange(t *testing.T) {
 	requireKind(t, err, caclient.ErrUnavailable)
 	assert.Empty(t, s.seen())
 	write(s.ca)
-	_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-	require.NoError(t, err)
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	b, err := set.Bundle(td)
-	require.NoError(t, err)
-	assert.True(t, b.Equal(mustBundle(t, s.ca)))
+	must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0))(t)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
+	assert.True(t, must.Get(set.Bundle(td))(t).Equal(mustBundle(t, s.ca)))
 	require.NoError(t, os.Remove(name))
 	set, err = c.FetchBundles(t.Context())
 	require.NoError(t, err, "what is known stays")
@@ -548,9 +511,7 @@ func TestAnchorsChange(t *testing.T) {
 
 func mustBundle(t testing.TB, ca *spiffetest.CA) *spiffe.Bundle {
 	t.Helper()
-	b, err := spiffe.ParseBundlePEM(td, pki.MarshalCertificatesPEM(ca.Root()))
-	require.NoError(t, err)
-	return b
+	return must.Get(spiffe.ParseBundlePEM(td, pki.MarshalCertificatesPEM(ca.Root())))(t)
 }
 
 // The proxy on the same host takes clear text, over a client of the caller's if it likes.
@@ -559,10 +520,9 @@ func TestPlaintext(t *testing.T) {
 	ca := spiffetest.NewCA(t, "cluster.local")
 	fake := caclienttest.NewLinkerd(t, ca, "/ns/emojivoto/sa/web")
 	through := fake.Endpoint() // what the proxy does
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	asked := make(chan string, 10)
-	start(t, l, caserver.ServeOptions{Plaintext: true, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	caservertest.ServeOn(t, l, caserver.ServeOptions{Plaintext: true, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked <- r.Proto
 		w.Header().Set("Content-Type", "application/grpc")
 		w.Header().Set("Grpc-Status", "14")
@@ -595,15 +555,11 @@ func TestDistrust(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, s.ca.Bundle().MarshalPEM(), 0o600))
 	for _, c := range []*linkerd.CA{s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file }), s.client(t)} {
 		for range 2 {
-			_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-			require.NoError(t, err)
+			must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0))(t)
 		}
 	}
 	c := s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file })
-	sign := func() error {
-		_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-		return err
-	}
+	sign := func() error { return must.ErrorOf(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)) }
 	require.NoError(t, sign())
 	require.NoError(t, os.Remove(file))
 	require.NoError(t, sign(), "the connection was good, and nothing else is known")
@@ -705,8 +661,7 @@ func TestCloseAndSign(t *testing.T) {
 	c := s.client(t)
 	csr := newCSR(t, pki.DNSSAN(web))
 	for range 200 {
-		_, err := c.Sign(t.Context(), csr, 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), csr, 0))(t)
 		require.NoError(t, c.Close())
 	}
 }
@@ -726,10 +681,9 @@ func TestNewRefuses(t *testing.T) {
 		"more than a scheme":       func(o *linkerd.Options) { o.URL += "/path" },
 	} {
 		o := linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
-			URL: "https://ca.test", TrustDomain: td, Roots: roots{ca}, Token: func(context.Context) (string, error) { return secret, nil },
+			URL: "https://ca.test", TrustDomain: td, Roots: roots{ca}, Token: cafake.Give(secret),
 		}}
-		_, err := linkerd.New(o)
-		require.NoError(t, err)
+		must.Get(linkerd.New(o))(t)
 		edit(&o)
 		c, err := linkerd.New(o)
 		assert.ErrorContains(t, err, says)
@@ -752,24 +706,11 @@ func mustURIs(t testing.TB, s string) []*url.URL {
 	return []*url.URL{spiffe.MustParseID(s).URL()}
 }
 
-func BenchmarkSign(b *testing.B) {
-	s := serve(b, nil, good)
-	c := s.client(b)
-	csr := newCSR(b, pki.DNSSAN(web))
-	for b.Loop() {
-		if _, err := c.Sign(b.Context(), csr, 0); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 func FuzzResponse(f *testing.F) {
 	ca := spiffetest.NewCA(f, "cluster.local")
 	csr := newCSR(f, pki.DNSSAN(web))
-	chain, err := ca.Intermediate().Certify(f.Context(), csr, csr.SANs(), time.Hour)
-	require.NoError(f, err)
-	message, err := good(chain)
-	require.NoError(f, err)
+	chain := must.Get(ca.Intermediate().Certify(f.Context(), csr, csr.SANs(), time.Hour))(f)
+	message := must.Get(good(chain))(f)
 	f.Add(message)
 	f.Add(message[:len(message)-4])
 	f.Add([]byte{0x1a, 2, 8, 1})
@@ -786,5 +727,14 @@ func FuzzResponse(f *testing.F) {
 		if err == nil && !chain[0].NotAfter.Add(time.Second).After(now) {
 			t.Fatalf("it ends at %v", chain[0].NotAfter)
 		}
+	})
+}
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	caclienttest.Run(t, caclienttest.NewLinkerd, func(f *caclienttest.Fake) (caclient.CA, error) {
+		e := f.Endpoint()
+		return linkerd.New(linkerd.Options{Endpoint: e, Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: e.TrustDomain.String()}})
 	})
 }

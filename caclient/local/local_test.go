@@ -2,9 +2,16 @@ package local_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"slices"
 	"testing"
@@ -15,9 +22,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -36,25 +51,16 @@ func newAuthority(t testing.TB, edit ...func(*ca.Config)) *ca.Authority {
 	for _, e := range edit {
 		e(&cfg)
 	}
-	a, err := ca.New(cfg)
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(cfg))(t)
 }
 
 func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
-	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: sans})
-	require.NoError(t, err)
-	return csr
+	return cafake.NewCSR(t, pki.CSROptions{SANs: sans})
 }
 
 func failure(t testing.TB, err error) *caclient.Error {
 	t.Helper()
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
-	return e
+	return must.As[*caclient.Error](err)(t)
 }
 
 func kind(t testing.TB, err error) error {
@@ -68,10 +74,8 @@ func TestNewRefuses(t *testing.T) {
 	decide := func(context.Context, *pki.CSR) (spiffe.ID, error) { return web, nil }
 	_, err := local.New(nil, web)
 	assert.EqualError(t, err, "local: New needs an authority and an ID")
-	_, err = local.NewFunc(nil, decide)
-	assert.Error(t, err)
-	_, err = local.NewFunc(a, nil)
-	assert.Error(t, err)
+	assert.Error(t, must.ErrorOf(local.NewFunc(nil, decide)))
+	assert.Error(t, must.ErrorOf(local.NewFunc(a, nil)))
 	for _, id := range []spiffe.ID{{}, td.ID(), spiffe.MustParseID("spiffe://example.com/web")} {
 		_, err = local.New(a, id)
 		assert.ErrorContains(t, err, `is not the ID of a workload in the trust domain "example.org"`)
@@ -84,12 +88,9 @@ func TestServer(t *testing.T) {
 	a := newAuthority(t)
 	_, err := local.NewServer(a, web, pki.IDSAN(web))
 	require.ErrorContains(t, err, "neither a DNS name nor an IP address")
-	_, err = local.NewServer(a, td.ID())
-	require.Error(t, err)
-	c, err := local.NewServer(a, web, pki.DNSSAN("ca.example.org"), pki.IPSAN(net.IPv4(127, 0, 0, 1)))
-	require.NoError(t, err)
-	chain, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN("evil.example.org")), 0)
-	require.NoError(t, err)
+	require.Error(t, must.ErrorOf(local.NewServer(a, td.ID())))
+	c := must.Get(local.NewServer(a, web, pki.DNSSAN("ca.example.org"), pki.IPSAN(net.IPv4(127, 0, 0, 1))))(t)
+	chain := must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN("evil.example.org")), 0))(t)
 	assert.Equal(t, []string{"ca.example.org"}, chain[0].DNSNames)
 	assert.True(t, net.IPv4(127, 0, 0, 1).Equal(chain[0].IPAddresses[0]))
 	assert.Equal(t, web.String(), chain[0].URIs[0].String())
@@ -99,8 +100,7 @@ func TestServer(t *testing.T) {
 func TestOneIdentity(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	c, err := local.New(a, web)
-	require.NoError(t, err)
+	c := must.Get(local.New(a, web))(t)
 	page := pki.SAN{Type: pki.URI, Value: "https://example.org/web"}
 	for _, tt := range []struct {
 		name string
@@ -149,8 +149,7 @@ func TestManyIdentities(t *testing.T) {
 	})
 	require.NoError(t, err)
 	for csr, id := range known {
-		chain, err := c.Sign(t.Context(), csr, 0)
-		require.NoError(t, err)
+		chain := must.Get(c.Sign(t.Context(), csr, 0))(t)
 		assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(id), a.Bundle(), time.Now()))
 	}
 	_, err = c.Sign(t.Context(), newCSR(t, pki.IDSAN(web)), 0)
@@ -162,12 +161,10 @@ func TestManyIdentities(t *testing.T) {
 func TestSetOfIdentities(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	c, err := local.New(a, web, api)
-	require.NoError(t, err)
+	c := must.Get(local.New(a, web, api))(t)
 	for _, id := range []spiffe.ID{web, api} {
 		csr := newCSR(t, pki.IDSAN(id))
-		chain, err := c.Sign(t.Context(), csr, 0)
-		require.NoError(t, err)
+		chain := must.Get(c.Sign(t.Context(), csr, 0))(t)
 		assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(id), a.Bundle(), time.Now()))
 	}
 	other := pki.IDSAN(spiffe.MustParseID("spiffe://example.org/admin"))
@@ -175,12 +172,10 @@ func TestSetOfIdentities(t *testing.T) {
 		"none": newCSR(t), "another": newCSR(t, other), "two": newCSR(t, pki.IDSAN(web), pki.IDSAN(api)),
 		"one that is no ID": newCSR(t, pki.SAN{Type: pki.URI, Value: "https://example.org/web"}),
 	} {
-		_, err := c.Sign(t.Context(), csr, 0)
-		assert.Equal(t, caclient.ErrDenied, kind(t, err), name)
+		assert.Equal(t, caclient.ErrDenied, kind(t, must.ErrorOf(c.Sign(t.Context(), csr, 0))), name)
 	}
 	for _, ids := range [][]spiffe.ID{nil, {web, spiffe.MustParseID("spiffe://example.com/web")}, {web, td.ID()}} {
-		_, err := local.New(a, ids...)
-		assert.Error(t, err)
+		assert.Error(t, must.ErrorOf(local.New(a, ids...)))
 	}
 }
 
@@ -209,23 +204,20 @@ func TestErrors(t *testing.T) {
 			return spiffe.ID{}, &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, Err: io.ErrNoProgress}
 		}, newCSR(t), 0, 0, caclient.ErrUnavailable, io.ErrNoProgress, true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c, err := local.NewFunc(newAuthority(t), func(context.Context, *pki.CSR) (spiffe.ID, error) { return tt.decide() })
-				require.NoError(t, err)
-				time.Sleep(tt.age)
-				chain, err := c.Sign(t.Context(), tt.csr, tt.ttl)
-				require.Error(t, err)
-				assert.Nil(t, chain)
-				e := failure(t, err)
-				assert.Equal(t, tt.kind, e.Kind)
-				if tt.is != nil {
-					assert.ErrorIs(t, err, tt.is)
-				}
-				_, retry := e.Retryable()
-				assert.Equal(t, tt.retry, retry)
-			})
+		bubble.Run(t, tt.name, func(t *testing.T) {
+			c, err := local.NewFunc(newAuthority(t), func(context.Context, *pki.CSR) (spiffe.ID, error) { return tt.decide() })
+			require.NoError(t, err)
+			time.Sleep(tt.age)
+			chain, err := c.Sign(t.Context(), tt.csr, tt.ttl)
+			require.Error(t, err)
+			assert.Nil(t, chain)
+			e := failure(t, err)
+			assert.Equal(t, tt.kind, e.Kind)
+			if tt.is != nil {
+				assert.ErrorIs(t, err, tt.is)
+			}
+			_, retry := e.Retryable()
+			assert.Equal(t, tt.retry, retry)
 		})
 	}
 }
@@ -236,12 +228,10 @@ func (noAudit) Record(context.Context, *ca.Issuance) error { return io.ErrShortW
 
 // What the authority cannot do now can be asked for again, and when to is passed on.
 func TestAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c, err := local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Limits.Rate = 0.1 }), web)
 		require.NoError(t, err)
-		_, err = c.Sign(t.Context(), newCSR(t), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t), 0))(t)
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
 		e := failure(t, err)
 		assert.Equal(t, caclient.ErrUnavailable, e.Kind)
@@ -249,8 +239,7 @@ func TestAgain(t *testing.T) {
 		assert.True(t, ok)
 		assert.Equal(t, 10*time.Second, after)
 
-		c, err = local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Auditor = noAudit{} }), web)
-		require.NoError(t, err)
+		c = must.Get(local.New(newAuthority(t, func(cfg *ca.Config) { cfg.Auditor = noAudit{} }), web))(t)
 		_, err = c.Sign(t.Context(), newCSR(t), 0)
 		assert.Equal(t, caclient.ErrUnavailable, kind(t, err))
 		assert.ErrorIs(t, err, ca.ErrAudit)
@@ -259,45 +248,36 @@ func TestAgain(t *testing.T) {
 
 func TestDoneContext(t *testing.T) {
 	t.Parallel()
-	c, err := local.New(newAuthority(t), web)
-	require.NoError(t, err)
+	c := must.Get(local.New(newAuthority(t), web))(t)
 	cause := errors.New("going home")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	_, err = c.Sign(ctx, newCSR(t), 0)
-	assert.ErrorIs(t, err, cause)
-	_, err = c.FetchBundles(ctx)
-	assert.ErrorIs(t, err, cause)
+	assert.ErrorIs(t, must.ErrorOf(c.Sign(ctx, newCSR(t), 0)), cause)
+	assert.ErrorIs(t, must.ErrorOf(c.FetchBundles(ctx)), cause)
 	for range c.WatchBundles(ctx) {
 		t.Error("yielded for a reader that has gone")
 	}
 }
 
 func TestBundles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
 		a := newAuthority(t)
-		c, err := local.New(a, web)
-		require.NoError(t, err)
-		set, err := c.FetchBundles(t.Context())
-		require.NoError(t, err)
+		c := must.Get(local.New(a, web))(t)
+		set := must.Get(c.FetchBundles(t.Context()))(t)
 		require.Equal(t, 1, set.Len())
-		b, err := set.Bundle(td)
-		require.NoError(t, err)
+		b := must.Get(set.Bundle(td))(t)
 		require.Same(t, a.Bundle(), b)
 
 		go func() { _ = a.Run(t.Context()) }()
-		_, err = c.Sign(t.Context(), newCSR(t), time.Hour)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), newCSR(t), time.Hour))(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
 		defer cancel()
 		time.AfterFunc(time.Minute, func() { _, _ = a.Rotate(ctx) })
 		var seen []string
 		for set, err := range c.WatchBundles(ctx) {
 			require.NoError(t, err)
-			b, err := set.Bundle(td)
-			require.NoError(t, err)
+			b := must.Get(set.Bundle(td))(t)
 			n, _ := b.Sequence()
 			seen = append(seen, fmt.Sprintf("%v: %d, %d roots", time.Since(start), n, len(slices.Collect(b.X509Authorities()))))
 		}
@@ -349,33 +329,187 @@ func ExampleNewFunc() {
 // When the active root is revoked, what renews itself has a certificate of the successor at once, although the old one would
 // be good for hours.
 func TestRevokedRootIsReplacedAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t)
-		c, err := local.New(a, web)
-		require.NoError(t, err)
-		m, err := secretcache.New(secretcache.Config{ID: web, CA: c})
-		require.NoError(t, err)
+		c := must.Get(local.New(a, web))(t)
+		m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: c}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); _ = m.Run(ctx) }()
 		defer func() { cancel(); <-done }()
-		_, err = m.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		synctest.Wait()
 		verified := func() error {
-			svid, err := m.SVID()
-			require.NoError(t, err)
-			v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(web), nil)
-			require.NoError(t, err)
-			_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-			return err
+			svid := must.Get(m.SVID())(t)
+			v := must.Get(spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(web), nil))(t)
+			return must.ErrorOf(v.VerifyChain(svid.Chain(), spiffe.AnyRole))
 		}
 		require.NoError(t, verified())
-		_, err = a.RevokeNow(t.Context(), a.Status().Roots[0].ID)
-		require.NoError(t, err)
+		must.Get(a.RevokeNow(t.Context(), a.Status().Roots[0].ID))(t)
 		synctest.Wait()
 		time.Sleep(time.Second)
 		require.NoError(t, verified())
+	})
+}
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	caclienttest.Run(t, nil, func(f *caclienttest.Fake) (caclient.CA, error) {
+		return local.New(f.Signer(), f.Expectation().ID())
+	})
+}
+
+var (
+	_ ca.Signer = (*ca.Authority)(nil)
+	_ ca.Signer = (*ra.RA)(nil)
+)
+
+const csrs = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+
+// signer answers the approved requests in a cluster with what they ask for, as a signer without any policy would.
+func signer(t *testing.T, s *kubetest.Server) *x509.Certificate {
+	t.Helper()
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().AddDate(1, 0, 0), IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	template.Subject.CommonName = "signer"
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	root := must.Get(x509.ParseCertificate(der))(t)
+	api := must.Get(kube.New(kube.Options{URL: s.URL(), Client: s.Client()}))(t)
+	answer := func(event kube.Event) {
+		var o map[string]any
+		if json.Unmarshal(event.Object, &o) != nil || event.Type == kube.Deleted {
+			return
+		}
+		var seen struct {
+			Metadata struct{ Name string }
+			Spec     struct{ Request []byte }
+			Status   struct {
+				Conditions  []struct{ Type string }
+				Certificate []byte
+			}
+		}
+		if json.Unmarshal(event.Object, &seen) != nil || len(seen.Status.Certificate) > 0 ||
+			!slices.Contains(seen.Status.Conditions, struct{ Type string }{"Approved"}) {
+			return
+		}
+		block, _ := pem.Decode(seen.Spec.Request)
+		csr, err := x509.ParseCertificateRequest(block.Bytes)
+		if !assert.NoError(t, err) {
+			return
+		}
+		serial, _ := rand.Int(rand.Reader, big.NewInt(1<<62))
+		der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+			SerialNumber: serial, URIs: csr.URIs, DNSNames: csr.DNSNames, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+			KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true,
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		}, root, csr.PublicKey, key)
+		if !assert.NoError(t, err) {
+			return
+		}
+		o["status"].(map[string]any)["certificate"] = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+		s.Put(csrs+"/"+seen.Metadata.Name, o)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			for event, err := range api.Watch(ctx, csrs, nil) {
+				if err != nil {
+					break
+				}
+				answer(event)
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return root
+}
+
+// The signers of a cluster serve the programs of this process.
+func TestRegistrationAuthority(t *testing.T) {
+	t.Parallel()
+	s := kubetest.Start(t)
+	roots, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{signer(t, s)}})
+	require.NoError(t, err)
+	a, err := ra.New(ra.Config{TrustDomain: td, Signer: "example.com/mesh", Roots: roots, APIServer: s.URL(), HTTPClient: s.Client()})
+	require.NoError(t, err)
+	c := must.Get(local.New(a, web))(t)
+
+	csr := newCSR(t, pki.IDSAN(web))
+	chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
+	assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), roots, time.Now()))
+
+	// What was not granted does not get to the signer.
+	for name, bad := range map[string]*pki.CSR{
+		"another ID":   newCSR(t, pki.IDSAN(api)),
+		"a name":       newCSR(t, pki.IDSAN(web), pki.DNSSAN("admin.example.org")),
+		"no ID at all": newCSR(t),
+	} {
+		before := len(s.Requests())
+		_, err := c.Sign(t.Context(), bad, 0)
+		require.Error(t, err, name)
+		assert.Contains(t, []error{caclient.ErrInvalid, caclient.ErrDenied}, kind(t, err), name)
+		assert.Len(t, s.Requests(), before, name)
+	}
+	_, err = c.Sign(t.Context(), csr, time.Minute)
+	assert.Equal(t, caclient.ErrInvalid, kind(t, err), "Kubernetes grants ten minutes or more")
+
+	m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: c}))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- m.Run(ctx) }()
+	require.EventuallyWithT(t, func(t *assert.CollectT) {
+		assert.Equal(t, web, must.Get(m.SVID())(t).ID())
+	}, time.Minute, 10*time.Millisecond)
+	cancel()
+	<-ended
+}
+
+// plain is an authority that tells nothing of changes.
+type plain struct{ *ca.Authority }
+
+func (plain) Changed() {}
+
+// Roots of an authority without Changed are seen after the next Sign.
+func TestWatchWithoutChanged(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		a := newAuthority(t)
+		c := must.Get(local.New(plain{a}, web))(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		var seen []*spiffe.Bundle
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for set, err := range c.WatchBundles(ctx) {
+				if !assert.NoError(t, err) {
+					return
+				}
+				b, err := set.Bundle(td)
+				assert.NoError(t, err)
+				seen = append(seen, b)
+			}
+		}()
+		synctest.Wait()
+		require.Equal(t, []*spiffe.Bundle{a.Bundle()}, seen)
+		must.Get(a.Rotate(ctx))(t)
+		must.Get(c.Sign(ctx, newCSR(t), 0))(t)
+		synctest.Wait()
+		require.Len(t, seen, 2, "after a Sign")
+		assert.Same(t, a.Bundle(), seen[1])
+		go func() { _ = a.Run(ctx) }()
+		time.Sleep(time.Hour) // the new root signs
+		synctest.Wait()
+		before := len(seen)
+		must.Get(a.Rotate(ctx))(t)
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		require.Len(t, seen, before+1, "after half a minute")
+		cancel()
+		<-done
 	})
 }

@@ -1,6 +1,7 @@
 package stepca_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -8,6 +9,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -25,6 +28,8 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -36,33 +41,23 @@ const path = "/web"
 
 func newCSR(t testing.TB, f *cafake.Fake, more ...pki.SAN) (*pki.CSR, func(chain []*x509.Certificate) *tls.Certificate) {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: append(f.Expectation().Names(), more...)})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: append(f.Expectation().Names(), more...)}))(t)
 	return csr, func(chain []*x509.Certificate) *tls.Certificate {
-		cred, err := pki.NewCredential(chain, key)
-		require.NoError(t, err)
-		return cred.TLSCertificate()
+		return must.Get(pki.NewCredential(chain, key))(t).TLSCertificate()
 	}
 }
 
-func fingerprint(c *x509.Certificate) string {
-	sum := sha256.Sum256(c.Raw)
-	return hex.EncodeToString(sum[:])
-}
+func fingerprint(c *x509.Certificate) string { return fmt.Sprintf("%x", sha256.Sum256(c.Raw)) }
 
 func newClient(t testing.TB, o stepca.Options) *stepca.CA {
 	t.Helper()
-	c, err := stepca.New(o)
-	require.NoError(t, err)
-	return c
+	return must.Get(stepca.New(o))(t)
 }
 
 func requireKind(t testing.TB, err, kind error) *caclient.Error {
 	t.Helper()
-	e, ok := errors.AsType[*caclient.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*caclient.Error](err)(t)
 	require.Equal(t, kind, e.Kind, "%v", err)
 	return e
 }
@@ -100,15 +95,13 @@ func TestFingerprint(t *testing.T) {
 	for _, print := range []string{fingerprint(ca.Root()), strings.ToUpper(fingerprint(ca.Root()))} {
 		c := newClient(t, stepca.Options{Endpoint: e, Fingerprint: print})
 		csr, _ := newCSR(t, f)
-		chain, err := c.Sign(t.Context(), csr, time.Hour)
-		require.NoError(t, err)
+		chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
 		assert.NoError(t, caclient.Check(chain, csr, f.Expectation(), ca.Bundle(), time.Now()))
 	}
 	// The CA changes its root, and its own certificate with it: the client heard of the new root before.
 	c := newClient(t, stepca.Options{Endpoint: e, Fingerprint: fingerprint(ca.Root())})
 	ca.Prepare()
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
 	assert.True(t, slices.EqualFunc(authorities(t, set), slices.Collect(ca.Bundle().X509Authorities()), (*x509.Certificate).Equal))
 	ca.Rotate()
 	ca.DropOldRoots()
@@ -122,17 +115,14 @@ func TestFingerprint(t *testing.T) {
 			_, err = c.Sign(t.Context(), csr, 0)
 		}
 		require.NoError(t, err)
-		set, err = c.FetchBundles(t.Context())
-		require.NoError(t, err)
+		set = must.Get(c.FetchBundles(t.Context()))(t)
 		assert.Equal(t, []*x509.Certificate{ca.Root()}, authorities(t, set))
 	}
 }
 
 func authorities(t testing.TB, set *spiffe.BundleSet) []*x509.Certificate {
 	t.Helper()
-	b, err := set.Bundle(spiffe.MustParseTrustDomain("example.org"))
-	require.NoError(t, err)
-	return slices.Collect(b.X509Authorities())
+	return slices.Collect(must.Get(set.Bundle(spiffe.MustParseTrustDomain("example.org")))(t).X509Authorities())
 }
 
 // No token goes to a server that has not proven which CA it is.
@@ -208,15 +198,11 @@ func TestRules(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	f := cafake.NewStepCA(t, ca, path)
 	other := cafake.NewStepCA(t, ca, path).Endpoint()
-	good, err := f.Endpoint().Token(t.Context())
-	require.NoError(t, err)
+	good := must.Get(f.Endpoint().Token(t.Context()))(t)
 	csr, _ := newCSR(t, f)
 	more, _ := newCSR(t, f, pki.DNSSAN("admin.example.org"))
-	none, err := pki.NewCSR(must(pki.NewKey(pki.ECDSAP256)), pki.CSROptions{})
-	require.NoError(t, err)
-	static := func(token string) func(context.Context) (string, error) {
-		return func(context.Context) (string, error) { return token, nil }
-	}
+	none := must.Get(pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{}))(t)
+	static := func(token string) func(context.Context) (string, error) { return cafake.Give(token) }
 	for _, tt := range []struct {
 		name     string
 		token    func(context.Context) (string, error)
@@ -253,13 +239,6 @@ func TestRules(t *testing.T) {
 	}
 }
 
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
-
 // A workload with a certificate needs no token.
 func TestRenewal(t *testing.T) {
 	t.Parallel()
@@ -293,8 +272,7 @@ func TestRenewal(t *testing.T) {
 				return chain, err
 			}
 			for i := range 4 {
-				_, err := sign()
-				require.NoError(t, err, "%d", i)
+				require.NoError(t, must.ErrorOf(sign()), "%d", i)
 				assert.Equal(t, 1, took.count(), "the first takes a token, and no other")
 			}
 			if own { // crypto/tls does without the Leaf
@@ -318,21 +296,18 @@ func TestRenewal(t *testing.T) {
 			} {
 				before := took.count()
 				current = ca.SVID(path, edit).TLSCertificate()
-				_, err = sign()
-				require.NoError(t, err, name)
+				require.NoError(t, must.ErrorOf(sign()), name)
 				assert.Equal(t, before+1, took.count(), name)
 			}
 			if own {
 				before := took.count()
 				current = spiffetest.NewCA(t, "example.org").SVID(path).TLSCertificate()
-				_, err = sign()
-				require.NoError(t, err)
+				must.Get(sign())(t)
 				assert.Equal(t, before+1, took.count(), "the CA knows the root of the certificate no more")
 			}
 			before := took.count()
 			ca.FailNext(1, &caclient.Error{Op: "sign", Kind: caclient.ErrUnauthenticated, Err: errors.New("renewal is disabled")})
-			_, err = sign()
-			require.NoError(t, err)
+			must.Get(sign())(t)
 			assert.Equal(t, before+1, took.count(), "the renewal is refused, and a token helps")
 			ca.FailNext(1, errors.New("down"))
 			_, err = sign()
@@ -340,14 +315,13 @@ func TestRenewal(t *testing.T) {
 			assert.Equal(t, before+1, took.count(), "a CA that is down gets no token")
 
 			// Without a token, the refusal is the error.
-			o.Token = func(context.Context) (string, error) { return "", nil }
+			o.Token = cafake.Give("")
 			c = newClient(t, o)
 			ca.FailNext(1, &caclient.Error{Op: "sign", Kind: caclient.ErrUnauthenticated, Err: errors.New("renewal is disabled")})
 			_, err = sign()
 			requireKind(t, err, caclient.ErrUnauthenticated)
 			assert.ErrorContains(t, err, "renewal is disabled")
-			_, err = sign()
-			require.NoError(t, err)
+			must.Get(sign())(t)
 		})
 	}
 }
@@ -357,15 +331,10 @@ func TestAnswers(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	f := cafake.NewStepCA(t, ca, path)
 	csr, _ := newCSR(t, f)
-	chain, err := ca.Intermediate().Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	chain := must.Get(ca.Intermediate().Sign(t.Context(), csr, 0))(t)
 	leaf, issuer := string(pki.MarshalCertificatesPEM(chain[0])), string(pki.MarshalCertificatesPEM(chain[1]))
 	root := string(pki.MarshalCertificatesPEM(ca.Root()))
-	answer := func(v any) []byte {
-		b, err := json.Marshal(v)
-		require.NoError(t, err)
-		return b
-	}
+	answer := func(v any) []byte { return must.Get(json.Marshal(v))(t) }
 	for name, body := range map[string][]byte{
 		"an early version":  answer(map[string]any{"crt": leaf, "ca": issuer}),
 		"a chain":           answer(map[string]any{"crt": "x", "ca": "y", "certChain": []string{leaf, issuer}}),
@@ -412,8 +381,7 @@ func TestRoots(t *testing.T) {
 	fresh := func() *stepca.CA {
 		return newClient(t, stepca.Options{Endpoint: caclient.Endpoint{URL: srv.URL, HTTPClient: srv.Client(), TrustDomain: ca.TrustDomain()}})
 	}
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
+	set := must.Get(c.FetchBundles(t.Context()))(t)
 	leaf, _ := ca.Certificate(path)
 	for says, crts := range map[string]any{
 		"no certificate found": []string{},
@@ -426,9 +394,7 @@ func TestRoots(t *testing.T) {
 		_, err := fresh().FetchBundles(t.Context())
 		requireKind(t, err, caclient.ErrBadAnswer)
 		assert.ErrorContains(t, err, says)
-		same, err := c.FetchBundles(t.Context())
-		require.NoError(t, err)
-		assert.True(t, same.Equal(set), "%s", says)
+		assert.True(t, must.Get(c.FetchBundles(t.Context()))(t).Equal(set), "%s", says)
 	}
 }
 
@@ -450,10 +416,9 @@ func TestNewRefuses(t *testing.T) {
 		"more than a scheme, a hos": func(o *stepca.Options) { o.URL += "/1.0" },
 	} {
 		o := stepca.Options{Endpoint: caclient.Endpoint{
-			URL: "https://ca.example.org", TrustDomain: ca.TrustDomain(), Token: func(context.Context) (string, error) { return "", nil },
+			URL: "https://ca.example.org", TrustDomain: ca.TrustDomain(), Token: cafake.Give(""),
 		}}
-		_, err := stepca.New(o)
-		require.NoError(t, err)
+		must.Get(stepca.New(o))(t)
 		edit(&o)
 		c, err := stepca.New(o)
 		assert.ErrorContains(t, err, says)
@@ -466,11 +431,9 @@ func FuzzAnswer(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
 	fake := cafake.NewStepCA(f, ca, path)
 	csr, _ := newCSR(f, fake)
-	chain, err := ca.Intermediate().Sign(f.Context(), csr, 0)
-	require.NoError(f, err)
+	chain := must.Get(ca.Intermediate().Sign(f.Context(), csr, 0))(f)
 	texts := []string{string(pki.MarshalCertificatesPEM(chain[0])), string(pki.MarshalCertificatesPEM(chain[1]))}
-	body, err := json.Marshal(map[string]any{"crt": texts[0], "ca": texts[1], "certChain": texts})
-	require.NoError(f, err)
+	body := must.Get(json.Marshal(map[string]any{"crt": texts[0], "ca": texts[1], "certChain": texts}))(f)
 	f.Add(body)
 	f.Add([]byte(`{"certChain":[]}`))
 	f.Add([]byte(`{"status":401,"message":"no"}`))
@@ -484,4 +447,118 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatal("the leaf has another key")
 		}
 	})
+}
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	cafake.Run(t, cafake.NewStepCA, func(f *cafake.Fake) (caclient.CA, error) {
+		return stepca.New(stepca.Options{Endpoint: f.Endpoint()})
+	})
+}
+
+// recorded is a step-ca in the place of a network: it notes what is asked, and signs everything.
+type recorded struct {
+	ca    *spiffetest.CA
+	paths []string
+	body  struct{ CSR, OTT, NotAfter string }
+}
+
+func (r *recorded) RoundTrip(q *http.Request) (*http.Response, error) {
+	r.paths = append(r.paths, q.URL.Path)
+	r.body.CSR, r.body.OTT, r.body.NotAfter = "", "", ""
+	if err := json.NewDecoder(q.Body).Decode(&r.body); err != nil {
+		return nil, err
+	}
+	csr, err := pki.ParseCSRPEM([]byte(r.body.CSR))
+	if err != nil {
+		return nil, err
+	}
+	chain, err := r.ca.Sign(q.Context(), csr, 0)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := json.Marshal(map[string]string{"crt": string(pki.MarshalCertificatesPEM(chain[0])), "ca": string(pki.MarshalCertificatesPEM(r.ca.Root()))})
+	return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(answer)), Request: q}, err
+}
+
+// A certificate is renewed by itself only if it is for exactly what is asked for: the CA would sign its names again, with those that are too many.
+func TestRenewableForTheSameNames(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	id := pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))
+	const renewed, signed = "/1.0/rekey", "/1.0/sign"
+	for name, c := range map[string]struct {
+		has  func(*x509.Certificate)
+		asks []pki.SAN
+		want string
+	}{
+		"the same":       {func(*x509.Certificate) {}, []pki.SAN{id}, renewed},
+		"the same two":   {func(c *x509.Certificate) { c.DNSNames = []string{"web"} }, []pki.SAN{id, pki.DNSSAN("web")}, renewed},
+		"in other order": {func(c *x509.Certificate) { c.DNSNames = []string{"a", "b"} }, []pki.SAN{pki.DNSSAN("b"), id, pki.DNSSAN("a")}, renewed},
+		"one too many":   {func(c *x509.Certificate) { c.DNSNames = []string{"web"} }, []pki.SAN{id}, signed},
+		"one too few":    {func(*x509.Certificate) {}, []pki.SAN{id, pki.DNSSAN("web")}, signed},
+		"another":        {func(c *x509.Certificate) { c.DNSNames = []string{"a"} }, []pki.SAN{id, pki.DNSSAN("b")}, signed},
+		"ended":          {func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Second) }, []pki.SAN{id}, signed},
+	} {
+		chain, key := ca.Certificate("/web", c.has)
+		r := &recorded{ca: ca}
+		client := newClient(t, stepca.Options{
+			Endpoint: caclient.Endpoint{
+				URL: "https://ca.test", TrustDomain: ca.TrustDomain(), HTTPClient: &http.Client{Transport: r}, Roots: ca.Bundle(),
+				Token: cafake.Give("token"),
+			},
+			Certificate: func() *tls.Certificate { return &tls.Certificate{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key} },
+		})
+		newKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		csr := must.Get(pki.NewCSR(newKey, pki.CSROptions{SANs: c.asks}))(t)
+		require.NoError(t, must.ErrorOf(client.Sign(t.Context(), csr, 0)), name)
+		assert.Equal(t, []string{c.want}, r.paths, name)
+		assert.Equal(t, c.want == signed, r.body.OTT == "token", name)
+	}
+}
+
+// A lifetime goes to the CA in whole seconds, and the shortest is one; without a wish there is none.
+func TestLifetimeInSeconds(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	r := &recorded{ca: ca}
+	client := newClient(t, stepca.Options{Endpoint: caclient.Endpoint{
+		URL: "https://ca.test", TrustDomain: ca.TrustDomain(), HTTPClient: &http.Client{Transport: r}, Roots: ca.Bundle(),
+		Token: cafake.Give("token"),
+	}})
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}})
+	require.NoError(t, err)
+	for wish, want := range map[time.Duration]string{
+		0: "", 1: "1s", 999 * time.Millisecond: "1s", time.Second: "1s", 1999 * time.Millisecond: "1s", time.Hour + time.Millisecond: "1h0m0s",
+	} {
+		must.Get(client.Sign(t.Context(), csr, wish))(t)
+		assert.Equal(t, want, r.body.NotAfter, "%v", wish)
+	}
+}
+
+// startCA starts a CA for the example, which has no test.
+func startCA() (endpoint caclient.Endpoint, rootFingerprint string, stop func()) {
+	t := new(exampleT)
+	root := spiffetest.NewCA(t, "example.org")
+	endpoint = cafake.NewStepCA(t, root, "/web").Endpoint()
+	endpoint.HTTPClient = nil
+	return endpoint, fingerprint(root.Root()), t.end
+}
+
+// exampleT is what a test function is given; an example has none, and this one does not fail.
+type exampleT struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleT) Helper() {}
+
+func (t *exampleT) Cleanup(f func()) { t.cleanups = append(t.cleanups, f) }
+
+func (t *exampleT) end() {
+	for _, f := range slices.Backward(t.cleanups) {
+		f()
+	}
 }

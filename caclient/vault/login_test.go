@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -24,7 +25,7 @@ import (
 
 // leases is a Vault in a bubble, whose logins give numbered tokens.
 type leases struct {
-	*script
+	*cafake.Script
 	ca     *spiffetest.CA
 	lease  atomic.Int64 // seconds
 	broken atomic.Bool  // the login
@@ -36,7 +37,7 @@ type leases struct {
 func newLeases(t testing.TB) *leases {
 	l := &leases{ca: spiffetest.NewCA(t, "example.org")}
 	l.lease.Store(3600)
-	l.script = &script{answer: func(c call) (int, any) {
+	l.Script = &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 		switch {
 		case strings.HasSuffix(c.URL.Path, "/login"):
 			time.Sleep(time.Duration(l.slow.Load()))
@@ -62,7 +63,7 @@ func newLeases(t testing.TB) *leases {
 }
 
 func (l *leases) client(t testing.TB) *vault.CA {
-	return newCA(t, vault.Options{Endpoint: l.endpoint(), Role: "web", Login: vault.KubernetesLogin("", "web")})
+	return newCA(t, vault.Options{Endpoint: endpoint(l.Script), Role: "web", Login: vault.KubernetesLogin("", "web")})
 }
 
 // bubble runs f with a Vault and a client of it.
@@ -119,7 +120,7 @@ func TestLoginFails(t *testing.T) {
 			require.NoError(t, sign())
 			time.Sleep(3*time.Second - 1)
 		}
-		assert.LessOrEqual(t, l.script.logins(), 40)
+		assert.LessOrEqual(t, logins(l.Script), 40)
 		time.Sleep(time.Second)
 		require.ErrorIs(t, sign(), caclient.ErrUnavailable)
 		l.broken.Store(false)
@@ -140,10 +141,10 @@ func TestLoginsAreShared(t *testing.T) {
 		l.slow.Store(int64(time.Second))
 		l.broken.Store(true)
 		together(caclient.ErrUnavailable)
-		assert.Equal(t, 1, l.script.logins())
+		assert.Equal(t, 1, logins(l.Script))
 		l.broken.Store(false)
 		together(nil)
-		assert.Equal(t, 2, l.script.logins())
+		assert.Equal(t, 2, logins(l.Script))
 		time.Sleep(45 * time.Minute) // while one of them logs in again, the others use what there is
 		start := time.Now()
 		var slow atomic.Int64
@@ -157,7 +158,7 @@ func TestLoginsAreShared(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		assert.Equal(t, 3, l.script.logins())
+		assert.Equal(t, 3, logins(l.Script))
 		assert.EqualValues(t, 1, slow.Load())
 	})
 }
@@ -173,18 +174,13 @@ func TestLoginOfAnEndedCall(t *testing.T) {
 		defer cancel()
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			_, err := c.Sign(first, webCSR(t), 0)
-			assert.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.ErrorIs(t, must.ErrorOf(c.Sign(first, webCSR(t), 0)), context.DeadlineExceeded)
 		})
 		synctest.Wait()
-		wg.Go(func() {
-			_, err := c.Sign(t.Context(), webCSR(t), 0)
-			assert.NoError(t, err)
-		})
+		wg.Go(func() { assert.NoError(t, must.ErrorOf(c.Sign(t.Context(), webCSR(t), 0))) })
 		impatient, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, errors.New("impatient"))
 		defer cancel()
-		_, err := c.Sign(impatient, webCSR(t), 0)
-		assert.ErrorContains(t, err, "impatient")
+		assert.ErrorContains(t, must.ErrorOf(c.Sign(impatient, webCSR(t), 0)), "impatient")
 		wg.Wait()
 		assert.EqualValues(t, 2, l.logins.Load(), "the script finishes the first, too")
 	})
@@ -199,16 +195,16 @@ func TestRevoked(t *testing.T) {
 		assert.EqualValues(t, 2, l.logins.Load())
 
 		l.valid.Store(-1) // the policy was taken away
-		before := len(l.paths())
+		before := len(l.Paths())
 		require.ErrorIs(t, sign(), caclient.ErrDenied)
-		assert.Equal(t, []string{"POST /v1/pki/sign/web", "POST /v1/auth/kubernetes/login", "POST /v1/pki/sign/web"}, l.paths()[before:])
+		assert.Equal(t, []string{"POST /v1/pki/sign/web", "POST /v1/auth/kubernetes/login", "POST /v1/pki/sign/web"}, l.Paths()[before:])
 
 		l.broken.Store(true) // and there is no other token
-		before = len(l.paths())
+		before = len(l.Paths())
 		require.ErrorIs(t, sign(), caclient.ErrUnavailable)
-		assert.Equal(t, []string{"POST /v1/pki/sign/web", "POST /v1/auth/kubernetes/login"}, l.paths()[before:])
+		assert.Equal(t, []string{"POST /v1/pki/sign/web", "POST /v1/auth/kubernetes/login"}, l.Paths()[before:])
 		require.ErrorIs(t, sign(), caclient.ErrUnavailable)
-		assert.Len(t, l.paths(), before+3, "the token that was refused is gone")
+		assert.Len(t, l.Paths(), before+3, "the token that was refused is gone")
 	})
 }
 
@@ -218,9 +214,8 @@ func TestDeniedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeases(t)
 		l.valid.Store(-1)
-		_, err := l.client(t).Sign(t.Context(), webCSR(t), 0)
-		require.ErrorIs(t, err, caclient.ErrDenied)
-		assert.Len(t, l.paths(), 2)
+		require.ErrorIs(t, must.ErrorOf(l.client(t).Sign(t.Context(), webCSR(t), 0)), caclient.ErrDenied)
+		assert.Len(t, l.Paths(), 2)
 	})
 }
 
@@ -231,8 +226,7 @@ func TestRevokedOverTLS(t *testing.T) {
 	v.Change(func(r *cafake.VaultRules) { r.Kubernetes = true })
 	c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: vault.KubernetesLogin("", "workload")})
 	for i := range 3 {
-		_, err := c.Sign(t.Context(), webCSR(t), 0)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), webCSR(t), 0))(t)
 		assert.Equal(t, i+1, v.Logins())
 		v.RevokeLogins()
 	}
@@ -257,24 +251,24 @@ func TestBadLogins(t *testing.T) {
 		"list":            []int{1},
 		"text":            "hvs.1",
 	} {
-		s := &script{answer: func(call) (int, any) { return 200, answer }}
-		_, err := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 200, answer }}
+		_, err := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
 		require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
 		assert.NotContains(t, err.Error(), "hvs.", name)
-		assert.Len(t, s.paths(), 1, name)
+		assert.Len(t, s.Paths(), 1, name)
 	}
 }
 
 // The source of tokens has nothing to log in with.
 func TestNothingToLogInWith(t *testing.T) {
 	t.Parallel()
-	s := &script{answer: func(call) (int, any) { return 500, "" }}
+	s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 500, "" }}
 	for name, give := range map[string]func(context.Context) (string, error){
-		"empty":   give(""),
+		"empty":   cafake.Give(""),
 		"failure": func(context.Context) (string, error) { return "", errors.New("no metadata server") },
-		"bad":     give("a b"),
+		"bad":     cafake.Give("a b"),
 	} {
-		e := s.endpoint()
+		e := endpoint(s)
 		e.Token = give
 		_, err := newCA(t, vault.Options{Endpoint: e, Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
 		require.Error(t, err, name)
@@ -282,5 +276,28 @@ func TestNothingToLogInWith(t *testing.T) {
 			assert.ErrorContains(t, err, "no metadata server")
 		}
 	}
-	assert.Empty(t, s.paths())
+	assert.Empty(t, s.Paths())
+}
+
+// The refusal of an old token that comes late takes nothing from the calls that have a new one: no call logs in again for it.
+func TestLateRefusal(t *testing.T) {
+	bubble(t, func(t *testing.T, l *leases, sign func() error) {
+		require.NoError(t, sign())
+		l.valid.Store(2)
+		usual, late := l.Answer, atomic.Bool{}
+		l.Answer = func(c cafake.Call) (int, any) {
+			if !strings.Contains(c.URL.Path, "/auth/") && c.Header.Get("X-Vault-Token") == "hvs.1" && late.CompareAndSwap(false, true) {
+				time.Sleep(5 * time.Second)
+			}
+			return usual(c)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { assert.NoError(t, sign()) })
+		synctest.Wait() // it is on its way
+		require.NoError(t, sign())
+		assert.EqualValues(t, 2, l.logins.Load())
+		wg.Wait()
+		require.NoError(t, sign())
+		assert.EqualValues(t, 2, l.logins.Load())
+	})
 }

@@ -15,6 +15,9 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -27,14 +30,12 @@ func rootsOf(t testing.TB, c *vault.CA) ([]*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := set.Bundle(domain)
-	require.NoError(t, err)
-	return b.Contents().X509Authorities, nil
+	return must.Get(set.Bundle(domain))(t).Contents().X509Authorities, nil
 }
 
 // mount answers as an engine with issuers: a certificate, the chain above it, and when it was revoked.
-func mount(issuers ...doc) *script {
-	return &script{answer: func(c call) (int, any) {
+func mount(issuers ...doc) *cafake.Script {
+	return &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 		if strings.HasSuffix(c.URL.Path, "/issuers") {
 			keys := []string{}
 			for i := range issuers {
@@ -85,10 +86,10 @@ func TestRoots(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := mount(c.issuers...)
-			got, err := rootsOf(t, newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "web"}))
+			got, err := rootsOf(t, newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web"}))
 			if c.want == nil {
 				require.ErrorIs(t, err, caclient.ErrBadAnswer)
-				assert.LessOrEqual(t, len(s.paths()), 3)
+				assert.LessOrEqual(t, len(s.Paths()), 3)
 				return
 			}
 			require.NoError(t, err)
@@ -110,28 +111,24 @@ func many(t testing.TB, n int) (out []*x509.Certificate) {
 // forged returns a certificate with the names of root and another key, which did not sign itself.
 func forged(t testing.TB, root *x509.Certificate) *x509.Certificate {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	signer, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	signer := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	der, err := x509.CreateCertificate(nil, &x509.Certificate{
 		SerialNumber: big.NewInt(1), RawSubject: root.RawSubject, NotBefore: root.NotBefore, NotAfter: root.NotAfter, IsCA: true,
 		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}, &x509.Certificate{RawSubject: root.RawSubject}, key.Public(), signer)
 	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	return cert
+	return must.Get(x509.ParseCertificate(der))(t)
 }
 
 // The ID of an issuer is not one to lead elsewhere.
 func TestIssuerIDs(t *testing.T) {
 	t.Parallel()
 	for _, id := range []string{"", "..", "a/b", "../../sys/health", "a?b", "a%2fb", "a b", "a.", strings.Repeat("a", 256)} {
-		s := &script{answer: func(call) (int, any) { return 200, doc{"data": doc{"keys": []string{id}}} }}
-		_, err := rootsOf(t, newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "web"}))
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 200, doc{"data": doc{"keys": []string{id}}} }}
+		_, err := rootsOf(t, newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web"}))
 		require.ErrorIs(t, err, caclient.ErrBadAnswer, id)
-		assert.Len(t, s.paths(), 1, id)
+		assert.Len(t, s.Paths(), 1, id)
 	}
 }
 
@@ -140,18 +137,17 @@ func TestRootsStay(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	good := mount(doc{"certificate": pem(ca.Root())})
-	s := &script{answer: good.answer}
-	var log logs
-	e := s.endpoint()
-	e.Logger = log.logger()
+	s := &cafake.Script{Answer: good.Answer}
+	var log logtest.Buffer
+	e := endpoint(s)
+	e.Logger = log.Logger()
 	c := newCA(t, vault.Options{Endpoint: e, Role: "web"})
-	for _, bad := range []*script{good, mount(), mount(doc{"certificate": "x"}), {answer: func(call) (int, any) {
+	for _, bad := range []*cafake.Script{good, mount(), mount(doc{"certificate": "x"}), {Answer: func(cafake.Call) (int, any) {
 		return 503,
 			vaultErrors("Vault is sealed")
-	}}, {answer: func(call) (int, any) { return 404, vaultErrors() }}} {
-		s.answer = bad.answer
-		got, err := rootsOf(t, c)
-		require.NoError(t, err)
+	}}, {Answer: func(cafake.Call) (int, any) { return 404, vaultErrors() }}} {
+		s.Answer = bad.Answer
+		got := must.Get(rootsOf(t, c))(t)
 		assert.Equal(t, []*x509.Certificate{ca.Root()}, got)
 	}
 	assert.Equal(t, 4, strings.Count(log.String(), "the roots cannot be read"))
@@ -164,14 +160,13 @@ func TestOwnRoots(t *testing.T) {
 	s := mount()
 	file := filepath.Join(t.TempDir(), "roots.pem")
 	require.NoError(t, os.WriteFile(file, []byte(pem(ca.Root())), 0o600))
-	fromFile, fromSource := s.endpoint(), s.endpoint()
+	fromFile, fromSource := endpoint(s), endpoint(s)
 	fromFile.RootsFile, fromSource.Roots = file, ca.Bundle()
 	for _, e := range []caclient.Endpoint{fromFile, fromSource} {
-		got, err := rootsOf(t, newCA(t, vault.Options{Endpoint: e, Role: "web"}))
-		require.NoError(t, err)
+		got := must.Get(rootsOf(t, newCA(t, vault.Options{Endpoint: e, Role: "web"})))(t)
 		assert.Equal(t, []*x509.Certificate{ca.Root()}, got)
 	}
-	assert.Empty(t, s.paths())
+	assert.Empty(t, s.Paths())
 }
 
 // An answer with more certificates than any chain has is refused before their signatures are looked at.
@@ -179,12 +174,12 @@ func TestLongAnswer(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	for n, want := range map[int]error{30: nil, 31: caclient.ErrBadAnswer, 900: caclient.ErrBadAnswer} {
-		s := &script{answer: func(c call) (int, any) {
+		s := &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 			code, answer := signed(ca, c)
 			answer.(doc)["data"].(doc)["ca_chain"] = []string{strings.Repeat(pem(ca.Root()), n)}
 			return code, answer
 		}}
-		_, err := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "web"}).Sign(t.Context(), webCSR(t), 0)
+		_, err := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web"}).Sign(t.Context(), webCSR(t), 0)
 		assert.ErrorIs(t, err, want, n)
 	}
 }
@@ -194,20 +189,16 @@ func TestRootOfAnAnswer(t *testing.T) {
 	t.Parallel()
 	known, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	issuers := mount(doc{"certificate": pem(known.Root())})
-	s := &script{answer: func(c call) (int, any) {
+	s := &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 		if c.Method == http.MethodPost {
 			return signed(other, c)
 		}
-		return issuers.answer(c)
+		return issuers.Answer(c)
 	}}
-	c := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "web"})
-	_, err := c.Sign(t.Context(), webCSR(t), 0)
-	require.NoError(t, err)
-	got, err := rootsOf(t, c)
-	require.NoError(t, err)
+	c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web"})
+	require.NoError(t, must.ErrorOf(c.Sign(t.Context(), webCSR(t), 0)))
+	got := must.Get(rootsOf(t, c))(t)
 	assert.Equal(t, []*x509.Certificate{known.Root()}, got)
-	checked, err := caclient.New(c, nil)
-	require.NoError(t, err)
-	_, err = checked.Sign(t.Context(), webCSR(t), 0)
-	require.ErrorIs(t, err, caclient.ErrBadAnswer)
+	checked := must.Get(caclient.New(c, nil))(t)
+	require.ErrorIs(t, must.ErrorOf(checked.Sign(t.Context(), webCSR(t), 0)), caclient.ErrBadAnswer)
 }

@@ -23,6 +23,9 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/test/cafake"
+	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -59,8 +62,7 @@ func TestSign(t *testing.T) {
 				o := vault.Options{Endpoint: v.Endpoint(), Role: "workload", Namespace: "/team/prod/"}
 				switch login {
 				case "file":
-					token, err := o.Token(t.Context())
-					require.NoError(t, err)
+					token := must.Get(o.Token(t.Context()))(t)
 					o.Token, o.TokenFile = nil, filepath.Join(t.TempDir(), "token")
 					require.NoError(t, os.WriteFile(o.TokenFile, []byte(token+"\n"), 0o600))
 				case "kubernetes":
@@ -72,12 +74,10 @@ func TestSign(t *testing.T) {
 						o.Login = vault.CertLogin("cert", "workload")
 					}
 				}
-				client, err := caclient.New(newCA(t, o), nil)
-				require.NoError(t, err)
+				client := must.Get(caclient.New(newCA(t, o), nil))(t)
 				for range 3 {
 					csr := webCSR(t)
-					chain, err := client.Sign(t.Context(), csr, 90*time.Minute)
-					require.NoError(t, err)
+					chain := must.Get(client.Sign(t.Context(), csr, 90*time.Minute))(t)
 					assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(webID), ca.Bundle(), time.Now()))
 					assert.Len(t, chain, 2, "the intermediate and no root")
 					assert.WithinDuration(t, time.Now().Add(90*time.Minute), chain[0].NotAfter, time.Minute)
@@ -101,15 +101,13 @@ func TestOtherNames(t *testing.T) {
 		})
 		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"})
 		names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.test"), pki.DNSSAN("db.test"), pki.IPSAN([]byte{192, 0, 2, 1}), pki.IPSAN(make([]byte, 15+1))}
-		chain, err := c.Sign(t.Context(), newCSR(t, pki.CSROptions{CommonName: "cn.test", SANs: names}), 0)
+		chain, err := c.Sign(t.Context(), cafake.NewCSR(t, pki.CSROptions{CommonName: "cn.test", SANs: names}), 0)
 		require.NoError(t, err)
-		got, err := pki.ParseSANs(chain[0].Extensions)
-		require.NoError(t, err)
-		assert.ElementsMatch(t, names, got)
+		assert.ElementsMatch(t, names, must.Get(pki.ParseSANs(chain[0].Extensions))(t))
 		assert.Equal(t, "cn.test", chain[0].Subject.CommonName)
 		assert.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute, "the role's")
 
-		_, err = c.Sign(t.Context(), newCSR(t, pki.CSROptions{SANs: names}), 0)
+		_, err = c.Sign(t.Context(), cafake.NewCSR(t, pki.CSROptions{SANs: names}), 0)
 		require.ErrorIs(t, err, caclient.ErrInvalid)
 		assert.ErrorContains(t, err, "common_name field is required")
 	}
@@ -119,7 +117,7 @@ func TestOtherNames(t *testing.T) {
 func TestWire(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	s := &script{answer: func(c call) (int, any) {
+	s := &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 		switch c.URL.Path {
 		case "/v1/ns/pki-2/issuers":
 			return 200, doc{"data": doc{"keys": []string{"a-1"}}}
@@ -130,30 +128,28 @@ func TestWire(t *testing.T) {
 		}
 		return signed(ca, c)
 	}}
-	c := newCA(t, vault.Options{Endpoint: s.endpoint(), Mount: "ns/pki-2/", Role: "my.role_1", Namespace: "team", Login: vault.KubernetesLogin("/a/b/", "r")})
-	csr := newCSR(t, pki.CSROptions{CommonName: "cn", SANs: []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("a.test"), pki.DNSSAN("b.test"), pki.IPSAN([]byte{192, 0, 2, 1})}})
+	c := newCA(t, vault.Options{Endpoint: endpoint(s), Mount: "ns/pki-2/", Role: "my.role_1", Namespace: "team", Login: vault.KubernetesLogin("/a/b/", "r")})
+	csr := cafake.NewCSR(t, pki.CSROptions{CommonName: "cn", SANs: []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("a.test"), pki.DNSSAN("b.test"), pki.IPSAN([]byte{192, 0, 2, 1})}})
 	for _, lifetime := range []time.Duration{0, time.Millisecond, 90*time.Second + time.Millisecond} {
-		_, err := c.Sign(t.Context(), csr, lifetime)
-		require.NoError(t, err)
+		must.Get(c.Sign(t.Context(), csr, lifetime))(t)
 	}
-	set, err := c.FetchBundles(t.Context())
-	require.NoError(t, err)
-	assert.True(t, set.Equal(must(spiffe.NewBundleSet(must(spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{ca.Root()}}))))))
+	set := must.Get(c.FetchBundles(t.Context()))(t)
+	assert.True(t, set.Equal(must.Get(spiffe.NewBundleSet(must.Get(spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{ca.Root()}}))(t)))(t)))
 	assert.Equal(t, []string{
 		"POST /v1/auth/a/b/login",
 		"POST /v1/ns/pki-2/sign/my.role_1", "POST /v1/ns/pki-2/sign/my.role_1", "POST /v1/ns/pki-2/sign/my.role_1",
 		"GET /v1/ns/pki-2/issuers?list=true", "GET /v1/ns/pki-2/issuer/a-1/json",
-	}, s.paths())
-	assert.JSONEq(t, `{"role":"r","jwt":"`+secret+`"}`, s.calls[0].raw)
+	}, s.Paths())
+	assert.JSONEq(t, `{"role":"r","jwt":"`+secret+`"}`, s.Calls()[0].Raw)
 	for i, ttl := range []any{nil, "1s", "90s"} {
 		want := doc{"csr": string(csr.PEM()), "common_name": "cn", "alt_names": "a.test,b.test", "uri_sans": webID.String(),
 			"ip_sans": "192.0.2.1", "format": "pem", "exclude_cn_from_sans": true}
 		if ttl != nil {
 			want["ttl"] = ttl
 		}
-		assert.Equal(t, want, s.calls[1+i].body)
+		assert.Equal(t, want, s.Calls()[1+i].Body)
 	}
-	for i, r := range s.calls {
+	for i, r := range s.Calls() {
 		assert.Equal(t, "team/", r.Header.Get("X-Vault-Namespace"))
 		assert.Equal(t, "true", r.Header.Get("X-Vault-Request"))
 		assert.Equal(t, map[bool]string{true: "hvs.1"}[i >= 1 && i <= 3], r.Header.Get("X-Vault-Token"), r.URL)
@@ -161,50 +157,40 @@ func TestWire(t *testing.T) {
 	}
 
 	// Without a login and a token: a proxy of Vault adds its own.
-	e := s.endpoint()
+	e := endpoint(s)
 	e.Token = nil
-	_, err = newCA(t, vault.Options{Endpoint: e, Role: "r"}).Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
-	last := s.calls[len(s.calls)-1]
+	must.Get(newCA(t, vault.Options{Endpoint: e, Role: "r"}).Sign(t.Context(), csr, 0))(t)
+	last := s.Calls()[len(s.Calls())-1]
 	assert.Equal(t, "/v1/pki/sign/r", last.URL.Path)
 	assert.NotContains(t, last.Header, "X-Vault-Token")
 	assert.NotContains(t, last.Header, "X-Vault-Namespace")
 }
 
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
-
 // Requests that cannot be asked of Vault are refused before anything is sent.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
-	s := &script{answer: func(call) (int, any) { return 500, "" }}
-	c := newCA(t, vault.Options{Endpoint: s.endpoint(), Role: "r"})
-	comma := newCSR(t, pki.CSROptions{SANs: []pki.SAN{{Type: pki.URI, Value: "urn:a,spiffe://example.org/admin"}}})
+	s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 500, "" }}
+	c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "r"})
+	comma := cafake.NewCSR(t, pki.CSROptions{SANs: []pki.SAN{{Type: pki.URI, Value: "urn:a,spiffe://example.org/admin"}}})
 	for name, f := range map[string]func() error{
 		"no request":        func() error { _, err := c.Sign(t.Context(), nil, 0); return err },
 		"negative lifetime": func() error { _, err := c.Sign(t.Context(), webCSR(t), -1); return err },
 		"two names in one":  func() error { _, err := c.Sign(t.Context(), comma, 0); return err },
 	} {
-		e, ok := errors.AsType[*caclient.Error](f())
-		require.True(t, ok, name)
+		e := must.As[*caclient.Error](f())(t, name)
 		assert.Equal(t, caclient.ErrInvalid, e.Kind, name)
 		_, again := e.Retryable()
 		assert.False(t, again, name)
 	}
-	assert.Empty(t, s.paths())
+	assert.Empty(t, s.Paths())
 }
 
 func TestBadOptions(t *testing.T) {
 	t.Parallel()
 	good := func() vault.Options {
-		return vault.Options{Endpoint: caclient.Endpoint{URL: "https://vault.test:8200", TrustDomain: domain, Token: give(secret)}, Role: "web"}
+		return vault.Options{Endpoint: caclient.Endpoint{URL: "https://vault.test:8200", TrustDomain: domain, Token: cafake.Give(secret)}, Role: "web"}
 	}
-	_, err := vault.New(good())
-	require.NoError(t, err)
+	must.Get(vault.New(good()))(t)
 	for name, c := range map[string]struct {
 		edit func(*vault.Options)
 		want string
@@ -286,13 +272,12 @@ func TestErrors(t *testing.T) {
 		{"long", 400, vaultErrors(strings.Repeat("x", 1<<20)), caclient.ErrInvalid, false, "xxx"},
 		{"errors of another type", 400, doc{"errors": 7}, caclient.ErrInvalid, false, "400"},
 	} {
-		s := &script{answer: func(call) (int, any) { return c.code, c.body }}
-		var log logs
-		e := s.endpoint()
-		e.Logger = log.logger()
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return c.code, c.body }}
+		var log logtest.Buffer
+		e := endpoint(s)
+		e.Logger = log.Logger()
 		_, err := newCA(t, vault.Options{Endpoint: e, Role: "web"}).Sign(t.Context(), webCSR(t), 0)
-		told, ok := errors.AsType[*caclient.Error](err)
-		require.True(t, ok, c.name)
+		told := must.As[*caclient.Error](err)(t, c.name)
 		assert.Equal(t, c.kind, told.Kind, c.name)
 		assert.Equal(t, "sign", told.Op, c.name)
 		_, again := told.Retryable()
@@ -300,12 +285,11 @@ func TestErrors(t *testing.T) {
 		assert.ErrorContains(t, err, c.says, c.name)
 		assert.NotContains(t, err.Error()+log.String(), secret, c.name)
 		assert.Less(t, len(err.Error()), 700, c.name)
-		assert.Len(t, s.paths(), 1, c.name)
+		assert.Len(t, s.Paths(), 1, c.name)
 
 		// A login that fails is one of the caller, or may pass, and never "denied" or "invalid".
 		_, err = newCA(t, vault.Options{Endpoint: e, Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
-		told, ok = errors.AsType[*caclient.Error](err)
-		require.True(t, ok, c.name)
+		told = must.As[*caclient.Error](err)(t, c.name)
 		want := c.kind
 		if c.code == 400 || c.code == 403 {
 			want = caclient.ErrUnauthenticated
@@ -353,8 +337,7 @@ func TestRetryAfter(t *testing.T) {
 	_, signErr := c.Sign(t.Context(), webCSR(t), 0)
 	_, fetchErr := c.FetchBundles(t.Context())
 	for _, err := range []error{signErr, fetchErr} {
-		e, ok := errors.AsType[*caclient.Error](err)
-		require.True(t, ok, "%v", err)
+		e := must.As[*caclient.Error](err)(t)
 		after, again := e.Retryable()
 		assert.True(t, again)
 		assert.Equal(t, 7*time.Second, after)
@@ -376,8 +359,8 @@ func TestRules(t *testing.T) {
 		{"other namespace", func(r *cafake.VaultRules) { r.Namespace = "prod" }, nil, caclient.ErrInvalid},
 		{"other role", nil, func(o *vault.Options) { o.Role = "admin" }, caclient.ErrDenied},
 		{"other engine", nil, func(o *vault.Options) { o.Mount = "kv" }, caclient.ErrInvalid},
-		{"other token", nil, func(o *vault.Options) { o.Token = give(secret) }, caclient.ErrUnauthenticated},
-		{"empty token", nil, func(o *vault.Options) { o.Token = give("") }, caclient.ErrUnauthenticated},
+		{"other token", nil, func(o *vault.Options) { o.Token = cafake.Give(secret) }, caclient.ErrUnauthenticated},
+		{"empty token", nil, func(o *vault.Options) { o.Token = cafake.Give("") }, caclient.ErrUnauthenticated},
 		{"no such file", nil, func(o *vault.Options) { o.Token, o.TokenFile = nil, "/nowhere" }, caclient.ErrUnauthenticated},
 		{"vault's token for a login", nil, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "workload") }, caclient.ErrUnauthenticated},
 		{"login role", func(r *cafake.VaultRules) { r.Kubernetes = true }, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "other") }, caclient.ErrUnauthenticated},
@@ -456,10 +439,8 @@ func TestContextEnds(t *testing.T) {
 		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: login})
 		cause := errors.New("enough")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, cause)
-		_, err := c.Sign(ctx, webCSR(t), 0)
-		assert.ErrorIs(t, err, cause)
-		_, err = c.FetchBundles(ctx)
-		assert.ErrorIs(t, err, cause)
+		assert.ErrorIs(t, must.ErrorOf(c.Sign(ctx, webCSR(t), 0)), cause)
+		assert.ErrorIs(t, must.ErrorOf(c.FetchBundles(ctx)), cause)
 		cancel()
 	}
 	v.Mend()
@@ -472,12 +453,138 @@ func TestPrinting(t *testing.T) {
 	v.Change(func(r *cafake.VaultRules) { r.Kubernetes = true })
 	e := v.Endpoint()
 	c := newCA(t, vault.Options{Endpoint: e, Role: "workload", Login: vault.KubernetesLogin("", "workload")})
-	_, err := c.Sign(t.Context(), webCSR(t), 0)
-	require.NoError(t, err)
-	var log logs
-	log.logger().Info("x", "ca", c, slog.Any("any", c))
+	must.Get(c.Sign(t.Context(), webCSR(t), 0))(t)
+	var log logtest.Buffer
+	log.Logger().Info("x", "ca", c, slog.Any("any", c))
 	for _, text := range []string{fmt.Sprint(c), fmt.Sprintf("%v %+v %#v %s %q", c, c, c, c, c), log.String()} {
 		assert.Contains(t, text, "vault.CA("+e.URL+")")
 		assert.NotContains(t, text, "hvs.")
 	}
+}
+
+func TestConformance(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	cafake.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake {
+		return cafake.NewVault(t, ca, path).Fake
+	}, func(f *cafake.Fake) (caclient.CA, error) {
+		return vault.New(vault.Options{Endpoint: f.Endpoint(), Role: "workload"})
+	})
+}
+
+// FuzzAnswers gives one status and one body to every request, in the place of Vault: those that sign, log in, list issuers and
+// show one.
+func FuzzAnswers(f *testing.F) {
+	ca := spiffetest.NewCA(f, "example.org")
+	csr := webCSR(f)
+	chain := must.Get(ca.Intermediate().Sign(f.Context(), csr, 0))(f)
+	leaf, middle, root := pem(chain[0]), pem(chain[1]), pem(ca.Root())
+	good := doc{"certificate": leaf, "issuing_ca": middle, "ca_chain": []string{middle, root}, "keys": []string{"id-1"}}
+	for _, body := range []any{
+		"", "{", doc{}, doc{"data": nil}, doc{"data": good}, doc{"data": good, "auth": doc{"client_token": "hvs.1", "lease_duration": 60}},
+		doc{"data": doc{"certificate": leaf, "issuing_ca": root}}, doc{"data": doc{"certificate": root, "keys": []string{"a"}}},
+		doc{"data": doc{"certificate": root, "revocation_time": 7, "keys": []string{"a", "b"}}}, doc{"data": doc{"certificate": leaf + leaf}},
+		doc{"data": doc{"certificate": root, "ca_chain": []string{middle, root}, "revocation_time": "0", "keys": []string{"../x"}}},
+		doc{"auth": doc{"client_token": "a b", "lease_duration": -1}}, doc{"auth": doc{"client_token": "x", "lease_duration": 1e40}},
+		vaultErrors("permission denied"), vaultErrors("invalid token", secret), doc{"errors": "x"}, `{"data":{"certificate":"x","certificate":"y"}}`,
+	} {
+		text := must.Get(cafake.Text(body))(f)
+		for _, code := range []int{200, 400, 403, 412, 307} {
+			f.Add(code, text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, code int, body string) {
+		if code < 200 || code > 999 {
+			code = 200
+		}
+		s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return code, body }}
+		judge := func(err error) {
+			told := must.As[*caclient.Error](err)(t)
+			require.NotNil(t, told.Kind)
+			if told.Op == "sign" { // the other requests have no token
+				require.NotContains(t, err.Error(), secret)
+			}
+			require.Less(t, len(err.Error()), 2000)
+		}
+		for _, login := range []vault.Login{{}, vault.KubernetesLogin("", "web")} {
+			c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web", Login: login})
+			got, err := c.Sign(t.Context(), csr, 0)
+			if err != nil {
+				require.Empty(t, got)
+				judge(err)
+				continue
+			}
+			require.True(t, pki.PublicKeysEqual(got[0].PublicKey, csr.PublicKey()))
+			for i, c := range got[1:] {
+				require.False(t, c.Equal(got[i]))
+			}
+		}
+		c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web"})
+		roots, err := rootsOf(t, c)
+		if err != nil {
+			judge(err)
+		} else {
+			require.NotEmpty(t, roots)
+			for _, root := range roots {
+				require.True(t, root.IsCA)
+				require.NoError(t, root.CheckSignatureFrom(root))
+			}
+		}
+		for _, path := range s.Paths() {
+			require.NotContains(t, path, "..")
+			require.False(t, strings.Contains(path, "verbatim"))
+		}
+		require.LessOrEqual(t, len(s.Paths()), 4+1+64)
+	})
+}
+
+const secret = "eyJhbGciOi.token.c2VjcmV0" // what must not be seen
+
+var (
+	domain = spiffe.MustParseTrustDomain("example.org")
+	webID  = spiffe.MustParseID("spiffe://example.org/web")
+)
+
+func webCSR(t testing.TB) *pki.CSR {
+	return cafake.NewCSR(t, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
+}
+
+func newCA(t testing.TB, o vault.Options) *vault.CA {
+	t.Helper()
+	return must.Get(vault.New(o))(t)
+}
+
+func logins(s *cafake.Script) (n int) {
+	for _, p := range s.Paths() {
+		if strings.HasSuffix(p, "/login") {
+			n++
+		}
+	}
+	return n
+}
+
+func endpoint(s *cafake.Script) caclient.Endpoint {
+	return s.Endpoint("https://vault.test", domain, secret)
+}
+
+// doc is a JSON object.
+type doc = map[string]any
+
+func vaultErrors(texts ...string) doc { return doc{"errors": texts} }
+
+func loginAnswer(token string, lease any) doc {
+	return doc{"auth": doc{"client_token": token, "lease_duration": lease, "renewable": true}}
+}
+
+// signed returns the answer of sign/ROLE for the CSR in a call.
+func signed(ca *spiffetest.CA, c cafake.Call) (int, any) {
+	csr, err := pki.ParseCSRPEM([]byte(c.Body["csr"].(string)))
+	if err != nil {
+		return 400, vaultErrors(err.Error())
+	}
+	chain, err := ca.Sign(context.Background(), csr, 0)
+	if err != nil {
+		return 400, vaultErrors(err.Error())
+	}
+	return 200, doc{"data": doc{"certificate": string(pki.MarshalCertificatesPEM(chain[0])), "issuing_ca": string(pki.MarshalCertificatesPEM(ca.Root()))}}
 }

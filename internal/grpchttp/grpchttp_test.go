@@ -9,6 +9,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,7 +21,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 const limit = 1 << 20 // bytes of a message
@@ -69,9 +73,7 @@ func handler(methods map[string]grpchttp.Method) *grpchttp.Handler {
 // code returns the Error that err is.
 func asError(t testing.TB, err error) *grpchttp.Error {
 	t.Helper()
-	e, ok := errors.AsType[*grpchttp.Error](err)
-	require.True(t, ok, "%v", err)
-	return e
+	return must.As[*grpchttp.Error](err)(t)
 }
 
 func echo(_ context.Context, request []byte) ([]byte, error) { return request, nil }
@@ -110,9 +112,7 @@ func TestCalls(t *testing.T) {
 	t.Parallel()
 	c := dial(t, handler(map[string]grpchttp.Method{"/S/Echo": grpchttp.Unary(echo), "/S/Count": count}))
 	for _, size := range []int{0, 1, 4091, 4092, grpchttp.FirstRead - 1, grpchttp.FirstRead, grpchttp.FirstRead + 1, 3 * grpchttp.FirstRead, limit} {
-		got, err := c.Unary(t.Context(), "/S/Echo", nil, []byte(strings.Repeat("x", size)))
-		require.NoError(t, err)
-		assert.Len(t, got, size)
+		assert.Len(t, must.Get(c.Unary(t.Context(), "/S/Echo", nil, []byte(strings.Repeat("x", size))))(t), size)
 	}
 	_, err := c.Unary(t.Context(), "/S/Echo", nil, make([]byte, limit+1))
 	e := asError(t, err)
@@ -123,14 +123,11 @@ func TestCalls(t *testing.T) {
 		s, err := c.Stream(t.Context(), "/S/Count", nil, make([]byte, n))
 		require.NoError(t, err)
 		for range n {
-			msg, err := s.Receive()
-			require.NoError(t, err)
-			assert.Len(t, msg, n)
+			assert.Len(t, must.Get(s.Receive())(t), n)
 			assert.Nil(t, s.Trailer())
 		}
 		for range 3 {
-			_, err = s.Receive()
-			assert.Equal(t, io.EOF, err)
+			assert.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
 		}
 		assert.NoError(t, s.Close())
 		_, err = c.Unary(t.Context(), "/S/Count", nil, make([]byte, n))
@@ -179,8 +176,7 @@ func TestMetadata(t *testing.T) {
 		}, make([]byte, n))
 		require.NoError(t, err)
 		if n > 0 {
-			_, err = s.Receive()
-			require.NoError(t, err)
+			must.Get(s.Receive())(t)
 		}
 		_, err = s.Receive()
 		if n < 2 {
@@ -219,14 +215,11 @@ func TestStatus(t *testing.T) {
 		return status
 	}}))
 	call := func() error {
-		s, err := c.Stream(t.Context(), "/S/M", nil, nil)
-		require.NoError(t, err)
+		s := must.Get(c.Stream(t.Context(), "/S/M", nil, nil))(t)
 		for range before {
-			_, err := s.Receive()
-			require.NoError(t, err)
+			must.Get(s.Receive())(t)
 		}
-		_, err = s.Receive()
-		return err
+		return must.ErrorOf(s.Receive())
 	}
 	for before = range 3 {
 		for code := grpchttp.Canceled; code <= grpchttp.Unauthenticated+1; code++ {
@@ -268,8 +261,7 @@ func TestErrorf(t *testing.T) {
 
 // A deadline is the same on both sides; what is behind an error can be found in it.
 func TestDeadline(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var left time.Duration
 		c := dial(t, handler(map[string]grpchttp.Method{
 			"/S/Wait": func(ctx context.Context, c *grpchttp.Call) error {
@@ -304,8 +296,7 @@ func TestDeadline(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, cause)
 		assert.False(t, asError(t, err).Remote)
-		_, err = c.Unary(ctx, "/S/Late", nil, nil)
-		require.ErrorIs(t, err, cause, "it was over before")
+		require.ErrorIs(t, must.ErrorOf(c.Unary(ctx, "/S/Late", nil, nil)), cause, "it was over before")
 
 		// The timeout of an http.Client is one too.
 		hc := serve(t, handler(map[string]grpchttp.Method{"/S/Late": func(ctx context.Context, c *grpchttp.Call) error {
@@ -321,8 +312,7 @@ func TestDeadline(t *testing.T) {
 
 // Who goes away is noticed on the other side.
 func TestCancel(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var ended sync.WaitGroup
 		c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
 			defer ended.Done()
@@ -340,8 +330,7 @@ func TestCancel(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			s, err := c.Stream(ctx, "/S/M", nil, nil)
 			require.NoError(t, err)
-			_, err = s.Receive()
-			require.NoError(t, err)
+			must.Get(s.Receive())(t)
 			leave(s, cancel)
 			_, err = s.Receive()
 			require.Error(t, err)
@@ -360,8 +349,7 @@ func TestCancel(t *testing.T) {
 			return nil
 		}}))
 		time.AfterFunc(time.Minute, cancel)
-		_, err := slow.Stream(ctx, "/S/M", nil, nil)
-		assert.Equal(t, grpchttp.Canceled, asError(t, err).Code)
+		assert.Equal(t, grpchttp.Canceled, asError(t, must.ErrorOf(slow.Stream(ctx, "/S/M", nil, nil))).Code)
 	})
 }
 
@@ -386,44 +374,39 @@ func TestReceiveTimeout(t *testing.T) {
 		"the server goes":     {timeout: time.Minute, shutdown: time.Second, sent: "\x00", code: grpchttp.Canceled, after: time.Second},
 		"the server goes too": {shutdown: time.Second, sent: "\x00", code: grpchttp.Canceled, after: time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				h := handler(map[string]grpchttp.Method{"/S/Echo": grpchttp.Unary(echo)})
-				h.ReceiveTimeout = test.timeout
-				c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if test.shutdown > 0 {
-						ctx, cancel := context.WithCancel(r.Context())
-						defer cancel()
-						time.AfterFunc(test.shutdown, cancel)
-						r = r.WithContext(ctx)
-					}
-					h.ServeHTTP(w, r)
-				}))
-				in, out := io.Pipe()
-				defer out.Close()
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/Echo", in)
-				require.NoError(t, err)
-				req.Header.Set("Content-Type", "application/grpc")
-				if test.deadline > 0 {
-					req.Header.Set("Grpc-Timeout", grpchttp.FormatTimeout(test.deadline))
+		bubble.Run(t, name, func(t *testing.T) {
+			h := handler(map[string]grpchttp.Method{"/S/Echo": grpchttp.Unary(echo)})
+			h.ReceiveTimeout = test.timeout
+			c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if test.shutdown > 0 {
+					ctx, cancel := context.WithCancel(r.Context())
+					defer cancel()
+					time.AfterFunc(test.shutdown, cancel)
+					r = r.WithContext(ctx)
 				}
-				go func() {
-					for i := range test.sent {
-						if _, err := out.Write([]byte(test.sent[i : i+1])); err != nil {
-							return
-						}
-						time.Sleep(test.pause)
+				h.ServeHTTP(w, r)
+			}))
+			in, out := io.Pipe()
+			defer out.Close()
+			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/Echo", in))(t)
+			req.Header.Set("Content-Type", "application/grpc")
+			if test.deadline > 0 {
+				req.Header.Set("Grpc-Timeout", grpchttp.FormatTimeout(test.deadline))
+			}
+			go func() {
+				for i := range test.sent {
+					if _, err := out.Write([]byte(test.sent[i : i+1])); err != nil {
+						return
 					}
-				}()
-				start := time.Now()
-				resp, err := c.Do(req)
-				require.NoError(t, err)
-				assert.Equal(t, test.after, time.Since(start))
-				assert.Equal(t, strconv.Itoa(int(test.code)), resp.Header.Get("Grpc-Status"))
-				require.NoError(t, resp.Body.Close())
-				time.Sleep(test.pause) // of the one who still writes
-			})
+					time.Sleep(test.pause)
+				}
+			}()
+			start := time.Now()
+			resp := must.Get(c.Do(req))(t)
+			assert.Equal(t, test.after, time.Since(start))
+			assert.Equal(t, strconv.Itoa(int(test.code)), resp.Header.Get("Grpc-Status"))
+			require.NoError(t, resp.Body.Close())
+			time.Sleep(test.pause) // of the one who still writes
 		})
 	}
 	synctest.Test(t, func(t *testing.T) { // the time is for each message, and for nothing but to receive
@@ -446,12 +429,10 @@ func TestReceiveTimeout(t *testing.T) {
 			_, err = s.Receive()
 		}
 		require.NoError(t, err)
-		_, err = s.Receive()
-		require.Equal(t, io.EOF, err)
+		require.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
 
 		in, out := io.Pipe()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/P", in)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/P", in))(t)
 		req.Header.Set("Content-Type", "application/grpc")
 		go func() {
 			defer out.Close()
@@ -460,11 +441,8 @@ func TestReceiveTimeout(t *testing.T) {
 				_, _ = out.Write(append(grpchttp.AppendPrefix(nil, 1), 'x'))
 			}
 		}()
-		resp, err := hc.Do(req)
-		require.NoError(t, err)
-		got, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		assert.Len(t, got, 5*6)
+		resp := must.Get(hc.Do(req))(t)
+		assert.Len(t, must.Get(io.ReadAll(resp.Body))(t), 5*6)
 		assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"))
 	})
 }
@@ -487,8 +465,7 @@ func TestPanic(t *testing.T) {
 			assert.Equal(t, grpchttp.Internal, e.Code, "%s: %v", m, err)
 			assert.False(t, e.Remote)
 		}
-		_, err := c.Unary(t.Context(), "/S/Echo", nil, nil)
-		require.NoError(t, err)
+		must.Get(c.Unary(t.Context(), "/S/Echo", nil, nil))(t)
 	}
 }
 
@@ -671,4 +648,18 @@ func FuzzTimeout(f *testing.F) {
 		require.True(t, ok)
 		assert.GreaterOrEqual(t, back, d, "never shorter")
 	})
+}
+
+// The context of a method says which peer is calling, for limits by peer.
+func TestPeer(t *testing.T) {
+	t.Parallel()
+	h := handler(map[string]grpchttp.Method{
+		"/who": grpchttp.Unary(func(ctx context.Context, _ []byte) ([]byte, error) { return []byte(peerkey.FromContext(ctx)), nil }),
+	})
+	srv := httptest.NewUnstartedServer(h)
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	defer srv.Close()
+	answer := must.Get(grpchttp.NewClient(srv.Client(), srv.URL, limit).Unary(t.Context(), "/who", nil, nil))(t)
+	assert.Equal(t, "127.0.0.1", string(answer))
 }

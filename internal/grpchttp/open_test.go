@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,7 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // Requests and responses of a call pass each other.
@@ -38,9 +41,7 @@ func TestOpen(t *testing.T) {
 	s := c.Open(t.Context(), "/S/Parrot", nil)
 	for _, want := range []string{"one", "", "three"} {
 		require.NoError(t, s.Send([]byte(want)))
-		got, err := s.Receive()
-		require.NoError(t, err)
-		assert.Equal(t, want, string(got))
+		assert.Equal(t, want, string(must.Get(s.Receive())(t)))
 	}
 	const n = 100
 	go func() {
@@ -50,13 +51,10 @@ func TestOpen(t *testing.T) {
 		s.CloseSend()
 	}()
 	for i := range n {
-		got, err := s.Receive()
-		require.NoError(t, err)
-		assert.Len(t, got, 1000*i)
+		assert.Len(t, must.Get(s.Receive())(t), 1000*i)
 	}
 	for range 2 {
-		_, err := s.Receive()
-		assert.Equal(t, io.EOF, err)
+		assert.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
 	}
 	assert.Error(t, s.Send(nil), "the call has ended")
 	assert.NoError(t, s.Close())
@@ -81,8 +79,7 @@ func TestOpenEnds(t *testing.T) {
 			if err := c.SendHeader(); err != nil {
 				return err
 			}
-			_, err := c.Receive()
-			return err
+			return must.ErrorOf(c.Receive())
 		},
 		"reading": parrot,
 	}
@@ -96,40 +93,36 @@ func TestOpenEnds(t *testing.T) {
 	}
 	for server, method := range methods {
 		for name, test := range ends {
-			t.Run(server+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					gone := make(chan struct{})
-					c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
-						defer close(gone)
-						return method(ctx, c)
-					}}))
-					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-					defer cancel()
-					s := c.Open(ctx, "/S/M", nil)
-					if server == "reading" {
-						require.NoError(t, s.Send(nil))
-						_, err := s.Receive()
-						require.NoError(t, err)
-					}
-					var sending sync.WaitGroup
-					if server == "silent" { // what is sent is stuck
-						sending.Go(func() {
-							for s.Send(make([]byte, limit)) == nil {
-								continue
-							}
-						})
-					}
-					var receiving sync.WaitGroup
-					var err error
-					receiving.Go(func() { _, err = s.Receive() })
-					synctest.Wait()
-					test.end(s, cancel)
-					receiving.Wait()
-					sending.Wait()
-					<-gone
-					assert.Equal(t, test.code, asError(t, err).Code, "%v", err)
-				})
+			bubble.Run(t, server+"/"+name, func(t *testing.T) {
+				gone := make(chan struct{})
+				c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
+					defer close(gone)
+					return method(ctx, c)
+				}}))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				s := c.Open(ctx, "/S/M", nil)
+				if server == "reading" {
+					require.NoError(t, s.Send(nil))
+					must.Get(s.Receive())(t)
+				}
+				var sending sync.WaitGroup
+				if server == "silent" { // what is sent is stuck
+					sending.Go(func() {
+						for s.Send(make([]byte, limit)) == nil {
+							continue
+						}
+					})
+				}
+				var receiving sync.WaitGroup
+				var err error
+				receiving.Go(func() { _, err = s.Receive() })
+				synctest.Wait()
+				test.end(s, cancel)
+				receiving.Wait()
+				sending.Wait()
+				<-gone
+				assert.Equal(t, test.code, asError(t, err).Code, "%v", err)
 			})
 		}
 	}
@@ -137,8 +130,7 @@ func TestOpenEnds(t *testing.T) {
 
 // A call whose context ends is over for the server too, if it reads nothing and the client neither receives nor closes.
 func TestOpenForgotten(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		gone := make(chan struct{})
 		c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
 			defer close(gone)
@@ -165,8 +157,7 @@ func TestOpenForgotten(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Error("the stream is still there")
 		}
-		_, err := s.Receive()
-		assert.Equal(t, grpchttp.Canceled, asError(t, err).Code)
+		assert.Equal(t, grpchttp.Canceled, asError(t, must.ErrorOf(s.Receive())).Code)
 	})
 }
 
@@ -214,8 +205,7 @@ func TestSendFrame(t *testing.T) {
 				assert.NoError(t, err)
 				assert.Equal(t, "shared", string(got))
 			}
-			_, err = s.Receive()
-			assert.Equal(t, io.EOF, err)
+			assert.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
 		})
 	}
 	wg.Wait()
@@ -223,8 +213,7 @@ func TestSendFrame(t *testing.T) {
 
 // StopReceiving ends a Receive that waits in another goroutine.
 func TestStopReceiving(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ended := make(chan error, 1)
 		c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
 			if err := c.SendHeader(); err != nil {
@@ -239,17 +228,14 @@ func TestStopReceiving(t *testing.T) {
 			receiver.Wait()
 			return grpchttp.Errorf(grpchttp.Aborted, "over")
 		}}))
-		s := c.Open(t.Context(), "/S/M", nil)
-		_, err := s.Receive()
-		assert.Equal(t, grpchttp.Aborted, asError(t, err).Code)
+		assert.Equal(t, grpchttp.Aborted, asError(t, must.ErrorOf(c.Open(t.Context(), "/S/M", nil).Receive())).Code)
 		assert.Equal(t, grpchttp.Canceled, asError(t, <-ended).Code)
 	})
 }
 
 // A call has no more time than the server or the client gives it, whichever is less.
 func TestTimeout(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		causes := make(chan error, 1)
 		h := handler(map[string]grpchttp.Method{"/S/M": func(ctx context.Context, c *grpchttp.Call) error {
 			_, err := c.Receive()
@@ -289,8 +275,7 @@ func TestTimeout(t *testing.T) {
 
 // A client that does not read is cut off.
 func TestSendTimeout(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ended := make(chan error, 1)
 		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
 			for range 3 {
@@ -365,4 +350,138 @@ func TestSendTimeoutOfTheStatus(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestIncoming(t *testing.T) {
+	t.Parallel()
+	from := func(address string) *http.Request {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.RemoteAddr = address
+		return r
+	}
+	in := grpchttp.NewIncoming("test", 100, 60)
+	a, b := from("192.0.2.1:1"), from("192.0.2.1:2")
+	require.NoError(t, in.Take(a, 60))
+	for _, c := range []struct {
+		r    *http.Request
+		n    int
+		text string
+	}{
+		{a, 1, "test: this peer sends too many requests at the same time; try again later"},
+		{b, 41, "test: too many requests are being received; try again later"},
+	} {
+		e := must.As[*grpchttp.Error](in.Take(c.r, c.n))(t)
+		assert.Equal(t, grpchttp.ResourceExhausted, e.Code)
+		assert.Equal(t, c.text, e.Message)
+		assert.Positive(t, e.RetryAfter)
+	}
+	require.NoError(t, in.Take(b, 40))
+	assert.Equal(t, 100, in.Held())
+	in.Give(a, 60)
+	in.Give(b, 40)
+	assert.Zero(t, in.Held())
+}
+
+// What was taken for a request is given back when the next one is waited for, when the call ends, and when the client leaves in the
+// middle of a request.
+func TestIncomingIsGivenBack(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		const size = 256 << 10
+		in := grpchttp.NewIncoming("test", 1<<20, 1<<20)
+		held, over := make(chan int, 1), make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+			for {
+				_, err := c.Receive()
+				if err != nil {
+					over <- err
+					return err
+				}
+				held <- in.Held()
+			}
+		}, "/S/One": grpchttp.Unary(func(_ context.Context, request []byte) ([]byte, error) {
+			held <- in.Held()
+			return nil, nil
+		})})
+		h.Incoming, h.MaxMessage = in, size
+		client := serve(t, h)
+		c := grpchttp.NewClient(client, "http://localhost", size)
+
+		must.Get(c.Unary(t.Context(), "/S/One", nil, make([]byte, size)))(t)
+		assert.Positive(t, <-held, "a method has a request")
+		synctest.Wait()
+		assert.Zero(t, in.Held(), "it has returned")
+
+		s := c.Open(t.Context(), "/S/M", nil)
+		for range 3 {
+			require.NoError(t, s.Send(make([]byte, size)))
+			assert.Positive(t, <-held, "a method has a request")
+			synctest.Wait()
+			assert.Zero(t, in.Held(), "it waits for the next")
+		}
+		require.NoError(t, s.Close())
+		require.Error(t, <-over)
+
+		ctx, leave := context.WithCancel(t.Context())
+		unfinished, rest := io.Pipe()
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/S/M", io.MultiReader(strings.NewReader(frame(0, strings.Repeat("x", size))[:size/2]), unfinished))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/grpc")
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			if resp, err := client.Do(r); err == nil {
+				resp.Body.Close()
+			}
+		}()
+		synctest.Wait()
+		assert.Positive(t, in.Held(), "half a request is there")
+		leave()
+		require.NoError(t, rest.Close())
+		<-left
+		require.Error(t, <-over)
+		synctest.Wait()
+		assert.Zero(t, in.Held(), "its client has left")
+	})
+}
+
+// A request that has room has to come within 30 seconds, and the next one may be a long time away.
+func TestIncomingComesInTime(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		const size = 64 << 10
+		in := grpchttp.NewIncoming("test", 1<<20, 1<<20)
+		got, over := make(chan int, 1), make(chan error, 1)
+		h := handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+			for {
+				msg, err := c.Receive()
+				if err != nil {
+					over <- err
+					return err
+				}
+				got <- len(msg)
+			}
+		}})
+		h.Incoming, h.MaxMessage = in, size
+		body, rest := io.Pipe()
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/M", body))(t)
+		r.Header.Set("Content-Type", "application/grpc")
+		client := serve(t, h)
+		go func() {
+			if resp, err := client.Do(r); err == nil {
+				resp.Body.Close()
+			}
+		}()
+		whole := frame(0, strings.Repeat("x", size))
+		must.Get(io.WriteString(rest, whole))(t)
+		assert.Equal(t, size, <-got)
+		time.Sleep(time.Hour)
+		must.Get(io.WriteString(rest, whole[:size/2]))(t)
+		time.Sleep(29 * time.Second)
+		assert.Empty(t, over)
+		assert.Positive(t, in.Held())
+		time.Sleep(2 * time.Second)
+		assert.Equal(t, grpchttp.DeadlineExceeded, must.As[*grpchttp.Error](<-over)(t).Code)
+		synctest.Wait()
+		assert.Zero(t, in.Held())
+		require.NoError(t, rest.Close())
+	})
 }

@@ -4,12 +4,15 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,9 +21,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // frame is a message on the wire, made with no code of the package.
@@ -106,11 +115,9 @@ func TestServerProtocol(t *testing.T) {
 					req.Header[k] = v
 				}
 			}
-			resp, err := c.Do(req)
-			require.NoError(t, err)
+			resp := must.Get(c.Do(req))(t)
 			defer resp.Body.Close()
-			body, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
+			body := must.Get(io.ReadAll(resp.Body))(t)
 			if test.status == "" {
 				assert.Equal(t, test.http, resp.StatusCode)
 				assert.Empty(t, body)
@@ -135,8 +142,7 @@ func TestServerProtocol(t *testing.T) {
 		})
 	}
 	t.Run("HTTP/1.1", func(t *testing.T) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		serveOn(t, l, h)
 		resp, err := http.Post("http://"+l.Addr().String()+"/S/Echo", "application/grpc", strings.NewReader(good))
 		require.NoError(t, err)
@@ -160,15 +166,13 @@ func TestServerCut(t *testing.T) {
 	for _, sent := range []string{"", "\x00\x00", "\x00\x00\x00\x00\x05ab"} {
 		in, out := io.Pipe()
 		ctx, cancel := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/S/M", in)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/S/M", in))(t)
 		req.Header.Set("Content-Type", "application/grpc")
 		go func() {
 			_, _ = out.Write([]byte(sent))
 			_ = out.CloseWithError(errors.New("torn"))
 		}()
-		_, err = c.Do(req)
-		require.Error(t, err)
+		require.Error(t, must.ErrorOf(c.Do(req)))
 		assert.Equal(t, grpchttp.Canceled, asError(t, <-got).Code)
 		cancel()
 	}
@@ -319,25 +323,21 @@ func TestClientHangsUp(t *testing.T) {
 		"too large":       func(w http.ResponseWriter) { _, _ = io.WriteString(w, "\x00\xff\xff\xff\xff") },
 		"second response": func(w http.ResponseWriter) { _, _ = io.WriteString(w, frame(0, "hi")+frame(0, "hi")) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				left := make(chan struct{})
-				c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					defer close(left)
-					w.Header().Set("Content-Type", "application/grpc")
-					answer(w)
-					_ = http.NewResponseController(w).Flush()
-					select {
-					case <-r.Context().Done():
-					case <-time.After(time.Hour):
-						t.Error("the client did not say that it has left")
-					}
-				}))
-				_, err := c.Unary(t.Context(), "/S/M", nil, nil)
-				require.Error(t, err)
-				<-left
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			left := make(chan struct{})
+			c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer close(left)
+				w.Header().Set("Content-Type", "application/grpc")
+				answer(w)
+				_ = http.NewResponseController(w).Flush()
+				select {
+				case <-r.Context().Done():
+				case <-time.After(time.Hour):
+					t.Error("the client did not say that it has left")
+				}
+			}))
+			require.Error(t, must.ErrorOf(c.Unary(t.Context(), "/S/M", nil, nil)))
+			<-left
 		})
 	}
 	synctest.Test(t, func(t *testing.T) { // a stream is over at its first error, on whichever side it ends
@@ -349,13 +349,11 @@ func TestClientHangsUp(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 			<-r.Context().Done()
 		}))
-		s, err := c.Stream(t.Context(), "/S/M", nil, nil)
-		require.NoError(t, err)
+		s := must.Get(c.Stream(t.Context(), "/S/M", nil, nil))(t)
 		_, first := s.Receive()
 		require.Error(t, first)
 		<-left
-		_, err = s.Receive()
-		assert.Same(t, first, err)
+		assert.Same(t, first, must.ErrorOf(s.Receive()))
 	})
 }
 
@@ -363,8 +361,7 @@ func TestClientHangsUp(t *testing.T) {
 // if it is told to.
 func rawServer(t testing.TB, hangUp bool, answer ...[]byte) *grpchttp.Client {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -491,7 +488,172 @@ func TestReset(t *testing.T) {
 		assert.Equal(t, grpchttp.Unavailable, asError(t, err).Code)
 		require.ErrorIs(t, err, syscall.ENOENT)
 		assert.NotContains(t, err.Error(), "localhost", "that is nowhere")
-		_, err = c.Unary(t.Context(), "\x7f", nil, nil)
-		assert.Equal(t, grpchttp.Internal, asError(t, err).Code)
+		assert.Equal(t, grpchttp.Internal, asError(t, must.ErrorOf(c.Unary(t.Context(), "\x7f", nil, nil))).Code)
+	})
+}
+
+// A time to come back is never too early, and never one that a client takes for "do not come back".
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	var status *grpchttp.Error
+	before := 0
+	c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+		for range before {
+			if err := c.Send(nil); err != nil {
+				return err
+			}
+		}
+		return status
+	}}))
+	call := func() (*grpchttp.Error, http.Header) {
+		s, err := c.Stream(t.Context(), "/S/M", nil, nil)
+		for err == nil {
+			_, err = s.Receive()
+		}
+		if before == 0 {
+			return asError(t, err), s.Header()
+		}
+		return asError(t, err), s.Trailer()
+	}
+	for before = range 2 {
+		for after, want := range map[time.Duration]time.Duration{
+			1:                          time.Millisecond,
+			time.Millisecond:           2 * time.Millisecond,
+			1500 * time.Millisecond:    1501 * time.Millisecond,
+			time.Hour:                  time.Hour + time.Millisecond,
+			24 * time.Hour:             24 * time.Hour,
+			math.MaxInt64:              24 * time.Hour,
+			math.MaxInt64 - 1000000:    24 * time.Hour,
+			100 * 365 * 24 * time.Hour: 24 * time.Hour,
+		} {
+			for _, text := range []string{"later", "", "größer\xff"} {
+				status = &grpchttp.Error{Code: grpchttp.Unavailable, Message: text, RetryAfter: after}
+				e, h := call()
+				assert.Equal(t, &grpchttp.Error{Code: grpchttp.Unavailable, Message: text, Remote: true, RetryAfter: want}, e)
+				assert.Equal(t, strconv.FormatInt(want.Milliseconds(), 10), h.Get("Grpc-Retry-Pushback-Ms"))
+				details := must.Get(base64.RawStdEncoding.DecodeString(h.Get("Grpc-Status-Details-Bin")))(t)
+				assert.Equal(t, wantDetails(t, text, want), details)
+			}
+		}
+		for _, after := range []time.Duration{0, -1, math.MinInt64} {
+			status = &grpchttp.Error{Code: grpchttp.Unavailable, Message: "x", RetryAfter: after}
+			e, h := call()
+			assert.Zero(t, e.RetryAfter)
+			assert.Empty(t, h.Get("Grpc-Retry-Pushback-Ms"))
+			assert.Empty(t, h.Get("Grpc-Status-Details-Bin"))
+		}
+	}
+}
+
+// details is an encoded google.rpc.Status with the message and the details given.
+func details(t testing.TB, message string, all ...*anypb.Any) []byte {
+	b := []byte{0x08, byte(grpchttp.Unavailable)}
+	if message != "" {
+		b = protowire.AppendString(protowire.AppendTag(b, 2, protowire.BytesType), message)
+	}
+	for _, a := range all {
+		v := must.Get(proto.Marshal(a))(t)
+		b = protowire.AppendBytes(protowire.AppendTag(b, 3, protowire.BytesType), v)
+	}
+	return b
+}
+
+// wantDetails is what a server sends that has this message and wants its client back after this time.
+func wantDetails(t testing.TB, message string, after time.Duration) []byte {
+	return details(t, strings.ToValidUTF8(message, "\uFFFD"), retryInfo(t, durationpb.New(after)))
+}
+
+const retryInfoType = "type.googleapis.com/google.rpc.RetryInfo"
+
+func retryInfo(t testing.TB, d *durationpb.Duration) *anypb.Any {
+	v := must.Get(proto.Marshal(d))(t)
+	return &anypb.Any{TypeUrl: retryInfoType, Value: protowire.AppendBytes([]byte{0x0a}, v)}
+}
+
+// What servers say of when to come back is read in both forms, and what is malformed or out of bounds says
+// nothing.
+func TestReadRetryAfter(t *testing.T) {
+	t.Parallel()
+	other := &anypb.Any{TypeUrl: "type.googleapis.com/google.rpc.DebugInfo", Value: []byte{0xff}}
+	second := retryInfo(t, durationpb.New(time.Second))
+	raw := func(value string) []byte {
+		return details(t, "", &anypb.Any{TypeUrl: retryInfoType, Value: []byte(value)})
+	}
+	var send map[string]string
+	c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", "14")
+		for name, value := range send {
+			w.Header().Set(name, value)
+		}
+	}))
+	for name, test := range map[string]struct {
+		details  []byte
+		pushback string
+		want     time.Duration
+	}{
+		"neither":                 {nil, "", 0},
+		"pushback":                {nil, "1500", 1500 * time.Millisecond},
+		"details":                 {details(t, "", second), "", time.Second},
+		"details of an hour":      {details(t, "", retryInfo(t, durationpb.New(time.Hour))), "", time.Hour},
+		"details first":           {details(t, "", second), "1500", time.Second},
+		"after another":           {details(t, "", other, second), "", time.Second},
+		"of two the first":        {details(t, "", second, retryInfo(t, durationpb.New(time.Hour))), "", time.Second},
+		"none among them":         {details(t, "", other), "1500", 1500 * time.Millisecond},
+		"another of that form":    {details(t, "", &anypb.Any{TypeUrl: other.TypeUrl, Value: second.Value}), "", 0},
+		"do not come back":        {nil, "-1", 0},
+		"not a number":            {nil, "soon", 0},
+		"a long time":             {nil, "2147483647", math.MaxInt32 * time.Millisecond},
+		"too long":                {nil, "2147483648", 0},
+		"much too long":           {nil, "9999999999999", 0},
+		"malformed":               {[]byte{0xff}, "", 0},
+		"malformed, and pushback": {[]byte{0xff}, "1500", 1500 * time.Millisecond},
+		"RetryInfo is malformed":  {raw("\xff"), "", 0},
+		"so, and pushback":        {raw("\xff"), "250", 250 * time.Millisecond},
+		"RetryInfo is empty":      {raw(""), "", 0},
+		"its Duration malformed":  {raw("\x0a\x01\xff"), "", 0},
+		"its Duration is cut":     {raw("\x0a\x01\x08"), "", 0},
+		"negative":                {details(t, "", retryInfo(t, durationpb.New(-time.Hour))), "", 0},
+		"nanoseconds overflow":    {details(t, "", retryInfo(t, &durationpb.Duration{Nanos: 1e9})), "", 0},
+		"seconds overflow":        {details(t, "", retryInfo(t, &durationpb.Duration{Seconds: 1 << 40})), "7", 7 * time.Millisecond},
+		"the most seconds":        {raw("\x0a\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f"), "", 0},
+	} {
+		for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.StdEncoding} {
+			send = map[string]string{"Grpc-Status-Details-Bin": encoding.EncodeToString(test.details), "Grpc-Retry-Pushback-Ms": test.pushback}
+			_, err := c.Unary(t.Context(), "/S/M", nil, nil)
+			assert.Equal(t, &grpchttp.Error{Code: grpchttp.Unavailable, Remote: true, RetryAfter: test.want}, err, name)
+		}
+	}
+	send = map[string]string{"Grpc-Status-Details-Bin": "%%%", "Grpc-Retry-Pushback-Ms": "1500"}
+	_, err := c.Unary(t.Context(), "/S/M", nil, nil)
+	assert.Equal(t, 1500*time.Millisecond, asError(t, err).RetryAfter, "details that are not base64")
+}
+
+// FuzzRetryInfo compares with the generated reader of a Duration.
+func FuzzRetryInfo(f *testing.F) {
+	for _, d := range []time.Duration{0, 1, time.Second, -time.Second, time.Hour + 1, math.MaxInt64} {
+		f.Add([]byte(retryInfo(f, durationpb.New(d)).Value))
+	}
+	f.Add([]byte("\x0a\x02\x08\x01\x12\x00"))
+	f.Add([]byte("\x0a\x02\x08\x01\x0a\x02\x10\x01"))
+	f.Add([]byte("\x0a\x0b\x10\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01")) // more nanoseconds than fit into their type
+	f.Add([]byte("\x0b\x0c"))
+	f.Add([]byte("\x0a\x05\x0d\x00\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got := grpchttp.ReadRetryInfo(b)
+		require.GreaterOrEqual(t, got, time.Duration(0))
+		require.LessOrEqual(t, got, (math.MaxInt32+1)*time.Second)
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 || num != 1 || typ != protowire.BytesType {
+			return
+		}
+		v, m := protowire.ConsumeBytes(b[n:])
+		if m != len(b)-n { // only a field 1, and whole
+			return
+		}
+		var d durationpb.Duration
+		if proto.Unmarshal(v, &d) == nil && d.IsValid() && d.GetSeconds() >= 0 && d.GetSeconds() <= math.MaxInt32 && d.GetNanos() >= 0 {
+			require.Equal(t, d.AsDuration(), got)
+		}
 	})
 }

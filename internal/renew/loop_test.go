@@ -425,9 +425,7 @@ func TestAwait(t *testing.T) {
 				begin := time.Now()
 				var wg sync.WaitGroup
 				for range 10 {
-					wg.Go(func() {
-						k.do(func() { assert.NoError(t, k.loop.Await(t.Context(), e)) })
-					})
+					wg.Go(func() { k.do(func() { assert.NoError(t, k.loop.Await(t.Context(), e)) }) })
 				}
 				wg.Wait()
 				assert.Equal(t, 1, k.attempts(e), "one attempt for all of them")

@@ -4,12 +4,15 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -22,11 +25,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -45,9 +51,7 @@ var (
 
 func newAuthority(t testing.TB) *ca.Authority {
 	t.Helper()
-	a, err := ca.New(ca.Config{TrustDomain: domain})
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 }
 
 func localhost() net.Listener {
@@ -65,9 +69,7 @@ func newServer(t testing.TB, o caserver.Options) *caserver.Server {
 	if o.Identity == nil {
 		o.Identity = caservertest.Identity(t, o.CA, serverID, pki.DNSSAN("localhost"), pki.IPSAN(net.IPv4(127, 0, 0, 1)))
 	}
-	s, err := caserver.New(o)
-	require.NoError(t, err)
-	return s
+	return must.Get(caserver.New(o))(t)
 }
 
 // run runs a server until the test ends, or stop is called, which returns what Run returned.
@@ -109,8 +111,7 @@ func TestNewRefuses(t *testing.T) {
 		"Authenticator":                    {CA: a, TrustDomain: domain, Identity: identity, Istio: &istioca.Options{}},
 		"Review":                           {CA: a, TrustDomain: domain, Identity: identity, Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}}},
 	} {
-		_, err := caserver.New(o)
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, must.ErrorOf(caserver.New(o)), want)
 	}
 }
 
@@ -127,24 +128,18 @@ func TestServer(t *testing.T) {
 		Istio:  &istioca.Options{Authenticator: tokens},
 		Status: func(w io.Writer) { _, _ = io.WriteString(w, "as ever") },
 	}, at)
-	roots, err := os.ReadFile(file)
-	require.NoError(t, err)
+	roots := must.Get(os.ReadFile(file))(t)
 	require.Equal(t, string(a.Bundle().MarshalPEM()), string(roots))
 	if info, err := os.Stat(file); assert.NoError(t, err) && runtime.GOOS != "windows" {
 		assert.Equal(t, fs.FileMode(0o644), info.Mode(), "clients run as other users")
 	}
-	client, err := caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
+	client := must.Get(caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
 		URL: "https://" + at.Istio.Addr().String(), TrustDomain: domain, RootsFile: file,
 		Token: func(context.Context) (string, error) { return secret + ":spiffe://example.org/web", nil },
-	}})
-	require.NoError(t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	chain, err := client.Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
-	require.Equal(t, "spiffe://example.org/web", chain[0].URIs[0].String())
+	}}))(t)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+	require.Equal(t, "spiffe://example.org/web", must.Get(client.Sign(t.Context(), csr, 0))(t)[0].URIs[0].String())
 
 	tr := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool()}, ForceAttemptHTTP2: true}
 	defer tr.CloseIdleConnections()
@@ -160,8 +155,7 @@ func TestServer(t *testing.T) {
 	assert.True(t, strings.HasPrefix(get(t, http.DefaultClient, admin+"/status"), "as ever"))
 	require.NoError(t, stop())
 	for _, l := range []net.Listener{at.Istio, at.Admin} {
-		_, err := l.Accept()
-		require.ErrorIs(t, err, net.ErrClosed)
+		require.ErrorIs(t, must.ErrorOf(l.Accept()), net.ErrClosed)
 	}
 }
 
@@ -176,13 +170,10 @@ type client struct {
 // newClient returns a client with a leaf that the root of a signs, by whom does not matter: the thief of the key can do so.
 func newClient(t testing.TB, a *ca.Authority, at net.Listener, id string, r ca.Request) *client {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	r.ID = spiffe.MustParseID(id)
-	r.CSR, err = pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	chain, err := a.Sign(t.Context(), r)
-	require.NoError(t, err)
+	r.CSR = must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+	chain := must.Get(a.Sign(t.Context(), r))(t)
 	c := &client{t: t, url: "https://" + at.Addr().String()}
 	tr := &http.Transport{ForceAttemptHTTP2: true, MaxConnsPerHost: 1, TLSClientConfig: &tls.Config{
 		MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool(), ServerName: "localhost",
@@ -202,10 +193,8 @@ func (c *client) ask(token string, ttl time.Duration) (*x509.Certificate, error)
 		URL: c.url, HTTPClient: c.http, TrustDomain: domain, Token: func(context.Context) (string, error) { return token, nil },
 	}})
 	require.NoError(c.t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(c.t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(c.t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(c.t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(c.t)
 	chain, err := api.Sign(c.t.Context(), csr, ttl)
 	if err != nil {
 		return nil, err
@@ -231,8 +220,7 @@ func TestTaintEvictsTheThief(t *testing.T) {
 	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
 	for _, c := range []*client{thief, again} {
 		for _, token := range []string{"", "stolen:spiffe://example.org/admin"} {
-			_, err = c.ask(token, 0)
-			require.ErrorIs(t, err, caclient.ErrUnauthenticated)
+			require.ErrorIs(t, must.ErrorOf(c.ask(token, 0)), caclient.ErrUnauthenticated)
 		}
 		leaf, err = c.ask(secret+":spiffe://example.org/web", 0)
 		require.NoError(t, err, "a clean proof")
@@ -274,17 +262,14 @@ func TestRenewByCertificate(t *testing.T) {
 			require.NoError(t, err, "%v after %v", limit, age)
 			require.WithinDuration(t, time.Now().Add(-age), a.Proven(leaf), time.Minute, "the chain goes on")
 			require.WithinDuration(t, time.Now().Add(90*time.Minute), leaf.NotAfter, time.Minute)
-			leaf, err = c.ask(secret+":spiffe://example.org/other", 0)
-			require.NoError(t, err)
-			id, err := spiffe.IDFromCertificate(leaf)
-			require.NoError(t, err)
+			leaf = must.Get(c.ask(secret+":spiffe://example.org/other", 0))(t)
+			id := must.Get(spiffe.IDFromCertificate(leaf))(t)
 			require.Equal(t, "spiffe://example.org/web", id.String(), "the certificate counts before a token")
 		}
 	}
 	_, err := istioca.ClientCertificates(a, domain, -1)
 	require.Error(t, err)
-	unknown, err := istioca.ClientCertificates(forgetful{a}, domain, time.Hour)
-	require.NoError(t, err)
+	unknown := must.Get(istioca.ClientCertificates(forgetful{a}, domain, time.Hour))(t)
 	at := caserver.Listeners{Istio: localhost()}
 	run(t, caserver.Options{CA: a, RenewByCertificate: -1, Istio: &istioca.Options{Authenticator: unknown}}, at)
 	_, err = newClient(t, a, at.Istio, "spiffe://example.org/web", ago(0)).ask("", 0)
@@ -321,19 +306,14 @@ func TestReady(t *testing.T) {
 		Status: func(w io.Writer) { _, _ = io.WriteString(w, "roots\n") },
 	}, at)
 	admin := func(path string) (int, string) {
-		resp, err := http.Get("http://" + at.Admin.Addr().String() + path)
-		require.NoError(t, err)
+		resp := must.Get(http.Get("http://" + at.Admin.Addr().String() + path))(t)
 		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		return resp.StatusCode, string(text)
+		return resp.StatusCode, string(must.Get(io.ReadAll(resp.Body))(t))
 	}
 	c := newClient(t, a, at.Istio, "spiffe://example.org/client", ca.Request{})
 	web := secret + ":spiffe://example.org/web"
-	_, err = c.ask(web, 0)
-	require.NoError(t, err)
-	_, err = c.ask(web, 0)
-	require.Error(t, err, "a limit")
+	must.Get(c.ask(web, 0))(t)
+	require.Error(t, must.ErrorOf(c.ask(web, 0)), "a limit")
 	for _, full := range []bool{false, true, false} {
 		disk.full.Store(full)
 		code, text := admin("/ready")
@@ -354,12 +334,10 @@ func TestReady(t *testing.T) {
 		require.NotContains(t, status, "signs until", "it does not sign")
 		require.Contains(t, metrics, "\nsvidkit_ca_signing 0\n")
 		require.Contains(t, metrics, "\nsvidkit_ca_audit_up 0\n")
-		_, err = c.ask(secret+":spiffe://example.org/other", 0)
-		require.Error(t, err)
+		require.Error(t, must.ErrorOf(c.ask(secret+":spiffe://example.org/other", 0)))
 	}
 	_, metrics := admin("/metrics")
-	_, err = metricstest.Page(metrics)
-	require.NoError(t, err)
+	must.Get(metricstest.Page(metrics))(t)
 	root := a.Status().Roots[0].Certificate
 	for _, line := range []string{
 		`svidkit_ca_signatures_total{result="signed"} 1`, `svidkit_ca_signatures_total{result="limit"} 1`, `svidkit_ca_signatures_total{result="audit"} 1`,
@@ -391,8 +369,7 @@ func TestAdminHost(t *testing.T) {
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+at.Admin.Addr().String()+path, nil)
 			require.NoError(t, err)
 			req.Host = host
-			resp, err := http.DefaultClient.Do(req)
-			require.NoError(t, err)
+			resp := must.Get(http.DefaultClient.Do(req))(t)
 			require.NoError(t, resp.Body.Close())
 			if path == "/status" && code == 200 {
 				code = 404 // there is none
@@ -459,8 +436,7 @@ func TestRunFails(t *testing.T) {
 	err := s.Run(t.Context(), at)
 	require.ErrorIs(t, err, errFailed)
 	require.ErrorContains(t, err, "certificate authority")
-	_, err = at.Bundle.Accept()
-	require.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorIs(t, must.ErrorOf(at.Bundle.Accept()), net.ErrClosed)
 
 	s = newServer(t, caserver.Options{CA: a, RootsFile: filepath.Join(t.TempDir(), "none", "root-cert.pem")})
 	require.ErrorIs(t, s.Run(t.Context(), caserver.Listeners{}), os.ErrNotExist)
@@ -478,8 +454,7 @@ func TestPods(t *testing.T) {
 	errFailed := errors.New("away")
 	o := caserver.Options{CA: a, TrustDomain: domain, Identity: caservertest.Identity(t, a, serverID)}
 	o.Pods = func(ca.Signer) (caserver.Part, error) { return nil, errFailed }
-	_, err := caserver.New(o)
-	require.ErrorIs(t, err, errFailed)
+	require.ErrorIs(t, must.ErrorOf(caserver.New(o)), errFailed)
 
 	part := &part{t: t, fail: make(chan error, 1)}
 	o.Pods = func(signer ca.Signer) (caserver.Part, error) {
@@ -489,12 +464,9 @@ func TestPods(t *testing.T) {
 	at := caserver.Listeners{Admin: localhost()}
 	stop := run(t, o, at)
 	page := func() string {
-		resp, err := http.Get("http://" + at.Admin.Addr().String() + "/metrics")
-		require.NoError(t, err)
+		resp := must.Get(http.Get("http://" + at.Admin.Addr().String() + "/metrics"))(t)
 		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		return string(text)
+		return string(must.Get(io.ReadAll(resp.Body))(t))
 	}
 	require.Eventually(t, func() bool { return strings.Contains(page(), "svidkit_ca_signatures_total{result=\"signed\"} 1\n") }, time.Minute, 5*time.Millisecond)
 	require.Contains(t, page(), "pods_total 7\n")
@@ -586,6 +558,252 @@ func TestBundle(t *testing.T) {
 	_, err = s.Bundle(spiffe.MustParseTrustDomain("elsewhere.test"))
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	s = newServer(t, caserver.Options{CA: &learning{a: a}})
-	_, err = s.Bundle(domain)
-	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
+	require.ErrorIs(t, must.ErrorOf(s.Bundle(domain)), spiffe.ErrUnknownTrustDomain)
+}
+
+// elsewhere is a listener whose clients seem to be on another machine.
+type elsewhere struct{ net.Listener }
+
+func (e *elsewhere) Accept() (net.Conn, error) {
+	c, err := e.Listener.Accept()
+	return &farConn{c}, err
+}
+
+type farConn struct{ net.Conn }
+
+func (c *farConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 5} }
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
+}
+
+// hasty is a CA whose root is replaced while the server asks to be told of changes, once it is armed.
+type hasty struct {
+	*ca.Authority
+	t     testing.TB
+	armed atomic.Bool
+}
+
+func (h *hasty) Changed() <-chan struct{} {
+	if h.armed.CompareAndSwap(true, false) {
+		_, err := h.RevokeNow(context.WithoutCancel(h.t.Context()), active(h.t, h.Authority))
+		if err != nil {
+			h.t.Error(err)
+		}
+	}
+	return h.Authority.Changed()
+}
+
+func active(t testing.TB, a *ca.Authority) string {
+	t.Helper()
+	for _, k := range a.Status().Roots {
+		if k.Phase == ca.Active {
+			return k.ID
+		}
+	}
+	require.Fail(t, "there is no active root")
+	return ""
+}
+
+// The server has a certificate under the roots of now as soon as they are others, also if they become others while it reads them.
+func TestIdentityFollowsRoots(t *testing.T) {
+	t.Parallel()
+	h := &hasty{Authority: newAuthority(t), t: t}
+	at := caserver.Listeners{Bundle: localhost()}
+	run(t, caserver.Options{CA: h}, at)
+	follows := func() {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			c, err := tls.Dial("tcp", at.Bundle.Addr().String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: h.Bundle().CertPool(), ServerName: "localhost"})
+			if err != nil {
+				return false
+			}
+			return c.Close() == nil
+		}, time.Minute, 10*time.Millisecond)
+	}
+	follows()
+	_, err := h.RevokeNow(t.Context(), active(t, h.Authority))
+	require.NoError(t, err)
+	follows()
+	h.armed.Store(true)
+	_, err = h.Rotate(t.Context()) // the server looks for news
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return !h.armed.Load() }, time.Minute, time.Millisecond)
+	follows()
+}
+
+// newTokens returns tokens and their secret.
+func newTokens(t testing.TB, td spiffe.TrustDomain) (tokens *caserver.InsecureTokens, secret string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "token-secret")
+	tokens = must.Get(caserver.NewInsecureTokens(td, file))(t)
+	return tokens, string(must.Get(os.ReadFile(file))(t))
+}
+
+func TestInsecureTokens(t *testing.T) {
+	t.Parallel()
+	tokens, secret := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
+	_, other := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
+	request := func(remote, token string) *http.Request {
+		r := httptest.NewRequest(http.MethodPost, "https://localhost/", nil)
+		r.RemoteAddr = remote
+		r.Header.Set("Authorization", "Bearer "+token)
+		return r
+	}
+	for _, remote := range []string{"127.0.0.1:5", "[::1]:5", "127.9.9.9:5", "[::ffff:127.0.0.1]:5"} {
+		caller, err := tokens.Authenticate(request(remote, secret+":demo/web"))
+		require.NoError(t, err, remote)
+		require.Equal(t, "developer", caller.Method)
+		require.Equal(t, &spiffe.Pod{Namespace: "demo", ServiceAccount: "web"}, caller.Pod)
+	}
+	caller, err := tokens.Authenticate(request("127.0.0.1:5", secret+":spiffe://cluster.local/web"))
+	require.NoError(t, err)
+	require.Equal(t, "spiffe://cluster.local/web", caller.ID.String())
+	for name, id := range map[string]string{"demo/web": "spiffe://cluster.local/ns/demo/sa/web", "//cluster.local/web": "spiffe://cluster.local/web"} {
+		token := secret + "." + name
+		require.NotContains(t, token, ":", "RFC 6750 has no colon")
+		require.Equal(t, id, must.Get(tokens.Authenticate(request("127.0.0.1:5", token)))(t).ID.String())
+	}
+	for _, remote := range []string{"192.0.2.1:5", "[2001:db8::1]:5", "", "@", "127.0.0.1", "localhost:5"} {
+		_, err := tokens.Authenticate(request(remote, secret+":demo/web"))
+		require.ErrorIs(t, err, authn.ErrRefused, remote)
+	}
+	for _, token := range []string{
+		"demo/web", "spiffe://cluster.local/web", ":demo/web", other + ":demo/web", secret[1:] + ":demo/web", secret + "x:demo/web", "x" + secret + ":demo/web",
+		strings.ToLower(secret) + ":demo/web", secret, secret + ":", secret + ":" + secret + ":demo/web", secret + "demo/web", secret + ":spiffe://elsewhere.test/web",
+		secret + ".//elsewhere.test/web", secret + ".///web", secret + ".//cluster.local", secret + ".", secret + ".demo", other + ".demo/web", ".demo/web",
+		secret + ":a/b/c", secret + ":../b", secret + ":/", secret + ":spiffe://cluster.local",
+	} {
+		_, err := tokens.Authenticate(request("127.0.0.1:5", token))
+		require.ErrorIs(t, err, authn.ErrRefused, token)
+		require.NotContains(t, err.Error(), secret)
+		_, err = new(caserver.InsecureTokens).Authenticate(request("127.0.0.1:5", token))
+		require.ErrorIs(t, err, authn.ErrRefused, token)
+	}
+	r := request("127.0.0.1:5", secret+":demo/web")
+	r.Header.Del("Authorization")
+	require.ErrorIs(t, must.ErrorOf(tokens.Authenticate(r)), authn.ErrNoCredential)
+	_, err = tokens.Authenticate(request("127.0.0.1:5", "eyJhbGciOiJIUzI1NiJ9.secret.secret"))
+	require.ErrorIs(t, err, authn.ErrRefused)
+	require.NotContains(t, err.Error(), "secret.secret", "a real token that was sent by mistake is in no log")
+
+	var logged strings.Builder
+	slog.New(slog.NewJSONHandler(&logged, nil)).Info("x", "tokens", tokens)
+	printed := must.Get(json.Marshal(map[string]any{"tokens": tokens}))(t)
+	assert.NotContains(t, fmt.Sprintf("%v %+v %#v %s %s", tokens, tokens, *tokens, printed, &logged), secret)
+}
+
+// The secret outlives a restart.
+func TestInsecureTokensRestart(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(t.TempDir(), "token-secret")
+	td := spiffe.MustParseTrustDomain("cluster.local")
+	must.Get(caserver.NewInsecureTokens(td, name))(t)
+	before := must.Get(os.ReadFile(name))(t)
+	tokens := must.Get(caserver.NewInsecureTokens(td, name))(t)
+	after := must.Get(os.ReadFile(name))(t)
+	require.Equal(t, string(before), string(after))
+	r := httptest.NewRequest(http.MethodPost, "https://localhost/", nil)
+	r.RemoteAddr = "127.0.0.1:5"
+	r.Header.Set("Authorization", "Bearer "+string(before)+".demo/web")
+	must.Get(tokens.Authenticate(r))(t)
+	for _, cut := range []string{"", string(before[1:]), string(before) + "A"} { // by a crash, or by an editor
+		require.NoError(t, os.WriteFile(name, []byte(cut), 0o600))
+		must.Get(caserver.NewInsecureTokens(td, name))(t)
+		after = must.Get(os.ReadFile(name))(t)
+		require.Len(t, after, len(before))
+		require.NotContains(t, string(before), string(after))
+	}
+	if runtime.GOOS != "windows" { // others may have read it
+		require.NoError(t, os.WriteFile(name, before, 0o600))
+		require.NoError(t, os.Chmod(name, 0o644))
+		must.Get(caserver.NewInsecureTokens(td, name))(t)
+		after = must.Get(os.ReadFile(name))(t)
+		require.NotEqual(t, string(before), string(after))
+	}
+}
+
+// The secret is in a file that others cannot read, whatever was there before.
+func TestInsecureTokensFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	name, target := filepath.Join(dir, "token-secret"), filepath.Join(dir, "target")
+	require.NoError(t, os.WriteFile(target, []byte("theirs"), 0o666))
+	td := spiffe.MustParseTrustDomain("cluster.local")
+	seen := map[string]bool{}
+	for _, before := range []func() error{
+		func() error { return nil },
+		func() error { return os.WriteFile(name, []byte("old"), 0o666) },
+		func() error { return os.Symlink(target, name) },
+	} {
+		_ = os.Remove(name)
+		require.NoError(t, before())
+		must.Get(caserver.NewInsecureTokens(td, name))(t)
+		info := must.Get(os.Lstat(name))(t)
+		require.True(t, info.Mode().IsRegular())
+		if runtime.GOOS != "windows" {
+			require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+		}
+		text := must.Get(os.ReadFile(name))(t)
+		require.GreaterOrEqual(t, len(text), 26, "130 bits")
+		seen[string(text)] = true
+	}
+	require.Len(t, seen, 3)
+	text, err := os.ReadFile(target)
+	require.NoError(t, err)
+	require.Equal(t, "theirs", string(text))
+	_, err = caserver.NewInsecureTokens(td, filepath.Join(dir, "none", "token-secret"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// Linkerd's API knows the caller by its connection, and refuses a token where there is none.
+func TestInsecureTokensReview(t *testing.T) {
+	t.Parallel()
+	tokens, secret := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
+	_, err := tokens.Review(t.Context(), secret+":demo/db", nil)
+	require.ErrorIs(t, err, kube.ErrInvalidToken)
+	require.ErrorContains(t, err, "not on this machine")
+
+	var account *spiffe.Pod
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		account, err = tokens.Review(r.Context(), r.Header.Get("Token"), nil)
+	})})
+	client := caservertest.ALPNClient(t)
+	review := func(token string) {
+		req, bad := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+addr, nil)
+		require.NoError(t, bad)
+		req.Header.Set("Token", token)
+		resp, bad := client.Do(req)
+		require.NoError(t, bad)
+		require.NoError(t, resp.Body.Close())
+	}
+	for _, token := range []string{secret + ":demo/db", secret + " :demo/db", secret + ":spiffe://cluster.local/ns/demo/sa/db"} {
+		review(token)
+		require.NoError(t, err, token)
+		assert.Equal(t, &spiffe.Pod{Namespace: "demo", ServiceAccount: "db"}, account)
+	}
+	for _, name := range []string{"", "db", "demo/", "/db", "a/b/c", "spiffe://cluster.local/db", "spiffe://cluster.local", "spiffe://elsewhere.test/ns/demo/sa/db", "secret"} {
+		review(secret + ":" + name)
+		require.ErrorIs(t, err, kube.ErrInvalidToken, name)
+		assert.NotContains(t, err.Error(), secret)
+		review(name)
+		require.ErrorIs(t, err, kube.ErrInvalidToken, name)
+	}
+}
+
+// A caller that is not on loopback has no name on Linkerd's side either.
+func TestInsecureTokensReviewOfOthers(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	tokens, secret := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
+	var err error
+	l := &elsewhere{localhost()}
+	stop := caservertest.ServeOn(t, l, caserver.ServeOptions{TLS: caservertest.ServerTLS, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, err = tokens.Review(r.Context(), secret+":demo/db", nil)
+	})})
+	get(t, caservertest.ALPNClient(t), "https://"+l.Addr().String())
+	stop()
+	require.ErrorIs(t, err, kube.ErrInvalidToken)
+	require.ErrorContains(t, err, "not on this machine")
 }

@@ -1,6 +1,7 @@
 package caserver_test
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -10,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,9 +23,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -40,14 +45,10 @@ var echo = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 
 func get(t testing.TB, c *http.Client, url string) string {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	require.NoError(t, err)
-	resp, err := c.Do(req)
-	require.NoError(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
+	resp := must.Get(c.Do(req))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	return string(b)
+	return string(must.Get(io.ReadAll(resp.Body))(t))
 }
 
 func TestServe(t *testing.T) {
@@ -93,8 +94,7 @@ func TestLongHeaders(t *testing.T) {
 	t.Parallel()
 	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
 	for size, ok := range map[int]bool{32 << 10: true, 128 << 10: false} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr, nil))(t)
 		req.Header.Set("X", strings.Repeat("x", size))
 		resp, err := caservertest.ProxyClient(t).Do(req)
 		if err == nil {
@@ -112,8 +112,7 @@ func TestServeOptions(t *testing.T) {
 		"no certificate": {Handler: echo, TLS: &tls.Config{MinVersion: tls.VersionTLS13}},
 		"both set":       {Handler: echo, TLS: caservertest.ServerTLS, Plaintext: true},
 	} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		require.ErrorContains(t, caserver.Serve(t.Context(), l, o), what)
 		assert.ErrorIs(t, l.Close(), net.ErrClosed, "the listener is closed whatever happens")
 	}
@@ -124,12 +123,10 @@ func TestSilentClients(t *testing.T) {
 	t.Parallel()
 	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
 	for i := range 50 {
-		c, err := net.Dial("tcp", addr)
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", addr))(t)
 		defer c.Close()
 		if i%2 == 0 {
-			_, err = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
-			require.NoError(t, err)
+			must.Get(c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")))(t)
 		}
 	}
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, caservertest.ProxyClient(t), "http://"+addr))
@@ -145,25 +142,19 @@ func TestFailedHandshake(t *testing.T) {
 	for range 50 {
 		c, err := net.Dial("tcp", l.Addr().String())
 		require.NoError(t, err)
-		_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-		require.NoError(t, err)
-		answer, err := io.ReadAll(c)
-		require.NoError(t, err)
-		assert.NotContains(t, string(answer), "HTTP/1.1 200")
+		must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
+		assert.NotContains(t, string(must.Get(io.ReadAll(c))(t)), "HTTP/1.1 200")
 		require.NoError(t, c.Close())
 
 		_, err = tls.Dial("tcp", l.Addr().String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
 		require.Error(t, err)
 		_, err = tls.Dial("tcp", l.Addr().String(), &tls.Config{MaxVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
 		require.Error(t, err)
-		c, err = net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
-		require.NoError(t, c.Close())
+		require.NoError(t, must.Get(net.Dial("tcp", l.Addr().String()))(t).Close())
 	}
 	require.Eventually(t, func() bool { return strings.Count(out.String(), "TLS handshake failed") == 4 }, time.Minute, time.Millisecond, out.String())
 	stop()
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	assert.Len(t, lines, 4)
+	assert.Len(t, strings.Split(strings.TrimSpace(out.String()), "\n"), 4)
 	for _, reason := range []string{"the client does not speak TLS", "the client ended it: tls: bad certificate", "no agreement", "the client closed the connection"} {
 		assert.Equal(t, 1, strings.Count(out.String(), fmt.Sprintf("level=INFO msg=%q reason=%q peer=127.0.0.1:", "caserver: TLS handshake failed", reason)), "%s in %s", reason, out)
 	}
@@ -171,23 +162,15 @@ func TestFailedHandshake(t *testing.T) {
 
 // TestHandshakeEnds measures the time that a handshake has.
 func TestHandshakeEnds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := memconn.Listen()
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
-		}()
-		c, err := l.DialContext(t.Context(), "", "")
-		require.NoError(t, err)
+		stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
+		c := must.Get(l.DialContext(t.Context(), "", ""))(t)
 		defer c.Close()
 		began := time.Now()
-		_, err = c.Read(make([]byte, 1))
-		require.Error(t, err)
+		require.Error(t, must.ErrorOf(c.Read(make([]byte, 1))))
 		assert.Equal(t, 10*time.Second, time.Since(began))
-		cancel()
-		require.NoError(t, <-done)
+		stop()
 	})
 }
 
@@ -206,28 +189,17 @@ func TestSilenceEnds(t *testing.T) {
 		"a body never sent":   {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", 10*time.Second + time.Second},
 		"half of an HTTP/1.1": {"GET / HTTP/1.1\r\n", 10 * time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := memconn.Listen()
-				ctx, cancel := context.WithCancel(t.Context())
-				done := make(chan error, 1)
-				go func() {
-					done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
-				}()
-				raw, err := l.DialContext(t.Context(), "", "")
-				require.NoError(t, err)
-				c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
-				defer c.Close()
-				began := time.Now()
-				_, err = io.WriteString(c, test.first)
-				require.NoError(t, err)
-				_, err = io.Copy(io.Discard, c)
-				assert.NoError(t, err)
-				assert.LessOrEqual(t, time.Since(began), test.most)
-				cancel()
-				require.NoError(t, <-done)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			l := memconn.Listen()
+			stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
+			raw := must.Get(l.DialContext(t.Context(), "", ""))(t)
+			c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}) // the clock of the bubble is not that of the certificate
+			defer c.Close()
+			began := time.Now()
+			must.Get(io.WriteString(c, test.first))(t)
+			assert.NoError(t, must.ErrorOf(io.Copy(io.Discard, c)))
+			assert.LessOrEqual(t, time.Since(began), test.most)
+			stop()
 		})
 	}
 }
@@ -259,22 +231,15 @@ func (c *lazyConn) Close() error {
 
 // TestServeJoins ends in the middle of a handshake, and waits for it.
 func TestServeJoins(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		out := new(programtest.Log)
 		inner := memconn.Listen()
 		l := &lazy{Listener: inner}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
-		}()
-		c, err := inner.Dial(t.Context())
-		require.NoError(t, err)
+		stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
+		c := must.Get(inner.Dial(t.Context()))(t)
 		defer c.Close()
 		synctest.Wait()
-		cancel()
-		require.NoError(t, <-done)
+		stop()
 		assert.True(t, l.closed.Load())
 		assert.Empty(t, out.String(), "a handshake that the end of the server cuts is no failure")
 	})
@@ -296,8 +261,7 @@ func TestServeEnds(t *testing.T) {
 	go func() {
 		done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: slow, TLS: caservertest.ServerTLS})
 	}()
-	silent, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	silent := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer silent.Close()
 	answer := make(chan string, 1)
 	client := caservertest.ProxyClient(t)
@@ -339,23 +303,16 @@ func TestAcceptFails(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	open := func() *moody {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		return &moody{l, make(chan error, 8)}
+		return &moody{must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), make(chan error, 8)}
 	}
 	// Out of file descriptors: it passes.
 	l := open()
 	for range 3 {
 		l.errs <- &net.OpError{Op: "accept", Err: syscall.EMFILE}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
-	}()
+	stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS})
 	assert.Equal(t, `HTTP/2.0, TLS 1.3 "" 0`, get(t, caservertest.ProxyClient(t), "http://"+l.Addr().String()))
-	cancel()
-	require.NoError(t, <-done)
+	stop()
 
 	// Anything else is the end.
 	l = open()
@@ -395,4 +352,150 @@ func TestConcurrentRequests(t *testing.T) {
 		most = max(most, n)
 	}
 	assert.Equal(t, limit, most)
+}
+
+// buffer is a log that several goroutines write.
+type buffer = logtest.Buffer
+
+// from connects from an address of the loopback network.
+func from(t testing.TB, ip, addr string) net.Conn {
+	t.Helper()
+	c := must.Get((&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", addr))(t)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// closed reports whether the server closes a connection within a time. A silent one lasts 10 seconds within the limits.
+func closed(c net.Conn, within time.Duration) bool {
+	_ = c.SetReadDeadline(time.Now().Add(within))
+	_, err := io.Copy(io.Discard, c)
+	e, ok := err.(net.Error)
+	return !ok || !e.Timeout()
+}
+
+// served reports whether a connection has an answer to a request, and keeps it.
+func served(c net.Conn) bool {
+	tc := tls.Client(c, caservertest.ClientTLS)
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.WriteString(tc, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		return false
+	}
+	line, err := bufio.NewReader(tc).ReadString('\n')
+	return err == nil && strings.Contains(line, "200")
+}
+
+// One address has its share of the connections, and clients at others do not notice.
+func TestMaxConns(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs several addresses of the loopback network")
+	}
+	for name, o := range map[string]caserver.ServeOptions{
+		"default": {MaxConns: 16}, // half
+		"set":     {MaxConns: 20, MaxConnsPerAddress: 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			log := &buffer{}
+			o.Handler, o.Logger = echo, slog.New(slog.NewTextHandler(log, nil))
+			addr := caservertest.Serve(t, o)
+			var held []net.Conn
+			for i := range 8 {
+				held = append(held, from(t, "127.0.0.2", addr))
+				require.True(t, served(held[i]), i)
+			}
+			for range 20 {
+				require.True(t, closed(from(t, "127.0.0.2", addr), 5*time.Second), "beyond its share")
+			}
+			for i := range 6 {
+				require.True(t, served(from(t, "127.0.0.3", addr)), i)
+			}
+			if name == "default" {
+				require.True(t, closed(from(t, "127.0.0.3", addr), 5*time.Second), "it has six, and two are free")
+				assert.Equal(t, 1, strings.Count(log.String(), "few connections are left"), log)
+				for i := range 2 {
+					require.True(t, served(from(t, fmt.Sprintf("127.0.1.%d", i+1), addr)), i)
+				}
+				require.True(t, closed(from(t, "127.0.0.4", addr), 5*time.Second), "beyond the total")
+				assert.Equal(t, 1, strings.Count(log.String(), "MaxConns is reached"), log)
+			}
+			assert.Equal(t, 1, strings.Count(log.String(), "MaxConnsPerAddress is reached"), log)
+			assert.Contains(t, log.String(), "peer=127.0.0.2:")
+			require.NoError(t, held[0].Close())
+			assert.Eventually(t, func() bool { return served(from(t, "127.0.0.4", addr)) }, time.Minute, time.Millisecond, "what is closed makes room")
+		})
+	}
+	for _, o := range []caserver.ServeOptions{{MaxConns: -1}, {MaxConnsPerAddress: -1}} {
+		o.Handler, o.Plaintext = echo, true
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+		assert.ErrorContains(t, caserver.Serve(t.Context(), l, o), "negative")
+	}
+}
+
+// Connections that do not complete their handshake are bounded, in total and of an address.
+func TestMaxHandshakes(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs several addresses of the loopback network")
+	}
+	log := &buffer{}
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo, MaxConns: 40, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	silent := func(ip string, n, want int) (kept int) {
+		var gone atomic.Int64
+		for range n {
+			c := from(t, ip, addr)
+			go func() {
+				if closed(c, time.Minute) {
+					gone.Add(1)
+				}
+			}()
+		}
+		require.Eventually(t, func() bool { return int(gone.Load()) >= n-want }, time.Minute, time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // in which no more are closed
+		return n - int(gone.Load())
+	}
+	assert.Equal(t, 10, silent("127.0.0.2", 25, 10), "a quarter")
+	for range 5 {
+		require.True(t, served(from(t, "127.0.0.3", addr)), "complete ones do not count")
+	}
+	assert.Equal(t, 10, silent("127.0.0.4", 15, 10))
+	assert.Equal(t, 0, silent("127.0.0.5", 3, 0), "half in total")
+	for _, from := range []string{"127.0.0.2", "127.0.0.4"} {
+		assert.Equal(t, 1, strings.Count(log.String(), `reason="the address has too many handshakes that are not complete" peer=`+from), log)
+	}
+	assert.Equal(t, 1, strings.Count(log.String(), "there are too many handshakes"), log)
+}
+
+// The proxy of a node has the connections of all its pods from one address.
+func TestManyOfOneAddress(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
+	var all sync.WaitGroup
+	for i := range 400 {
+		c := from(t, "127.0.0.1", addr)
+		all.Go(func() { assert.True(t, served(c), fmt.Sprint(i)) })
+	}
+	all.Wait()
+}
+
+// A second address that is refused for the same reason is seen in the log: for its handshakes, and for its connections.
+func TestRefusedAddressesAreNamed(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("needs several addresses of the loopback network")
+	}
+	log := &buffer{}
+	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo, MaxConnsPerAddress: 1, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	for range 3 {
+		for _, ip := range []string{"127.0.0.2", "127.0.0.3"} {
+			c := from(t, ip, addr)
+			require.True(t, closed(from(t, ip, addr), 5*time.Second), "beyond its share")
+			must.Get(io.WriteString(c, "GET / HTTP/1.1\r\n\r\n"))(t)
+			require.True(t, closed(c, 5*time.Second))
+			require.Eventually(t, func() bool { return strings.Count(log.String(), "peer="+ip+":") == 2 }, time.Minute, time.Millisecond, log)
+		}
+	}
+	assert.Equal(t, 4, strings.Count(log.String(), "\n"), log)
 }

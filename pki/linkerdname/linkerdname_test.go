@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
@@ -46,8 +47,7 @@ func TestNames(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-2-1", "LNK-2-2", "LNK-17-1", "LNK-17-2")
 	for m, want := range map[linkerdname.Mesh]string{mesh: web, seed: "web.emojivoto.sa.linkerd-identity.linkerd.cluster.local"} {
-		name, err := m.Name("emojivoto", "web")
-		require.NoError(t, err)
+		name := must.Get(m.Name("emojivoto", "web"))(t)
 		assert.Equal(t, want, name)
 		namespace, account, err := m.Parse(name)
 		require.NoError(t, err)
@@ -68,9 +68,7 @@ func TestWellKnownNames(t *testing.T) {
 		{seed.Destination, "linkerd-controller.linkerd.sa.linkerd-identity.linkerd.cluster.local"},
 		{mesh.Issuer, "identity.linkerd.cluster.local"},
 	} {
-		name, err := test.get()
-		require.NoError(t, err)
-		assert.Equal(t, test.want, name)
+		assert.Equal(t, test.want, must.Get(test.get())(t))
 	}
 }
 
@@ -125,18 +123,14 @@ func TestBadNames(t *testing.T) {
 		assert.ErrorIs(t, err, linkerdname.ErrName, bad)
 		assert.Empty(t, name)
 	}
-	_, err := mesh.Namespace("emoji.voto")
-	require.ErrorIs(t, err, linkerdname.ErrName)
+	require.ErrorIs(t, must.ErrorOf(mesh.Namespace("emoji.voto")), linkerdname.ErrName)
 
 	// The whole name has a limit as well as its parts.
 	fill := func(last int) linkerdname.Mesh { // 36 bytes stand before the trust domain
 		return linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: strings.Repeat(strings.Repeat("a", 63)+".", 3) + strings.Repeat("b", last)}
 	}
-	name, err := fill(25).Name("b", "a")
-	require.NoError(t, err)
-	assert.Len(t, name, 253)
-	_, err = fill(26).Name("b", "a")
-	assert.ErrorIs(t, err, linkerdname.ErrName)
+	assert.Len(t, must.Get(fill(25).Name("b", "a"))(t), 253)
+	assert.ErrorIs(t, must.ErrorOf(fill(26).Name("b", "a")), linkerdname.ErrName)
 }
 
 func TestParse(t *testing.T) {
@@ -228,9 +222,7 @@ func FuzzParse(f *testing.F) {
 				assert.Empty(t, namespace+account)
 				continue
 			}
-			again, err := m.Name(namespace, account)
-			require.NoError(t, err)
-			assert.Equal(t, s, again)
+			assert.Equal(t, s, must.Get(m.Name(namespace, account))(t))
 		}
 		matched, err := linkerdname.Match(s, s)
 		if err != nil {

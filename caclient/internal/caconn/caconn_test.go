@@ -3,14 +3,12 @@ package caconn_test
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -18,6 +16,8 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/spiffe"
@@ -27,8 +27,7 @@ import (
 // A certificate is presented from its first moment to before its end, and not out of that time: the CA would refuse the connection, on which a token
 // may do.
 func TestPresent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		begin := time.Now().Add(time.Minute)
 		chain, key := spiffetest.NewCA(t, "example.org").Certificate("/web", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = begin, begin.Add(time.Hour) })
 		cert := &tls.Certificate{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}
@@ -69,12 +68,9 @@ func TestNoCookies(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	jar, err := cookiejar.New(nil)
-	require.NoError(t, err)
+	jar := must.Get(cookiejar.New(nil))(t)
 	own := &http.Client{Jar: jar}
-	answer, err := own.Get(server.URL + "/own")
-	require.NoError(t, err)
-	require.NoError(t, answer.Body.Close())
+	require.NoError(t, must.Get(own.Get(server.URL+"/own"))(t).Body.Close())
 	c, err := caconn.New(caconn.Config{Name: "test", Endpoint: caclient.Endpoint{
 		URL: server.URL, AllowPlaintext: true, HTTPClient: own, TrustDomain: spiffe.MustParseTrustDomain("example.org"),
 	}})
@@ -83,9 +79,7 @@ func TestNoCookies(t *testing.T) {
 		require.NoError(t, c.Do(t.Context(), caconn.Request{Op: "sign", Method: http.MethodGet, Path: "/ca"}, nil))
 	}
 	err = c.Do(t.Context(), caconn.Request{Op: "sign", Method: http.MethodGet, Path: "/away"}, nil)
-	status, ok := errors.AsType[*caconn.Status](err)
-	require.True(t, ok, "%v", err)
-	assert.Equal(t, http.StatusTemporaryRedirect, status.Code)
+	assert.Equal(t, http.StatusTemporaryRedirect, must.As[*caconn.Status](err)(t).Code)
 	assert.Equal(t, []string{"/own ", "/ca ", "/ca ", "/away "}, sent)
 	assert.Same(t, jar, own.Jar)
 	assert.Nil(t, own.CheckRedirect)

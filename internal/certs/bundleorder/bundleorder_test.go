@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -33,9 +34,7 @@ func (f bundles) of(authorities bool, sequence ...uint64) *spiffe.Bundle {
 	if len(sequence) > 0 {
 		c.Sequence = &sequence[0]
 	}
-	b, err := spiffe.NewBundle(f.ca.TrustDomain(), c)
-	require.NoError(f.t, err)
-	return b
+	return must.Get(spiffe.NewBundle(f.ca.TrustDomain(), c))(f.t)
 }
 
 func (f bundles) full(sequence ...uint64) *spiffe.Bundle  { return f.of(true, sequence...) }
@@ -170,22 +169,19 @@ func TestForget(t *testing.T) {
 	o.Forget()
 	assert.Nil(t, o.Held())
 	for range 2 {
-		_, err = o.Judge(f.full(7), f.full(), now.Add(time.Hour))
-		require.Error(t, err, "it begins anew")
+		require.Error(t, must.ErrorOf(o.Judge(f.full(7), f.full(), now.Add(time.Hour))), "it begins anew")
 	}
 }
 
 // A bundle is empty if it has keys of no kind.
 func TestDoubtKinds(t *testing.T) {
 	t.Parallel()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	keys := map[string]crypto.PublicKey{"k": key.Public()}
 	f := bundles{t, spiffetest.NewCA(t, "example.org")}
 	for _, c := range []spiffe.BundleContents{{JWTAuthorities: keys}, {WITAuthorities: keys}} {
 		c.Sequence = new(uint64(7))
-		have, err := spiffe.NewBundle(f.ca.TrustDomain(), c)
-		require.NoError(t, err)
+		have := must.Get(spiffe.NewBundle(f.ca.TrustDomain(), c))(t)
 		assert.Contains(t, bundleorder.Doubt(have, f.empty(7), time.Now()), "no authorities")
 		assert.Empty(t, bundleorder.Doubt(have, have, time.Now()))
 		assert.Empty(t, bundleorder.Doubt(f.full(7), have, time.Now()))

@@ -17,15 +17,14 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/certs/secretset"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 func file(t *testing.T, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name))
-	require.NoError(t, err)
-	return data
+	return must.Get(os.ReadFile(filepath.Join("testdata", name)))(t)
 }
 
 func countRoots(secret *pki.Secret, err error) (int, error) {
@@ -86,15 +85,13 @@ func TestOneRule(t *testing.T) {
 			string(file(t, "bom.pem")):  "the text begins with a byte order mark; save it as UTF-8 without one",
 			"\xff\xfe-\x00-\x00":        "the text begins with a byte order mark; save it as UTF-8 without one",
 		} {
-			_, err := read([]byte(in))
-			assert.ErrorContains(t, err, want, name)
+			assert.ErrorContains(t, must.ErrorOf(read([]byte(in))), want, name)
 		}
 	}
 	for _, in := range []string{"comment-after.pem", "comment-between.pem"} { // neither a key nor a request, for the same reason
 		_, err := pki.ParsePrivateKeyPEM(file(t, in))
 		assert.ErrorContains(t, err, `block "CERTIFICATE" is not a private key`)
-		_, err = pki.ParseCSRPEM(file(t, in))
-		assert.ErrorContains(t, err, "PEM block")
+		assert.ErrorContains(t, must.ErrorOf(pki.ParseCSRPEM(file(t, in))), "PEM block")
 	}
 }
 
@@ -111,8 +108,7 @@ func TestLabels(t *testing.T) {
 			svid, err := spiffe.ParseSVIDPEM(leaf, data)
 			require.NoError(t, err, "%s as %s", name, label)
 			assert.Equal(t, "spiffe://example.org/web", svid.ID().String())
-			_, err = pki.ParsePrivateKeyPEM(data)
-			require.NoError(t, err, "%s as %s", name, label)
+			require.NoError(t, must.ErrorOf(pki.ParsePrivateKeyPEM(data)), "%s as %s", name, label)
 		}
 	}
 }
@@ -120,17 +116,13 @@ func TestLabels(t *testing.T) {
 // What package pki calls weak is refused with the certificate, too.
 func TestWeakKeys(t *testing.T) {
 	t.Parallel()
-	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
-	require.NoError(t, err)
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(p224)
-	require.NoError(t, err)
-	sec1, err := x509.MarshalECPrivateKey(p224)
-	require.NoError(t, err)
+	p224 := must.Get(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
+	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(p224))(t)
+	sec1 := must.Get(x509.MarshalECPrivateKey(p224))(t)
 	for _, der := range [][]byte{pkcs8, sec1} {
 		_, err := spiffe.ParseSVIDPEM(file(t, "leaf.pem"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 		require.ErrorIs(t, err, pki.ErrWeakKey)
 	}
 	leaf, _ := pem.Decode(file(t, "leaf.pem"))
-	_, err = spiffe.ParseSVID(leaf.Bytes, pkcs8)
-	require.ErrorIs(t, err, pki.ErrWeakKey)
+	require.ErrorIs(t, must.ErrorOf(spiffe.ParseSVID(leaf.Bytes, pkcs8)), pki.ErrWeakKey)
 }

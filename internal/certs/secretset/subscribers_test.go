@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/svidkit/svidkit/internal/certs/secretset"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 )
 
 func names(all ...string) func() []string { return func() []string { return all } }
@@ -23,8 +24,7 @@ func isClosed(c <-chan struct{}) bool {
 
 // Names come in order, each once as long as it waits, to every function, one call at a time, and without a lock.
 func TestSubscribers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s secretset.Subscribers
 		assert.True(t, isClosed(s.Tell(func() []string { t.Error("names without subscribers"); return nil })))
 		s.Wait()

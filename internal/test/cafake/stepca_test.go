@@ -12,8 +12,8 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -23,8 +23,7 @@ func TestStepTokens(t *testing.T) {
 	t.Parallel()
 	f := New(t, spiffetest.NewCA(t, "example.org"), "/web")
 	f.url = "https://ca.test"
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	s := &stepCA{f: f, key: jose.JSONWebKey{Key: key, Algorithm: string(jose.ES256)}, used: map[string]bool{}}
 	now := time.Now()
 	good := func() stepClaims {
@@ -40,22 +39,15 @@ func TestStepTokens(t *testing.T) {
 	} {
 		c := good()
 		edit(&c)
-		_, err := s.authorize(s.signed(c))
-		assert.ErrorContains(t, err, says)
+		assert.ErrorContains(t, must.ErrorOf(s.authorize(s.signed(c))), says)
 	}
 	token := s.signed(good())
-	names, err := s.authorize(token)
-	require.NoError(t, err)
-	assert.Equal(t, []string{"a", "b"}, names)
-	_, err = s.authorize(token)
-	assert.ErrorContains(t, err, "used before")
+	assert.Equal(t, []string{"a", "b"}, must.Get(s.authorize(token))(t))
+	assert.ErrorContains(t, must.ErrorOf(s.authorize(token)), "used before")
 	c := good()
 	c.SANs, c.Audience = nil, f.url+"/sign"
-	names, err = s.authorize(s.signed(c))
-	require.NoError(t, err)
-	assert.Equal(t, []string{"web"}, names)
-	_, err = s.authorize(strings.TrimSuffix(s.signed(good()), "A") + "AA")
-	assert.Error(t, err)
+	assert.Equal(t, []string{"web"}, must.Get(s.authorize(s.signed(c)))(t))
+	assert.Error(t, must.ErrorOf(s.authorize(strings.TrimSuffix(s.signed(good()), "A")+"AA")))
 }
 
 // Requests that a client of ours does not make.
@@ -63,10 +55,8 @@ func TestStepRequests(t *testing.T) {
 	t.Parallel()
 	f := NewStepCA(t, spiffetest.NewCA(t, "example.org"), "/web")
 	client := f.Endpoint().HTTPClient
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: f.want.Names()})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: f.want.Names()}))(t)
 	for _, tt := range []struct {
 		path string
 		body map[string]string
@@ -79,10 +69,8 @@ func TestStepRequests(t *testing.T) {
 		{"/1.0/rekey", map[string]string{"csr": string(csr.PEM())}, http.StatusBadRequest},
 		{"/1.0/nothing", nil, http.StatusNotFound},
 	} {
-		body, err := json.Marshal(tt.body)
-		require.NoError(t, err)
-		resp, err := client.Post(f.url+tt.path, "application/json", strings.NewReader(string(body)))
-		require.NoError(t, err)
+		body := must.Get(json.Marshal(tt.body))(t)
+		resp := must.Get(client.Post(f.url+tt.path, "application/json", strings.NewReader(string(body))))(t)
 		resp.Body.Close()
 		assert.Equal(t, tt.code, resp.StatusCode, "%s %v", tt.path, len(tt.body))
 	}

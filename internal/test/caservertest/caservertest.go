@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // Identity returns the identity of a server for caserver.Options, which the CA that it serves signs. It is renewed
@@ -132,4 +133,45 @@ func ALPNClient(t testing.TB) *http.Client {
 // Logger returns a logger of all levels.
 func Logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// Listen serves a handler by HTTP/1.1 and HTTP/2 over TLS on a port of 127.0.0.1 until the test ends, as the host ca.test. It asks for
+// a client certificate, and returns the URL and what a client trusts.
+func Listen(t testing.TB, h http.Handler) (url string, client *tls.Config) {
+	t.Helper()
+	host := spiffetest.NewCA(t, "server.test")
+	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
+	cfg := &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, ClientAuth: tls.RequestClientCert,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}},
+	}
+	url = Start(t, h, func(s *http.Server, l net.Listener) error { return s.Serve(tls.NewListener(l, cfg)) })
+	return "https" + url, &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: host.Bundle().CertPool(), ServerName: "ca.test"}
+}
+
+// Start has run serve a handler on a port of 127.0.0.1 until the test ends, and returns the URL without its scheme.
+func Start(t testing.TB, h http.Handler, run func(*http.Server, net.Listener) error) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: h, Protocols: new(http.Protocols), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetHTTP2(true)
+	s.Protocols.SetUnencryptedHTTP2(true)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = run(s, l) })
+	t.Cleanup(func() { _ = s.Close(); wg.Wait() })
+	return "://" + l.Addr().String()
+}
+
+// HTTP2Client returns a client that speaks HTTP/2 with cfg, or without TLS if that is nil.
+func HTTP2Client(t testing.TB, cfg *tls.Config) *http.Client {
+	t.Helper()
+	tr := &http.Transport{TLSClientConfig: cfg.Clone(), Protocols: new(http.Protocols)} // which changes it
+	tr.Protocols.SetUnencryptedHTTP2(cfg == nil)
+	tr.Protocols.SetHTTP2(cfg != nil)
+	t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr}
 }

@@ -13,15 +13,16 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -34,9 +35,7 @@ type object = map[string]any
 
 func clientOf(t *testing.T, s *kubetest.Server) *kube.Client {
 	t.Helper()
-	c, err := kube.New(kube.Options{URL: s.URL(), Client: s.Client()})
-	require.NoError(t, err)
-	return c
+	return must.Get(kube.New(kube.Options{URL: s.URL(), Client: s.Client()}))(t)
 }
 
 // result is what a request came to, such as "409 Conflict".
@@ -108,10 +107,8 @@ func TestRefused(t *testing.T) {
 		answers = append(answers, r.Code)
 	}
 	assert.NotContains(t, answers, 0)
-	r, err := http.NewRequestWithContext(ctx, http.MethodPatch, s.URL()+secrets+"/a", strings.NewReader("{}"))
-	require.NoError(t, err)
-	response, err := s.Client().Do(r)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(ctx, http.MethodPatch, s.URL()+secrets+"/a", strings.NewReader("{}")))(t)
+	response := must.Get(s.Client().Do(r))(t)
 	require.NoError(t, response.Body.Close())
 	assert.Equal(t, http.StatusUnsupportedMediaType, response.StatusCode)
 }
@@ -187,10 +184,8 @@ func TestSigningRequests(t *testing.T) {
 	t.Parallel()
 	s := kubetest.Start(t)
 	c, ctx := clientOf(t, s), t.Context()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := must.Get(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key))(t)
 	request := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	spec := func(edit ...any) object {
 		o := object{"request": request, "signerName": "example.com/istio", "usages": []string{"client auth"}, "expirationSeconds": 600}
@@ -304,8 +299,7 @@ func TestReviews(t *testing.T) {
 
 // TestFaults checks the answers to requests that a test makes fail.
 func TestFaults(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := kubetest.StartOn(t, 1, memconn.Listen())
 		c, ctx := clientOf(t, s), t.Context()
 		posts := func(r *http.Request) bool { return r.Method == http.MethodPost }

@@ -3,6 +3,7 @@ package logtest
 
 import (
 	"bytes"
+	"log/slog"
 	"sync"
 )
 
@@ -24,4 +25,9 @@ func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
+}
+
+// Logger returns a logger of all levels that writes text to b.
+func (b *Buffer) Logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }

@@ -5,11 +5,8 @@ import (
 	"crypto"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -22,13 +19,14 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 const (
@@ -92,9 +90,7 @@ func (s *signer) asked() ca.Request {
 
 func authority(t testing.TB) *ca.Authority {
 	t.Helper()
-	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")})
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
 }
 
 // wrap is a signer around an authority.
@@ -111,9 +107,7 @@ type server struct {
 
 func newServer(t testing.TB, o istioca.Options) *istioca.Server {
 	t.Helper()
-	s, err := istioca.New(o)
-	require.NoError(t, err)
-	return s
+	return must.Get(istioca.New(o))(t)
 }
 
 // serve serves o over TLS on a socket.
@@ -130,54 +124,9 @@ func serve(t testing.TB, o istioca.Options) *server {
 		o.Signer = authority(t)
 	}
 	s.Server = newServer(t, o)
-	s.url, s.tls = listen(t, s.Server)
-	s.client = transport(t, s.tls)
+	s.url, s.tls = caservertest.Listen(t, s.Server)
+	s.client = caservertest.HTTP2Client(t, s.tls)
 	return s
-}
-
-// listen serves a handler over TLS on a socket, and returns the configuration of its clients.
-func listen(t testing.TB, h http.Handler) (url string, client *tls.Config) {
-	t.Helper()
-	host := spiffetest.NewCA(t, "server.test")
-	chain, key := host.Certificate("/ca", func(c *x509.Certificate) { c.DNSNames = []string{"ca.test"} })
-	cfg := &tls.Config{
-		MinVersion:   tls.VersionTLS12,
-		NextProtos:   []string{"h2", "http/1.1"},
-		ClientAuth:   tls.RequestClientCert,
-		Certificates: []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}},
-	}
-	url = start(t, h, func(hs *http.Server, l net.Listener) error { return hs.Serve(tls.NewListener(l, cfg)) })
-	return "https" + url, &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: host.Bundle().CertPool(), ServerName: "ca.test"}
-}
-
-// start serves a handler on a socket, and returns its URL without the scheme.
-func start(t testing.TB, h http.Handler, run func(*http.Server, net.Listener) error) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(true)
-	protocols.SetUnencryptedHTTP2(true)
-	hs := &http.Server{Handler: h, Protocols: &protocols, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = run(hs, l) })
-	t.Cleanup(func() { _ = hs.Close(); wg.Wait() })
-	return "://" + l.Addr().String()
-}
-
-// transport returns a client that speaks HTTP/2 with cfg, or without TLS if that is nil.
-func transport(t testing.TB, cfg *tls.Config) *http.Client {
-	t.Helper()
-	var protocols http.Protocols
-	if cfg == nil {
-		protocols.SetUnencryptedHTTP2(true)
-	} else {
-		protocols.SetHTTP2(true)
-	}
-	tr := &http.Transport{TLSClientConfig: cfg.Clone(), Protocols: &protocols} // which changes it
-	t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr}
 }
 
 func raw(certs []*x509.Certificate) [][]byte {
@@ -220,17 +169,14 @@ func (s *server) call(t testing.TB, token string, m *wire.IstioCertificateReques
 // issue is call for what must succeed, and returns the certificates of each text.
 func (s *server) issue(t testing.TB, token string, m *wire.IstioCertificateRequest) [][]*x509.Certificate {
 	t.Helper()
-	resp, err := s.call(t, token, m)
-	require.NoError(t, err)
-	return parse(t, resp.GetCertChain())
+	return parse(t, must.Get(s.call(t, token, m))(t).GetCertChain())
 }
 
 func parse(t testing.TB, texts []string) [][]*x509.Certificate {
 	t.Helper()
 	var out [][]*x509.Certificate
 	for _, text := range texts {
-		certs, err := pki.ParseCertificatesPEM([]byte(text))
-		require.NoError(t, err)
+		certs := must.Get(pki.ParseCertificatesPEM([]byte(text)))(t)
 		require.Equal(t, text, string(pki.MarshalCertificatesPEM(certs...)), "exactly one newline after each block, and nothing else")
 		out = append(out, certs)
 	}
@@ -241,8 +187,7 @@ func parse(t testing.TB, texts []string) [][]*x509.Certificate {
 func refused(t testing.TB, err error, code grpchttp.Code, text string) *grpchttp.Error {
 	t.Helper()
 	require.Error(t, err)
-	e, ok := errors.AsType[*grpchttp.Error](err)
-	require.True(t, ok, "%v", err)
+	e := must.As[*grpchttp.Error](err)(t)
 	require.Equal(t, code, e.Code, "%v", err)
 	require.Equal(t, text, e.Message)
 	require.True(t, e.Remote, "%v", err)
@@ -261,9 +206,7 @@ func newCSR(t testing.TB, o pki.CSROptions) string { return csrFor(t, testKey(),
 
 func csrFor(t testing.TB, key crypto.Signer, o pki.CSROptions) string {
 	t.Helper()
-	csr, err := pki.NewCSR(key, o)
-	require.NoError(t, err)
-	return string(csr.PEM())
+	return string(must.Get(pki.NewCSR(key, o))(t).PEM())
 }
 
 func requestFor(t testing.TB, key crypto.Signer) *wire.IstioCertificateRequest {
@@ -292,8 +235,7 @@ func (s *server) metric(t testing.TB, name string) string {
 // answer without a body) and body.
 func post(ctx context.Context, t testing.TB, c *http.Client, url, token string, body io.Reader, edit func(*http.Request)) (*http.Response, []byte) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+istioca.CreateCertificate, body)
-	require.NoError(t, err)
+	req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, url+istioca.CreateCertificate, body))(t)
 	req.Header.Set("Content-Type", "application/grpc")
 	req.Header.Set("Te", "trailers")
 	if token != "" {
@@ -302,13 +244,16 @@ func post(ctx context.Context, t testing.TB, c *http.Client, url, token string, 
 	if edit != nil {
 		edit(req)
 	}
-	resp, err := c.Do(req)
-	require.NoError(t, err)
+	resp := must.Get(c.Do(req))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	b := must.Get(io.ReadAll(resp.Body))(t)
 	if resp.Trailer.Get("Grpc-Status") == "" {
 		resp.Trailer = resp.Header
 	}
 	return resp, b
+}
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
 }

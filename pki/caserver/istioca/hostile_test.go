@@ -3,12 +3,13 @@ package istioca_test
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
-	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,12 +21,17 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 // frame puts a message into gRPC's envelope.
@@ -35,9 +41,7 @@ func frame(flags byte, msg []byte) []byte {
 
 func marshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
-	b, err := proto.Marshal(m)
-	require.NoError(t, err)
-	return b
+	return must.Get(proto.Marshal(m))(t)
 }
 
 // TestBytes speaks to the server with bytes made by hand, both ways.
@@ -153,13 +157,12 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	done := make(chan struct{})
 	inner := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, Timeout: 10 * time.Millisecond})
-	url, cfg := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	url, cfg := caservertest.Listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		inner.ServeHTTP(w, r)
 		close(done)
 	}))
 	cfg.NextProtos = []string{"h2"}
-	conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), cfg)
-	require.NoError(t, err)
+	conn := must.Get(tls.Dial("tcp", strings.TrimPrefix(url, "https://"), cfg))(t)
 	defer conn.Close()
 	// The preface; SETTINGS with INITIAL_WINDOW_SIZE 0; HEADERS of stream 1 without END_STREAM; DATA.
 	headers := []byte{0x83, 0x87} // :method POST, :scheme https
@@ -185,8 +188,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		h2(1, 4, 1, headers),
 		h2(0, 1, 1, msg),
 	} {
-		_, err = conn.Write(b)
-		require.NoError(t, err)
+		must.Get(conn.Write(b))(t)
 	}
 	go func() { _, _ = io.Copy(io.Discard, conn) }() // frames, which is not the flow that has no window
 	select {
@@ -250,8 +252,7 @@ func TestHostileCSRs(t *testing.T) {
 	for _, c := range hostilecsr.Cases(t) {
 		resp, err := s.call(t, "web", &wire.IstioCertificateRequest{Csr: strings.ToValidUTF8(string(c.PEM), "?")})
 		if err != nil {
-			e, ok := errors.AsType[*grpchttp.Error](err)
-			require.True(t, ok, "%s: %v", c.Name, err)
+			e := must.As[*grpchttp.Error](err)(t, "%s: %v", c.Name, err)
 			code := e.Code
 			if len(c.PEM) > 128<<10 && code == grpchttp.ResourceExhausted {
 				continue
@@ -311,6 +312,260 @@ func TestMetadataIsCheap(t *testing.T) {
 	}
 }
 
-func appendLen(b []byte) []byte {
-	return append(binary.AppendUvarint(nil, uint64(len(b))), b...)
+func appendLen(b []byte) []byte { return append(binary.AppendUvarint(nil, uint64(len(b))), b...) }
+
+// seeds are messages, good and bad.
+func seeds(t testing.TB) [][]byte {
+	t.Helper()
+	good := goodRequest(t)
+	good.ValidityDuration = -1
+	good.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{
+		"CertSigner": structpb.NewStringValue("s"), "ImpersonatedIdentity": structpb.NewStringValue(webID), "x": structpb.NewNumberValue(1),
+	}}
+	b := marshal(t, good)
+	twice := append([]byte("\x0a\x01x\x18\x05\x22\x13\x0a\x11\x0a\x0aCertSigner\x12\x03\x1a\x01x"), b...)
+	return [][]byte{
+		nil, b, twice, b[:len(b)/2], {0xff}, []byte("\x0a\x01\xff"), []byte("\x22\x00"), []byte("\x22\x02\x0a\x00"), []byte("\x1a\x01x"), []byte("\x08\x01"),
+		[]byte("\x22\x12\x0a\x10\x0a\x0aCertSigner\x12\x02\x20\x01"),                                                 // a boolean
+		[]byte("\x22\x15\x0a\x13\x0a\x0aCertSigner\x12\x05\x1a\x01x\x20\x01"),                                        // a text, then a boolean
+		[]byte("\x22\x15\x0a\x13\x0a\x0aCertSigner\x12\x05\x20\x01\x1a\x01x"),                                        // the other way round
+		[]byte("\x22\x18\x0a\x16\x0a\x0aCertSigner\x12\x03\x1a\x01x\x12\x03\x20\x01\x08"),                            // two values
+		[]byte("\x22\x0e\x0a\x0c\x0a\x0aCertSigner"),                                                                 // none
+		[]byte("\x22\x21\x0a\x11\x0a\x0aCertSigner\x12\x03\x1a\x01x\x0a\x0c\x0a\x0aCertSigner"),                      // one, then none
+		[]byte("\x22\x0c\x0a\x0aCertSigner"), []byte("\x0b\x0c"), []byte("\x0b"), []byte("\x0c"), []byte("\x00\x00"), // groups, field 0
+	}
+}
+
+// FuzzDecode compares the reader of requests with the generated one.
+func FuzzDecode(f *testing.F) {
+	for _, s := range seeds(f) {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		got, err := istioca.Decode(data)
+		var m wire.IstioCertificateRequest
+		if proto.Unmarshal(data, &m) != nil {
+			return // ours may take what has garbage deep inside of metadata that it does not read
+		}
+		require.NoError(t, err)
+		text := func(key string) string { return m.GetMetadata().GetFields()[key].GetStringValue() }
+		assert.Equal(t, istioca.Decoded{
+			CSR: m.GetCsr(), Validity: m.GetValidityDuration(), Signer: text("CertSigner"), Impersonate: text("ImpersonatedIdentity"),
+		}, got)
+	})
+}
+
+// What the reader refuses.
+func TestDecodeRefuses(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-4.1-4")
+	for _, bad := range []string{
+		"\xff", "\x0a", "\x0a\x02x", "\x0a\x01\xff", "\x18", "\x18\xff", "\x00\x00", "\x0c", "\x0b", "\x12\x02x", "\x0f",
+		"\x22\x01\xff", "\x22\x02\x0a\x01", "\x22\x03\x0a\x01\xff", "\x22\x05\x0a\x03\x0a\x01\xff", "\x22\x04\x0a\x02\x12\x01",
+		"\x22\x06\x0a\x04\x12\x02\x1a\x01", "\x22\x07\x0a\x05\x12\x03\x1a\x01\xff", "\x22\x05\x0a\x03\x12\x01\xff",
+	} {
+		require.Error(t, must.ErrorOf(istioca.Decode([]byte(bad))), "%q", bad)
+		require.Error(t, proto.Unmarshal([]byte(bad), new(wire.IstioCertificateRequest)), "%q", bad)
+	}
+}
+
+// FuzzServeHTTP sends a body to the server: it answers with a certificate for the caller or with a
+// status, and never with anything between.
+func FuzzServeHTTP(f *testing.F) {
+	for _, s := range seeds(f) {
+		f.Add(frame(0, s))
+	}
+	f.Add([]byte{})
+	f.Add([]byte{0, 0, 0})
+	f.Add(frame(1, nil))
+	f.Add(append(frame(0, nil), frame(0, nil)...))
+	srv := newServer(f, istioca.Options{Signer: authority(f), Authenticator: callers, AllowPlaintext: true})
+	f.Fuzz(func(t *testing.T, body []byte) {
+		r := httptest.NewRequest(http.MethodPost, istioca.CreateCertificate, io.NopCloser(bytes.NewReader(body)))
+		r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
+		r.Header.Set("Content-Type", "application/grpc")
+		r.Header.Set("Authorization", "Bearer web")
+		w := httptest.NewRecorder()
+		srv.ServeHTTP(w, r)
+		resp := w.Result()
+		require.Equal(t, http.StatusOK, resp.StatusCode)
+		status := resp.Trailer.Get("Grpc-Status")
+		if status == "" {
+			status = resp.Header.Get("Grpc-Status")
+		}
+		require.NotEmpty(t, status)
+		if status != "0" {
+			require.Zero(t, w.Body.Len())
+			return
+		}
+		var m wire.IstioCertificateResponse
+		require.NoError(t, proto.Unmarshal(w.Body.Bytes()[5:], &m))
+		certs := must.Get(pki.ParseCertificatesPEM([]byte(m.GetCertChain()[0])))(t)
+		require.Len(t, certs, 1)
+		require.Len(t, certs[0].URIs, 1)
+		require.Equal(t, webID, certs[0].URIs[0].String())
+	})
+}
+
+// TestChain has the forms in which a signer can return a chain, and what becomes of them.
+func TestChain(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-4.2-6", "IST-4.4-1", "IST-4.4-2", "IST-4.4-3", "IST-4.4-5")
+	td := spiffe.MustParseTrustDomain("example.org")
+	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
+	upper := root.Intermediate()
+	lower := upper.Intermediate()
+	chain, chainKey := lower.Certificate("/ns/prod/sa/web") // leaf, lower, upper
+	require.Len(t, chain, 3)
+	direct, directKey := root.Certificate("/ns/prod/sa/web")
+	stranger, _ := root.Certificate("/ns/prod/sa/web")
+	caChain, caKey := root.Certificate("/ns/prod/sa/web", func(c *x509.Certificate) { c.BasicConstraintsValid, c.IsCA = true, true })
+	keys := map[*x509.Certificate]crypto.Signer{chain[0]: chainKey, direct[0]: directKey, caChain[0]: caKey}
+	bundle := func(certs ...*x509.Certificate) *spiffe.Bundle {
+		return must.Get(spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certs}))(t)
+	}
+	r, o := root.Root(), other.Root()
+	type certs = []*x509.Certificate
+	for name, test := range map[string]struct {
+		chain  certs
+		bundle *spiffe.Bundle
+		want   []certs // nil: no answer
+	}{
+		"self-signed":                              {direct, bundle(r), []certs{{direct[0]}, {r}}},
+		"two roots":                                {direct, bundle(r, o), []certs{{direct[0]}, {r, o}}},
+		"intermediates":                            {chain, bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"intermediates, two roots":                 {chain, bundle(o, r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {o, r}}},
+		"root at the end":                          {append(chain[:3:3], r), bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"a root in the middle":                     {certs{chain[0], r, chain[1], chain[2]}, bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"another root at the end":                  {append(chain[:3:3], o), bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"an intermediate twice":                    {certs{chain[0], chain[1], chain[1], chain[2], chain[1]}, bundle(r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"the anchor is an intermediate":            {chain, bundle(chain[2]), []certs{{chain[0]}, {chain[1]}, {chain[2]}}},
+		"one anchor is an intermediate":            {chain, bundle(chain[1], r), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {chain[1], r}}},
+		"no bundle, root at the end":               {append(chain[:3:3], r), nil, []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"no bundle, leaf and root":                 {certs{direct[0], r}, nil, []certs{{direct[0]}, {r}}},
+		"no bundle, a CA at the end":               {chain, nil, []certs{{chain[0]}, {chain[1]}, {chain[2]}}},
+		"empty bundle, root at the end":            {append(chain[:3:3], r), bundle(), []certs{{chain[0]}, {chain[1]}, {chain[2]}, {r}}},
+		"no bundle, a leaf":                        {direct, nil, nil},
+		"empty bundle, a leaf":                     {direct, bundle(), nil},
+		"no bundle, another leaf at the end":       {certs{direct[0], chain[0]}, nil, nil},
+		"no chain":                                 {nil, bundle(r), nil},
+		"the certificate of another key":           {stranger, bundle(r), nil},
+		"the certificate of a CA":                  {caChain, bundle(r), nil},
+		"a nil certificate":                        {certs{direct[0], nil}, bundle(r), nil},
+		"more certificates than peers put up with": {append(certs{direct[0]}, bytesOf(chain[1], 16)...), bundle(r), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, istioca.Options{Signer: &signer{
+				sign:   func(context.Context, ca.Request) ([]*x509.Certificate, error) { return test.chain, nil },
+				bundle: func() *spiffe.Bundle { return test.bundle },
+			}})
+			request := goodRequest(t)
+			if len(test.chain) > 0 && keys[test.chain[0]] != nil {
+				request = requestFor(t, keys[test.chain[0]])
+			}
+			if test.want == nil {
+				_, err := s.call(t, "web", request)
+				refused(t, err, grpchttp.Internal, "CSR signing error (the answer of the signer cannot be used)")
+				assert.Equal(t, "0", s.metric(t, "success_cert_issuance_count"))
+				return
+			}
+			for range 2 { // the second answer has its tail from the first
+				got := s.issue(t, "web", request)
+				require.Len(t, got, len(test.want))
+				for i := range got {
+					assert.Equal(t, raw(test.want[i]), raw(got[i]), "text %d", i)
+				}
+			}
+			last := test.want[len(test.want)-1]
+			assert.Equal(t, strconv.FormatInt(last[0].NotAfter.Unix(), 10), s.metric(t, "root_cert_expiry_timestamp"))
+			signing := ""
+			if len(test.want) > 2 {
+				signing = strconv.FormatInt(test.want[1][0].NotAfter.Unix(), 10)
+			}
+			assert.Equal(t, signing, s.metric(t, "cert_chain_expiry_timestamp"))
+		})
+	}
+}
+
+func bytesOf(c *x509.Certificate, n int) []*x509.Certificate {
+	var out []*x509.Certificate
+	for range n {
+		out = append(out, c)
+	}
+	return out
+}
+
+// A new root is in the very next answer, though nothing else has changed.
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
+	s := serve(t, istioca.Options{Signer: a})
+	roots := func() [][]byte {
+		got := s.issue(t, "web", goodRequest(t))
+		require.Len(t, got, 2)
+		return raw(got[1])
+	}
+	require.Len(t, roots(), 1)
+	first := roots()[0]
+	must.Get(a.Rotate(t.Context()))(t)
+	got := roots()
+	require.Len(t, got, 2)
+	assert.Equal(t, first, got[0])
+	assert.Len(t, roots(), 2)
+}
+
+// A leaf goes with its own intermediates, also when they change under the same roots.
+func TestIntermediatesChange(t *testing.T) {
+	t.Parallel()
+	root := spiffetest.NewCA(t, "example.org")
+	bundle := root.Bundle()
+	var chains [][]*x509.Certificate
+	var keys []crypto.Signer
+	for _, issuer := range []*spiffetest.CA{root.Intermediate(), root.Intermediate(), root} {
+		chain, key := issuer.Certificate("/ns/prod/sa/web")
+		chains, keys = append(chains, chain), append(keys, key)
+	}
+	next := make(chan []*x509.Certificate, 1)
+	s := serve(t, istioca.Options{Signer: &signer{
+		sign:   func(context.Context, ca.Request) ([]*x509.Certificate, error) { return <-next, nil },
+		bundle: func() *spiffe.Bundle { return bundle },
+	}})
+	for _, i := range []int{0, 1, 2, 0, 0, 1} {
+		next <- chains[i]
+		var got [][]byte
+		for _, text := range s.issue(t, "web", requestFor(t, keys[i])) {
+			got = append(got, raw(text)...)
+		}
+		assert.Equal(t, append(raw(chains[i]), root.Root().Raw), got)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-4.6-1")
+	a := authority(t)
+	s := serve(t, istioca.Options{Signer: a})
+	var b bytes.Buffer
+	require.NoError(t, s.Report().Metrics(&b))
+	var names []string
+	for line := range strings.SplitSeq(b.String(), "\n") {
+		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			names = append(names, rest)
+		}
+	}
+	assert.Equal(t, []string{
+		"citadel_server_csr_count counter",
+		"citadel_server_authentication_failure_count counter",
+		"citadel_server_csr_parsing_err_count counter",
+		"citadel_server_id_extraction_err_count counter",
+		"citadel_server_csr_sign_err_count counter",
+		"citadel_server_success_cert_issuance_count counter",
+		"citadel_server_root_cert_expiry_timestamp gauge",
+		"citadel_server_root_cert_expiry_seconds gauge",
+	}, names)
+	end := a.Status().Roots[0].Certificate.NotAfter
+	assert.Equal(t, strconv.FormatInt(end.Unix(), 10), s.metric(t, "root_cert_expiry_timestamp"))
+	left := must.Get(strconv.ParseFloat(s.metric(t, "root_cert_expiry_seconds"), 64))(t)
+	assert.InDelta(t, time.Until(end).Seconds(), left, 60)
 }

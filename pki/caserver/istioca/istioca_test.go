@@ -33,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
@@ -52,8 +53,7 @@ const (
 func TestNew(t *testing.T) {
 	t.Parallel()
 	good := istioca.Options{Signer: authority(t), Authenticator: callers}
-	_, err := istioca.New(good)
-	require.NoError(t, err)
+	must.Get(istioca.New(good))(t)
 	for want, edit := range map[string]func(*istioca.Options){
 		"istioca: invalid Options: Signer is nil":           func(o *istioca.Options) { o.Signer = nil },
 		"istioca: invalid Options: Authenticator is nil":    func(o *istioca.Options) { o.Authenticator = nil },
@@ -61,8 +61,7 @@ func TestNew(t *testing.T) {
 	} {
 		bad := good
 		edit(&bad)
-		_, err := istioca.New(bad)
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, must.ErrorOf(istioca.New(bad)), want)
 	}
 }
 
@@ -99,10 +98,8 @@ func TestIssue(t *testing.T) {
 	assert.WithinRange(t, leaf.NotAfter, before.Add(time.Hour), time.Now().Add(time.Hour))
 	assert.Equal(t, raw(chain[1]), raw([]*x509.Certificate{a.Status().Roots[0].Certificate}))
 
-	v, err := spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(spiffe.MustParseID(webID)), nil)
-	require.NoError(t, err)
-	_, err = v.VerifyChain(chain[0], spiffe.AnyRole)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(spiffe.MustParseID(webID)), nil))(t)
+	must.Get(v.VerifyChain(chain[0], spiffe.AnyRole))(t)
 }
 
 // The common name is the ID if the request has one at all, and if the ID fits.
@@ -137,8 +134,7 @@ func TestUnauthenticated(t *testing.T) {
 		"a DNS name":  &authn.Caller{Method: "test", DNSNames: []string{"web.test"}, Pod: &spiffe.Pod{Namespace: "prod", ServiceAccount: "web", Name: "web-0", UID: "u-1"}},
 		"never":       final{},
 	}})
-	_, err := s.call(t, "web", goodRequest(t))
-	require.NoError(t, err)
+	must.Get(s.call(t, "web", goodRequest(t)))(t)
 	for name, header := range map[string][]string{
 		"no token":           nil,
 		"empty":              {""},
@@ -219,8 +215,8 @@ func TestPlaintext(t *testing.T) {
 	for allow, code := range map[bool]grpchttp.Code{false: grpchttp.Unauthenticated, true: 0} {
 		l := new(programtest.Log)
 		s := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, AllowPlaintext: allow, Logger: caservertest.Logger(l)})
-		url := "http" + start(t, s, func(hs *http.Server, l net.Listener) error { return hs.Serve(l) })
-		_, err := call(t.Context(), transport(t, nil), url, "web", goodRequest(t))
+		url := "http" + caservertest.Start(t, s, func(hs *http.Server, l net.Listener) error { return hs.Serve(l) })
+		_, err := call(t.Context(), caservertest.HTTP2Client(t, nil), url, "web", goodRequest(t))
 		if allow {
 			require.NoError(t, err)
 			continue
@@ -294,36 +290,26 @@ func TestClientCertificate(t *testing.T) {
 	require.NoError(t, err)
 	s := serve(t, istioca.Options{Signer: a, Authenticator: authn.FirstOf(authn.ClientCertificate(v), callers)})
 	renew := func(id string) [][]byte {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		csr, err := pki.NewCSR(key, pki.CSROptions{})
-		require.NoError(t, err)
-		chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(id)})
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
+		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(id)}))(t)
 		cfg := s.tls.Clone()
 		cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
-		resp, err := call(t.Context(), transport(t, cfg), s.url, "", goodRequest(t))
-		require.NoError(t, err)
+		resp := must.Get(call(t.Context(), caservertest.HTTP2Client(t, cfg), s.url, "", goodRequest(t)))(t)
 		return raw(parse(t, resp.GetCertChain())[0])
 	}
-	leaf, err := x509.ParseCertificate(renew("spiffe://example.org/batch")[0])
-	require.NoError(t, err)
-	id, err := spiffe.IDFromCertificate(leaf)
-	require.NoError(t, err)
-	assert.Equal(t, "spiffe://example.org/batch", id.String())
+	leaf := must.Get(x509.ParseCertificate(renew("spiffe://example.org/batch")[0]))(t)
+	assert.Equal(t, "spiffe://example.org/batch", must.Get(spiffe.IDFromCertificate(leaf))(t).String())
 
 	// A certificate of another CA is not proof, and does not stand in the way of a token.
 	cfg := s.tls.Clone()
 	chain, key := spiffetest.NewCA(t, "example.org").Certificate("/batch")
 	cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
-	c := transport(t, cfg)
+	c := caservertest.HTTP2Client(t, cfg)
 	_, err = call(t.Context(), c, s.url, "", goodRequest(t))
 	refused(t, err, grpchttp.Unauthenticated, unauthenticated)
-	resp, err := call(t.Context(), c, s.url, "web", goodRequest(t))
-	require.NoError(t, err)
-	id, err = spiffe.IDFromCertificate(parse(t, resp.GetCertChain())[0][0])
-	require.NoError(t, err)
-	assert.Equal(t, webID, id.String())
+	resp := must.Get(call(t.Context(), c, s.url, "web", goodRequest(t)))(t)
+	assert.Equal(t, webID, must.Get(spiffe.IDFromCertificate(parse(t, resp.GetCertChain())[0][0]))(t).String())
 }
 
 // A chain of renewals by certificate alone has an end, however often the caller renews: each certificate carries when the caller
@@ -334,17 +320,15 @@ func TestRenewalsEnd(t *testing.T) {
 	td := a.Bundle().TrustDomain()
 	key, err := pki.NewKey(pki.ECDSAP256)
 	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	// serveFor serves callers that may renew for that long. What it returns renews a chain, with a token beside it or "".
 	serveFor := func(signer ca.Signer, longest time.Duration) func(chain []*x509.Certificate, token string) ([]*x509.Certificate, error) {
-		proof, err := istioca.ClientCertificates(signer, td, longest)
-		require.NoError(t, err)
+		proof := must.Get(istioca.ClientCertificates(signer, td, longest))(t)
 		s := serve(t, istioca.Options{Signer: signer, Authenticator: authn.FirstOf(callers, proof), CertificateTTL: 10 * time.Minute})
 		return func(chain []*x509.Certificate, token string) ([]*x509.Certificate, error) {
 			cfg := s.tls.Clone()
 			cfg.Certificates = []tls.Certificate{{Certificate: raw(chain), PrivateKey: key}}
-			resp, err := call(t.Context(), transport(t, cfg), s.url, token, &wire.IstioCertificateRequest{Csr: string(csr.PEM()), ValidityDuration: 3600})
+			resp, err := call(t.Context(), caservertest.HTTP2Client(t, cfg), s.url, token, &wire.IstioCertificateRequest{Csr: string(csr.PEM()), ValidityDuration: 3600})
 			if err != nil {
 				return nil, err
 			}
@@ -353,37 +337,30 @@ func TestRenewalsEnd(t *testing.T) {
 	}
 	proven := func(ago time.Duration) (time.Time, []*x509.Certificate) {
 		at := time.Now().Add(-ago)
-		chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(webID), Proven: at})
-		require.NoError(t, err)
-		return at, chain
+		return at, must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(webID), Proven: at}))(t)
 	}
 
 	hour := serveFor(a, time.Hour)
 	at, chain := proven(50 * time.Minute)
 	for range 3 {
-		chain, err = hour(chain, "")
-		require.NoError(t, err)
+		chain = must.Get(hour(chain, ""))(t)
 		require.Equal(t, at.Unix(), a.Proven(chain[0]).Unix(), "a certificate is no new proof")
 		require.LessOrEqual(t, time.Until(chain[0].NotAfter), 10*time.Minute, "and CertificateTTL is for it")
 	}
 	_, late := proven(time.Hour + time.Minute)
 	_, err = hour(late, "")
 	refused(t, err, grpchttp.Unauthenticated, unauthenticated)
-	again, err := hour(late, "web")
-	require.NoError(t, err)
+	again := must.Get(hour(late, "web"))(t)
 	require.WithinDuration(t, time.Now(), a.Proven(again[0]), time.Minute, "another proof")
 	require.Greater(t, time.Until(again[0].NotAfter), 10*time.Minute)
-	_, err = hour(again, "")
-	require.NoError(t, err)
+	must.Get(hour(again, ""))(t)
 
-	_, err = serveFor(a, 0)(late, "")
-	require.NoError(t, err, "without end")
+	require.NoError(t, must.ErrorOf(serveFor(a, 0)(late, "")), "without end")
 	for _, longest := range []time.Duration{time.Hour, math.MaxInt64} { // of a signer that cannot tell
 		_, err = serveFor(wrap(a), longest)(again, "")
 		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 	}
-	_, err = istioca.ClientCertificates(a, td, -1)
-	require.Error(t, err)
+	require.Error(t, must.ErrorOf(istioca.ClientCertificates(a, td, -1)))
 }
 
 // What a proxy forwards proves its client and never the proxy, and nothing while a root is tainted.
@@ -408,15 +385,10 @@ func TestForwardedCertificates(t *testing.T) {
 		return c.ID.String(), nil
 	}
 	const behind = "URI=" + webID
-	id, err := ask()
-	require.NoError(t, err)
-	require.Equal(t, "spiffe://example.org/gateway", id)
-	id, err = ask(behind)
-	require.NoError(t, err)
-	require.Equal(t, webID, id)
+	require.Equal(t, "spiffe://example.org/gateway", must.Get(ask())(t))
+	require.Equal(t, webID, must.Get(ask(behind))(t))
 	for _, header := range []string{"", "x", "DNS=web.example.org", "URI=spiffe://evil.test/web"} {
-		_, err = ask(header)
-		require.Error(t, err, header)
+		require.Error(t, must.ErrorOf(ask(header)), header)
 	}
 	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
 	_, err = ask(behind)
@@ -583,10 +555,8 @@ func TestRequest(t *testing.T) {
 func TestAuditRecord(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
-	audit, err := auditlog.Open(path, nil)
-	require.NoError(t, err)
-	a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Auditor: audit})
-	require.NoError(t, err)
+	audit := must.Get(auditlog.Open(path, nil))(t)
+	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Auditor: audit}))(t)
 	node := caller(nodeID)
 	node.Pod = &spiffe.Pod{Cluster: "east", Namespace: "kube-system", ServiceAccount: "ztunnel", Name: "ztunnel-x", UID: "u-1", Node: "n1"}
 	s := serve(t, istioca.Options{
@@ -597,8 +567,7 @@ func TestAuditRecord(t *testing.T) {
 	s.issue(t, "node", impersonate(t, structpb.NewStringValue(webID)))
 	s.issue(t, "web", goodRequest(t))
 	require.NoError(t, audit.Close())
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(path))(t)
 	var got []ca.Issuance
 	for e, err := range auditlog.Read(bytes.NewReader(text)) {
 		require.NoError(t, err)
@@ -629,8 +598,7 @@ func TestValidity(t *testing.T) {
 		0: time.Hour, -1: time.Hour, math.MinInt64: time.Hour, 1: time.Second, 7200: 2 * time.Hour,
 	} {
 		before := time.Now().Truncate(time.Second)
-		resp, err := ask(seconds)
-		require.NoError(t, err)
+		resp := must.Get(ask(seconds))(t)
 		assert.WithinRange(t, parse(t, resp.GetCertChain())[0][0].NotAfter, before.Add(want), time.Now().Add(want), "%d", seconds)
 	}
 	tooLong := []int64{7201, math.MaxInt64 / int64(time.Second), math.MaxInt64/int64(time.Second) + 1, 1 << 62, math.MaxInt64}
@@ -655,8 +623,7 @@ func TestBadCSR(t *testing.T) {
 	bad := []string{"", "x", good[:len(good)/2], broken, good + good, strings.ReplaceAll(good, "CERTIFICATE REQUEST", "CERTIFICATE"), strings.Repeat("\n", 150<<10) + good}
 	for _, csr := range bad {
 		_, err := s.call(t, "web", &wire.IstioCertificateRequest{Csr: csr})
-		e, ok := errors.AsType[*grpchttp.Error](err)
-		require.True(t, ok, "%v", err)
+		e := must.As[*grpchttp.Error](err)(t)
 		assert.Equal(t, grpchttp.InvalidArgument, e.Code)
 		assert.Regexp(t, `^CSR signing error \(pki: invalid certificate signing request.*\)$`, e.Message)
 	}
@@ -789,7 +756,7 @@ func TestConcurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 32 {
 		csr := newCSR(t, pki.CSROptions{})
-		c := transport(t, s.tls)
+		c := caservertest.HTTP2Client(t, s.tls)
 		wg.Go(func() {
 			for range 4 {
 				resp, err := call(t.Context(), c, s.url, fmt.Sprint(i), &wire.IstioCertificateRequest{Csr: csr})
@@ -805,4 +772,54 @@ func TestConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 	assert.Equal(t, "128", s.metric(t, "success_cert_issuance_count"))
+}
+
+// web authenticates every caller without work of its own.
+var web = authn.Func(func(*http.Request) (*authn.Caller, error) { return callers["web"].(*authn.Caller), nil })
+
+// writer is an http.ResponseWriter that keeps nothing.
+type writer struct{ h http.Header }
+
+func (w *writer) Header() http.Header         { return w.h }
+func (w *writer) Write(p []byte) (int, error) { return len(p), nil }
+func (w *writer) WriteHeader(int)             {}
+func (w *writer) Flush()                      {}
+
+type body struct{ bytes.Reader }
+
+func (*body) Close() error { return nil }
+
+// roundTrip returns a function that calls a handler without a network.
+func roundTrip(t testing.TB, h http.Handler) func() {
+	msg := frame(0, marshal(t, goodRequest(t)))
+	r := httptest.NewRequest(http.MethodPost, istioca.CreateCertificate, nil)
+	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
+	r.Header.Set("Content-Type", "application/grpc")
+	b, w := &body{}, &writer{}
+	return func() {
+		b.Reset(msg)
+		r.Body = b
+		w.h = make(http.Header, 8)
+		h.ServeHTTP(w, r)
+		if w.h.Get(http.TrailerPrefix+"Grpc-Status") != "0" {
+			t.Fatal(w.h)
+		}
+	}
+}
+
+// What the handler adds to the authority's work.
+func TestAllocations(t *testing.T) {
+	if rounds.Race {
+		t.Skip("the race detector allocates")
+	}
+	a := authority(t)
+	call := roundTrip(t, newServer(t, istioca.Options{Signer: a, Authenticator: web, AllowPlaintext: true}))
+	text := []byte(newCSR(t, pki.CSROptions{}))
+	whole := testing.AllocsPerRun(50, call)
+	bare := testing.AllocsPerRun(50, func() {
+		csr := must.Get(pki.ParseCSRPEM(text))(t)
+		must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: callers["web"].(*authn.Caller).ID}))(t)
+	})
+	t.Logf("%v allocations, of which the authority has %v", whole, bare)
+	require.LessOrEqual(t, whole-bare, 70.0)
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
@@ -46,8 +47,7 @@ import (
 func TestNew(t *testing.T) {
 	t.Parallel()
 	good := linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review}
-	_, err := linkerd.New(good)
-	require.NoError(t, err)
+	must.Get(linkerd.New(good))(t)
 	for what, edit := range map[string]func(*linkerd.Options){
 		"Mesh":      func(o *linkerd.Options) { o.Mesh = linkerdname.Mesh{} },
 		"Signer":    func(o *linkerd.Options) { o.Signer = nil },
@@ -60,8 +60,7 @@ func TestNew(t *testing.T) {
 	} {
 		o := good
 		edit(&o)
-		_, err := linkerd.New(o)
-		assert.ErrorContains(t, err, what)
+		assert.ErrorContains(t, must.ErrorOf(linkerd.New(o)), what)
 	}
 }
 
@@ -96,8 +95,7 @@ func TestLifetime(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-3.2-3", "LNK-6.2-5", "LNK-7-4", "LNK-17-10")
 	s := serve(t, linkerd.Options{Lifetime: 24 * time.Hour, ClockSkew: 20 * time.Second})
-	resp, err := s.certify(t, goodRequest(t))
-	require.NoError(t, err)
+	resp := must.Get(s.certify(t, goodRequest(t)))(t)
 	leaf := accept(t, resp, s.signer.anchors, web, time.Now())
 	assert.InDelta(t, 24*time.Hour+40*time.Second, leaf.NotAfter.Sub(leaf.NotBefore), float64(time.Second))
 
@@ -105,8 +103,7 @@ func TestLifetime(t *testing.T) {
 	key := newKey(t)
 	root := authority(t, "root", key, nil, nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(time.Hour) })
 	short := serve(t, linkerd.Options{Signer: &signer{anchors: []*x509.Certificate{root}, chain: []*x509.Certificate{root}, key: key}})
-	resp, err = short.certify(t, goodRequest(t))
-	require.NoError(t, err)
+	resp = must.Get(short.certify(t, goodRequest(t)))(t)
 	assert.Equal(t, root.NotAfter.Unix(), resp.GetValidUntil().GetSeconds())
 }
 
@@ -124,8 +121,7 @@ func TestChain(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-1-5", "LNK-3.2-2", "LNK-7-13", "LNK-17-11")
 	s := serve(t, linkerd.Options{Signer: chained(t)})
-	resp, err := s.certify(t, goodRequest(t))
-	require.NoError(t, err)
+	resp := must.Get(s.certify(t, goodRequest(t)))(t)
 	accept(t, resp, s.signer.anchors, web, time.Now())
 	assert.Equal(t, [][]byte{s.signer.chain[0].Raw, s.signer.chain[1].Raw}, resp.GetIntermediateCertificates(), "issuer, parent, and no anchor")
 
@@ -133,8 +129,7 @@ func TestChain(t *testing.T) {
 	two := newSigner(t)
 	two.anchors = append([]*x509.Certificate{newSigner(t).anchors[0]}, two.anchors...)
 	s = serve(t, linkerd.Options{Signer: two})
-	resp, err = s.certify(t, goodRequest(t))
-	require.NoError(t, err)
+	resp = must.Get(s.certify(t, goodRequest(t)))(t)
 	accept(t, resp, two.anchors, web, time.Now())
 	assert.Equal(t, [][]byte{two.anchors[1].Raw}, resp.GetIntermediateCertificates())
 }
@@ -163,9 +158,7 @@ func TestAccepted(t *testing.T) {
 
 func p384(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
-	require.NoError(t, err)
-	return key
+	return must.Get(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))(t)
 }
 
 func TestFirstDesign(t *testing.T) {
@@ -194,8 +187,7 @@ type fault struct {
 func faults(t testing.TB) []fault {
 	t.Helper()
 	bad := newSigner(t)
-	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
+	rsaKey := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	_, edKey, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	request := func(edit func(*x509.CertificateRequest)) func(*wire.CertifyRequest) {
@@ -218,8 +210,7 @@ func faults(t testing.TB) []fault {
 		// 5
 		{"CSR that is text", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = []byte("text") }, nil},
 		{"CSR in PEM", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) {
-			c, err := pki.ParseCSR(good)
-			require.NoError(t, err)
+			c := must.Get(pki.ParseCSR(good))(t)
 			r.CertificateSigningRequest = c.PEM()
 		}, nil},
 		{"CSR with bytes behind", grpchttp.InvalidArgument, func(r *wire.CertifyRequest) { r.CertificateSigningRequest = append(bytes.Clone(good), 0) }, nil},
@@ -430,11 +421,9 @@ func TestIssuerOption(t *testing.T) {
 			r := goodRequest(t)
 			r.Token = []byte("garbage")
 			r.CertificateSigningRequest = csr(t, newKey(t), func(r *x509.CertificateRequest) { r.DNSNames = nil })
-			_, err = s.certify(t, r)
-			assert.Equal(t, grpchttp.Unavailable, codeOf(err))
+			assert.Equal(t, grpchttp.Unavailable, codeOf(must.ErrorOf(s.certify(t, r))))
 			r.CertificateSigningRequest = []byte("x")
-			_, err = s.certify(t, r)
-			assert.Equal(t, grpchttp.InvalidArgument, codeOf(err))
+			assert.Equal(t, grpchttp.InvalidArgument, codeOf(must.ErrorOf(s.certify(t, r))))
 		})
 	}
 }
@@ -471,8 +460,7 @@ func TestEventsAndMetrics(t *testing.T) {
 		return 0
 	}
 	assert.Zero(t, ttl())
-	resp, err := s.certify(t, goodRequest(t))
-	require.NoError(t, err)
+	resp := must.Get(s.certify(t, goodRequest(t)))(t)
 	assert.Equal(t, []linkerd.Event{{
 		Reason: "IssuedLeafCertificate", Namespace: "emojivoto", ServiceAccount: "web",
 		Message: fmt.Sprintf("issued certificate for %s until %s: %x", web, resp.GetValidUntil().AsTime().Format(time.RFC3339), sha256.Sum256(resp.GetLeafCertificate())),
@@ -482,24 +470,21 @@ func TestEventsAndMetrics(t *testing.T) {
 	sig.mu.Lock()
 	sig.chain, sig.key = second.chain, second.key
 	sig.mu.Unlock()
-	_, err = s.certify(t, goodRequest(t))
-	require.NoError(t, err)
+	must.Get(s.certify(t, goodRequest(t)))(t)
 	got := taken()
 	require.Len(t, got, 2)
 	assert.Equal(t, linkerd.Event{
 		Reason:  "IssuerUpdated",
 		Message: fmt.Sprintf("the issuer is now %q until %s: %x", second.chain[0].Subject, second.chain[0].NotAfter.Format(time.RFC3339), sha256.Sum256(second.chain[0].Raw)),
 	}, got[0])
-	_, err = s.certify(t, goodRequest(t))
-	require.NoError(t, err)
+	must.Get(s.certify(t, goodRequest(t)))(t)
 	assert.Len(t, taken(), 1)
 
 	third := newSigner(t)
 	sig.mu.Lock()
 	sig.chain, sig.key = third.chain, third.key
 	sig.mu.Unlock()
-	_, err = s.certify(t, goodRequest(t))
-	require.Equal(t, grpchttp.Unavailable, codeOf(err))
+	require.Equal(t, grpchttp.Unavailable, codeOf(must.ErrorOf(s.certify(t, goodRequest(t)))))
 	got = taken()
 	require.Len(t, got, 1)
 	assert.Regexp(t, `^no certificate for "`+web+`": the issuer does not verify against the trust anchors: x509: `, got[0].Message)
@@ -518,9 +503,7 @@ func TestRetryInfo(t *testing.T) {
 	s := serve(t, linkerd.Options{Signer: sig})
 	_, err := s.certify(t, goodRequest(t))
 	require.Equal(t, grpchttp.ResourceExhausted, codeOf(err))
-	e, ok := errors.AsType[*grpchttp.Error](err)
-	require.True(t, ok)
-	assert.Equal(t, 1501*time.Millisecond, e.RetryAfter)
+	assert.Equal(t, 1501*time.Millisecond, must.As[*grpchttp.Error](err)(t).RetryAfter)
 }
 
 // passing is an error of a signer that knows that it passes.
@@ -582,16 +565,14 @@ func TestPanicsAndDeadlines(t *testing.T) {
 	}})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err := patient.call(ctx, goodRequest(t))
-	assert.Equal(t, grpchttp.DeadlineExceeded, codeOf(err))
+	assert.Equal(t, grpchttp.DeadlineExceeded, codeOf(must.ErrorOf(patient.call(ctx, goodRequest(t)))))
 }
 
 // Linkerd's proxies send their whole name as the common name, however long it is. A certificate has no
 // room for one of more than 64 bytes, and needs none.
 func TestLongName(t *testing.T) {
 	t.Parallel()
-	name, err := mesh.Destination()
-	require.NoError(t, err)
+	name := must.Get(mesh.Destination())(t)
 	require.Greater(t, len(name), 64)
 	s := serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
 		return &spiffe.Pod{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}, nil
@@ -600,13 +581,11 @@ func TestLongName(t *testing.T) {
 		r.Subject.CommonName, r.DNSNames = name, []string{name}
 	})})
 	require.NoError(t, err)
-	leaf := accept(t, resp, s.signer.anchors, name, time.Now())
-	assert.Empty(t, leaf.Subject.String())
+	assert.Empty(t, accept(t, resp, s.signer.anchors, name, time.Now()).Subject.String())
 
 	// The longest one that fits is there.
 	account := strings.Repeat("a", 64-len(".n.serviceaccount.identity.linkerd.cluster.local"))
-	name, err = mesh.Name("n", account)
-	require.NoError(t, err)
+	name = must.Get(mesh.Name("n", account))(t)
 	require.Len(t, name, 64)
 	s = serve(t, linkerd.Options{Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
 		return &spiffe.Pod{Namespace: "n", ServiceAccount: account}, nil
@@ -658,12 +637,10 @@ func TestIssuerOfTheLatestRequest(t *testing.T) {
 	sig.mu.Lock()
 	sig.chain, sig.key = second.chain, second.key
 	sig.mu.Unlock()
-	_, err := srv.call(t.Context(), goodRequest(t))
-	require.NoError(t, err)
+	must.Get(srv.call(t.Context(), goodRequest(t)))(t)
 	close(h.release)
 	require.NoError(t, <-slow)
-	_, err = srv.call(t.Context(), goodRequest(t))
-	require.NoError(t, err)
+	must.Get(srv.call(t.Context(), goodRequest(t)))(t)
 	assert.Zero(t, updates.Load(), "the old issuer is no news, and so the new one is none either")
 }
 
@@ -769,8 +746,7 @@ func TestCertifyWithALPN(t *testing.T) {
 	t.Parallel()
 	s := serve(t, linkerd.Options{})
 	c := newClient(caservertest.ALPNClient(t), "https://"+s.addr)
-	resp, err := c.call(t.Context(), goodRequest(t))
-	require.NoError(t, err)
+	resp := must.Get(c.call(t.Context(), goodRequest(t)))(t)
 	accept(t, resp, s.signer.anchors, web, time.Now())
 }
 
@@ -799,8 +775,7 @@ func TestPlaintext(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "ca.sock"))
 	require.NoError(t, err)
-	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review})
-	require.NoError(t, err)
+	srv := must.Get(linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- caserver.Serve(ctx, l, caserver.ServeOptions{Handler: srv, Plaintext: true}) }()
@@ -830,16 +805,14 @@ func TestRefusalsAreCounted(t *testing.T) {
 	}})
 	require.NoError(t, err)
 	c := newClient(caservertest.ProxyClient(t), "http://"+caservertest.Serve(t, caserver.ServeOptions{Handler: srv}))
-	_, err = c.call(t.Context(), goodRequest(t))
-	require.NoError(t, err)
+	must.Get(c.call(t.Context(), goodRequest(t)))(t)
 	require.Equal(t, "uid-7", s.asked[0].LimitKey)
 	require.Equal(t, web, s.asked[0].Caller, "the record names the caller")
 	for range 100 {
 		for _, token := range []string{"voting", "unknown", "garbage"} {
 			r := goodRequest(t)
 			r.Token = []byte(token)
-			_, err := c.call(t.Context(), r)
-			require.Error(t, err)
+			require.Error(t, must.ErrorOf(c.call(t.Context(), r)))
 		}
 	}
 	assert.Equal(t, 3, strings.Count(l.String(), "\n"), l.String())

@@ -22,7 +22,9 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -58,9 +60,7 @@ type signer struct {
 
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	return key
+	return must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }
 
 // authority makes the certificate of a CA; a nil parent means itself.
@@ -90,11 +90,8 @@ func serial() *big.Int {
 
 func create(t testing.TB, tmpl, parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) *x509.Certificate {
 	t.Helper()
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, pub, key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	return c
+	der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, parent, pub, key))(t)
+	return must.Get(x509.ParseCertificate(der))(t)
 }
 
 // newSigner has one root, which signs.
@@ -250,8 +247,7 @@ func serve(t testing.TB, o linkerd.Options) *service {
 		o.Review = review
 	}
 	o.Logger = caservertest.Logger(s.logs)
-	srv, err := linkerd.New(o)
-	require.NoError(t, err)
+	srv := must.Get(linkerd.New(o))(t)
 	s.Server = srv
 	s.addr = caservertest.Serve(t, caserver.ServeOptions{Handler: srv, Logger: o.Logger})
 	s.http = caservertest.ProxyClient(t)
@@ -271,9 +267,7 @@ func csr(t testing.TB, key crypto.Signer, edit func(*x509.CertificateRequest)) [
 	if edit != nil {
 		edit(tmpl)
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, tmpl, key)
-	require.NoError(t, err)
-	return der
+	return must.Get(x509.CreateCertificateRequest(rand.Reader, tmpl, key))(t)
 }
 
 func goodRequest(t testing.TB) *wire.CertifyRequest {
@@ -284,31 +278,31 @@ func goodRequest(t testing.TB) *wire.CertifyRequest {
 // accept does what a proxy does with an answer, and returns the leaf.
 func accept(t testing.TB, resp *wire.CertifyResponse, anchors []*x509.Certificate, name string, now time.Time) *x509.Certificate {
 	t.Helper()
-	leaf, err := x509.ParseCertificate(resp.GetLeafCertificate())
-	require.NoError(t, err)
+	leaf := must.Get(x509.ParseCertificate(resp.GetLeafCertificate()))(t)
 	between, roots := x509.NewCertPool(), x509.NewCertPool()
 	require.NotEmpty(t, resp.GetIntermediateCertificates())
-	issuer, err := x509.ParseCertificate(resp.GetIntermediateCertificates()[0])
-	require.NoError(t, err)
+	issuer := must.Get(x509.ParseCertificate(resp.GetIntermediateCertificates()[0]))(t)
 	require.NoError(t, leaf.CheckSignatureFrom(issuer), "the first is the direct issuer")
 	for _, der := range resp.GetIntermediateCertificates() {
-		c, err := x509.ParseCertificate(der)
-		require.NoError(t, err)
+		c := must.Get(x509.ParseCertificate(der))(t)
 		between.AddCert(c)
 	}
 	for _, c := range anchors {
 		roots.AddCert(c)
 	}
-	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now})
-	require.NoError(t, err)
+	must.Get(leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now}))(t)
 	require.Equal(t, []string{name}, leaf.DNSNames)
 	require.Empty(t, leaf.URIs)
 	require.Empty(t, leaf.IPAddresses)
 	require.Empty(t, leaf.EmailAddresses)
 	require.Equal(t, leaf.NotAfter.Unix(), resp.GetValidUntil().GetSeconds())
 	require.Zero(t, resp.GetValidUntil().GetNanos())
-	sans, err := pki.ParseSANs(leaf.Extensions)
-	require.NoError(t, err)
+	sans := must.Get(pki.ParseSANs(leaf.Extensions))(t)
 	require.Equal(t, []pki.SAN{pki.DNSSAN(name)}, sans, "of no other kind either")
 	return leaf
+}
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
 }

@@ -18,7 +18,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
 	"github.com/svidkit/svidkit/spiffe"
@@ -46,9 +49,7 @@ func quick(s *podcert.Signer) { s.SetAgain(50 * time.Millisecond) }
 
 func newAuthority(t testing.TB) *ca.Authority {
 	t.Helper()
-	a, err := ca.New(ca.Config{TrustDomain: td, Rotation: ca.Rotation{Propagation: time.Hour}})
-	require.NoError(t, err)
-	return a
+	return must.Get(ca.New(ca.Config{TrustDomain: td, Rotation: ca.Rotation{Propagation: time.Hour}}))(t)
 }
 
 // The roots of the CA are there, through a rotation at once, and whatever others do.
@@ -63,8 +64,7 @@ func TestBundle(t *testing.T) {
 	require.Equal(t, name, o.Spec.SignerName)
 	require.Equal(t, "example.org", o.Metadata.Labels["k8s.spiffe.io/peer-trust-domain"])
 	old := string(a.Bundle().MarshalPEM())
-	_, err := a.Rotate(t.Context())
-	require.NoError(t, err)
+	must.Get(a.Rotate(t.Context()))(t)
 	both := string(a.Bundle().MarshalPEM())
 	require.NotEqual(t, old, both)
 	c.has(object, both)
@@ -145,17 +145,12 @@ func TestFederatedBundles(t *testing.T) {
 	t.Parallel()
 	c, a := start(t), newAuthority(t)
 	other, under := spiffe.MustParseTrustDomain("other.test"), spiffe.MustParseTrustDomain("under_score.test")
-	empty, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain("empty.test"), spiffe.BundleContents{}))(t)
 	of := func(td spiffe.TrustDomain) *spiffe.Bundle {
-		a, err := ca.New(ca.Config{TrustDomain: td})
-		require.NoError(t, err)
-		return a.Bundle()
+		return must.Get(ca.New(ca.Config{TrustDomain: td}))(t).Bundle()
 	}
-	own, err := spiffe.NewBundle(td, spiffe.BundleContents{})
-	require.NoError(t, err)
-	all, err := spiffe.NewBundleSet(of(other), of(under), empty, own)
-	require.NoError(t, err)
+	own := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{}))(t)
+	all := must.Get(spiffe.NewBundleSet(of(other), of(under), empty, own))(t)
 	var set atomic.Pointer[spiffe.BundleSet]
 	o := c.options(a)
 	o.Federated = func() *spiffe.BundleSet { return set.Load() }
@@ -166,8 +161,7 @@ func TestFederatedBundles(t *testing.T) {
 		td     spiffe.TrustDomain
 		object string
 	}{{other, "example.org:spiffe:other.test"}, {under, fmt.Sprintf("example.org:spiffe:td-%x", sha256.Sum256([]byte("under_score.test")))[:54]}} {
-		want, err := all.Bundle(b.td)
-		require.NoError(t, err)
+		want := must.Get(all.Bundle(b.td))(t)
 		got := c.has(b.object, string(want.MarshalPEM()))
 		require.Equal(t, b.td.String(), got.Metadata.Labels["k8s.spiffe.io/peer-trust-domain"])
 	}
@@ -177,8 +171,7 @@ func TestFederatedBundles(t *testing.T) {
 	c.has("example.org:spiffe:example.org", string(a.Bundle().MarshalPEM())) // and not the one of the set
 
 	// A trust domain that has gone keeps its object, which an operator deletes.
-	none, err := spiffe.NewBundleSet()
-	require.NoError(t, err)
+	none := must.Get(spiffe.NewBundleSet())(t)
 	set.Store(none)
 	time.Sleep(200 * time.Millisecond)
 	var left bundle
@@ -193,24 +186,19 @@ func TestLargeBundle(t *testing.T) {
 	t.Parallel()
 	c, a := start(t), newAuthority(t)
 	large := spiffe.MustParseTrustDomain("large.test")
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	var roots []*x509.Certificate
 	for i := range 900 {
 		tmpl := &x509.Certificate{
 			SerialNumber: big.NewInt(int64(i + 1)), Subject: pkix.Name{CommonName: strings.Repeat("x", 64), Organization: []string{strings.Repeat("x", 800)}},
 			NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 		}
-		der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-		require.NoError(t, err)
-		root, err := x509.ParseCertificate(der)
-		require.NoError(t, err)
+		der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
+		root := must.Get(x509.ParseCertificate(der))(t)
 		roots = append(roots, root)
 	}
-	b, err := spiffe.NewBundle(large, spiffe.BundleContents{X509Authorities: roots})
-	require.NoError(t, err)
-	set, err := spiffe.NewBundleSet(b)
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(large, spiffe.BundleContents{X509Authorities: roots}))(t)
+	set := must.Get(spiffe.NewBundleSet(b))(t)
 	o := c.options(a)
 	o.Federated = func() *spiffe.BundleSet { return set }
 	c.run(o, quick)
@@ -245,11 +233,48 @@ func TestRunEnds(t *testing.T) {
 	c, a := start(t), newAuthority(t)
 	c.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
 	require.ErrorContains(t, new(podcert.Signer).Run(t.Context()), "New makes one")
-	s, err := podcert.New(c.options(a))
-	require.NoError(t, err)
+	s := must.Get(podcert.New(c.options(a)))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	began := time.Now()
 	require.NoError(t, s.Run(ctx))
 	require.Less(t, time.Since(began), 5*time.Second)
+}
+
+// A replica that is behind waits ten minutes for the news of another one each time: those in which the replicas agreed do not count, and after them
+// what it knows is written.
+func TestBehindAgain(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
+		defer c.Client().CloseIdleConnections()
+		a := newAuthority(t)
+		_, stop := c.run(c.options(a))
+		defer stop()
+		const object = "example.org:spiffe:example.org"
+		own, newer := string(a.Bundle().MarshalPEM()), string(newAuthority(t).Bundle().MarshalPEM())
+		put := func(sequence, roots string) {
+			c.Put(bundles+object, map[string]any{
+				"metadata": map[string]any{"annotations": map[string]string{"svidkit.github.io/sequence": sequence}, "labels": map[string]string{"k8s.spiffe.io/peer-trust-domain": "example.org"}},
+				"spec":     map[string]string{"signerName": name, "trustBundle": roots},
+			})
+		}
+		now := func() string {
+			var o bundle
+			c.Get(bundles+object, &o)
+			return o.Spec.TrustBundle
+		}
+		time.Sleep(time.Minute)
+		require.Equal(t, own, now())
+		for range 3 {
+			put("18446744073709551615", newer)
+			time.Sleep(9 * time.Minute)
+			require.Equal(t, newer, now(), "another replica is ahead")
+			put("1", own) // it has gone back, or this one has caught up
+			time.Sleep(9 * time.Minute)
+			require.Equal(t, own, now())
+		}
+		put("18446744073709551615", newer)
+		time.Sleep(11 * time.Minute)
+		require.Equal(t, own, now(), "there is no such replica any more")
+	})
 }

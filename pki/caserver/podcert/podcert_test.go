@@ -19,14 +19,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -84,8 +85,7 @@ func (r *recorder) times(request string) int {
 func newCA(t testing.TB) *recorder {
 	t.Helper()
 	r := &recorder{signed: map[string]int{}}
-	a, err := ca.New(ca.Config{TrustDomain: td, Auditor: r, Rotation: ca.Rotation{Propagation: time.Hour}})
-	require.NoError(t, err)
+	a := must.Get(ca.New(ca.Config{TrustDomain: td, Auditor: r, Rotation: ca.Rotation{Propagation: time.Hour}}))(t)
 	r.Signer = a
 	return r
 }
@@ -110,8 +110,7 @@ func (c *cluster) options(signer ca.Signer) podcert.Options {
 // run runs a signer until the test ends, or until stop is called.
 func (c *cluster) run(o podcert.Options, prepare ...func(*podcert.Signer)) (s *podcert.Signer, stop func()) {
 	c.t.Helper()
-	s, err := podcert.New(o)
-	require.NoError(c.t, err)
+	s = must.Get(podcert.New(o))(c.t)
 	for _, p := range prepare {
 		p(s)
 	}
@@ -201,9 +200,7 @@ func (c *cluster) issued(request string) (status, *x509.Certificate) {
 	require.Equal(c.t, "True", s.Conditions[0].Status)
 	block, rest := pem.Decode([]byte(s.CertificateChain))
 	require.Empty(c.t, rest) // a root of svidkit signs leaves itself
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	require.NoError(c.t, err)
-	return s, leaf
+	return s, must.Get(x509.ParseCertificate(block.Bytes))(c.t)
 }
 
 // A pod gets the certificate of its service account, for its key, as long as it asks for.
@@ -213,12 +210,8 @@ func TestIssued(t *testing.T) {
 	s, _ := c.run(c.options(a))
 	request := c.ask(nil)
 	got, leaf := c.issued(request)
-	svid, err := spiffe.IDFromCertificate(leaf)
-	require.NoError(t, err)
-	require.Equal(t, "spiffe://example.org/ns/shop/sa/web", svid.String())
-	csr, err := pki.ParseCSR(keys())
-	require.NoError(t, err)
-	require.Equal(t, csr.PublicKey(), leaf.PublicKey)
+	require.Equal(t, "spiffe://example.org/ns/shop/sa/web", must.Get(spiffe.IDFromCertificate(leaf))(t).String())
+	require.Equal(t, must.Get(pki.ParseCSR(keys()))(t).PublicKey(), leaf.PublicKey)
 	require.Equal(t, leaf.NotBefore, got.NotBefore)
 	require.Equal(t, leaf.NotAfter, got.NotAfter)
 	require.Equal(t, 24*time.Hour, leaf.NotAfter.Sub(leaf.NotBefore))
@@ -236,9 +229,7 @@ func TestIssued(t *testing.T) {
 		Namespace: "shop", ServiceAccount: "web", ServiceAccountUID: "uid-of-web", Name: "web-0", UID: "uid-of-web-0", Node: "n1", NodeUID: "uid-of-n1",
 	}, record.Pod)
 	require.Equal(t, request, record.PodRequest)
-	line, err := json.Marshal(record)
-	require.NoError(t, err)
-	require.Contains(t, string(line), `"request":"`+request+`"`)
+	require.Contains(t, string(must.Get(json.Marshal(record))(t)), `"request":"`+request+`"`)
 
 	r := s.Report()
 	var text strings.Builder
@@ -278,12 +269,10 @@ func TestKeys(t *testing.T) {
 	t.Parallel()
 	c := start(t)
 	c.run(c.options(newCA(t)))
-	p521, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-	require.NoError(t, err)
+	p521 := must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 	all := []crypto.Signer{p521}
 	for _, kind := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.ECDSAP384, pki.Ed25519, pki.RSA3072, pki.RSA4096} {
-		key, err := pki.NewKey(kind)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(kind))(t)
 		all = append(all, key)
 	}
 	for _, key := range all {
@@ -475,57 +464,53 @@ func TestPolicyOfOneNamespace(t *testing.T) {
 		"policy":  {Code: 403, Reason: "Forbidden", Message: "ValidatingAdmissionPolicy 'no' denied request"},
 		"webhook": {Code: 400, Reason: "BadRequest", Message: "admission webhook denied the request"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
-				defer c.Client().CloseIdleConnections()
-				a := newCA(t)
-				var tried atomic.Int64
-				refuse := func(requests string) {
-					c.Faults(func(r *http.Request) *kubetest.Fault {
-						if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "podcertificaterequests/"+requests) {
-							tried.Add(1)
-							return &fault
-						}
-						return nil
-					})
-				}
-				refuse("request-")
-				_, stop := c.run(c.options(a))
-				defer stop()
-				for range 20 {
-					c.ask(nil)
-				}
-				time.Sleep(10 * time.Second)
-				require.NotContains(t, c.logs.String(), "others go on", "without any answer each refusal holds all back")
-				refuse("request-1") // and 10 to 19
+		bubble.Run(t, name, func(t *testing.T) {
+			c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
+			defer c.Client().CloseIdleConnections()
+			a := newCA(t)
+			var tried atomic.Int64
+			refuse := func(requests string) {
+				c.Faults(func(r *http.Request) *kubetest.Fault {
+					if r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "podcertificaterequests/"+requests) {
+						tried.Add(1)
+						return &fault
+					}
+					return nil
+				})
+			}
+			refuse("request-")
+			_, stop := c.run(c.options(a))
+			defer stop()
+			for range 20 {
+				c.ask(nil)
+			}
+			time.Sleep(10 * time.Second)
+			require.NotContains(t, c.logs.String(), "others go on", "without any answer each refusal holds all back")
+			refuse("request-1") // and 10 to 19
+			c.issued(c.ask(nil))
+			var one map[string]any
+			c.Get(at("request-1"), &one)
+			c.Put(strings.Replace(at("request-100"), "/shop/", "/store/", 1), map[string]any{"metadata": map[string]any{}, "spec": one["spec"]})
+			before := tried.Load()
+			time.Sleep(time.Minute)
+			for _, of := range []string{"shop", "store"} { // a second namespace is seen at once
+				require.Regexp(t, `reason="others go on" request=`+of+`/\S+ node=\S+ err=.*retry_in=\S+\n`, c.logs.String())
+			}
+			require.Greater(t, tried.Load(), before, "it is tried again")
+			for range 10 {
+				began := time.Now()
 				c.issued(c.ask(nil))
-				var one map[string]any
-				c.Get(at("request-1"), &one)
-				c.Put(strings.Replace(at("request-100"), "/shop/", "/store/", 1), map[string]any{"metadata": map[string]any{}, "spec": one["spec"]})
-				before := tried.Load()
-				time.Sleep(time.Minute)
-				for _, of := range []string{"shop", "store"} { // a second namespace is seen at once
-					require.Regexp(t, `reason="others go on" request=`+of+`/\S+ node=\S+ err=.*retry_in=\S+\n`, c.logs.String())
-				}
-				require.Greater(t, tried.Load(), before, "it is tried again")
-				for range 10 {
-					began := time.Now()
-					c.issued(c.ask(nil))
-					require.Less(t, time.Since(began), 500*time.Millisecond)
-					time.Sleep(700 * time.Millisecond)
-				}
-				require.Contains(t, c.logs.String(), "others go on")
-			})
+				require.Less(t, time.Since(began), 500*time.Millisecond)
+				time.Sleep(700 * time.Millisecond)
+			}
+			require.Contains(t, c.logs.String(), "others go on")
 		})
 	}
 }
 
 // A certificate that waited for the API server too long to be taken is replaced: the server refuses one that began five minutes ago.
 func TestLateAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
 		defer c.Client().CloseIdleConnections()
 		a := newCA(t)
@@ -677,8 +662,7 @@ func TestRoom(t *testing.T) {
 		var text strings.Builder
 		require.NoError(t, s.Report().Metrics(&text))
 		_, rest, _ := strings.Cut(text.String(), "\nsvidkit_ca_pod_requests_waiting ")
-		_, err := fmt.Sscan(rest, &n)
-		require.NoError(t, err)
+		must.Get(fmt.Sscan(rest, &n))(t)
 		return n
 	}
 	require.Eventually(t, func() bool { return waiting() >= 40 }, time.Minute, time.Millisecond)
@@ -755,8 +739,7 @@ func TestOptions(t *testing.T) {
 	t.Parallel()
 	a := newCA(t)
 	good := podcert.Options{SignerName: name, TrustDomain: td, CA: a, APIServer: "http://127.0.0.1:1", HTTPClient: &http.Client{}}
-	_, err := podcert.New(good)
-	require.NoError(t, err)
+	must.Get(podcert.New(good))(t)
 	for _, v := range []struct {
 		want   string
 		change func(*podcert.Options)
@@ -793,11 +776,7 @@ func TestTemplate(t *testing.T) {
 		"/pod/${pod-uid}/on/${node}":             "spiffe://example.org/pod/u-1/on/n1.example",
 		"/x/${pod}":                              "spiffe://example.org/x/web-0",
 	} {
-		id, err := podcert.Template(td, path)
-		require.NoError(t, err)
-		got, err := id(pod)
-		require.NoError(t, err)
-		require.Equal(t, want, got.String())
+		require.Equal(t, want, must.Get(must.Get(podcert.Template(td, path))(t)(pod))(t).String())
 	}
 	for path, want := range map[string]string{
 		"":                  "template",
@@ -814,14 +793,11 @@ func TestTemplate(t *testing.T) {
 		"/${pod":            "template",
 		"/${namespace}/${}": "template",
 	} {
-		_, err := podcert.Template(td, path)
-		require.ErrorContains(t, err, want, path)
+		require.ErrorContains(t, must.ErrorOf(podcert.Template(td, path)), want, path)
 	}
-	id, err := podcert.Template(td, "/ns/${namespace}/pod/${pod}")
-	require.NoError(t, err)
+	id := must.Get(podcert.Template(td, "/ns/${namespace}/pod/${pod}"))(t)
 	for _, p := range []spiffe.Pod{{Namespace: "", Name: "x"}, {Namespace: "..", Name: "x"}, {Namespace: "a", Name: "x/../../b/"}, {Namespace: "a", Name: "ü"}} {
-		_, err := id(p)
-		require.Error(t, err, "%+v", p)
+		require.Error(t, must.ErrorOf(id(p)), "%+v", p)
 	}
 	got, err := id(spiffe.Pod{Namespace: "${pod}", Name: "x"}) // which no namespace is called
 	require.Error(t, err, "%s", got)
@@ -872,4 +848,40 @@ func TestStuckLogger(t *testing.T) {
 	for range 20 {
 		c.issued(c.ask(nil))
 	}
+}
+
+// All requests are read again while some were left out for want of room, and once there was room for all they are followed as before, by watches alone.
+func TestRoomAgain(t *testing.T) {
+	rounds.NotShort(t)
+	bubble.Test(t, func(t *testing.T) {
+		c := &cluster{Server: kubetest.StartOn(t, 1, memconn.Listen()), t: t}
+		defer c.Client().CloseIdleConnections()
+		a := newCA(t)
+		a.set(&ca.SignError{Kind: ca.ErrLimit, Err: errors.New("busy")})
+		var requests []string
+		for range 40 {
+			requests = append(requests, c.ask(nil))
+		}
+		_, stop := c.run(c.options(a), func(s *podcert.Signer) { s.SetRoom(10<<10, 10<<10) })
+		defer stop()
+		lists := func() (n int) {
+			for _, r := range c.Requests() {
+				if r.Method == http.MethodGet && strings.HasSuffix(r.Path, "/podcertificaterequests") && r.Query.Get("watch") == "" {
+					n++
+				}
+			}
+			return n
+		}
+		time.Sleep(10 * time.Minute)
+		assert.Greater(t, lists(), 5, "each minute")
+		a.set(nil)
+		time.Sleep(30 * time.Minute)
+		for _, request := range requests {
+			c.issued(request)
+		}
+		before := lists()
+		time.Sleep(time.Hour)
+		require.Equal(t, before, lists())
+		c.issued(c.ask(nil)) // and they are followed
+	})
 }

@@ -3,11 +3,11 @@ package lastresult_test
 import (
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/pki/internal/lastresult"
 )
 
@@ -16,8 +16,7 @@ type says struct{ err error }
 func (s says) Err() error { return s.err }
 
 func TestResult(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var r lastresult.Result
 		full := errors.New("full")
 		assert.NoError(t, r.Err())
