@@ -172,8 +172,8 @@ func TestCancel(t *testing.T) {
 			assert.Len(t, inner.calls, 1)
 
 			for _, c := range []caclient.CA{c, newClient(t, inner, nil)} {
-				assert.ErrorIs(t, must.ErrorOf(c.Sign(ctx, newCSR(t, web), 0)), cause)
-				assert.ErrorIs(t, must.ErrorOf(c.FetchBundles(ctx)), cause)
+				assert.ErrorIs(t, must.Err(c.Sign(ctx, newCSR(t, web), 0)), cause)
+				assert.ErrorIs(t, must.Err(c.FetchBundles(ctx)), cause)
 			}
 			assert.Len(t, inner.calls, 1, "the CA is not asked for a caller that has gone")
 			assert.Len(t, inner.fetches, 1, "the CA is not asked for a caller that has gone")
@@ -288,13 +288,13 @@ func TestNewRootIsFetched(t *testing.T) {
 	// If the bundles cannot be had, that is the error, with what it says about another try.
 	ca.Rotate()
 	broken := &failingFetch{CA: ca, err: &caclient.Error{Op: "fetch bundles", Kind: caclient.ErrDenied, Err: io.EOF}}
-	assert.ErrorIs(t, must.ErrorOf(newClient(t, broken, nil).Sign(t.Context(), newCSR(t, web), 0)), broken.err)
+	assert.ErrorIs(t, must.Err(newClient(t, broken, nil).Sign(t.Context(), newCSR(t, web), 0)), broken.err)
 	assert.Zero(t, broken.signed.Load(), "nothing is signed that cannot be checked")
 	broken.good.Store(1)
 	c = newClient(t, broken, nil)
 	must.Get(c.Sign(t.Context(), newCSR(t, web), 0))(t)
 	ca.Rotate()
-	assert.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, web), 0)), broken.err)
+	assert.ErrorIs(t, must.Err(c.Sign(t.Context(), newCSR(t, web), 0)), broken.err)
 }
 
 // failingFetch answers good.Load() calls of FetchBundles and fails from then on.

@@ -195,7 +195,7 @@ func TestHTTPClientRoots(t *testing.T) {
 		for name, says := range map[string]string{"": "127.0.0.1", "other.test": "not other.test", "127.0.0.1": "127.0.0.1"} {
 			o := o
 			o.ServerName = name
-			require.ErrorContains(t, must.ErrorOf(page(t, newHTTPClient(t, o), s.url)), says)
+			require.ErrorContains(t, must.Err(page(t, newHTTPClient(t, o), s.url)), says)
 		}
 	})
 	t.Run("the host's roots", func(t *testing.T) {
@@ -336,11 +336,11 @@ func TestHTTPClientVersions(t *testing.T) {
 	dir := folder(t, host)
 	old := startTLS(t, host, func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 })
 	o := in(dir)
-	require.ErrorContains(t, must.ErrorOf(page(t, newHTTPClient(t, o), old.url)), "protocol version")
+	require.ErrorContains(t, must.Err(page(t, newHTTPClient(t, o), old.url)), "protocol version")
 	o.MinVersion = tls.VersionTLS12
 	requirePage(t, "HTTP/2.0 none", newHTTPClient(t, o), old.url)
 	older := startTLS(t, host, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 })
-	require.ErrorContains(t, must.ErrorOf(page(t, newHTTPClient(t, o), older.url)), "protocol version")
+	require.ErrorContains(t, must.Err(page(t, newHTTPClient(t, o), older.url)), "protocol version")
 	one := startTLS(t, host, func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} })
 	requirePage(t, "HTTP/1.1 none", newHTTPClient(t, o), one.url)
 }
@@ -377,12 +377,12 @@ func TestHTTPClientRefuses(t *testing.T) {
 	} {
 		o := in(dir)
 		change(&o)
-		require.ErrorContains(t, must.ErrorOf(caclient.NewHTTPClient(o)), says)
+		require.ErrorContains(t, must.Err(caclient.NewHTTPClient(o)), says)
 	}
 	c := newHTTPClient(t, in(dir))
-	require.ErrorContains(t, must.ErrorOf(page(t, c, "http://127.0.0.1:1/")), "not https")
+	require.ErrorContains(t, must.Err(page(t, c, "http://127.0.0.1:1/")), "not https")
 	body := new(closed)
-	require.Error(t, must.ErrorOf(c.Post("http://127.0.0.1:1/", "text/plain", body)))
+	require.Error(t, must.Err(c.Post("http://127.0.0.1:1/", "text/plain", body)))
 	require.True(t, bool(*body), "a RoundTripper closes the body")
 	require.ErrorIs(t, c.CheckRedirect(nil, nil), http.ErrUseLastResponse)
 	c.CloseIdleConnections() // before any

@@ -415,7 +415,7 @@ func TestCARefuses(t *testing.T) {
 	}
 	o := rootOptions()
 	o.PublicKey, o.MaxPathLen = subKey.Public(), new(1)
-	require.NoError(t, must.ErrorOf(two.Issue(o)))
+	require.NoError(t, must.Err(two.Issue(o)))
 	for _, n := range []*int{nil, new(0)} {
 		last := o
 		last.MaxPathLen = n
@@ -432,8 +432,8 @@ func TestCARefuses(t *testing.T) {
 	require.Empty(t, cert.Subject.Organization)
 	require.NotEmpty(t, cert.Subject.SerialNumber)
 
-	require.EqualError(t, must.ErrorOf(pki.NewRoot(nil, rootOptions())), "pki: CA certificate: no private key")
-	require.ErrorIs(t, must.ErrorOf(pki.NewRoot(key, o)), pki.ErrKeyMismatch)
+	require.EqualError(t, must.Err(pki.NewRoot(nil, rootOptions())), "pki: CA certificate: no private key")
+	require.ErrorIs(t, must.Err(pki.NewRoot(key, o)), pki.ErrKeyMismatch)
 	o = rootOptions()
 	o.PublicKey = key.Public()
 	must.Get(pki.NewRoot(key, o))(t)
@@ -510,7 +510,7 @@ func TestNewIssuerRefuses(t *testing.T) {
 		i, err := pki.NewIssuer([]*x509.Certificate{selfSigned(key, edit)}, remote{key})
 		require.NoError(t, err, name)
 		o := leafOptions()
-		require.NoError(t, must.ErrorOf(i.Issue(o)), name)
+		require.NoError(t, must.Err(i.Issue(o)), name)
 		o.SANs[0] = pki.IDSAN(spiffe.MustParseID("spiffe://other.test/web"))
 		_, err = i.Issue(o)
 		_, bound := errors.AsType[*pki.ProfileError](err)

@@ -141,7 +141,7 @@ func TestConstrainRefuses(t *testing.T) {
 	ca := func(edit func(*pki.CertificateOptions)) error {
 		o := pki.CertificateOptions{CA: true, Organization: "x", NotBefore: base, NotAfter: base.AddDate(1, 0, 0)}
 		edit(&o)
-		return must.ErrorOf(pki.NewSelfSigned(key, o))
+		return must.Err(pki.NewSelfSigned(key, o))
 	}
 	var many []spiffe.TrustDomain
 	for n := range 101 {

@@ -311,13 +311,13 @@ func TestHostileCRL(t *testing.T) {
 		require.ErrorIs(t, err, pki.ErrCRL, name)
 		require.Nil(t, crl, name)
 		require.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
-		require.ErrorIs(t, must.ErrorOf(pki.ParseCRLsPEM([]byte(block("X509 CRL", in)))), pki.ErrCRL, name)
+		require.ErrorIs(t, must.Err(pki.ParseCRLsPEM([]byte(block("X509 CRL", in)))), pki.ErrCRL, name)
 	}
 	in := crlParts{}.der(t)
 	_, err := parseCRL(in)
 	require.NoError(t, err, "where all of them start")
 	for n := range in {
-		require.ErrorIs(t, must.ErrorOf(parseCRL(in[:n])), pki.ErrCRL, "the first %d bytes", n)
+		require.ErrorIs(t, must.Err(parseCRL(in[:n])), pki.ErrCRL, "the first %d bytes", n)
 	}
 	_, err = parseCRL(slices.Concat([]byte{0x30, 0x80}, in[2:], []byte{0, 0}))
 	require.ErrorIs(t, err, pki.ErrCRL, "an indefinite length")
@@ -396,7 +396,7 @@ func TestParseCRLsPEM(t *testing.T) {
 		require.Nil(t, crls, name)
 		require.Equal(t, tc.also != nil, strings.Contains(err.Error(), spiffe.ErrTooLarge.Error()), "%s: %v", name, err)
 	}
-	require.ErrorIs(t, must.ErrorOf(parseCRL(make([]byte, 700<<10+1))), spiffe.ErrTooLarge)
+	require.ErrorIs(t, must.Err(parseCRL(make([]byte, 700<<10+1))), spiffe.ErrTooLarge)
 }
 
 // A list as large as they come costs a bounded amount of memory.

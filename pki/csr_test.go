@@ -268,10 +268,10 @@ func TestNewCSRRefuses(t *testing.T) {
 		}
 	}
 	for _, good := range []string{"a", "example.org", "*.example.org", "_http._tcp.example.org", "EXAMPLE.org", "1.2.3", "xn--bcher-kva.example", strings.Repeat("a", 63) + ".org"} {
-		assert.NoError(t, must.ErrorOf(pki.NewCSR(key, pki.CSROptions{SANs: dns(good)})), good)
+		assert.NoError(t, must.Err(pki.NewCSR(key, pki.CSROptions{SANs: dns(good)})), good)
 	}
 	for _, good := range []string{"https://example.org/x", "athenz://instanceid/provider/1", "urn:uuid:0", "spiffe://example.org"} {
-		assert.NoError(t, must.ErrorOf(pki.NewCSR(key, pki.CSROptions{SANs: uri(good)})), good)
+		assert.NoError(t, must.Err(pki.NewCSR(key, pki.CSROptions{SANs: uri(good)})), good)
 	}
 }
 
@@ -628,10 +628,10 @@ func TestCSRSize(t *testing.T) {
 	}
 	in := sized(64 << 10)
 	require.Len(t, in, 64<<10)
-	require.NoError(t, must.ErrorOf(pki.ParseCSR(in)))
+	require.NoError(t, must.Err(pki.ParseCSR(in)))
 	in = sized(64<<10 + 1)
 	require.Len(t, in, 64<<10+1)
-	require.ErrorIs(t, must.ErrorOf(pki.ParseCSR(in)), spiffe.ErrTooLarge)
+	require.ErrorIs(t, must.Err(pki.ParseCSR(in)), spiffe.ErrTooLarge)
 }
 
 // overByOne is a subject that makes the request one byte larger than the limit.
@@ -696,7 +696,7 @@ func TestHostileCSR(t *testing.T) {
 	}
 	for n := range 64 { // cut off at any byte
 		whole := request{}.der(t)
-		require.ErrorIs(t, must.ErrorOf(pki.ParseCSR(whole[:len(whole)*n/64])), pki.ErrCSR)
+		require.ErrorIs(t, must.Err(pki.ParseCSR(whole[:len(whole)*n/64])), pki.ErrCSR)
 	}
 }
 
@@ -914,7 +914,7 @@ func TestCSRKeyFastPath(t *testing.T) {
 			spki[:len(spki)-1], append(bytes.Clone(spki), 0), append(bytes.Clone(spki[:26]), make([]byte, 65)...), // the point at infinity
 			append(bytes.Clone(spki[:27]), spki[59:]...), spki[:26], {},
 		} {
-			require.Error(t, must.ErrorOf(pki.ParsePublicKey(bad)), "%x", bad)
+			require.Error(t, must.Err(pki.ParsePublicKey(bad)), "%x", bad)
 		}
 	}
 }

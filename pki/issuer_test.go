@@ -247,16 +247,16 @@ func TestNewSelfSigned(t *testing.T) {
 	require.NoError(t, cert.VerifyHostname("web.example.org"))
 	require.False(t, cert.IsCA)
 
-	require.EqualError(t, must.ErrorOf(pki.NewSelfSigned(nil, o)), "pki: leaf: no private key")
-	require.EqualError(t, must.ErrorOf(pki.NewSelfSigned(nil, caOptions())), "pki: CA certificate: no private key")
+	require.EqualError(t, must.Err(pki.NewSelfSigned(nil, o)), "pki: leaf: no private key")
+	require.EqualError(t, must.Err(pki.NewSelfSigned(nil, caOptions())), "pki: CA certificate: no private key")
 	o.PublicKey = newKey(t, pki.ECDSAP256).Public()
-	require.ErrorIs(t, must.ErrorOf(pki.NewSelfSigned(key, o)), pki.ErrKeyMismatch)
+	require.ErrorIs(t, must.Err(pki.NewSelfSigned(key, o)), pki.ErrKeyMismatch)
 	o = certOptions()
 	o.PublicKey, o.SANs = nil, []pki.SAN{pki.IDSAN(webID)}
 	_, err = pki.NewSelfSigned(key, o)
 	require.EqualError(t, err, "pki: leaf: a workload's certificate cannot be its own root")
 	o.SANs = nil
-	require.ErrorIs(t, must.ErrorOf(pki.NewSelfSigned(key, o)), pki.ErrSAN)
+	require.ErrorIs(t, must.Err(pki.NewSelfSigned(key, o)), pki.ErrSAN)
 }
 
 // foreignRoot returns a root as other tools make them.
@@ -391,7 +391,7 @@ func TestRenewRefuses(t *testing.T) {
 	b := must.Get(x509.CreateCertificate(rand.Reader, &tmpl, cross.Certificate(), other.Public(), key))(t)
 	cert := must.Get(x509.ParseCertificate(b))(t)
 	i := must.Get(pki.NewIssuer([]*x509.Certificate{cert}, other))(t)
-	require.ErrorContains(t, must.ErrorOf(i.Renew(base, base.AddDate(1, 0, 0))), "not self-signed")
+	require.ErrorContains(t, must.Err(i.Renew(base, base.AddDate(1, 0, 0))), "not self-signed")
 }
 
 // A CA in the chain whose path length has no room for what the issuer signs.

@@ -266,7 +266,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	}
 	_, err = pki.ParseKeyCertBundle(good(), time.Time{})
 	require.EqualError(t, err, "pki: key-cert bundle: no time to verify at")
-	require.NoError(t, must.ErrorOf(pki.ParseKeyCertBundle(good(), during)), "where all of them start")
+	require.NoError(t, must.Err(pki.ParseKeyCertBundle(good(), during)), "where all of them start")
 }
 
 func damaged(pem []byte) []byte {
@@ -659,7 +659,7 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	must.Get(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during))(t)
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.Chown(key, 54321, -1))
-		require.ErrorIs(t, must.ErrorOf(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)), private.ErrUnsafe)
+		require.ErrorIs(t, must.Err(pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)), private.ErrUnsafe)
 	}
 }
 

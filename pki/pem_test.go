@@ -92,7 +92,7 @@ func TestPrivateKeyPEM(t *testing.T) {
 	}
 	_, err := pki.MarshalPrivateKeyPEM(remote{p256Key})
 	require.EqualError(t, err, "pki: marshal private key: a key of type pki_test.remote cannot be exported")
-	require.Error(t, must.ErrorOf(pki.MarshalPrivateKeyPEM(nil)))
+	require.Error(t, must.Err(pki.MarshalPrivateKeyPEM(nil)))
 }
 
 func TestPrivateKeyPEMRefuses(t *testing.T) {

@@ -185,9 +185,9 @@ func TestSANLimits(t *testing.T) {
 	require.Len(t, der, 64<<10)
 	must.Get(pki.ParseSANValue(der))(t)
 	for _, n := range []int{64<<10 - 7, 64 << 10, 1 << 20} {
-		require.ErrorIs(t, must.ErrorOf(pki.MarshalSANValue(pki.DNSSAN(strings.Repeat("a", n)))), spiffe.ErrTooLarge)
+		require.ErrorIs(t, must.Err(pki.MarshalSANValue(pki.DNSSAN(strings.Repeat("a", n)))), spiffe.ErrTooLarge)
 	}
-	require.ErrorIs(t, must.ErrorOf(pki.ParseSANValue(make([]byte, 64<<10+1))), spiffe.ErrTooLarge)
+	require.ErrorIs(t, must.Err(pki.ParseSANValue(make([]byte, 64<<10+1))), spiffe.ErrTooLarge)
 }
 
 func TestIPSAN(t *testing.T) {

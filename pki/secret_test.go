@@ -82,9 +82,9 @@ func TestTrustSecret(t *testing.T) {
 	assert.False(t, ok)
 
 	empty := must.Get(spiffe.NewBundle(exampleOrg, spiffe.BundleContents{}))(t)
-	require.ErrorIs(t, must.ErrorOf(pki.NewTrustSecret("ROOTCA", empty)), spiffe.ErrNoAuthority)
-	require.Error(t, must.ErrorOf(pki.NewTrustSecret("", bundle)))
-	require.Error(t, must.ErrorOf(pki.NewTrustSecret("ROOTCA", nil)))
+	require.ErrorIs(t, must.Err(pki.NewTrustSecret("ROOTCA", empty)), spiffe.ErrNoAuthority)
+	require.Error(t, must.Err(pki.NewTrustSecret("", bundle)))
+	require.Error(t, must.Err(pki.NewTrustSecret("ROOTCA", nil)))
 }
 
 func TestSecretPEM(t *testing.T) {
@@ -261,7 +261,7 @@ func TestTrustDomainsSecret(t *testing.T) {
 	_, err = s.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
 	require.ErrorContains(t, err, "has revocation lists")
 	for kind, s := range kinds(t) {
-		require.Equal(t, kind == "trust domains", must.ErrorOf(s.WithTrustDomainCRLs(nil)) == nil, kind)
+		require.Equal(t, kind == "trust domains", must.Err(s.WithTrustDomainCRLs(nil)) == nil, kind)
 	}
 
 	for name, tc := range map[string]struct {
@@ -336,9 +336,9 @@ func TestSecretWithCRLs(t *testing.T) {
 		require.Nil(t, s, name)
 	}
 	for kind, s := range kinds(t) {
-		require.Equal(t, kind == "roots", must.ErrorOf(s.WithCRLs(one.crl(t), true)) == nil, kind)
+		require.Equal(t, kind == "roots", must.Err(s.WithCRLs(one.crl(t), true)) == nil, kind)
 	}
-	require.ErrorContains(t, must.ErrorOf(new(pki.Secret).WithCRLs(one.crl(t), true)), "empty")
+	require.ErrorContains(t, must.Err(new(pki.Secret).WithCRLs(one.crl(t), true)), "empty")
 }
 
 func TestOtherSecrets(t *testing.T) {
@@ -461,7 +461,7 @@ func TestCredential(t *testing.T) {
 			require.ErrorIs(t, err, tt.is, name)
 		}
 	}
-	require.ErrorContains(t, must.ErrorOf(pki.NewCredential(chain, nil)), "no private key")
+	require.ErrorContains(t, must.Err(pki.NewCredential(chain, nil)), "no private key")
 	for _, bad := range [][2][]byte{{nil, keyPEM}, {certs, nil}, {certs, certs}, {keyPEM, keyPEM}} {
 		_, err := pki.ParseCredentialPEM(bad[0], bad[1])
 		require.Error(t, err)

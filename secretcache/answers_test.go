@@ -369,8 +369,8 @@ func TestRefusedForGood(t *testing.T) {
 			ca.FailNext(0, nil)
 			time.Sleep(30 * time.Second)
 			synctest.Wait()
-			assert.Equal(t, running, must.ErrorOf(m.SVID()) == nil, "Run asks by itself")
-			assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "default")))
+			assert.Equal(t, running, must.Err(m.SVID()) == nil, "Run asks by itself")
+			assert.NoError(t, must.Err(m.GenerateSecret(t.Context(), "default")))
 		})
 	}
 }
@@ -381,7 +381,7 @@ func TestKeyFailure(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), NewKey: newKeyFails(broken)})
 		start(t, m)
 		synctest.Wait()
-		assert.ErrorIs(t, must.ErrorOf(m.SVID()), broken)
+		assert.ErrorIs(t, must.Err(m.SVID()), broken)
 		assert.NotEmpty(t, bundleOf(t, m, domain))
 	})
 }

@@ -83,7 +83,7 @@ func TestBundleFirst(t *testing.T) {
 				secret, err := m.GenerateSecret(t.Context(), worker.String())
 				assert.NoError(t, err)
 				if svid != first {
-					assert.NoError(t, must.ErrorOf(verify(t, b, svid)), "a new leaf comes with its root")
+					assert.NoError(t, must.Err(verify(t, b, svid)), "a new leaf comes with its root")
 				}
 				events.add(fmt.Sprintf("%s %s: root %t, leaf %t, worker %t", name, when, trusts(b, ca.Root()), svid != first, secret != firstWorker))
 			}
@@ -192,7 +192,7 @@ func TestCallbackAsks(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		m.Subscribe(func(name string) {
-			assert.NoError(t, must.ErrorOf(m.GenerateSecret(ctx, name)), name)
+			assert.NoError(t, must.Err(m.GenerateSecret(ctx, name)), name)
 		})
 		require.NoError(t, m.Add(worker))
 		start(t, m)
@@ -470,7 +470,7 @@ func TestImplausibleFirstBundles(t *testing.T) {
 		p.bundles.Store(set(t, ca.Bundle(), highest(other)))
 		time.Sleep(time.Minute)
 		assert.Len(t, bundleOf(t, m, domain), 1)
-		require.ErrorIs(t, must.ErrorOf(m.Bundle(other.TrustDomain())), spiffe.ErrUnknownTrustDomain)
+		require.ErrorIs(t, must.Err(m.Bundle(other.TrustDomain())), spiffe.ErrUnknownTrustDomain)
 		must.Get(m.GenerateSecret(t.Context(), "default"))(t)
 		assert.ErrorContains(t, status(t, m, domain.ID()).Err, `"other.test": the bundle is held`)
 	})
@@ -548,8 +548,8 @@ func TestEmptyBundle(t *testing.T) {
 		time.Sleep(6 * time.Minute)
 		synctest.Wait()
 		assert.NotSame(t, first, current(t, m))
-		assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), worker.String())))
-		assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "ROOTCA")))
+		assert.NoError(t, must.Err(m.GenerateSecret(t.Context(), worker.String())))
+		assert.NoError(t, must.Err(m.GenerateSecret(t.Context(), "ROOTCA")))
 	})
 }
 
@@ -911,7 +911,7 @@ func TestBundleChangesMeanwhile(t *testing.T) {
 			time.Sleep(time.Minute)
 			assert.Equal(t, stays, current(t, m).Leaf().CheckSignatureFrom(waiting) == nil)
 			assert.Equal(t, stays, ca.Signed() == signed, "another one was asked for")
-			assert.NoError(t, must.ErrorOf(verify(t, ca.Bundle(), current(t, m))))
+			assert.NoError(t, must.Err(verify(t, ca.Bundle(), current(t, m))))
 		})
 	}
 }

@@ -205,7 +205,7 @@ func TestCredential(t *testing.T) {
 		assert.Equal(t, domain.ID(), st[1].ID)
 		assert.Equal(t, "secretcache.Manager("+dnsName+")", m.String())
 		for _, name := range []string{dnsName, web.String(), ""} {
-			assert.ErrorContains(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)), "no secret", name)
+			assert.ErrorContains(t, must.Err(m.GenerateSecret(t.Context(), name)), "no secret", name)
 		}
 		stop()
 		last := credential(t, m)
@@ -227,7 +227,7 @@ func TestCredentialConfig(t *testing.T) {
 		"Config.CA is required":                                     {Expect: dnsOnly},
 		"Config.CommonName has 65 bytes":                            {CA: ca, Expect: dnsOnly, CommonName: strings.Repeat("a", 65)},
 	} {
-		assert.ErrorContains(t, must.ErrorOf(secretcache.New(cfg)), want)
+		assert.ErrorContains(t, must.Err(secretcache.New(cfg)), want)
 	}
 
 	// An ID by another way is an SVID.
@@ -263,7 +263,7 @@ func TestCredentialBesideSVIDs(t *testing.T) {
 		s := must.Get(m.GenerateSecret(t.Context(), worker.String()))(t)
 		chain, key, _ := s.KeyPair()
 		assert.Equal(t, worker, must.Get(spiffe.ParseSVIDPEM(chain, key))(t).ID())
-		assert.ErrorIs(t, must.ErrorOf(m.SVID()), errors.ErrUnsupported, "another identity is not the default one")
+		assert.ErrorIs(t, must.Err(m.SVID()), errors.ErrUnsupported, "another identity is not the default one")
 		for _, csr := range ca.requests() {
 			if _, err := csr.ID(); err == nil {
 				assert.Equal(t, []pki.SAN{pki.IDSAN(worker)}, csr.SANs())
@@ -412,11 +412,11 @@ func TestBrokenCredentials(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ca := newDNSCA(t)
 				m := ca.manager(t, secretcache.Config{CA: unwatched{ca}})
-				require.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "ROOTCA")))
+				require.NoError(t, must.Err(m.GenerateSecret(t.Context(), "ROOTCA")))
 				f.spoil(ca)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, "default")), spiffe.ErrNotReady)
+				assert.ErrorIs(t, must.Err(m.GenerateSecret(ctx, "default")), spiffe.ErrNotReady)
 				c, err := m.Credential()
 				assert.Nil(t, c)
 				assert.ErrorIs(t, err, spiffe.ErrNotReady)
@@ -435,7 +435,7 @@ func TestCredentialRotation(t *testing.T) {
 	trust := []string{"ROOTCA", "spiffe://example.org", "ALL"}
 	verifies := func(t *testing.T, m *secretcache.Manager) {
 		t.Helper()
-		assert.NoError(t, must.ErrorOf(dnsOnly.Verify(credential(t, m).Chain(), m, spiffe.BothRoles, time.Now())))
+		assert.NoError(t, must.Err(dnsOnly.Verify(credential(t, m).Chain(), m, spiffe.BothRoles, time.Now())))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		ca := newDNSCA(t)
@@ -472,7 +472,7 @@ func TestCredentialRotation(t *testing.T) {
 		assert.Empty(t, bundleOf(t, m, domain))
 		assert.Same(t, had, credential(t, m))
 		time.Sleep(time.Hour)
-		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), "default")), spiffe.ErrNoAuthority)
+		assert.ErrorIs(t, must.Err(m.GenerateSecret(t.Context(), "default")), spiffe.ErrNoAuthority)
 	})
 }
 

@@ -45,7 +45,7 @@ func TestFederated(t *testing.T) {
 		ready(t, m)
 		heard.take()
 		name := partner.TrustDomain().ID().String()
-		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)), fs.ErrNotExist)
+		assert.ErrorIs(t, must.Err(m.GenerateSecret(t.Context(), name)), fs.ErrNotExist)
 		own := must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		vouches := func() bool {
 			snap, err := m.Snapshot()
@@ -79,7 +79,7 @@ func TestFederated(t *testing.T) {
 		require.NoError(t, f.Remove(partner.TrustDomain()))
 		assert.Equal(t, []string{"ALL", name}, heard.take())
 		assert.False(t, vouches())
-		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)), fs.ErrNotExist)
+		assert.ErrorIs(t, must.Err(m.GenerateSecret(t.Context(), name)), fs.ErrNotExist)
 	})
 }
 
@@ -87,7 +87,7 @@ func TestFederated(t *testing.T) {
 func accepts(t *testing.T, s spiffe.BundleSource, ca *spiffetest.CA) bool {
 	t.Helper()
 	v := must.Get(spiffe.NewVerifier(s, spiffe.AllowMembersOf(ca.TrustDomain()), nil))(t)
-	return must.ErrorOf(v.VerifyChain(ca.SVID("/workload").Chain(), spiffe.ClientRole)) == nil
+	return must.Err(v.VerifyChain(ca.SVID("/workload").Chain(), spiffe.ClientRole)) == nil
 }
 
 // bundles is a source that says what it is told to.

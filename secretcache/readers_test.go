@@ -246,7 +246,7 @@ var reads = []struct {
 
 func generate(name string) func(context.Context, *secretcache.Manager) error {
 	return func(ctx context.Context, m *secretcache.Manager) error {
-		return must.ErrorOf(m.GenerateSecret(ctx, name))
+		return must.Err(m.GenerateSecret(ctx, name))
 	}
 }
 

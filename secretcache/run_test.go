@@ -150,10 +150,10 @@ func TestRemoveWhileBusy(t *testing.T) {
 		assert.Zero(t, time.Since(begin))
 
 		require.NoError(t, m.Add(worker), "it may come back")
-		require.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), worker.String())))
+		require.NoError(t, must.Err(m.GenerateSecret(t.Context(), worker.String())))
 		assert.Equal(t, 2, ca.Signed(), "the attempt for the one that was removed ended")
 		m.Remove(web)
-		assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), web.String())), "the default identity stays")
+		assert.NoError(t, must.Err(m.GenerateSecret(t.Context(), web.String())), "the default identity stays")
 	})
 }
 
@@ -279,7 +279,7 @@ func TestEmptyBundleIsLoud(t *testing.T) {
 		synctest.Wait()
 		stop()
 		assert.Contains(t, buf.String(), `level=WARN msg="secretcache: the trust bundle is empty: every identity of the trust domain is revoked" trust_domain=example.org authorities=0`)
-		assert.ErrorIs(t, must.ErrorOf(m.SVID()), spiffe.ErrNotReady)
+		assert.ErrorIs(t, must.Err(m.SVID()), spiffe.ErrNotReady)
 	})
 }
 

@@ -247,7 +247,7 @@ func TestSubscribers(t *testing.T) {
 		var first, second told
 		var cancelFirst func()
 		cancelFirst = m.Subscribe(func(name string) {
-			assert.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), name)))
+			assert.NoError(t, must.Err(m.GenerateSecret(t.Context(), name)))
 			m.Status()
 			first.add(name)
 			if name == "default" {

@@ -167,7 +167,7 @@ func TestNewRefuses(t *testing.T) {
 		assert.ErrorContains(t, err, want)
 		assert.ErrorContains(t, err, "secretcache: new: ")
 	}
-	assert.ErrorIs(t, must.ErrorOf(secretcache.New(secretcache.Config{CA: ca})), spiffe.ErrZero)
+	assert.ErrorIs(t, must.Err(secretcache.New(secretcache.Config{CA: ca})), spiffe.ErrZero)
 }
 
 func nan() float64 {
@@ -314,10 +314,10 @@ func TestWithoutDefaultIdentity(t *testing.T) {
 		require.NoError(t, m.Report().NotReady)
 		assert.Empty(t, m.Report().Identities)
 
-		assert.ErrorIs(t, must.ErrorOf(m.SVID()), errors.ErrUnsupported)
-		assert.ErrorIs(t, must.ErrorOf(m.Snapshot()), errors.ErrUnsupported)
-		assert.ErrorIs(t, must.ErrorOf(m.Credential()), errors.ErrUnsupported)
-		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, "default")), fs.ErrNotExist)
+		assert.ErrorIs(t, must.Err(m.SVID()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.Err(m.Snapshot()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.Err(m.Credential()), errors.ErrUnsupported)
+		assert.ErrorIs(t, must.Err(m.GenerateSecret(ctx, "default")), fs.ErrNotExist)
 
 		web := spiffe.MustParseID("spiffe://example.org/web")
 		require.NoError(t, m.Add(web))
@@ -335,7 +335,7 @@ func TestWithoutDefaultIdentity(t *testing.T) {
 		assert.Contains(t, out.String(), `svidkit_secretcache_identities{state="valid"} 1`)
 
 		m.Remove(web)
-		assert.ErrorIs(t, must.ErrorOf(m.GenerateSecret(ctx, web.String())), fs.ErrNotExist)
+		assert.ErrorIs(t, must.Err(m.GenerateSecret(ctx, web.String())), fs.ErrNotExist)
 		require.NoError(t, m.Ready(ctx))
 		cancel()
 		require.NoError(t, <-done)

@@ -202,8 +202,8 @@ func TestCloseWaits(t *testing.T) {
 				require.ErrorIs(t, err, spiffe.ErrNotReady)
 				require.ErrorIs(t, err, lifecycle.ErrClosed)
 			}
-			require.ErrorIs(t, must.ErrorOf(m.GenerateSecret(t.Context(), "default")), lifecycle.ErrClosed)
-			require.NoError(t, must.ErrorOf(m.GenerateSecret(t.Context(), "ROOTCA")), "what was obtained stays")
+			require.ErrorIs(t, must.Err(m.GenerateSecret(t.Context(), "default")), lifecycle.ErrClosed)
+			require.NoError(t, must.Err(m.GenerateSecret(t.Context(), "ROOTCA")), "what was obtained stays")
 			require.NoError(t, m.Add(worker))
 			time.Sleep(time.Hour)
 			assert.Zero(t, ca.calls.Load(), "nothing is asked for any more")
@@ -238,7 +238,7 @@ func TestPrevious(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: stand, Previous: earlier})
 		assert.Same(t, svid, current(t, m))
 		for _, name := range []string{"default", web.String(), "ROOTCA", "ALL"} {
-			require.NoError(t, must.ErrorOf(m.GenerateSecret(done, name)), name)
+			require.NoError(t, must.Err(m.GenerateSecret(done, name)), name)
 		}
 		stop := start(t, m)
 		require.NoError(t, m.Ready(t.Context()))
@@ -295,7 +295,7 @@ func TestPreviousRefused(t *testing.T) {
 			assert.Contains(t, log.String(), want)
 			_, err := m.SVID()
 			require.ErrorIs(t, err, spiffe.ErrNotReady, want)
-			require.ErrorIs(t, must.ErrorOf(m.Bundle(domain)), spiffe.ErrNotReady, want)
+			require.ErrorIs(t, must.Err(m.Bundle(domain)), spiffe.ErrNotReady, want)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			_, err = m.GenerateSecret(ctx, "default")
 			cancel()

@@ -118,7 +118,7 @@ func TestRefresh(t *testing.T) {
 	assert.Equal(t, 1, tokens, "the certificate is the proof")
 
 	// An answer that is not used: the certificate before is presented again, which ZTS takes once more.
-	require.NoError(t, must.ErrorOf(c.get()))
+	require.NoError(t, must.Err(c.get()))
 	c.use()
 	c.use()
 	assert.False(t, c.revoked())
@@ -145,14 +145,14 @@ func TestRefresh(t *testing.T) {
 	c.opts.Token = nil
 	c.current = old
 	c.restart()
-	require.ErrorIs(t, must.ErrorOf(c.get()), caclient.ErrDenied)
+	require.ErrorIs(t, must.Err(c.get()), caclient.ErrDenied)
 	assert.True(t, c.revoked())
-	require.ErrorContains(t, must.ErrorOf(c.get()), "revoked")
+	require.ErrorContains(t, must.Err(c.get()), "revoked")
 
 	// Neither: nothing is sent.
 	c.current = nil
 	before = c.zts.Requests()
-	require.ErrorIs(t, must.ErrorOf(c.get()), caclient.ErrUnauthenticated)
+	require.ErrorIs(t, must.Err(c.get()), caclient.ErrUnauthenticated)
 	assert.Equal(t, before, c.zts.Requests())
 }
 
@@ -188,7 +188,7 @@ func TestRefreshConcurrently(t *testing.T) {
 	c.use()
 	var wg sync.WaitGroup
 	for range 8 {
-		wg.Go(func() { assert.NoError(t, must.ErrorOf(c.get())) })
+		wg.Go(func() { assert.NoError(t, must.Err(c.get())) })
 	}
 	wg.Wait()
 	c.use()
@@ -310,7 +310,7 @@ func TestCertificateOfTheMoment(t *testing.T) {
 	c.current = must.Get(pki.NewCredential(chain, key))(t)
 	c.opts.Certificate = func() *tls.Certificate { return c.current.TLSCertificate() }
 	c.restart()
-	require.Error(t, must.ErrorOf(c.get()))
+	require.Error(t, must.Err(c.get()))
 	c.opts.Token = c.zts.Endpoint().Token
 	c.restart()
 	// Whether the alert of ZTS or the end of the connection is seen first is chance. Callers repeat what was unavailable.
@@ -336,14 +336,14 @@ func TestClockBehind(t *testing.T) {
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
 	require.NoError(t, err)
 	begun := time.Now()
-	require.NoError(t, must.ErrorOf(c.Sign(t.Context(), csr, 0)), "the caller says what is wrong with it")
+	require.NoError(t, must.Err(c.Sign(t.Context(), csr, 0)), "the caller says what is wrong with it")
 	assert.Less(t, time.Since(begun), time.Minute, "there is no end to wait for")
 
 	// The certificate is that of the instance whether or not the caller waits for it.
 	c.ca.EditTemplates(func(x *x509.Certificate) { x.NotBefore = time.Now().Add(4 * time.Second) })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	require.ErrorIs(t, must.ErrorOf(c.Sign(ctx, csr, 0)), context.DeadlineExceeded)
+	require.ErrorIs(t, must.Err(c.Sign(ctx, csr, 0)), context.DeadlineExceeded)
 	c.ca.EditTemplates(nil)
 	c.use()
 	assert.False(t, c.revoked())
@@ -412,7 +412,7 @@ func TestWire(t *testing.T) {
 		},
 	} {
 		answer = edit
-		require.NoError(t, must.ErrorOf(c.get()), name)
+		require.NoError(t, must.Err(c.get()), name)
 	}
 	set := must.Get(c.FetchBundles(t.Context()))(t)
 	b := must.Get(set.Bundle(c.ca.TrustDomain()))(t)
@@ -447,7 +447,7 @@ func TestWire(t *testing.T) {
 		},
 	} {
 		answer = edit
-		require.ErrorIs(t, must.ErrorOf(c.get()), caclient.ErrBadAnswer, name)
+		require.ErrorIs(t, must.Err(c.get()), caclient.ErrBadAnswer, name)
 	}
 }
 
@@ -468,7 +468,7 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		o := c.opts
 		edit(&o)
-		require.ErrorContains(t, must.ErrorOf(athenz.New(o)), "athenz: invalid Options: ", name)
+		require.ErrorContains(t, must.Err(athenz.New(o)), "athenz: invalid Options: ", name)
 	}
 }
 
@@ -727,7 +727,7 @@ func TestZTSCallback(t *testing.T) {
 		"no JSON":      {serve(provider, say(200, "ok")), caclient.ErrDenied},
 	} {
 		c.zts.Change(func(r *cafake.ZTSRules) { r.Callback = v.url })
-		require.ErrorIs(t, must.ErrorOf(c.get()), v.kind, name)
+		require.ErrorIs(t, must.Err(c.get()), v.kind, name)
 	}
 	c.zts.Change(func(r *cafake.ZTSRules) {
 		r.Callback = serve(provider, say(200, `{"attributes":{"certExpiryTime":"5","x":"y"}}`))

@@ -136,7 +136,7 @@ func TestOwnerOfKey(t *testing.T) {
 	} {
 		o := athenz.Options{Endpoint: zts.Endpoint(), Instance: instance, KeyID: "v1"}
 		edit(&o)
-		require.ErrorContains(t, must.ErrorOf(athenz.New(o)), "invalid Options", name)
+		require.ErrorContains(t, must.Err(athenz.New(o)), "invalid Options", name)
 	}
 }
 
@@ -170,7 +170,7 @@ func TestExpectationNames(t *testing.T) {
 	} {
 		i := instance()
 		edit(&i)
-		require.Error(t, must.ErrorOf(athenz.Expectation(i, spiffe.MustParseTrustDomain("athenz.example"))))
+		require.Error(t, must.Err(athenz.Expectation(i, spiffe.MustParseTrustDomain("athenz.example"))))
 	}
 }
 
@@ -197,7 +197,7 @@ func TestExpectation(t *testing.T) {
 	verify := func(i athenzname.Instance, edit func(*x509.Certificate)) error {
 		want := must.Get(athenz.Expectation(i, ca.TrustDomain()))(t)
 		chain, _ := ca.Certificate("/x", good, edit)
-		return must.ErrorOf(want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now()))
+		return must.Err(want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now()))
 	}
 	for _, edit := range []func(*x509.Certificate){
 		func(*x509.Certificate) {},

@@ -84,7 +84,7 @@ func TestEditsReachTheWire(t *testing.T) {
 			authority.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return append(c, c[0], authority.Root()) })
 			assert.Len(t, must.Get(c.Sign(t.Context(), newCSR(t, f), 0))(t), 1, "the client tidies it")
 			authority.EditAnswers(func([]*x509.Certificate) []*x509.Certificate { return nil })
-			assert.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, f), 0)), caclient.ErrBadAnswer)
+			assert.ErrorIs(t, must.Err(c.Sign(t.Context(), newCSR(t, f), 0)), caclient.ErrBadAnswer)
 		})
 	}
 }

@@ -371,8 +371,8 @@ func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	s := &cafake.Script{Answer: func(cafake.Call) (int, any) { return 500, "" }}
 	c := newCA(t, googlecas.Options{Endpoint: endpoint(s)})
-	require.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), nil, 0)), caclient.ErrInvalid)
-	require.ErrorIs(t, must.ErrorOf(c.Sign(t.Context(), newCSR(t, webID), -1)), caclient.ErrInvalid)
+	require.ErrorIs(t, must.Err(c.Sign(t.Context(), nil, 0)), caclient.ErrInvalid)
+	require.ErrorIs(t, must.Err(c.Sign(t.Context(), newCSR(t, webID), -1)), caclient.ErrInvalid)
 	assert.Empty(t, s.Calls())
 }
 

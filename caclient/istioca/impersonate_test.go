@@ -45,7 +45,7 @@ func TestImpersonatedIdentity(t *testing.T) {
 	require.Error(t, err)
 	o.Impersonate = true
 	c := newCA(t, o)
-	require.Error(t, must.ErrorOf(c.Sign(t.Context(), freshCSR(t), 0)))
+	require.Error(t, must.Err(c.Sign(t.Context(), freshCSR(t), 0)))
 	_, err = c.FetchBundles(t.Context()) // for a key without a name: the agent's own certificate has the roots
 	require.Error(t, err)
 	require.Equal(t, []map[string]any{

@@ -92,7 +92,7 @@ func TestRequest(t *testing.T) {
 	csr := freshCSR(t)
 	send := func(o istioca.Options, lifetime time.Duration) {
 		o.URL, o.HTTPClient = url, client
-		require.Error(t, must.ErrorOf(newCA(t, o).Sign(t.Context(), csr, lifetime)))
+		require.Error(t, must.Err(newCA(t, o).Sign(t.Context(), csr, lifetime)))
 	}
 	send(istioca.Options{}, 0)
 	assert.Equal(t, string(csr.PEM()), got.msg.GetCsr())
@@ -140,7 +140,7 @@ func TestToken(t *testing.T) {
 	csr := freshCSR(t)
 	sign := func(o istioca.Options) error {
 		o.URL, o.HTTPClient = url, client
-		return must.ErrorOf(newCA(t, o).Sign(t.Context(), csr, 0))
+		return must.Err(newCA(t, o).Sign(t.Context(), csr, 0))
 	}
 	require.NoError(t, sign(istioca.Options{Endpoint: caclient.Endpoint{Token: cafake.Give(token)}}))
 	requireKind(t, sign(istioca.Options{}), caclient.ErrUnauthenticated)
@@ -163,7 +163,7 @@ func TestToken(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist, "the cause behind the cause")
 	assert.Contains(t, l.String(), "no token to send")
 	require.NoError(t, os.WriteFile(file, []byte(" \n"), 0o600))
-	require.ErrorContains(t, must.ErrorOf(c.Sign(t.Context(), csr, 0)), "is empty")
+	require.ErrorContains(t, must.Err(c.Sign(t.Context(), csr, 0)), "is empty")
 	assert.Equal(t, 1, strings.Count(l.String(), "no token to send"), "once in a minute: each error says it")
 	require.NoError(t, os.WriteFile(file, []byte(token+"\n"), 0o600))
 	must.Get(c.Sign(t.Context(), csr, 0))(t)

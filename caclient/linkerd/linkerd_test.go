@@ -480,7 +480,7 @@ func TestRequestsThatAreNotSent(t *testing.T) {
 		assert.ErrorContains(t, err, says)
 	}
 	assert.Empty(t, s.seen())
-	require.NoError(t, must.ErrorOf(c.Sign(t.Context(), named(web), 0)), "the DNS name as the common name")
+	require.NoError(t, must.Err(c.Sign(t.Context(), named(web), 0)), "the DNS name as the common name")
 }
 
 // The trust anchors are read again, for the bundle and for each connection.
@@ -559,7 +559,7 @@ func TestDistrust(t *testing.T) {
 		}
 	}
 	c := s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file })
-	sign := func() error { return must.ErrorOf(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)) }
+	sign := func() error { return must.Err(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)) }
 	require.NoError(t, sign())
 	require.NoError(t, os.Remove(file))
 	require.NoError(t, sign(), "the connection was good, and nothing else is known")

@@ -74,8 +74,8 @@ func TestNewRefuses(t *testing.T) {
 	decide := func(context.Context, *pki.CSR) (spiffe.ID, error) { return web, nil }
 	_, err := local.New(nil, web)
 	assert.EqualError(t, err, "local: New needs an authority and an ID")
-	assert.Error(t, must.ErrorOf(local.NewFunc(nil, decide)))
-	assert.Error(t, must.ErrorOf(local.NewFunc(a, nil)))
+	assert.Error(t, must.Err(local.NewFunc(nil, decide)))
+	assert.Error(t, must.Err(local.NewFunc(a, nil)))
 	for _, id := range []spiffe.ID{{}, td.ID(), spiffe.MustParseID("spiffe://example.com/web")} {
 		_, err = local.New(a, id)
 		assert.ErrorContains(t, err, `is not the ID of a workload in the trust domain "example.org"`)
@@ -88,7 +88,7 @@ func TestServer(t *testing.T) {
 	a := newAuthority(t)
 	_, err := local.NewServer(a, web, pki.IDSAN(web))
 	require.ErrorContains(t, err, "neither a DNS name nor an IP address")
-	require.Error(t, must.ErrorOf(local.NewServer(a, td.ID())))
+	require.Error(t, must.Err(local.NewServer(a, td.ID())))
 	c := must.Get(local.NewServer(a, web, pki.DNSSAN("ca.example.org"), pki.IPSAN(net.IPv4(127, 0, 0, 1))))(t)
 	chain := must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN("evil.example.org")), 0))(t)
 	assert.Equal(t, []string{"ca.example.org"}, chain[0].DNSNames)
@@ -172,10 +172,10 @@ func TestSetOfIdentities(t *testing.T) {
 		"none": newCSR(t), "another": newCSR(t, other), "two": newCSR(t, pki.IDSAN(web), pki.IDSAN(api)),
 		"one that is no ID": newCSR(t, pki.SAN{Type: pki.URI, Value: "https://example.org/web"}),
 	} {
-		assert.Equal(t, caclient.ErrDenied, kind(t, must.ErrorOf(c.Sign(t.Context(), csr, 0))), name)
+		assert.Equal(t, caclient.ErrDenied, kind(t, must.Err(c.Sign(t.Context(), csr, 0))), name)
 	}
 	for _, ids := range [][]spiffe.ID{nil, {web, spiffe.MustParseID("spiffe://example.com/web")}, {web, td.ID()}} {
-		assert.Error(t, must.ErrorOf(local.New(a, ids...)))
+		assert.Error(t, must.Err(local.New(a, ids...)))
 	}
 }
 
@@ -252,8 +252,8 @@ func TestDoneContext(t *testing.T) {
 	cause := errors.New("going home")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	assert.ErrorIs(t, must.ErrorOf(c.Sign(ctx, newCSR(t), 0)), cause)
-	assert.ErrorIs(t, must.ErrorOf(c.FetchBundles(ctx)), cause)
+	assert.ErrorIs(t, must.Err(c.Sign(ctx, newCSR(t), 0)), cause)
+	assert.ErrorIs(t, must.Err(c.FetchBundles(ctx)), cause)
 	for range c.WatchBundles(ctx) {
 		t.Error("yielded for a reader that has gone")
 	}
@@ -342,7 +342,7 @@ func TestRevokedRootIsReplacedAtOnce(t *testing.T) {
 		verified := func() error {
 			svid := must.Get(m.SVID())(t)
 			v := must.Get(spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(web), nil))(t)
-			return must.ErrorOf(v.VerifyChain(svid.Chain(), spiffe.AnyRole))
+			return must.Err(v.VerifyChain(svid.Chain(), spiffe.AnyRole))
 		}
 		require.NoError(t, verified())
 		must.Get(a.RevokeNow(t.Context(), a.Status().Roots[0].ID))(t)

@@ -272,7 +272,7 @@ func TestRenewal(t *testing.T) {
 				return chain, err
 			}
 			for i := range 4 {
-				require.NoError(t, must.ErrorOf(sign()), "%d", i)
+				require.NoError(t, must.Err(sign()), "%d", i)
 				assert.Equal(t, 1, took.count(), "the first takes a token, and no other")
 			}
 			if own { // crypto/tls does without the Leaf
@@ -296,7 +296,7 @@ func TestRenewal(t *testing.T) {
 			} {
 				before := took.count()
 				current = ca.SVID(path, edit).TLSCertificate()
-				require.NoError(t, must.ErrorOf(sign()), name)
+				require.NoError(t, must.Err(sign()), name)
 				assert.Equal(t, before+1, took.count(), name)
 			}
 			if own {
@@ -512,7 +512,7 @@ func TestRenewableForTheSameNames(t *testing.T) {
 		})
 		newKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		csr := must.Get(pki.NewCSR(newKey, pki.CSROptions{SANs: c.asks}))(t)
-		require.NoError(t, must.ErrorOf(client.Sign(t.Context(), csr, 0)), name)
+		require.NoError(t, must.Err(client.Sign(t.Context(), csr, 0)), name)
 		assert.Equal(t, []string{c.want}, r.paths, name)
 		assert.Equal(t, c.want == signed, r.body.OTT == "token", name)
 	}

@@ -174,13 +174,13 @@ func TestLoginOfAnEndedCall(t *testing.T) {
 		defer cancel()
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			assert.ErrorIs(t, must.ErrorOf(c.Sign(first, webCSR(t), 0)), context.DeadlineExceeded)
+			assert.ErrorIs(t, must.Err(c.Sign(first, webCSR(t), 0)), context.DeadlineExceeded)
 		})
 		synctest.Wait()
-		wg.Go(func() { assert.NoError(t, must.ErrorOf(c.Sign(t.Context(), webCSR(t), 0))) })
+		wg.Go(func() { assert.NoError(t, must.Err(c.Sign(t.Context(), webCSR(t), 0))) })
 		impatient, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, errors.New("impatient"))
 		defer cancel()
-		assert.ErrorContains(t, must.ErrorOf(c.Sign(impatient, webCSR(t), 0)), "impatient")
+		assert.ErrorContains(t, must.Err(c.Sign(impatient, webCSR(t), 0)), "impatient")
 		wg.Wait()
 		assert.EqualValues(t, 2, l.logins.Load(), "the script finishes the first, too")
 	})
@@ -214,7 +214,7 @@ func TestDeniedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeases(t)
 		l.valid.Store(-1)
-		require.ErrorIs(t, must.ErrorOf(l.client(t).Sign(t.Context(), webCSR(t), 0)), caclient.ErrDenied)
+		require.ErrorIs(t, must.Err(l.client(t).Sign(t.Context(), webCSR(t), 0)), caclient.ErrDenied)
 		assert.Len(t, l.Paths(), 2)
 	})
 }

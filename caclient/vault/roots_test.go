@@ -196,9 +196,9 @@ func TestRootOfAnAnswer(t *testing.T) {
 		return issuers.Answer(c)
 	}}
 	c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web"})
-	require.NoError(t, must.ErrorOf(c.Sign(t.Context(), webCSR(t), 0)))
+	require.NoError(t, must.Err(c.Sign(t.Context(), webCSR(t), 0)))
 	got := must.Get(rootsOf(t, c))(t)
 	assert.Equal(t, []*x509.Certificate{known.Root()}, got)
 	checked := must.Get(caclient.New(c, nil))(t)
-	require.ErrorIs(t, must.ErrorOf(checked.Sign(t.Context(), webCSR(t), 0)), caclient.ErrBadAnswer)
+	require.ErrorIs(t, must.Err(checked.Sign(t.Context(), webCSR(t), 0)), caclient.ErrBadAnswer)
 }

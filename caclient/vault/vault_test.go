@@ -439,8 +439,8 @@ func TestContextEnds(t *testing.T) {
 		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: login})
 		cause := errors.New("enough")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, cause)
-		assert.ErrorIs(t, must.ErrorOf(c.Sign(ctx, webCSR(t), 0)), cause)
-		assert.ErrorIs(t, must.ErrorOf(c.FetchBundles(ctx)), cause)
+		assert.ErrorIs(t, must.Err(c.Sign(ctx, webCSR(t), 0)), cause)
+		assert.ErrorIs(t, must.Err(c.FetchBundles(ctx)), cause)
 		cancel()
 	}
 	v.Mend()

@@ -127,7 +127,7 @@ func TestCalls(t *testing.T) {
 			assert.Nil(t, s.Trailer())
 		}
 		for range 3 {
-			assert.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
+			assert.Equal(t, io.EOF, must.Err(s.Receive()))
 		}
 		assert.NoError(t, s.Close())
 		_, err = c.Unary(t.Context(), "/S/Count", nil, make([]byte, n))
@@ -219,7 +219,7 @@ func TestStatus(t *testing.T) {
 		for range before {
 			must.Get(s.Receive())(t)
 		}
-		return must.ErrorOf(s.Receive())
+		return must.Err(s.Receive())
 	}
 	for before = range 3 {
 		for code := grpchttp.Canceled; code <= grpchttp.Unauthenticated+1; code++ {
@@ -296,7 +296,7 @@ func TestDeadline(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, cause)
 		assert.False(t, asError(t, err).Remote)
-		require.ErrorIs(t, must.ErrorOf(c.Unary(ctx, "/S/Late", nil, nil)), cause, "it was over before")
+		require.ErrorIs(t, must.Err(c.Unary(ctx, "/S/Late", nil, nil)), cause, "it was over before")
 
 		// The timeout of an http.Client is one too.
 		hc := serve(t, handler(map[string]grpchttp.Method{"/S/Late": func(ctx context.Context, c *grpchttp.Call) error {
@@ -349,7 +349,7 @@ func TestCancel(t *testing.T) {
 			return nil
 		}}))
 		time.AfterFunc(time.Minute, cancel)
-		assert.Equal(t, grpchttp.Canceled, asError(t, must.ErrorOf(slow.Stream(ctx, "/S/M", nil, nil))).Code)
+		assert.Equal(t, grpchttp.Canceled, asError(t, must.Err(slow.Stream(ctx, "/S/M", nil, nil))).Code)
 	})
 }
 
@@ -429,7 +429,7 @@ func TestReceiveTimeout(t *testing.T) {
 			_, err = s.Receive()
 		}
 		require.NoError(t, err)
-		require.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
+		require.Equal(t, io.EOF, must.Err(s.Receive()))
 
 		in, out := io.Pipe()
 		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/P", in))(t)

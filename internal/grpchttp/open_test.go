@@ -54,7 +54,7 @@ func TestOpen(t *testing.T) {
 		assert.Len(t, must.Get(s.Receive())(t), 1000*i)
 	}
 	for range 2 {
-		assert.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
+		assert.Equal(t, io.EOF, must.Err(s.Receive()))
 	}
 	assert.Error(t, s.Send(nil), "the call has ended")
 	assert.NoError(t, s.Close())
@@ -79,7 +79,7 @@ func TestOpenEnds(t *testing.T) {
 			if err := c.SendHeader(); err != nil {
 				return err
 			}
-			return must.ErrorOf(c.Receive())
+			return must.Err(c.Receive())
 		},
 		"reading": parrot,
 	}
@@ -157,7 +157,7 @@ func TestOpenForgotten(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Error("the stream is still there")
 		}
-		assert.Equal(t, grpchttp.Canceled, asError(t, must.ErrorOf(s.Receive())).Code)
+		assert.Equal(t, grpchttp.Canceled, asError(t, must.Err(s.Receive())).Code)
 	})
 }
 
@@ -205,7 +205,7 @@ func TestSendFrame(t *testing.T) {
 				assert.NoError(t, err)
 				assert.Equal(t, "shared", string(got))
 			}
-			assert.Equal(t, io.EOF, must.ErrorOf(s.Receive()))
+			assert.Equal(t, io.EOF, must.Err(s.Receive()))
 		})
 	}
 	wg.Wait()
@@ -228,7 +228,7 @@ func TestStopReceiving(t *testing.T) {
 			receiver.Wait()
 			return grpchttp.Errorf(grpchttp.Aborted, "over")
 		}}))
-		assert.Equal(t, grpchttp.Aborted, asError(t, must.ErrorOf(c.Open(t.Context(), "/S/M", nil).Receive())).Code)
+		assert.Equal(t, grpchttp.Aborted, asError(t, must.Err(c.Open(t.Context(), "/S/M", nil).Receive())).Code)
 		assert.Equal(t, grpchttp.Canceled, asError(t, <-ended).Code)
 	})
 }

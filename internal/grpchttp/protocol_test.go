@@ -172,7 +172,7 @@ func TestServerCut(t *testing.T) {
 			_, _ = out.Write([]byte(sent))
 			_ = out.CloseWithError(errors.New("torn"))
 		}()
-		require.Error(t, must.ErrorOf(c.Do(req)))
+		require.Error(t, must.Err(c.Do(req)))
 		assert.Equal(t, grpchttp.Canceled, asError(t, <-got).Code)
 		cancel()
 	}
@@ -336,7 +336,7 @@ func TestClientHangsUp(t *testing.T) {
 					t.Error("the client did not say that it has left")
 				}
 			}))
-			require.Error(t, must.ErrorOf(c.Unary(t.Context(), "/S/M", nil, nil)))
+			require.Error(t, must.Err(c.Unary(t.Context(), "/S/M", nil, nil)))
 			<-left
 		})
 	}
@@ -353,7 +353,7 @@ func TestClientHangsUp(t *testing.T) {
 		_, first := s.Receive()
 		require.Error(t, first)
 		<-left
-		assert.Same(t, first, must.ErrorOf(s.Receive()))
+		assert.Same(t, first, must.Err(s.Receive()))
 	})
 }
 
@@ -488,7 +488,7 @@ func TestReset(t *testing.T) {
 		assert.Equal(t, grpchttp.Unavailable, asError(t, err).Code)
 		require.ErrorIs(t, err, syscall.ENOENT)
 		assert.NotContains(t, err.Error(), "localhost", "that is nowhere")
-		assert.Equal(t, grpchttp.Internal, asError(t, must.ErrorOf(c.Unary(t.Context(), "\x7f", nil, nil))).Code)
+		assert.Equal(t, grpchttp.Internal, asError(t, must.Err(c.Unary(t.Context(), "\x7f", nil, nil))).Code)
 	})
 }
 

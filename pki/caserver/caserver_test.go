@@ -111,7 +111,7 @@ func TestNewRefuses(t *testing.T) {
 		"Authenticator":                    {CA: a, TrustDomain: domain, Identity: identity, Istio: &istioca.Options{}},
 		"Review":                           {CA: a, TrustDomain: domain, Identity: identity, Linkerd: &linkerd.Options{Mesh: linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "example.org"}}},
 	} {
-		require.ErrorContains(t, must.ErrorOf(caserver.New(o)), want)
+		require.ErrorContains(t, must.Err(caserver.New(o)), want)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestServer(t *testing.T) {
 	assert.True(t, strings.HasPrefix(get(t, http.DefaultClient, admin+"/status"), "as ever"))
 	require.NoError(t, stop())
 	for _, l := range []net.Listener{at.Istio, at.Admin} {
-		require.ErrorIs(t, must.ErrorOf(l.Accept()), net.ErrClosed)
+		require.ErrorIs(t, must.Err(l.Accept()), net.ErrClosed)
 	}
 }
 
@@ -220,7 +220,7 @@ func TestTaintEvictsTheThief(t *testing.T) {
 	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
 	for _, c := range []*client{thief, again} {
 		for _, token := range []string{"", "stolen:spiffe://example.org/admin"} {
-			require.ErrorIs(t, must.ErrorOf(c.ask(token, 0)), caclient.ErrUnauthenticated)
+			require.ErrorIs(t, must.Err(c.ask(token, 0)), caclient.ErrUnauthenticated)
 		}
 		leaf, err = c.ask(secret+":spiffe://example.org/web", 0)
 		require.NoError(t, err, "a clean proof")
@@ -313,7 +313,7 @@ func TestReady(t *testing.T) {
 	c := newClient(t, a, at.Istio, "spiffe://example.org/client", ca.Request{})
 	web := secret + ":spiffe://example.org/web"
 	must.Get(c.ask(web, 0))(t)
-	require.Error(t, must.ErrorOf(c.ask(web, 0)), "a limit")
+	require.Error(t, must.Err(c.ask(web, 0)), "a limit")
 	for _, full := range []bool{false, true, false} {
 		disk.full.Store(full)
 		code, text := admin("/ready")
@@ -334,7 +334,7 @@ func TestReady(t *testing.T) {
 		require.NotContains(t, status, "signs until", "it does not sign")
 		require.Contains(t, metrics, "\nsvidkit_ca_signing 0\n")
 		require.Contains(t, metrics, "\nsvidkit_ca_audit_up 0\n")
-		require.Error(t, must.ErrorOf(c.ask(secret+":spiffe://example.org/other", 0)))
+		require.Error(t, must.Err(c.ask(secret+":spiffe://example.org/other", 0)))
 	}
 	_, metrics := admin("/metrics")
 	must.Get(metricstest.Page(metrics))(t)
@@ -436,7 +436,7 @@ func TestRunFails(t *testing.T) {
 	err := s.Run(t.Context(), at)
 	require.ErrorIs(t, err, errFailed)
 	require.ErrorContains(t, err, "certificate authority")
-	require.ErrorIs(t, must.ErrorOf(at.Bundle.Accept()), net.ErrClosed)
+	require.ErrorIs(t, must.Err(at.Bundle.Accept()), net.ErrClosed)
 
 	s = newServer(t, caserver.Options{CA: a, RootsFile: filepath.Join(t.TempDir(), "none", "root-cert.pem")})
 	require.ErrorIs(t, s.Run(t.Context(), caserver.Listeners{}), os.ErrNotExist)
@@ -454,7 +454,7 @@ func TestPods(t *testing.T) {
 	errFailed := errors.New("away")
 	o := caserver.Options{CA: a, TrustDomain: domain, Identity: caservertest.Identity(t, a, serverID)}
 	o.Pods = func(ca.Signer) (caserver.Part, error) { return nil, errFailed }
-	require.ErrorIs(t, must.ErrorOf(caserver.New(o)), errFailed)
+	require.ErrorIs(t, must.Err(caserver.New(o)), errFailed)
 
 	part := &part{t: t, fail: make(chan error, 1)}
 	o.Pods = func(signer ca.Signer) (caserver.Part, error) {
@@ -558,7 +558,7 @@ func TestBundle(t *testing.T) {
 	_, err = s.Bundle(spiffe.MustParseTrustDomain("elsewhere.test"))
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	s = newServer(t, caserver.Options{CA: &learning{a: a}})
-	require.ErrorIs(t, must.ErrorOf(s.Bundle(domain)), spiffe.ErrUnknownTrustDomain)
+	require.ErrorIs(t, must.Err(s.Bundle(domain)), spiffe.ErrUnknownTrustDomain)
 }
 
 // elsewhere is a listener whose clients seem to be on another machine.
@@ -683,7 +683,7 @@ func TestInsecureTokens(t *testing.T) {
 	}
 	r := request("127.0.0.1:5", secret+":demo/web")
 	r.Header.Del("Authorization")
-	require.ErrorIs(t, must.ErrorOf(tokens.Authenticate(r)), authn.ErrNoCredential)
+	require.ErrorIs(t, must.Err(tokens.Authenticate(r)), authn.ErrNoCredential)
 	_, err = tokens.Authenticate(request("127.0.0.1:5", "eyJhbGciOiJIUzI1NiJ9.secret.secret"))
 	require.ErrorIs(t, err, authn.ErrRefused)
 	require.NotContains(t, err.Error(), "secret.secret", "a real token that was sent by mistake is in no log")

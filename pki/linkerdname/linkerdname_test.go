@@ -123,14 +123,14 @@ func TestBadNames(t *testing.T) {
 		assert.ErrorIs(t, err, linkerdname.ErrName, bad)
 		assert.Empty(t, name)
 	}
-	require.ErrorIs(t, must.ErrorOf(mesh.Namespace("emoji.voto")), linkerdname.ErrName)
+	require.ErrorIs(t, must.Err(mesh.Namespace("emoji.voto")), linkerdname.ErrName)
 
 	// The whole name has a limit as well as its parts.
 	fill := func(last int) linkerdname.Mesh { // 36 bytes stand before the trust domain
 		return linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: strings.Repeat(strings.Repeat("a", 63)+".", 3) + strings.Repeat("b", last)}
 	}
 	assert.Len(t, must.Get(fill(25).Name("b", "a"))(t), 253)
-	assert.ErrorIs(t, must.ErrorOf(fill(26).Name("b", "a")), linkerdname.ErrName)
+	assert.ErrorIs(t, must.Err(fill(26).Name("b", "a")), linkerdname.ErrName)
 }
 
 func TestParse(t *testing.T) {

@@ -169,7 +169,7 @@ func TestForget(t *testing.T) {
 	o.Forget()
 	assert.Nil(t, o.Held())
 	for range 2 {
-		require.Error(t, must.ErrorOf(o.Judge(f.full(7), f.full(), now.Add(time.Hour))), "it begins anew")
+		require.Error(t, must.Err(o.Judge(f.full(7), f.full(), now.Add(time.Hour))), "it begins anew")
 	}
 }
 

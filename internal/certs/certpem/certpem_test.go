@@ -85,13 +85,13 @@ func TestOneRule(t *testing.T) {
 			string(file(t, "bom.pem")):  "the text begins with a byte order mark; save it as UTF-8 without one",
 			"\xff\xfe-\x00-\x00":        "the text begins with a byte order mark; save it as UTF-8 without one",
 		} {
-			assert.ErrorContains(t, must.ErrorOf(read([]byte(in))), want, name)
+			assert.ErrorContains(t, must.Err(read([]byte(in))), want, name)
 		}
 	}
 	for _, in := range []string{"comment-after.pem", "comment-between.pem"} { // neither a key nor a request, for the same reason
 		_, err := pki.ParsePrivateKeyPEM(file(t, in))
 		assert.ErrorContains(t, err, `block "CERTIFICATE" is not a private key`)
-		assert.ErrorContains(t, must.ErrorOf(pki.ParseCSRPEM(file(t, in))), "PEM block")
+		assert.ErrorContains(t, must.Err(pki.ParseCSRPEM(file(t, in))), "PEM block")
 	}
 }
 
@@ -108,7 +108,7 @@ func TestLabels(t *testing.T) {
 			svid, err := spiffe.ParseSVIDPEM(leaf, data)
 			require.NoError(t, err, "%s as %s", name, label)
 			assert.Equal(t, "spiffe://example.org/web", svid.ID().String())
-			require.NoError(t, must.ErrorOf(pki.ParsePrivateKeyPEM(data)), "%s as %s", name, label)
+			require.NoError(t, must.Err(pki.ParsePrivateKeyPEM(data)), "%s as %s", name, label)
 		}
 	}
 }
@@ -124,5 +124,5 @@ func TestWeakKeys(t *testing.T) {
 		require.ErrorIs(t, err, pki.ErrWeakKey)
 	}
 	leaf, _ := pem.Decode(file(t, "leaf.pem"))
-	require.ErrorIs(t, must.ErrorOf(spiffe.ParseSVID(leaf.Bytes, pkcs8)), pki.ErrWeakKey)
+	require.ErrorIs(t, must.Err(spiffe.ParseSVID(leaf.Bytes, pkcs8)), pki.ErrWeakKey)
 }

@@ -76,7 +76,7 @@ func TestDial(t *testing.T) {
 	tr := client.Transport.(*http.Transport).Clone()
 	tr.TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
 	defer tr.CloseIdleConnections()
-	assert.ErrorContains(t, must.ErrorOf((&http.Client{Transport: tr}).Get(url)), "unknown authority")
+	assert.ErrorContains(t, must.Err((&http.Client{Transport: tr}).Get(url)), "unknown authority")
 	token := must.Get(f.Endpoint().Token(t.Context()))(t)
 	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
 		assert.NotContains(t, fmt.Sprintf(format, f), token)

@@ -39,15 +39,15 @@ func TestStepTokens(t *testing.T) {
 	} {
 		c := good()
 		edit(&c)
-		assert.ErrorContains(t, must.ErrorOf(s.authorize(s.signed(c))), says)
+		assert.ErrorContains(t, must.Err(s.authorize(s.signed(c))), says)
 	}
 	token := s.signed(good())
 	assert.Equal(t, []string{"a", "b"}, must.Get(s.authorize(token))(t))
-	assert.ErrorContains(t, must.ErrorOf(s.authorize(token)), "used before")
+	assert.ErrorContains(t, must.Err(s.authorize(token)), "used before")
 	c := good()
 	c.SANs, c.Audience = nil, f.url+"/sign"
 	assert.Equal(t, []string{"web"}, must.Get(s.authorize(s.signed(c)))(t))
-	assert.Error(t, must.ErrorOf(s.authorize(strings.TrimSuffix(s.signed(good()), "A")+"AA")))
+	assert.Error(t, must.Err(s.authorize(strings.TrimSuffix(s.signed(good()), "A")+"AA")))
 }
 
 // Requests that a client of ours does not make.

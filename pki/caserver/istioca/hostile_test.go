@@ -364,7 +364,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"\x22\x01\xff", "\x22\x02\x0a\x01", "\x22\x03\x0a\x01\xff", "\x22\x05\x0a\x03\x0a\x01\xff", "\x22\x04\x0a\x02\x12\x01",
 		"\x22\x06\x0a\x04\x12\x02\x1a\x01", "\x22\x07\x0a\x05\x12\x03\x1a\x01\xff", "\x22\x05\x0a\x03\x12\x01\xff",
 	} {
-		require.Error(t, must.ErrorOf(istioca.Decode([]byte(bad))), "%q", bad)
+		require.Error(t, must.Err(istioca.Decode([]byte(bad))), "%q", bad)
 		require.Error(t, proto.Unmarshal([]byte(bad), new(wire.IstioCertificateRequest)), "%q", bad)
 	}
 }

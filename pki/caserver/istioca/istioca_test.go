@@ -61,7 +61,7 @@ func TestNew(t *testing.T) {
 	} {
 		bad := good
 		edit(&bad)
-		require.ErrorContains(t, must.ErrorOf(istioca.New(bad)), want)
+		require.ErrorContains(t, must.Err(istioca.New(bad)), want)
 	}
 }
 
@@ -355,12 +355,12 @@ func TestRenewalsEnd(t *testing.T) {
 	require.Greater(t, time.Until(again[0].NotAfter), 10*time.Minute)
 	must.Get(hour(again, ""))(t)
 
-	require.NoError(t, must.ErrorOf(serveFor(a, 0)(late, "")), "without end")
+	require.NoError(t, must.Err(serveFor(a, 0)(late, "")), "without end")
 	for _, longest := range []time.Duration{time.Hour, math.MaxInt64} { // of a signer that cannot tell
 		_, err = serveFor(wrap(a), longest)(again, "")
 		refused(t, err, grpchttp.Unauthenticated, unauthenticated)
 	}
-	require.Error(t, must.ErrorOf(istioca.ClientCertificates(a, td, -1)))
+	require.Error(t, must.Err(istioca.ClientCertificates(a, td, -1)))
 }
 
 // What a proxy forwards proves its client and never the proxy, and nothing while a root is tainted.
@@ -388,7 +388,7 @@ func TestForwardedCertificates(t *testing.T) {
 	require.Equal(t, "spiffe://example.org/gateway", must.Get(ask())(t))
 	require.Equal(t, webID, must.Get(ask(behind))(t))
 	for _, header := range []string{"", "x", "DNS=web.example.org", "URI=spiffe://evil.test/web"} {
-		require.Error(t, must.ErrorOf(ask(header)), header)
+		require.Error(t, must.Err(ask(header)), header)
 	}
 	require.NoError(t, a.Taint(t.Context(), a.Status().Roots[0].ID))
 	_, err = ask(behind)

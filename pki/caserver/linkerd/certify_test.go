@@ -60,7 +60,7 @@ func TestNew(t *testing.T) {
 	} {
 		o := good
 		edit(&o)
-		assert.ErrorContains(t, must.ErrorOf(linkerd.New(o)), what)
+		assert.ErrorContains(t, must.Err(linkerd.New(o)), what)
 	}
 }
 
@@ -421,9 +421,9 @@ func TestIssuerOption(t *testing.T) {
 			r := goodRequest(t)
 			r.Token = []byte("garbage")
 			r.CertificateSigningRequest = csr(t, newKey(t), func(r *x509.CertificateRequest) { r.DNSNames = nil })
-			assert.Equal(t, grpchttp.Unavailable, codeOf(must.ErrorOf(s.certify(t, r))))
+			assert.Equal(t, grpchttp.Unavailable, codeOf(must.Err(s.certify(t, r))))
 			r.CertificateSigningRequest = []byte("x")
-			assert.Equal(t, grpchttp.InvalidArgument, codeOf(must.ErrorOf(s.certify(t, r))))
+			assert.Equal(t, grpchttp.InvalidArgument, codeOf(must.Err(s.certify(t, r))))
 		})
 	}
 }
@@ -484,7 +484,7 @@ func TestEventsAndMetrics(t *testing.T) {
 	sig.mu.Lock()
 	sig.chain, sig.key = third.chain, third.key
 	sig.mu.Unlock()
-	require.Equal(t, grpchttp.Unavailable, codeOf(must.ErrorOf(s.certify(t, goodRequest(t)))))
+	require.Equal(t, grpchttp.Unavailable, codeOf(must.Err(s.certify(t, goodRequest(t)))))
 	got = taken()
 	require.Len(t, got, 1)
 	assert.Regexp(t, `^no certificate for "`+web+`": the issuer does not verify against the trust anchors: x509: `, got[0].Message)
@@ -565,7 +565,7 @@ func TestPanicsAndDeadlines(t *testing.T) {
 	}})
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	assert.Equal(t, grpchttp.DeadlineExceeded, codeOf(must.ErrorOf(patient.call(ctx, goodRequest(t)))))
+	assert.Equal(t, grpchttp.DeadlineExceeded, codeOf(must.Err(patient.call(ctx, goodRequest(t)))))
 }
 
 // Linkerd's proxies send their whole name as the common name, however long it is. A certificate has no
@@ -812,7 +812,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 		for _, token := range []string{"voting", "unknown", "garbage"} {
 			r := goodRequest(t)
 			r.Token = []byte(token)
-			require.Error(t, must.ErrorOf(c.call(t.Context(), r)))
+			require.Error(t, must.Err(c.call(t.Context(), r)))
 		}
 	}
 	assert.Equal(t, 3, strings.Count(l.String(), "\n"), l.String())

@@ -108,7 +108,7 @@ func TestCluster(t *testing.T) {
 	}
 	api.FailNext(1, kubetest.Fault{Code: http.StatusForbidden}, nil)
 	r.Token = []byte("web")
-	assert.Equal(t, grpchttp.Internal, codeOf(must.ErrorOf(s.certify(t, r))))
+	assert.Equal(t, grpchttp.Internal, codeOf(must.Err(s.certify(t, r))))
 	var m strings.Builder
 	require.NoError(t, s.Report().Metrics(&m))
 	assert.Contains(t, m.String(), "linkerd_identity_certify_total{code=\"ok\"} 1\n")
@@ -140,7 +140,7 @@ func TestTokenAudience(t *testing.T) {
 	certify := func(token string) error {
 		r := goodRequest(t)
 		r.Token = []byte(token)
-		return must.ErrorOf(s.certify(t, r))
+		return must.Err(s.certify(t, r))
 	}
 	require.NoError(t, certify("first"))
 	for _, other := range []string{"api", "istio"} {

@@ -793,11 +793,11 @@ func TestTemplate(t *testing.T) {
 		"/${pod":            "template",
 		"/${namespace}/${}": "template",
 	} {
-		require.ErrorContains(t, must.ErrorOf(podcert.Template(td, path)), want, path)
+		require.ErrorContains(t, must.Err(podcert.Template(td, path)), want, path)
 	}
 	id := must.Get(podcert.Template(td, "/ns/${namespace}/pod/${pod}"))(t)
 	for _, p := range []spiffe.Pod{{Namespace: "", Name: "x"}, {Namespace: "..", Name: "x"}, {Namespace: "a", Name: "x/../../b/"}, {Namespace: "a", Name: "ü"}} {
-		require.Error(t, must.ErrorOf(id(p)), "%+v", p)
+		require.Error(t, must.Err(id(p)), "%+v", p)
 	}
 	got, err := id(spiffe.Pod{Namespace: "${pod}", Name: "x"}) // which no namespace is called
 	require.Error(t, err, "%s", got)
