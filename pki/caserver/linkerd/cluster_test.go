@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -166,10 +167,11 @@ func TestAuditRecord(t *testing.T) {
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	var records []*ca.Issuance
-	for e, err := range auditlog.Read(bytes.NewReader(text)) {
-		require.NoError(t, err)
-		if e.Issuance != nil {
-			records = append(records, e.Issuance)
+	for line := range bytes.Lines(text) {
+		i := new(ca.Issuance)
+		require.NoError(t, json.Unmarshal(line, i))
+		if i.Kind != "" { // and no change of keys
+			records = append(records, i)
 		}
 	}
 	require.Len(t, records, 1)
