@@ -148,8 +148,8 @@ func (j *job) remove(ctx context.Context, absent int) {
 
 func (j *job) path() string { return requests() + k8s.Path(j.name) }
 
-// follow takes the object from its creation to the certificate. It pauses after each step, so that no answer of the API
-// server, such as an approval that is not kept, keeps both busy.
+// follow takes the object from its creation to the certificate. It pauses after each step, so that no answer of the
+// API server, such as an approval that is not kept, keeps both busy.
 func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 	for pause := firstPause; ; {
 		if err := j.read(o); err != nil {
