@@ -262,8 +262,8 @@ func (r *Revocation) text() string {
 //     bundle.
 //
 // Without RevokeNow the key stays trusted for Propagation and half of DefaultTTL. The successor always has another
-// key, also with [Rotation].KeepKey. The successor of a JWT key has the same algorithm, and is made by this authority even if it
-// signs no tokens. Errors are those of Revoke; a failure of the Auditor prevents nothing.
+// key, also with [Rotation].KeepKey. The successor of a JWT key has the same algorithm, and is made by this authority
+// even if it signs no tokens. Errors are those of Revoke; a failure of the Auditor prevents nothing.
 func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
