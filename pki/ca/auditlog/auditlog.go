@@ -14,8 +14,8 @@
 //
 // When [Log.Record] returns nil, the line has been written and fsync has returned without an error. Records that come
 // at the same time share one fsync. A caller waits for a slow disk until its context is done; when 4,096 wait, more
-// are refused. When writing or fsync fails, every record of that write gets the error, and the next write opens the file
-// again; no later success hides a lost record.
+// are refused. When writing or fsync fails, every record of that write gets the error, and the next write opens the
+// file again; no later success hides a lost record.
 //
 // A line that a crash left unfinished gets its newline with the next one, so that no record is ever glued to it. A
 // line may be in the file although Record returned an error; then its certificate was thrown away. There is no

@@ -26,7 +26,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/spiffe"
@@ -627,32 +626,6 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// Records, moves of the file and reopening at the same time.
-func TestConcurrent(t *testing.T) {
-	t.Parallel()
-	path := logPath(t)
-	l := open(t, path, nil, nil)
-	var wg sync.WaitGroup
-	for w := range 8 {
-		wg.Go(func() {
-			for i := range 15 {
-				assert.NoError(t, l.Record(t.Context(), record(fmt.Sprint(w, i))))
-			}
-		})
-	}
-	files := []string{}
-	for n := range 5 {
-		name := fmt.Sprint(path, ".", n)
-		require.NoError(t, os.Rename(path, name))
-		files = append(files, name)
-		require.NoError(t, l.Reopen())
-	}
-	wg.Wait()
-	got := contents(t, append(files, path)...)
-	require.Len(t, got, 8*15)
-	require.NotContains(t, strings.Join(got, ","), "chain")
-}
-
 func BenchmarkRecord(b *testing.B) {
 	for _, tc := range []struct {
 		name    string
@@ -683,41 +656,6 @@ func BenchmarkRecord(b *testing.B) {
 					}
 				}
 			})
-		})
-	}
-}
-
-// BenchmarkSigners is 32 callers that sign at once, without a record of it and with one on the disk. It reports
-// how many records share an fsync.
-func BenchmarkSigners(b *testing.B) {
-	td := spiffe.MustParseTrustDomain("example.org")
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(b, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(b, err)
-	for _, name := range []string{"none", "disk"} {
-		b.Run(name, func(b *testing.B) {
-			cfg, syncs := ca.Config{TrustDomain: td}, new(atomic.Int64)
-			if name == "disk" {
-				l, err := auditlog.OpenFaulty(filepath.Join(b.TempDir(), "audit.jsonl"), nil, &auditlog.Faults{Sync: func() error { syncs.Add(1); return nil }})
-				require.NoError(b, err)
-				defer l.Close()
-				cfg.Auditor = l
-			}
-			a, err := ca.New(cfg)
-			require.NoError(b, err)
-			b.SetParallelism(max(1, 32/runtime.GOMAXPROCS(0)))
-			b.ResetTimer()
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					if _, err := a.Sign(b.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://example.org/web")}); err != nil {
-						b.Error(err)
-					}
-				}
-			})
-			if n := syncs.Load(); n > 0 {
-				b.ReportMetric(float64(b.N)/float64(n), "records/fsync")
-			}
 		})
 	}
 }
