@@ -82,7 +82,7 @@ func secretStore(t testing.TB, c *peers.Cluster, namespace string, client *http.
 // quick are the settings of a CA whose roots are replaced within seconds.
 func quick() ca.Config {
 	return ca.Config{
-		TrustDomain: domain, Create: true, DefaultTTL: time.Hour, MaxTTL: time.Hour, RefreshHint: time.Second, SyncInterval: 500 * time.Millisecond,
+		TrustDomain: domain, Create: true, DefaultTTL: time.Hour, MaxTTL: time.Hour, RefreshHint: time.Second,
 		Rotation: ca.Rotation{Manual: true, Propagation: 3 * time.Second},
 	}
 }

@@ -100,11 +100,6 @@ type Config struct {
 	// Rotation is how roots are made and replaced.
 	Rotation Rotation
 
-	// SyncInterval is how often Run reads the store; 0 means 30 seconds, or a quarter of Propagation if that is less.
-	// More than a quarter of Propagation is refused: a replica would learn of a root too late to tell its consumers in
-	// time.
-	SyncInterval time.Duration
-
 	// JWT makes the authority sign JWT-SVIDs, too; nil means that it does not.
 	JWT *JWTConfig
 
@@ -141,10 +136,6 @@ type Rotation struct {
 	// federation standard asks for three to five times the hint. Less is for programs in which every consumer watches
 	// the bundle and none polls.
 	Propagation time.Duration
-
-	// TaintGrace is how long a tainted root stays in the bundle once its successor signs; 0 means half
-	// of DefaultTTL and Backdate. See [Authority.Taint].
-	TaintGrace time.Duration
 
 	// Constrain adds a critical extension to new roots that permits SPIFFE IDs of the trust domain and no other; see
 	// [pki.CertificateOptions]. Verifiers that do not know it refuse every leaf.
@@ -216,6 +207,8 @@ func newAuthority(cfg Config) (*Authority, error) {
 		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
 		cfg:      cfg, writing: make(chan struct{}, 1),
 		looking: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
+		syncInterval: max(1, min(30*time.Second, cfg.Rotation.Propagation/4)),
+		taintGrace:   cfg.DefaultTTL/2 + cfg.Backdate,
 	}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
@@ -228,8 +221,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	r := &cfg.Rotation
 	for name, d := range map[string]time.Duration{
 		"RootTTL": r.RootTTL, "DefaultTTL": cfg.DefaultTTL, "MaxTTL": cfg.MaxTTL, "Backdate": cfg.Backdate,
-		"RefreshHint": cfg.RefreshHint, "Propagation": r.Propagation, "TaintGrace": r.TaintGrace,
-		"CheckInterval": r.CheckInterval, "SyncInterval": cfg.SyncInterval,
+		"RefreshHint": cfg.RefreshHint, "Propagation": r.Propagation, "CheckInterval": r.CheckInterval,
 	} {
 		if d < 0 {
 			return cfg, fmt.Errorf("ca: invalid Config: %s is negative (%v)", name, d)
@@ -243,8 +235,6 @@ func (cfg Config) withDefaults() (Config, error) {
 	r.Propagation = cmp.Or(r.Propagation, 5*min(cfg.RefreshHint, math.MaxInt64/5))
 	r.GraceRatio = cmp.Or(r.GraceRatio, 0.2)
 	r.CheckInterval = cmp.Or(r.CheckInterval, time.Hour)
-	r.TaintGrace = cmp.Or(r.TaintGrace, cfg.DefaultTTL/2+cfg.Backdate)
-	cfg.SyncInterval = cmp.Or(cfg.SyncInterval, max(1, min(30*time.Second, r.Propagation/4)))
 	cfg.Logger = ratelog.Patient(cfg.Logger).With(slog.Any("trust_domain", cfg.TrustDomain))
 	switch {
 	case cfg.TrustDomain.IsZero():
@@ -263,9 +253,6 @@ func (cfg Config) withDefaults() (Config, error) {
 			r.RootTTL, r.Propagation, cfg.DefaultTTL)
 	case !(r.GraceRatio > 0 && r.GraceRatio <= 0.5):
 		return cfg, fmt.Errorf("ca: invalid Config: GraceRatio is %v; it is more than 0 and at most 0.5", r.GraceRatio)
-	case cfg.SyncInterval > max(1, r.Propagation/4):
-		return cfg, fmt.Errorf("ca: invalid Config: SyncInterval %v is more than a quarter of Propagation %v",
-			cfg.SyncInterval, r.Propagation)
 	}
 	if cfg.JWT != nil {
 		jwt, err := cfg.JWT.withDefaults(r.Propagation)
@@ -295,8 +282,12 @@ type Authority struct {
 	redacted
 	cfg     Config
 	limiter *limit.Limiter // nil for none
-	store   Store          // nil: what it knows is all there is
-	files   *pluggedFiles  // nil: the roots are its own
+
+	syncInterval time.Duration // how often Run reads the store: a quarter of the time that consumers have
+	taintGrace   time.Duration // how long a tainted root stays in the bundle once its successor signs
+
+	store Store         // nil: what it knows is all there is
+	files *pluggedFiles // nil: the roots are its own
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // has a slot for the one caller that reads and writes the store

@@ -20,7 +20,7 @@ import (
 //
 // A key is missing when [Authority.Taint] returns, and in other replicas when they have read the store, and so is each
 // root with the same key. They read a [DirStore] here and in Sign if another process has written to it, and other
-// stores every SyncInterval. A workload whose certificate is from a tainted root renews by another proof, such as its
+// stores every 30 seconds. A workload whose certificate is from a tainted root renews by another proof, such as its
 // token. [Authority.Changed] tells of changes. The bundle is not for publishing and has no sequence number. It is the
 // same one until it changes; CallerBundle blocks no more than Bundle does, but for a directory that another process
 // has written to.

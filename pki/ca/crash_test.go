@@ -32,11 +32,10 @@ const (
 	crashTTL         = 2 * time.Second
 	crashBackdate    = time.Second
 	crashPropagation = 60 * time.Millisecond
-	crashTaintGrace  = 300 * time.Millisecond
 )
 
 func crashConfig(c *ca.Config) {
-	c.DefaultTTL, c.MaxTTL, c.Backdate, c.Rotation.Propagation, c.Rotation.TaintGrace = crashTTL, crashTTL, crashBackdate, crashPropagation, crashTaintGrace
+	c.DefaultTTL, c.MaxTTL, c.Backdate, c.Rotation.Propagation = crashTTL, crashTTL, crashBackdate, crashPropagation
 	c.JWT = &ca.JWTConfig{DefaultTTL: time.Second, MaxTTL: 2 * time.Second}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/files/disk"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
@@ -97,3 +98,16 @@ func OnDisk(s Store, d disk.Disk) Store {
 	s.(*dirStore).disk = d
 	return s
 }
+
+// ReadSeldom has Run read the store every six minutes, if consumers have the default time. It is called before Run.
+func (a *Authority) ReadSeldom() {
+	if a.cfg.Rotation.Propagation >= 24*time.Minute {
+		a.syncInterval = 6 * time.Minute
+	}
+}
+
+// SetSyncInterval sets how often Run reads the store. It is called before Run.
+func (a *Authority) SetSyncInterval(d time.Duration) { a.syncInterval = d }
+
+// SetTaintGrace sets how long a tainted root stays. It is called before any is tainted.
+func (a *Authority) SetTaintGrace(d time.Duration) { a.taintGrace = d }

@@ -295,7 +295,8 @@ func TestNoHandshakeFails(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
 			m := &mesh{poll: poll, longest: longest, connect: pipe}
-			m.replicas = []*ca.Authority{open(t, ca.NewMemoryStore(), fast(longest, 3*poll), func(c *ca.Config) { c.Rotation.TaintGrace = longest / 2 })}
+			m.replicas = []*ca.Authority{open(t, ca.NewMemoryStore(), fast(longest, 3*poll))}
+			m.replicas[0].SetTaintGrace(longest / 2)
 			m.begun = func(old string) { // a tainted root retires after TaintGrace
 				require.NoError(t, m.replicas[0].Taint(t.Context(), old))
 			}

@@ -32,7 +32,7 @@ func (a *Authority) Health() Health {
 	h := Health{Audit: a.auditError()}
 	st := a.Status()
 	h.Synced, h.Store = st.Synced, st.SyncError
-	if wait := 4 * a.cfg.SyncInterval; h.Store == nil && a.store != nil && now.Sub(h.Synced) > wait {
+	if wait := 4 * a.syncInterval; h.Store == nil && a.store != nil && now.Sub(h.Synced) > wait {
 		h.Store = fmt.Errorf("ca: the store of %s was last read at %s; see that the authority is running",
 			a.cfg.TrustDomain, h.Synced.UTC().Format(time.RFC3339))
 	}

@@ -50,9 +50,6 @@ type JWTConfig struct {
 	// the life of a token whose request names none; 0 means 5 minutes, or MaxTTL if that is less
 	DefaultTTL time.Duration
 	MaxTTL     time.Duration // the longest life that may be asked for; 0 means an hour
-
-	// WideAudience permits tokens for more than one receiver; see [jwtsvid.IssuerOptions].
-	WideAudience bool
 }
 
 func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
@@ -115,7 +112,7 @@ func newJWTKey(alg string) (k rotation.Key, err error) {
 // stands.
 type JWTRequest struct {
 	ID       spiffe.ID // the workload: in the authority's trust domain, with a path
-	Audience []string  // whom the token is for; more than one needs [JWTConfig.WideAudience]
+	Audience []string  // whom the token is for: one receiver
 
 	TTL time.Duration // the lifetime from now; 0 or less means the default of [JWTConfig]
 
@@ -153,7 +150,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 
 func (a *Authority) signToken(g *grant, r *JWTRequest) (token string, i *Issuance, err error) {
 	issuer, err := jwtsvid.NewIssuer(a.cfg.TrustDomain, g.key.ID, g.key.Secret(), &jwtsvid.IssuerOptions{
-		Algorithm: g.key.Algorithm, WideAudience: a.cfg.JWT.WideAudience, Issuer: a.cfg.JWT.Issuer,
+		Algorithm: g.key.Algorithm, Issuer: a.cfg.JWT.Issuer,
 		Now: func() time.Time { return g.now },
 	})
 	if err != nil {
@@ -190,7 +187,7 @@ func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	case len(r.Audience) == 0 || slices.Contains(r.Audience, ""):
 		return ErrIdentity, fmt.Errorf("%w: the audience is missing or empty: say whom the token is for",
 			fs.ErrInvalid)
-	case len(r.Audience) > 1 && !a.cfg.JWT.WideAudience:
+	case len(r.Audience) > 1:
 		return ErrIdentity, fmt.Errorf("%w: %d audiences; ask for one token for each, as this CA "+
 			"signs none for several", fs.ErrInvalid, len(r.Audience))
 	}

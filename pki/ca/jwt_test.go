@@ -106,10 +106,6 @@ func TestSignJWTRefuses(t *testing.T) {
 	}
 	_, err := newAuthority(t).SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: db})
 	assert.ErrorIs(t, err, ca.ErrNoJWT)
-	wide := newAuthority(t, func(c *ca.Config) { c.JWT = &ca.JWTConfig{WideAudience: true} })
-	token, err := wide.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"api", "db"}})
-	require.NoError(t, err)
-	assert.NoError(t, validate(wide.Bundle(), token))
 }
 
 // By this method an Authority is the issuer of a Workload API server.

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,26 +22,12 @@ import (
 type Recovery struct {
 	redacted // prints the version in one line
 
-	Version  string    // the name of its directory
-	Written  time.Time // by the time of the directory
-	Revision uint64    // counts the saves of the CA; 0 if the version does not say
-	Root     string    // the serial number of the root that signs, in hexadecimal; empty for a store of JWT keys
+	Version  string // the name of its directory
+	Root     string // the serial number of the root that signs, in hexadecimal; empty for a store of JWT keys
 	RootEnds time.Time
 
 	// Left are the versions that were not taken, each with the reason. They stay where they are.
 	Left []string
-}
-
-// text describes the version in one line.
-func (r *Recovery) text() string {
-	text := fmt.Sprintf("%s, written %s", r.Version, r.Written.UTC().Format(time.RFC3339))
-	if r.Revision > 0 {
-		text += fmt.Sprintf(", revision %d", r.Revision)
-	}
-	if r.Root != "" {
-		text += fmt.Sprintf(", root %s until %s", r.Root, r.RootEnds.UTC().Format(time.RFC3339))
-	}
-	return text
 }
 
 // RecoverDirStore finds the newest complete version in the directory of a [NewDirStore] that has lost its file
@@ -102,8 +89,10 @@ func (d *dirStore) recover(ctx context.Context, write bool) (Recovery, error) {
 // candidate is a version that is complete.
 type candidate struct {
 	Recovery
-	authority string // the CA
-	begun     bool   // it was being written, so that another one is better
+	authority string    // the CA
+	revision  uint64    // counts the saves of the CA; 0 if the version does not say
+	written   time.Time // by the time of the directory
+	begun     bool      // it was being written, so that another one is better
 }
 
 // newest returns the version to take.
@@ -130,12 +119,12 @@ func (d *dirStore) newest(root *os.Root) (Recovery, error) {
 	}
 	slices.SortStableFunc(found, func(a, b candidate) int {
 		switch {
-		case a.begun != b.begun && b.begun, a.begun == b.begun && a.Revision > b.Revision:
+		case a.begun != b.begun && b.begun, a.begun == b.begun && a.revision > b.revision:
 			return -1
-		case a.begun != b.begun || a.Revision < b.Revision:
+		case a.begun != b.begun || a.revision < b.revision:
 			return 1
 		}
-		return b.Written.Compare(a.Written)
+		return b.written.Compare(a.written)
 	})
 	best := found[0]
 	for _, c := range found[1:] {
@@ -163,7 +152,8 @@ func (d *dirStore) candidate(root *os.Root, name string) (c candidate, err error
 		return c, err
 	}
 	data := r.Data()
-	c = candidate{Recovery: Recovery{Version: name, Written: info.ModTime()}}
+	c = candidate{Recovery: Recovery{Version: name}, written: info.ModTime()}
+	text := name + ", written " + c.written.UTC().Format(time.RFC3339)
 	if state, ok := data[stateName]; ok {
 		var s struct {
 			Authority string `json:"authority"`
@@ -172,7 +162,8 @@ func (d *dirStore) candidate(root *os.Root, name string) (c candidate, err error
 		if err := json.Unmarshal(state, &s); err != nil || s.Authority == "" || s.Revision == 0 {
 			return c, errors.Join(errors.New(stateName+" cannot be read"), err)
 		}
-		c.authority, c.Revision = s.Authority, s.Revision
+		c.authority, c.revision = s.Authority, s.Revision
+		text += fmt.Sprintf(", revision %d", c.revision)
 	} else if sumOf(name) == "" && (len(data[caCertName]) == 0 || len(data[caKeyName]) == 0) {
 		return c, fmt.Errorf("%w: it has neither %s nor both of %s and %s", fs.ErrNotExist, stateName, caCertName,
 			caKeyName)
@@ -183,10 +174,9 @@ func (d *dirStore) candidate(root *os.Root, name string) (c candidate, err error
 			return c, err
 		}
 		c.Root, c.RootEnds = rotation.Serial(cert), cert.NotAfter
+		c.authority = cmp.Or(c.authority, c.Root)
+		text += fmt.Sprintf(", root %s until %s", c.Root, c.RootEnds.UTC().Format(time.RFC3339))
 	}
-	if c.authority == "" {
-		c.authority = c.Root
-	}
-	c.redacted = redact.New(c.text())
+	c.redacted = redact.New(text)
 	return c, nil
 }

@@ -134,10 +134,10 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 // for a while; if they must not, follow with [Authority.Revoke].
 //
 // An active key gets a successor at once, as by Rotate, unless one is on its way. When the successor signs, the
-// tainted key stays in the bundle for at most [Rotation.TaintGrace], in which every workload that renews at half of
-// the default lifetime has renewed. A distributing key leaves the bundle at once, and another one is prepared in its
-// place. A retiring or trusted one leaves after TaintGrace at the latest. The successor of a JWT key comes from a
-// replica that signs JWT-SVIDs, when it has read the store.
+// tainted key stays in the bundle for at most half of DefaultTTL, and Backdate, in which every workload that renews at
+// half of the default lifetime has renewed. A distributing key leaves the bundle at once, and another one is prepared
+// in its place. A retiring or trusted one leaves after the same time at the latest. The successor of a JWT key comes
+// from a replica that signs JWT-SVIDs, when it has read the store.
 //
 // When Taint returns, the key is missing from [Authority.CallerBundle]. Roots with the same private key are tainted
 // too. Tainting a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store, or says that
@@ -167,7 +167,7 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 		if k := d.Find(id); k != nil && k.Phase == Distributing {
 			dropped = new(*k)
 		}
-		if !d.Taint(id, a.cfg.Rotation.TaintGrace, now) {
+		if !d.Taint(id, a.taintGrace, now) {
 			return errNoChange
 		}
 		if !prepares {
@@ -258,12 +258,12 @@ func (r *Revocation) text() string {
 //     has not renewed.
 //   - A verifier that has not read the bundle refuses everything that the successor signs: for up to Propagation. A
 //     successor that had been distributed for its time costs nothing.
-//   - A replica that has not read the store yet (SyncInterval) goes on signing with the revoked key and shows the old
+//   - A replica that has not read the store yet (30 seconds) goes on signing with the revoked key and shows the old
 //     bundle.
 //
-// Without RevokeNow the key stays trusted for Propagation and TaintGrace. The successor always has another key, also
-// with [Rotation].KeepKey. The successor of a JWT key has the same algorithm, and is made by this authority even if it
-// signs no tokens. Errors are those of Revoke; a failure of the Auditor prevents nothing.
+// Without RevokeNow the key stays trusted for Propagation and half of DefaultTTL. The successor always has another
+// key, also with [Rotation].KeepKey. The successor of a JWT key has the same algorithm, and is made by this authority
+// even if it signs no tokens. Errors are those of Revoke; a failure of the Auditor prevents nothing.
 func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
@@ -353,8 +353,8 @@ const (
 // and DefaultTTL fit into half of RootTTL, the end of a root never cuts a leaf of the default lifetime short while Run
 // runs.
 //
-// With a store, it reads the record every SyncInterval, follows what others wrote, and writes down
-// what time has done. With plugged-in files, it follows them.
+// With a store, it reads the record every 30 seconds, or each quarter of Propagation if that is less, follows what
+// others wrote, and writes down what time has done. With plugged-in files, it follows them.
 //
 // Run returns nil when ctx is done, and nothing else ends it: failures are logged and tried again, and the CA goes on
 // working as before. One Run is enough; more do no harm.
@@ -423,7 +423,7 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 		until(r.nextSync)
 		left, err := r.show(ctx, s)
 		if err != nil {
-			left = a.cfg.SyncInterval // another replica may do it
+			left = a.syncInterval // another replica may do it
 		}
 		wait = min(wait, left)
 	}

@@ -428,10 +428,10 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 	if bound := a.bound(s, kind, g.key); !bound.IsZero() {
 		left := bound.Sub(wall)
 		if ttl > g.key.Longest {
-			return notReady(a.cfg.SyncInterval, "%w: %v, not %v", errTooLong, g.key.Longest, ttl)
+			return notReady(a.syncInterval, "%w: %v, not %v", errTooLong, g.key.Longest, ttl)
 		}
 		if left < minTTL {
-			return notReady(a.cfg.SyncInterval, "%w", a.staleError(bound))
+			return notReady(a.syncInterval, "%w", a.staleError(bound))
 		}
 		end = rotation.Earlier(end, now.Add(left))
 	}

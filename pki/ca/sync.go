@@ -449,7 +449,7 @@ func (a *Authority) patience() time.Duration {
 
 // syncWait is how long to wait for the next reading: replicas that started together drift apart.
 func (a *Authority) syncWait() time.Duration {
-	return a.cfg.SyncInterval - rand.N(a.cfg.SyncInterval/10+1)
+	return a.syncInterval - rand.N(a.syncInterval/10+1)
 }
 
 // install makes d the current document. The store has it as version, and had it at the time read. Changes of keys

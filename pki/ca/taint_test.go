@@ -35,13 +35,10 @@ func both(t *testing.T, f func(t *testing.T, make func(...func(*ca.Config)) *ca.
 	t.Run("Open", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			seldom := func(c *ca.Config) { // a reading each half minute makes long times long
-				if c.Rotation.Propagation == 0 {
-					c.SyncInterval = 6 * time.Minute
-				}
-			}
 			f(t, func(edit ...func(*ca.Config)) *ca.Authority {
-				return open(t, ca.NewMemoryStore(), append(edit, seldom)...)
+				a := open(t, ca.NewMemoryStore(), edit...)
+				a.ReadSeldom() // a reading each half minute makes long times long
+				return a
 			})
 		})
 	})
@@ -88,7 +85,8 @@ func TestTaintActive(t *testing.T) {
 func TestTaintOthers(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
-		a := make(func(c *ca.Config) { c.MaxTTL, c.Rotation.TaintGrace = 90*24*time.Hour, 10*time.Minute })
+		a := make(func(c *ca.Config) { c.MaxTTL = 90 * 24 * time.Hour })
+		a.SetTaintGrace(10 * time.Minute)
 		n, csr := namer{}, newCSR(t)
 		sign(t, a, csr, 90*24*time.Hour)
 		n.see(t, a)
@@ -219,10 +217,11 @@ func TestIstioRotationInAFullBundle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		edit := func(c *ca.Config) {
-			c.Rotation = ca.Rotation{KeepKey: true, Manual: true, Propagation: time.Second, TaintGrace: 100 * time.Hour}
+			c.Rotation = ca.Rotation{KeepKey: true, Manual: true, Propagation: time.Second}
 			c.MaxTTL, c.JWT = 90*24*time.Hour, &ca.JWTConfig{MaxTTL: 90 * 24 * time.Hour}
 		}
 		a := open(t, store, edit)
+		a.SetTaintGrace(100 * time.Hour)
 		newest := func() ca.KeyStatus { roots := a.Roots(); return roots[len(roots)-1] }
 		for range 63 {
 			require.NoError(t, a.Taint(t.Context(), newest().ID))
@@ -578,7 +577,7 @@ func TestSequenceOfEachChange(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				edit := func(c *ca.Config) { c.JWT, c.SyncInterval = &ca.JWTConfig{}, 6*time.Minute }
+				edit := func(c *ca.Config) { c.JWT = &ca.JWTConfig{} }
 				var a *ca.Authority
 				if store == nil {
 					a = newAuthority(t, edit)

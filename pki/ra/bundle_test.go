@@ -3,9 +3,7 @@ package ra_test
 import (
 	"crypto/x509"
 	"errors"
-	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/spiffe"
@@ -52,14 +49,13 @@ func roots(a *ra.RA) []string {
 
 func TestBundle(t *testing.T) {
 	t.Parallel()
-	one, two, three := newAuthority(t, "one", nil), newAuthority(t, "two", nil), newAuthority(t, "three", nil)
+	one, two := newAuthority(t, "one", nil), newAuthority(t, "two", nil)
 	s := &source{b: bundle(t, one)}
 	a := start(t, kubetest.Start(t), nil).ra(func(c *ra.Config) {
 		c.Roots, c.SignerDomain = s, "signers.test"
-		c.SignerRoots = map[string]spiffe.BundleSource{"signers.test/b": bundle(t, two, one), "signers.test/a": bundle(t, two)}
 	})
 	b := a.Bundle()
-	assert.Equal(t, []string{"one", "two"}, roots(a))
+	assert.Equal(t, []string{"one"}, roots(a))
 	assert.Equal(t, td, b.TrustDomain())
 	_, has := b.Sequence()
 	assert.False(t, has)
@@ -67,11 +63,9 @@ func TestBundle(t *testing.T) {
 	s.set(bundle(t, one), nil)
 	assert.Same(t, b, a.Bundle(), "the same roots, in a new bundle")
 
-	s.set(bundle(t, one, three), nil)
-	assert.Equal(t, []string{"one", "three", "two"}, roots(a))
+	s.set(bundle(t, one, two), nil)
+	assert.Equal(t, []string{"one", "two"}, roots(a))
 	assert.NotSame(t, b, a.Bundle())
-	s.set(bundle(t, three), nil)
-	assert.Equal(t, []string{"one", "three", "two"}, roots(a), "one is another signer's, too")
 
 	// what a source gave last
 	b = a.Bundle()
@@ -79,55 +73,11 @@ func TestBundle(t *testing.T) {
 		fails()
 		assert.Same(t, b, a.Bundle())
 	}
-	s.set(bundle(t, one), nil)
-	assert.Equal(t, []string{"one", "two"}, roots(a))
+	s.set(bundle(t, two), nil)
+	assert.Equal(t, []string{"two"}, roots(a))
 }
 
 // A source that has nothing to give yet.
-// slowSource has answers that take a while, some of them.
-type slowSource struct {
-	source
-	wait chan struct{} // the next call waits for it; guarded by mu
-	in   chan struct{}
-}
-
-func (s *slowSource) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	b, err := s.source.Bundle(td)
-	s.mu.Lock()
-	wait := s.wait
-	s.wait = nil
-	s.mu.Unlock()
-	if wait != nil {
-		s.in <- struct{}{}
-		<-wait
-	}
-	return b, err
-}
-
-// A source that does not answer stops no other call, and what it answers late does not bring back roots that are gone.
-func TestSlowSource(t *testing.T) {
-	t.Parallel()
-	one, two := newAuthority(t, "one", nil), newAuthority(t, "two", nil)
-	hang := make(chan struct{})
-	s := &slowSource{source: source{b: bundle(t, one)}, wait: hang, in: make(chan struct{})}
-	a := start(t, kubetest.Start(t), nil).ra(func(c *ra.Config) { c.Roots = s })
-	late := make(chan []string)
-	go func() { late <- roots(a) }()
-	<-s.in
-	s.set(bundle(t, two), nil)
-	got := make(chan []string, 1)
-	go func() { got <- roots(a) }()
-	select {
-	case names := <-got:
-		require.Equal(t, []string{"two"}, names)
-	case <-time.After(20 * time.Second):
-		t.Fatal("another call waits for the source")
-	}
-	close(hang)
-	require.Equal(t, []string{"two"}, <-late)
-	require.Equal(t, []string{"two"}, roots(a))
-}
-
 func TestBundleNotReady(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", nil)
@@ -137,7 +87,7 @@ func TestBundleNotReady(t *testing.T) {
 	require.NotNil(t, a.Bundle())
 	assert.Empty(t, roots(a))
 	_, err := a.Sign(t.Context(), web(t))
-	signError(t, err, spiffe.ErrNotReady, "not fetched yet", signerName)
+	signError(t, err, spiffe.ErrNotReady, "not fetched yet")
 	s.set(nil, nil)
 	_, err = a.Sign(t.Context(), web(t))
 	signError(t, err, spiffe.ErrNotReady)
@@ -175,33 +125,6 @@ func TestRootsRotate(t *testing.T) {
 	})
 	_, err = c.ra(func(c *ra.Config) { c.Roots = s }).Sign(t.Context(), web(t))
 	require.NoError(t, err)
-}
-
-// Bundles that do not fit into one: the last good one stays.
-func TestBundleTooLarge(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	many := func(n int) *spiffe.Bundle {
-		parent := newAuthority(t, "parent", nil)
-		var list []*authority
-		for range n {
-			list = append(list, newAuthority(t, "many", parent))
-		}
-		return bundle(t, list...)
-	}
-	one, two := many(600), many(600)
-	var log strings.Builder
-	s := &source{b: bundle(t, newAuthority(t, "small", nil))}
-	a := start(t, kubetest.Start(t), nil).ra(func(c *ra.Config) {
-		c.Roots, c.SignerRoots = one, map[string]spiffe.BundleSource{"signers.test/a": s}
-		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	})
-	b := a.Bundle()
-	assert.Len(t, roots(a), 601)
-	s.set(two, nil)
-	assert.Same(t, b, a.Bundle())
-	assert.Same(t, b, a.Bundle())
-	assert.Equal(t, 1, strings.Count(log.String(), "do not fit"), log.String())
 }
 
 func learning(c *ra.Config) { c.LearnRoots = true }
@@ -276,21 +199,10 @@ func TestLearnRootsOnlyWhereNone(t *testing.T) {
 	c := start(t, kubetest.Start(t), func(o *object) {
 		o.Status.Certificate = encode(unrelated.leaf(t, o.csr(t), time.Hour), unrelated.cert)
 	})
-	for name, edit := range map[string]func(*ra.Config){
-		"for all": trust(t, root),
-		"for one": func(c *ra.Config) { c.SignerRoots = map[string]spiffe.BundleSource{signerName: bundle(t, root)} },
-	} {
-		a := c.ra(edit, learning)
-		_, err := a.Sign(t.Context(), web(t))
-		signError(t, err, ca.ErrGeneration, "signed by unknown authority")
-		assert.Equal(t, []string{"root"}, roots(a), name)
-	}
-	a := c.ra(learning, func(c *ra.Config) {
-		c.SignerRoots = map[string]spiffe.BundleSource{"signers.test/other": bundle(t, root)}
-	})
+	a := c.ra(trust(t, root), learning)
 	_, err := a.Sign(t.Context(), web(t))
-	require.NoError(t, err)
-	assert.Equal(t, []string{"root", "unrelated"}, roots(a))
+	signError(t, err, ca.ErrGeneration, "signed by unknown authority")
+	assert.Equal(t, []string{"root"}, roots(a))
 }
 
 // A signer with a new root for each certificate does not fill the memory.

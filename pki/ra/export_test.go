@@ -11,7 +11,7 @@ const MaxLearned = maxLearned
 
 // Accept tests an answer to r of the default signer, as Sign does.
 func (a *RA) Accept(answer []byte, r ca.Request) ([]*x509.Certificate, error) {
-	roots, err := a.roots(a.cfg.Signer)
+	roots, err := a.roots()
 	if err != nil {
 		return nil, err
 	}

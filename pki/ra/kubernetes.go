@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -25,9 +24,8 @@ const (
 	apiVersion = "certificates.k8s.io/v1"
 	kind       = "CertificateSigningRequest"
 
-	firstPause, lastPause = 50 * time.Millisecond, 2 * time.Second // between questions that failed
-
-	quickSteps = 10 // of one request without a pause; it takes three
+	firstPause, lastPause = 50 * time.Millisecond, 2 * time.Second // between questions
+	answerTime            = 10 * time.Second                       // for one of them
 )
 
 // requests is the path of all requests.
@@ -92,8 +90,8 @@ func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer [
 	if r.TTL > 0 {
 		j.spec.ExpirationSeconds = int32(r.TTL / time.Second) // MaxTTL fits
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, a.cfg.Timeout,
-		fmt.Errorf("no certificate within %v: does the signer %q run?", a.cfg.Timeout, signer))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout,
+		fmt.Errorf("no certificate within %v: does the signer %q run?", timeout, signer))
 	defer cancel()
 	o, err := j.create(ctx)
 	switch {
@@ -150,10 +148,10 @@ func (j *job) remove(ctx context.Context, absent int) {
 
 func (j *job) path() string { return requests() + k8s.Path(j.name) }
 
-// follow takes the object from its creation to the certificate.
+// follow takes the object from its creation to the certificate. It pauses after each step, so that no answer of the
+// API server, such as an approval that is not kept, keeps both busy.
 func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
-	pause := firstPause
-	for n := 1; ; n++ {
+	for pause := firstPause; ; {
 		if err := j.read(o); err != nil {
 			return nil, fail(ca.ErrGeneration, "%w", err)
 		}
@@ -166,30 +164,23 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 		if len(o.Status.Certificate) > 0 {
 			return o.Status.Certificate, nil
 		}
-		// No answer of the API server, such as an approval that is not kept, must keep it and us busy.
-		if n > quickSteps {
-			if renew.Sleep(ctx, pause) != nil {
-				return nil, j.failure(ctx, "follow", nil)
-			}
-			pause = min(2*pause, lastPause)
+		doing, err := "follow", error(nil)
+		if _, ok := o.condition("Approved"); !ok {
+			doing, err = "approve", j.approve(ctx, o)
 		}
-		next, doing, err := j.step(ctx, o)
-		if next != nil && n <= quickSteps {
-			pause = firstPause
-		}
-		for next == nil { // the present state is not known: read it, as often as it takes
-			if err != nil && !passing(err) && !k8s.Conflict(err) && !k8s.Gone(err) || renew.Sleep(ctx, pause) != nil {
+		for o = nil; o == nil; pause = min(2*pause, lastPause) {
+			if err != nil && !passing(err) && !k8s.Conflict(err) || renew.Sleep(ctx, pause) != nil {
 				return nil, j.failure(ctx, doing, err)
 			}
-			pause = min(2*pause, lastPause)
 			doing = "read"
-			next, err = j.get(ctx)
+			o, err = j.get(ctx)
 		}
-		o = next
 	}
 }
 
 func (j *job) get(ctx context.Context) (*object, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
 	o := &object{}
 	if err := j.a.api.Get(ctx, j.path(), nil, o); err != nil {
 		return nil, err
@@ -197,62 +188,21 @@ func (j *job) get(ctx context.Context) (*object, error) {
 	return o, nil
 }
 
-// step approves the request or, if that is done, waits for the next change. It returns nil if the present object is
-// not known.
-func (j *job) step(ctx context.Context, o *object) (next *object, doing string, err error) {
-	if _, ok := o.condition("Approved"); ok {
-		next, err = j.watch(ctx, o.meta.ResourceVersion)
-		return next, "watch", err
-	}
-	approved := *o
-	approved.Status.Conditions = append(slices.Clone(o.Status.Conditions), condition{
+func (j *job) approve(ctx context.Context, o *object) error {
+	o.Status.Conditions = append(o.Status.Conditions, condition{
 		Type: "Approved", Status: "True", Reason: "Granted",
 		Message:        "every name was granted to the caller by the registration authority",
 		LastUpdateTime: time.Now().UTC().Format(time.RFC3339),
 	})
-	next = &object{}
-	if err = j.a.api.Update(ctx, j.path()+"/approval", &approved, next); err != nil {
-		return nil, "approve", err
-	}
-	return next, "approve", nil
+	return j.a.api.Update(ctx, j.path()+"/approval", o, &object{})
 }
-
-// watch returns the next version of the object; nil if the watch ended before.
-func (j *job) watch(ctx context.Context, version string) (*object, error) {
-	query := url.Values{"fieldSelector": {"metadata.name=" + j.name}, "resourceVersion": {version}}
-	for event, err := range j.a.api.Watch(ctx, requests(), query) {
-		if err != nil {
-			return nil, err
-		}
-		if event.Type == k8s.Bookmark {
-			continue
-		}
-		o := &object{}
-		if json.Unmarshal(event.Object, o) != nil || json.Unmarshal(o.Metadata, &o.meta) != nil {
-			return nil, errUnreadable
-		}
-		switch {
-		case o.meta.Name != j.name: // a proxy between us and the API server may drop the selector
-		case event.Type == k8s.Deleted:
-			return nil, errDeleted
-		default:
-			return o, nil
-		}
-	}
-	return nil, nil
-}
-
-var (
-	errDeleted    = errors.New("it was deleted before it was answered")
-	errUnreadable = errors.New("the API server answered with an object that cannot be read")
-)
 
 // read decodes an object, and checks that it is still the one that was created: only that must be approved, and only
 // its answer counts.
 func (j *job) read(o *object) error {
 	var s spec
 	if json.Unmarshal(o.Metadata, &o.meta) != nil || json.Unmarshal(o.Spec, &s) != nil {
-		return errUnreadable
+		return errors.New("the API server answered with an object that cannot be read")
 	}
 	if j.uid == "" {
 		j.uid = o.meta.UID
@@ -290,7 +240,7 @@ func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignErro
 		case e.Code == http.StatusUnauthorized: // until our token has rotated
 			f.Kind = spiffe.ErrNotReady
 		case e.Code == http.StatusForbidden:
-			f.Err = fmt.Errorf("%w; let the service account of this program create, get, watch and delete "+
+			f.Err = fmt.Errorf("%w; let the service account of this program create, get and delete "+
 				"certificatesigningrequests, "+
 				"update certificatesigningrequests/approval, and approve signers named %s, all in the "+
 				"group certificates.k8s.io", f.Err, j.spec.SignerName)
@@ -307,7 +257,7 @@ func passing(err error) bool {
 	if e, ok := errors.AsType[*k8s.StatusError](err); ok {
 		return e.Code >= 500 || e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout
 	}
-	return err != nil && !errors.Is(err, errDeleted) && !errors.Is(err, errUnreadable)
+	return err != nil
 }
 
 // said returns the text of a signer or an approver, for an error.

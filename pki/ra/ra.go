@@ -26,7 +26,7 @@
 //
 //	rules:
 //	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests],
-//	   verbs: [create, get, watch, delete]}
+//	   verbs: [create, get, delete]}
 //	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests/approval], verbs: [update]}
 //	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.com/mesh], verbs: [approve]}
 //
@@ -55,13 +55,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
@@ -89,20 +87,13 @@ type Config struct {
 	// TrustDomain. For a list of roots in PEM there is [spiffe.ParseBundlePEM].
 	Roots spiffe.BundleSource
 
-	// SignerRoots are the roots of single signers, by their full name, in place of Roots. A signer without roots must
-	// not be asked for.
-	SignerRoots map[string]spiffe.BundleSource
-
-	// LearnRoots takes the roots of signers without configured roots from their answers: the last certificate of a
+	// LearnRoots takes the roots from the signers' answers, if there are no Roots: the last certificate of a
 	// chain, if it is a CA. Then any client that can write an answer into the API can make the whole trust domain
 	// trust a root of its own, and after a start [RA.Bundle] is empty until the first answer.
 	LearnRoots bool
 
 	// MaxTTL is the longest lifetime of a request and of a certificate; 0 means 90 days.
 	MaxTTL time.Duration
-
-	// Timeout is how long a certificate may take; 0 means 60 seconds.
-	Timeout time.Duration
 
 	// APIServer is the URL of the API server, https or, on loopback, http. Empty means that of the
 	// cluster that this process runs in.
@@ -119,12 +110,12 @@ type Config struct {
 
 // Defaults and limits.
 const (
-	defaultMaxTTL  = 90 * 24 * time.Hour
-	defaultTimeout = 60 * time.Second
-	minTTL         = 600 * time.Second // Kubernetes refuses less
-	cleanUp        = 5 * time.Second   // for the deletion
-	maxLearned     = 64                // roots
-	clockSkew      = 5 * time.Minute   // that a signer's clock may be ahead, for MaxTTL
+	defaultMaxTTL = 90 * 24 * time.Hour
+	timeout       = 60 * time.Second  // for a certificate
+	minTTL        = 600 * time.Second // Kubernetes refuses less
+	cleanUp       = 5 * time.Second   // for the deletion
+	maxLearned    = 64                // roots
+	clockSkew     = 5 * time.Minute   // that a signer's clock may be ahead, for MaxTTL
 )
 
 // RA is a registration authority. [New] makes one. It is safe for concurrent use.
@@ -135,13 +126,10 @@ type RA struct {
 
 	audited, asked lastresult.Result // of the last record, and whether the cluster answered the last request
 
-	turn atomic.Uint64 // of a call that asks the sources
-
-	mu      sync.Mutex
-	taken   uint64 // the last turn whose answers are in sources
-	learned []learnedRoot
-	sources []*spiffe.Bundle // the last answers; nil where a source had none yet
-	union   *spiffe.Bundle   // nil before the first use
+	mu         sync.Mutex
+	learned    []learnedRoot
+	configured *spiffe.Bundle // the last answer of Roots; nil before there was one
+	union      *spiffe.Bundle
 }
 
 // learnedRoot is a root from an answer.
@@ -153,8 +141,6 @@ type learnedRoot struct {
 // New checks the configuration. It starts nothing, and does not contact the API server.
 func New(cfg Config) (*RA, error) {
 	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, defaultMaxTTL)
-	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
-	cfg.SignerRoots = maps.Clone(cfg.SignerRoots)
 	cfg.Logger = ratelog.Patient(cfg.Logger)
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("ra: invalid Config: %w", err)
@@ -163,7 +149,11 @@ func New(cfg Config) (*RA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ra: %w", err)
 	}
-	return &RA{cfg: cfg, api: api, limiter: limit.New(limit.Options(cfg.Limits))}, nil
+	none, err := spiffe.NewBundle(cfg.TrustDomain, spiffe.BundleContents{})
+	if err != nil {
+		return nil, fmt.Errorf("ra: %w", err)
+	}
+	return &RA{cfg: cfg, api: api, limiter: limit.New(limit.Options(cfg.Limits)), union: none}, nil
 }
 
 func (c *Config) check() error {
@@ -181,20 +171,7 @@ func (c *Config) check() error {
 			"callers to choose from", c.SignerDomain)
 	case c.MaxTTL < minTTL || c.MaxTTL > math.MaxInt32*time.Second:
 		return fmt.Errorf("the longest lifetime is %v, want %v to %v", c.MaxTTL, minTTL, math.MaxInt32*time.Second)
-	case c.Timeout < 0:
-		return fmt.Errorf("the timeout is negative (%v)", c.Timeout)
-	}
-	for name, roots := range c.SignerRoots {
-		if !validSigner(name) || roots == nil {
-			return fmt.Errorf("the roots of %.300q: that is not the full name of a signer "+
-				"(DOMAIN/NAME), or it has no roots", name)
-		}
-	}
-	if c.Signer != "" && c.Roots == nil && c.SignerRoots[c.Signer] == nil && !c.LearnRoots {
-		return fmt.Errorf("there are no roots for the signer %q: give them, or allow that they are "+
-			"learned from the answers", c.Signer)
-	}
-	if c.Signer == "" && c.Roots == nil && len(c.SignerRoots) == 0 && !c.LearnRoots {
+	case c.Roots == nil && !c.LearnRoots:
 		return errors.New("there are no roots: give them, or allow that they are learned from the answers")
 	}
 	return nil
@@ -225,32 +202,15 @@ func (a *RA) signer(name string) (string, error) {
 	default:
 		full = a.cfg.SignerDomain + "/" + name
 	}
-	if a.source(full) == nil && !a.cfg.LearnRoots {
-		return "", fmt.Errorf("the signer %q is not configured: there are no roots for it", full)
-	}
 	return full, nil
 }
 
-// source returns where the roots of a signer come from; nil if they are learned.
-func (a *RA) source(signer string) spiffe.BundleSource {
-	if s := a.cfg.SignerRoots[signer]; s != nil {
-		return s
-	}
-	return a.cfg.Roots
-}
-
-// roots returns the roots of a signer; nil if they are learned.
-func (a *RA) roots(signer string) (*spiffe.Bundle, error) {
-	source := a.source(signer)
-	if source == nil {
+// roots returns the configured roots; nil if they are learned.
+func (a *RA) roots() (*spiffe.Bundle, error) {
+	if a.cfg.Roots == nil {
 		return nil, nil
 	}
-	return a.ask(source)
-}
-
-// ask returns the present bundle of a source, never nil without an error.
-func (a *RA) ask(source spiffe.BundleSource) (*spiffe.Bundle, error) {
-	b, err := source.Bundle(a.cfg.TrustDomain)
+	b, err := a.cfg.Roots.Bundle(a.cfg.TrustDomain)
 	switch {
 	case err != nil:
 		return nil, err
@@ -262,69 +222,40 @@ func (a *RA) ask(source spiffe.BundleSource) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// Bundle returns the roots of all signers: the configured ones, as their sources return them now, and the learned
-// ones, each for as long as a certificate that leads to it is valid. It is the same Bundle until they change. A source
-// that fails keeps its last roots. The bundle has no sequence number, as the RA keeps nothing over a restart.
+// Bundle returns the roots of all signers: the configured ones, as their source returns them now, or the learned ones,
+// each for as long as a certificate that leads to it is valid. It is the same Bundle until they change. A source that
+// fails keeps its last roots. The bundle has no sequence number, as the RA keeps nothing over a restart.
 func (a *RA) Bundle() *spiffe.Bundle {
-	sources := []spiffe.BundleSource{a.cfg.Roots}
-	for _, name := range slices.Sorted(maps.Keys(a.cfg.SignerRoots)) {
-		sources = append(sources, a.cfg.SignerRoots[name])
-	}
-	turn, answers := a.turn.Add(1), make([]*spiffe.Bundle, len(sources))
-	for i, source := range sources { // without mu, as the sources are the user's
-		if source != nil {
-			answers[i], _ = a.ask(source)
-		}
-	}
-	bundle, err := a.unite(turn, answers)
-	if err != nil {
-		a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", err))
-	}
-	return bundle
-}
-
-// unite makes one bundle of all roots. A source without an answer keeps its last one. The error says why the bundle is
-// an old one.
-func (a *RA) unite(turn uint64, answers []*spiffe.Bundle) (*spiffe.Bundle, error) {
+	configured, _ := a.roots() // without mu, as the source is the user's
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forget()
 	var roots []*x509.Certificate
-	for i, b := range answers {
-		if a.sources != nil && (b == nil || turn < a.taken) { // another call has asked later
-			answers[i] = a.sources[i]
-		}
-		if answers[i] != nil {
-			roots = slices.AppendSeq(roots, answers[i].X509Authorities())
-		}
+	if a.configured = cmp.Or(configured, a.configured); a.configured != nil {
+		roots = slices.Collect(a.configured.X509Authorities())
 	}
-	a.sources, a.taken = answers, max(a.taken, turn)
 	for _, r := range a.learned {
 		roots = append(roots, r.cert)
 	}
 	b, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
-	switch {
-	case err == nil && b.Equal(a.union): // the same Bundle, for verifiers remember by it
-	case err == nil:
+	if err != nil { // each of them was in a bundle already; together they are too many
+		a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", err))
+	} else if !b.Equal(a.union) { // the same Bundle, for verifiers remember by it
 		a.union = b
-	case a.union == nil: // each of them was in a bundle already; together they are too many
-		a.union, _ = spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{}) // cannot fail
 	}
-	return a.union, err
+	return a.union
 }
 
 // CallerBundle returns [RA.Bundle]: the signers do not say which of their keys may be stolen.
 func (a *RA) CallerBundle() *spiffe.Bundle { return a.Bundle() }
 
-// Health returns the health of the RA, for a program's readiness and metrics: whether the roots of the default signer
+// Health returns the health of the RA, for a program's readiness and metrics: whether the roots of the signers
 // are known and audit records can be made. Store is why the cluster did not answer the last request, for ten seconds.
 // Root, Synced and Until are zero.
 func (a *RA) Health() ca.Health {
 	var h ca.Health
-	if a.cfg.Signer != "" {
-		if _, err := a.roots(a.cfg.Signer); err != nil {
-			h.Signing = fmt.Errorf("ra: the roots of the signer %q: %w", a.cfg.Signer, err)
-		}
+	if _, err := a.roots(); err != nil {
+		h.Signing = fmt.Errorf("ra: the roots of the signers: %w", err)
 	}
 	if err := a.audited.Ask(a.cfg.Auditor); err != nil {
 		h.Audit = fmt.Errorf("ra: audit record: %w", err)
@@ -412,9 +343,9 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	if err != nil {
 		return nil, fail(ca.ErrCSR, "%w", err)
 	}
-	roots, err := a.roots(signer)
+	roots, err := a.roots()
 	if err != nil {
-		return nil, fail(spiffe.ErrNotReady, "the roots of the signer %q: %w", signer, err)
+		return nil, fail(spiffe.ErrNotReady, "the roots of the signers: %w", err)
 	}
 	if err := a.limiter.Acquire(ctx, cmp.Or(r.LimitKey, r.Caller)); err != nil {
 		f := fail(ca.ErrLimit, "%w", err)
@@ -434,7 +365,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	if f != nil {
 		return nil, f
 	}
-	if newer, err := a.roots(signer); err == nil { // they may have changed meanwhile
+	if newer, err := a.roots(); err == nil { // they may have changed meanwhile
 		roots = newer
 	}
 	chain, issuer, err := a.accept(answer, r, roots, time.Now())

@@ -245,14 +245,6 @@ func TestSigners(t *testing.T) {
 	}
 	domain := func(c *ra.Config) { c.SignerDomain = "signers.test" }
 	noDefault := func(c *ra.Config) { c.Signer = "" }
-	roots := func(name string, a *authority) func(*ra.Config) {
-		return func(c *ra.Config) {
-			if c.SignerRoots == nil {
-				c.SignerRoots = map[string]spiffe.BundleSource{}
-			}
-			c.SignerRoots[name] = bundle(t, a)
-		}
-	}
 	for _, x := range []struct {
 		name, requested, want string
 		edit                  []func(*ra.Config)
@@ -263,15 +255,10 @@ func TestSigners(t *testing.T) {
 		{"default beside a domain", "", signerName, []func(*ra.Config){trust(t, root), domain}, nil, ""},
 		{"of the domain", "mesh", "signers.test/mesh", []func(*ra.Config){trust(t, root), domain}, nil, ""},
 		{"of the domain, without a default", "mesh.v1", "signers.test/mesh.v1", []func(*ra.Config){trust(t, root), domain, noDefault}, nil, ""},
-		{"with roots of its own", "mesh", "signers.test/mesh", []func(*ra.Config){trust(t, other), domain, roots("signers.test/mesh", root)}, nil, ""},
-		{"with roots of its own only", "mesh", "signers.test/mesh", []func(*ra.Config){domain, noDefault, roots("signers.test/mesh", root)}, nil, ""},
-		{"default with roots of its own", "", signerName, []func(*ra.Config){trust(t, other), roots(signerName, root)}, nil, ""},
 
 		{"roots of another", "", signerName, []func(*ra.Config){trust(t, other)}, ca.ErrGeneration, "unknown authority"},
-		{"roots that are another's", "mesh", "signers.test/mesh", []func(*ra.Config){trust(t, root), domain, roots("signers.test/mesh", other)}, ca.ErrGeneration, "unknown authority"},
 		{"none, and no default", "", "", []func(*ra.Config){trust(t, root), domain, noDefault}, ca.ErrCSR, "names no signer, and there is no default"},
 		{"no domain", "mesh", "", []func(*ra.Config){trust(t, root)}, ca.ErrCSR, "no signer domain"},
-		{"not configured", "mesh2", "", []func(*ra.Config){domain, noDefault, roots("signers.test/mesh", root)}, ca.ErrCSR, `the signer "signers.test/mesh2" is not configured`},
 		{"a full name", "signers.test/mesh", "", []func(*ra.Config){trust(t, root), domain}, ca.ErrCSR, "is not the name of a signer"},
 		{"out of the domain", "../kubernetes.io/kube-apiserver-client", "", []func(*ra.Config){trust(t, root), domain}, ca.ErrCSR, "is not the name"},
 		{"upper case", "Mesh", "", []func(*ra.Config){trust(t, root), domain}, ca.ErrCSR, "is not the name"},
@@ -300,28 +287,22 @@ func TestNew(t *testing.T) {
 		return ra.Config{TrustDomain: td, Signer: signerName, Roots: bundle(t, root), APIServer: "https://api.example.org"}
 	}
 	for name, edit := range map[string]func(*ra.Config){
-		"no trust domain":         func(c *ra.Config) { c.TrustDomain = spiffe.TrustDomain{} },
-		"no signer":               func(c *ra.Config) { c.Signer = "" },
-		"signer without a domain": func(c *ra.Config) { c.Signer = "mesh" },
-		"signer without a name":   func(c *ra.Config) { c.Signer = "example.com/" },
-		"signer in a top domain":  func(c *ra.Config) { c.Signer = "com/mesh" },
-		"signer with two slashes": func(c *ra.Config) { c.Signer = "example.com/a/b" },
-		"signer in upper case":    func(c *ra.Config) { c.Signer = "example.com/Mesh" },
-		"domain with a slash":     func(c *ra.Config) { c.SignerDomain = "example.com/" },
-		"top domain":              func(c *ra.Config) { c.SignerDomain = "com" },
-		"domain of Kubernetes":    func(c *ra.Config) { c.SignerDomain = "kubernetes.io" },
-		"domain below Kubernetes": func(c *ra.Config) { c.SignerDomain = "x.kubernetes.io" },
-		"no roots":                func(c *ra.Config) { c.Roots = nil },
-		"no roots, domain":        func(c *ra.Config) { c.Roots, c.Signer, c.SignerDomain = nil, "", "example.com" },
-		"roots of another signer": func(c *ra.Config) {
-			c.Roots, c.SignerRoots = nil, map[string]spiffe.BundleSource{"example.com/x": bundle(t, root)}
-		},
-		"nil roots of a signer":      func(c *ra.Config) { c.SignerRoots = map[string]spiffe.BundleSource{"example.com/x": nil} },
-		"roots by a short name":      func(c *ra.Config) { c.SignerRoots = map[string]spiffe.BundleSource{"x": bundle(t, root)} },
+		"no trust domain":            func(c *ra.Config) { c.TrustDomain = spiffe.TrustDomain{} },
+		"no signer":                  func(c *ra.Config) { c.Signer = "" },
+		"signer without a domain":    func(c *ra.Config) { c.Signer = "mesh" },
+		"signer without a name":      func(c *ra.Config) { c.Signer = "example.com/" },
+		"signer in a top domain":     func(c *ra.Config) { c.Signer = "com/mesh" },
+		"signer with two slashes":    func(c *ra.Config) { c.Signer = "example.com/a/b" },
+		"signer in upper case":       func(c *ra.Config) { c.Signer = "example.com/Mesh" },
+		"domain with a slash":        func(c *ra.Config) { c.SignerDomain = "example.com/" },
+		"top domain":                 func(c *ra.Config) { c.SignerDomain = "com" },
+		"domain of Kubernetes":       func(c *ra.Config) { c.SignerDomain = "kubernetes.io" },
+		"domain below Kubernetes":    func(c *ra.Config) { c.SignerDomain = "x.kubernetes.io" },
+		"no roots":                   func(c *ra.Config) { c.Roots = nil },
+		"no roots, domain":           func(c *ra.Config) { c.Roots, c.Signer, c.SignerDomain = nil, "", "example.com" },
 		"MaxTTL under ten minutes":   func(c *ra.Config) { c.MaxTTL = 10*time.Minute - 1 },
 		"negative MaxTTL":            func(c *ra.Config) { c.MaxTTL = -1 },
 		"MaxTTL beyond Kubernetes'":  func(c *ra.Config) { c.MaxTTL = (1 << 31) * time.Second },
-		"negative timeout":           func(c *ra.Config) { c.Timeout = -1 },
 		"plain http to another host": func(c *ra.Config) { c.APIServer = "http://api.example.org" },
 	} {
 		c := base()

@@ -43,7 +43,7 @@ func TestWeight(t *testing.T) {
 		{"spiffe/health", "health.New, (*health.Handler).ServeHTTP", 7.2},
 		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", 4},
 		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", 6},
-		{"pki/ca/auditlog", "auditlog.Open, (*auditlog.Log).Record, auditlog.Read", 6},
+		{"pki/ca/auditlog", "auditlog.Open, (*auditlog.Log).Record, auditlog.Verify", 6},
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
 		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.6},

@@ -39,7 +39,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
-	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
@@ -289,8 +288,6 @@ var fields = map[string]struct {
 }{
 	"authn.Caller.Pod":            {what: told},
 	"sidecar.Identity.Credential": {what: told},
-	"auditlog.Entry.Issuance":     {what: told},
-	"auditlog.Entry.KeyEvent":     {what: told},
 	"caconfig.Authority.Own":      {what: told},
 	"federation.Status.Bundle":    {what: told},
 	"federation.Status.Refused":   {what: told},
@@ -370,7 +367,7 @@ var fields = map[string]struct {
 	}},
 }
 
-var _ = []any{sidecar.Identity{}, auditlog.Entry{}} // their fields are above
+var _ = sidecar.Identity{} // its fields are above
 
 type noPods struct{}
 

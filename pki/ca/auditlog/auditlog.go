@@ -7,14 +7,15 @@
 //	…
 //	authority, err := ca.Open(ctx, ca.Config{TrustDomain: td, Auditor: l}, store)
 //
-// [Read] reads such a file, and [Verify] says whether it is as it was written.
+// A line without its last member is the JSON form of a [ca.Issuance] or a [ca.KeyEvent]. [Verify] says whether a log
+// is as it was written.
 //
 // # What it promises
 //
 // When [Log.Record] returns nil, the line has been written and fsync has returned without an error. Records that come
-// at the same time share one fsync. A slow disk pushes back: the queue is bounded, and a caller that finds it full
-// waits until its context is done. When writing or fsync fails, every record of that write gets the error, and the log
-// stays failed until the file was opened again and a write worked; no later success hides a lost one.
+// at the same time share one fsync. A caller waits for a slow disk until its context is done; when 4,096 wait, more
+// are refused. When writing or fsync fails, every record of that write gets the error, and the next write opens the
+// file again; no later success hides a lost record.
 //
 // A line that a crash left unfinished gets its newline with the next one, so that no record is ever glued to it. A
 // line may be in the file although Record returned an error; then its certificate was thrown away. There is no
@@ -102,6 +103,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -111,69 +113,68 @@ import (
 const (
 	maxLine  = 64 << 10 // bytes of a line without its newline
 	maxTorn  = 64 << 20 // bytes without a newline at the end of a file, after a crash
-	maxQueue = 1024     // records that wait while the disk is busy
+	maxQueue = 4096     // records that wait while the disk is busy
 
-	attemptEvery = time.Second      // from a failure to the next attempt, and how long an answer of Err counts
-	checkWait    = time.Second      // that Err waits for an answer; then the one before counts
-	tooSlow      = 10 * time.Second // of a write
-	probeSize    = 4 << 10          // bytes for which there has to be room
+	checkEvery = time.Second      // how long an answer of Err counts, and how long Err waits for one
+	tooSlow    = 10 * time.Second // of a write
+	probeSize  = 4 << 10          // bytes for which there has to be room
 )
 
 // Log is an audit log in a file; [Open] makes one. It is a [ca.Auditor]. It is safe for concurrent use. A goroutine
 // runs while there is work for the disk, and none otherwise.
 type Log struct {
-	path  string
-	log   *ratelog.Log
-	fs    fileSystem
-	every time.Duration // attemptEvery; less in tests of a real disk
-	room  chan struct{} // has one element for each record in pending
+	path string
+	log  *ratelog.Log
+
+	// of the operating system; broken ones in tests
+	write func(*os.File, []byte) (int, error)
+	sync  func(*os.File) error
+	dirs  func(dir string) error // sync of a directory
 
 	mu      sync.Mutex
-	pending *batch         // the records that go into the next write; nil for none
+	pending *batch         // what goes to the disk next; nil for nothing
 	busy    bool           // a goroutine is writing
 	writing sync.WaitGroup // that goroutine
 	closed  bool
-	began   time.Time // when the present write began; zero for none
-	checked time.Time // when it was last found out whether the disk works
-	health  error     // what was found
-	ended   digest    // last, as of the last write or check
+	began   time.Time // when the present write began
+	checked time.Time // when the last one ended
+	health  error     // of the last one
+	last    digest    // the hash of the last line, here or in a file before
 
-	disk   sync.Mutex // held while writing; guards what follows
-	file   file       // nil if it is not open
-	size   int64      // of the file when last was found; -1 if it was not looked at yet
-	last   digest     // the hash of the last line, here or in a file before
-	torn   bool       // the last line has no newline yet
-	err    error      // of the last attempt; nil if it worked
-	failed time.Time
+	file *os.File // nil if it is not open; for the goroutine that writes, and Close after it
 }
 
-// batch is what goes to the disk together.
+// batch is what goes to the disk together: records, or nothing to see whether the disk works.
 type batch struct {
-	lines [][]byte
-	done  chan struct{}
-	err   error // once done is closed
+	lines  [][]byte
+	reopen bool // opens the file again
+	done   chan struct{}
+	err    error // once done is closed
 }
 
 // Open opens the audit log at path, or creates it with the mode 0600 in a directory that exists. The error says what
 // is wrong with the file; it wraps that of the operating system. The logger gets a warning, once, about a file or a
 // directory that other users can write to, or a file that they can read; nil means silence.
 func Open(path string, logger *slog.Logger) (*Log, error) {
-	return open(path, logger, osFileSystem{})
+	l, err := newLog(path, logger)
+	if err == nil {
+		err = l.Reopen()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
-func open(path string, logger *slog.Logger, fsys fileSystem) (*Log, error) {
+func newLog(path string, logger *slog.Logger) (*Log, error) {
 	path, err := filepath.Abs(path) // the program may change its directory
 	if err != nil {
 		return nil, fmt.Errorf("auditlog: %w", err)
 	}
-	l := &Log{
-		path: path, log: ratelog.New(ratelog.Patient(logger),
-			0), fs: fsys, every: attemptEvery, room: make(chan struct{}, maxQueue),
-	}
-	if err := l.Reopen(); err != nil {
-		return nil, err
-	}
-	return l, nil
+	return &Log{
+		path: path, log: ratelog.New(ratelog.Patient(logger), 0),
+		write: (*os.File).Write, sync: (*os.File).Sync, dirs: private.SyncDir,
+	}, nil
 }
 
 // Record writes i as one line and returns nil when it is on the disk. Invalid UTF-8 is replaced. A
@@ -182,7 +183,9 @@ func open(path string, logger *slog.Logger, fsys fileSystem) (*Log, error) {
 // The error wraps that of the operating system, or the cause of ctx's end; the line may be in the
 // file all the same. After [Log.Close] it wraps [fs.ErrClosed].
 func (l *Log) Record(ctx context.Context, i *ca.Issuance) error {
-	if err := l.record(ctx, Entry{Issuance: i}); err != nil {
+	c := *i
+	c.Time, c.NotBefore, c.NotAfter = c.Time.UTC(), c.NotBefore.UTC(), c.NotAfter.UTC()
+	if err := l.record(ctx, c); err != nil {
 		return fmt.Errorf("auditlog: record of %q: %w", i.Serial, err)
 	}
 	return nil
@@ -190,29 +193,25 @@ func (l *Log) Record(ctx context.Context, i *ca.Issuance) error {
 
 // RecordKeyEvent is Record for a change of the keys; see [ca.Auditor].
 func (l *Log) RecordKeyEvent(ctx context.Context, e *ca.KeyEvent) error {
-	if err := l.record(ctx, Entry{KeyEvent: e}); err != nil {
+	c := *e
+	c.Time, c.NotAfter = c.Time.UTC(), c.NotAfter.UTC()
+	if err := l.record(ctx, c); err != nil {
 		return fmt.Errorf("auditlog: record of the event %q of key %q: %w", e.Event, e.Serial, err)
 	}
 	return nil
 }
 
-func (l *Log) record(ctx context.Context, e Entry) error {
+func (l *Log) record(ctx context.Context, value any) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	line, err := encode(e)
+	line, err := encode(value)
 	if err != nil {
 		return err
 	}
-	select {
-	case l.room <- struct{}{}:
-	case <-ctx.Done():
-		return fmt.Errorf("the queue is full: %w", context.Cause(ctx))
-	}
-	b := l.join(line)
-	if b == nil {
-		<-l.room
-		return fs.ErrClosed
+	b, err := l.add(line)
+	if err != nil {
+		return err
 	}
 	select {
 	case <-b.done:
@@ -222,97 +221,90 @@ func (l *Log) record(ctx context.Context, e Entry) error {
 	}
 }
 
-// join puts a line into the next batch, and makes sure that it is written. It returns nil after Close.
-func (l *Log) join(line []byte) *batch {
+// add puts a line into the next batch.
+func (l *Log) add(line []byte) (*batch, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		return nil
+		return nil, fs.ErrClosed
 	}
+	b := l.next()
+	if len(b.lines) == maxQueue {
+		return nil, fmt.Errorf("%d records wait for the disk already", maxQueue)
+	}
+	b.lines = append(b.lines, line)
+	return b, nil
+}
+
+// next returns the batch that goes to the disk next; l.mu is held.
+func (l *Log) next() *batch {
 	if l.pending == nil {
 		l.pending = &batch{done: make(chan struct{})}
 	}
-	l.pending.lines = append(l.pending.lines, line)
 	if !l.busy {
-		l.busy = true
-		l.writing.Go(l.write)
+		l.busy, l.began = true, time.Now()
+		l.writing.Go(l.work)
 	}
 	return l.pending
 }
 
-// write brings batches to the disk until there are none.
-func (l *Log) write() {
+// work brings batches to the disk until there are none.
+func (l *Log) work() {
 	for {
 		// a caller that is about to bring a record shares this fsync instead of waiting for it, and for the next
 		runtime.Gosched()
 		l.mu.Lock()
 		b := l.pending
-		l.pending, l.busy = nil, b != nil
+		l.pending, l.busy, l.began = nil, b != nil, time.Now()
 		l.mu.Unlock()
 		if b == nil {
 			return
 		}
-		for range b.lines {
-			<-l.room
+		if b.reopen {
+			l.leave()
 		}
-		l.disk.Lock()
-		b.err = l.commit(b.lines)
-		l.disk.Unlock()
+		last, err := l.commit(b.lines)
+		if err != nil {
+			l.leave() // what the file holds is unknown now; the next attempt looks
+			err = fmt.Errorf("%s: %w", l.path, err)
+		}
+		l.mu.Lock()
+		if err == nil {
+			l.last = last
+		}
+		l.health, l.checked, l.began = err, time.Now(), time.Now()
+		l.mu.Unlock()
+		b.err = err
 		close(b.done)
 	}
 }
 
 // Err returns nil if a record could be written now, and otherwise why not: the error of the last attempt, a disk
 // without room for another record, or one that has not answered for ten seconds. It wraps [fs.ErrClosed] after
-// [Log.Close]. It checks the disk at most once a second, and not while writes succeed, so that pages about health may
-// call it at any rate. It waits for the disk for a second at most; then the answer before counts.
+// [Log.Close]. It checks the disk at most once a second, and not while there are writes, so that pages about health
+// may call it at any rate. It waits for the disk for a second at most; then the answer before counts.
 func (l *Log) Err() error {
-	if l.fs == nil {
-		return errors.New("auditlog: the Log is the zero one; Open makes one")
-	}
-	if done := l.check(); done != nil {
-		select {
-		case <-done:
-		case <-time.After(checkWait):
-		}
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !l.closed && !l.busy && time.Since(l.checked) >= checkEvery {
+		b := l.next()
+		l.mu.Unlock()
+		select {
+		case <-b.done:
+		case <-time.After(checkEvery):
+		}
+		l.mu.Lock()
+	}
 	slow := time.Since(l.began)
 	switch {
 	case l.closed:
 		return fmt.Errorf("auditlog: %w", fs.ErrClosed)
-	case !l.began.IsZero() && slow > tooSlow:
+	case l.busy && slow > tooSlow:
 		return fmt.Errorf("auditlog: %s: the disk has not answered for %v", l.path, slow.Round(time.Second))
 	case l.health != nil:
 		return fmt.Errorf("auditlog: %w", l.health)
 	}
 	return nil
-}
-
-// check looks whether the disk works, if that is due, and closes the channel when it knows. Nil means that it is not
-// due, or that a write will tell.
-func (l *Log) check() <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || time.Since(l.checked) < l.every || !l.disk.TryLock() {
-		return nil
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer l.disk.Unlock() // Close waits for it
-		err := l.commit(nil)
-		if err == nil {
-			if err = l.fs.Probe(l.path, probeSize); err != nil {
-				err = fmt.Errorf("%s: no room for another record: %w", l.path, err)
-			}
-		}
-		l.mu.Lock()
-		l.health, l.checked = err, time.Now()
-		l.mu.Unlock()
-	}()
-	return done
 }
 
 // End returns the SHA-256 of the last line in hexadecimal, as of the last write, or of the last look at what other
@@ -321,25 +313,23 @@ func (l *Log) check() <-chan struct{} {
 func (l *Log) End() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return hex.EncodeToString(l.ended[:])
+	return hex.EncodeToString(l.last[:])
 }
 
 // Reopen closes the file and opens the one at its path, creating it if it was moved away. When it returns, nothing is
-// written to the old file any more. It also ends a failure at once, if the file can be used again; otherwise that is
-// tried once a second while there are records to write.
+// written to the old file any more.
 func (l *Log) Reopen() error {
-	l.disk.Lock()
-	defer l.disk.Unlock()
 	l.mu.Lock()
-	closed := l.closed
-	l.mu.Unlock()
-	if closed {
+	if l.closed {
+		l.mu.Unlock()
 		return fmt.Errorf("auditlog: reopen %s: %w", l.path, fs.ErrClosed)
 	}
-	_ = l.leave()
-	l.err = nil
-	if err := l.commit(nil); err != nil {
-		return fmt.Errorf("auditlog: open: %w", err)
+	b := l.next()
+	b.reopen = true
+	l.mu.Unlock()
+	<-b.done
+	if b.err != nil {
+		return fmt.Errorf("auditlog: open: %w", b.err)
 	}
 	return nil
 }
@@ -351,95 +341,103 @@ func (l *Log) Close() error {
 	l.closed = true
 	l.mu.Unlock()
 	l.writing.Wait()
-	l.disk.Lock()
-	defer l.disk.Unlock()
-	return l.leave()
-}
-
-// commit writes lines, which may be none, at the end of the file that is at path now, and waits for the disk. After a
-// failure it does not even try before attemptEvery has passed. The lock disk is held, as in all that follows.
-func (l *Log) commit(lines [][]byte) error {
-	if l.err != nil && time.Since(l.failed) < l.every {
-		return l.err
-	}
-	l.mu.Lock()
-	l.began = time.Now()
-	l.mu.Unlock()
-	if l.err = l.try(lines); l.err != nil {
-		_ = l.leave() // what the file holds is unknown now; the next attempt looks
-		l.err, l.failed = fmt.Errorf("%s: %w", l.path, l.err), time.Now()
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.began = time.Time{}
-	if l.err == nil {
-		l.ended = l.last
-	}
-	if lines != nil || l.err != nil { // it says more than a write of nothing
-		l.health, l.checked = l.err, time.Now()
-	}
-	return l.err
+	l.leave()
+	return nil
 }
 
-func (l *Log) try(lines [][]byte) error {
-	unlock, err := l.settle()
+// commit writes lines at the end of the file that is at path now, waits for the disk, and returns the hash of the last
+// line. Without lines it looks whether there is room for one.
+func (l *Log) commit(lines [][]byte) (last digest, err error) {
+	last, torn, err := l.settle()
 	if err != nil {
-		return err
+		return last, err
 	}
-	defer unlock()
+	defer func() {
+		if l.file != nil {
+			_ = flock.Unlock(l.file)
+		}
+	}()
 	var text []byte
-	if l.torn && len(lines) > 0 {
+	if torn {
 		text = append(text, '\n')
 	}
-	last := l.last
 	for _, line := range lines {
 		last = link(line, last)
 		text = append(append(text, line...), '\n')
 	}
-	if len(text) > 0 {
-		if n, err := l.file.Write(text); err != nil || n < len(text) {
-			return cmp.Or(err, io.ErrShortWrite)
+	if len(lines) > 0 {
+		if n, err := l.write(l.file, text); err != nil || n < len(text) {
+			return last, cmp.Or(err, io.ErrShortWrite)
 		}
 	}
-	if err := l.file.Sync(); err != nil { // also of nothing: it says whether the disk is well
-		return err
+	if err = l.sync(l.file); err != nil || len(lines) > 0 { // also of nothing: it says whether the disk is well
+		return last, err
 	}
-	l.size, l.last, l.torn = l.size+int64(len(text)), last, l.torn && len(text) == 0
-	return nil
+	if err = l.probe(); err != nil {
+		err = fmt.Errorf("no room for another record: %w", err)
+	}
+	return last, err
 }
 
-// settle opens the file that is at path now, unless it is the open one, and locks it. Then l knows all of it.
-func (l *Log) settle() (unlock func(), err error) {
-	for range 100 { // others may move the file away again and again
-		if l.file == nil {
-			if err := l.open(); err != nil {
-				return nil, err
+// probe writes to a file of its own, as what is in the log stays there. If it may not create one, or another process
+// has one, it finds nothing wrong.
+func (l *Log) probe() error {
+	path := l.path + ".probe"
+	_ = os.Remove(path) // of a crash
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = l.write(f, make([]byte, probeSize))
+	return errors.Join(err, f.Close(), os.Remove(path))
+}
+
+// settle opens the file that is at path now, unless it is open, locks it, and reads its end: the hash of the last
+// line, and whether that has no newline yet. An empty file goes on where the file before it ends.
+func (l *Log) settle() (last digest, torn bool, err error) {
+	for { // others may move the file away again and again
+		opened := l.file == nil
+		if opened {
+			if l.file, err = l.open(); err != nil {
+				return last, false, err
 			}
 		}
-		unlock, err := l.file.Lock()
+		if err = lock(l.file); err != nil {
+			return last, false, err
+		}
+		own, err := l.file.Stat()
 		if err != nil {
-			return nil, err
+			return last, false, err
 		}
-		current, err := l.look()
-		if current {
-			return unlock, nil
+		named, err := os.Stat(l.path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(own, named):
+			l.leave()
+		case err != nil:
+			return last, false, err
+		case own.Size() > 0:
+			return end(l.file, own.Size())
+		case opened:
+			last, err = l.follow()
+			return last, false, err
+		default:
+			return l.last, false, nil
 		}
-		unlock()
-		if err != nil {
-			return nil, err
-		}
-		_ = l.leave()
 	}
-	return nil, errors.New("the file is moved away all the time")
 }
 
 // open opens the file at path, or creates it so that it is there after a crash, too.
-func (l *Log) open() error {
-	f, err := l.fs.OpenFile(l.path, func(err error) {
+func (l *Log) open() (*os.File, error) {
+	f, err := private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
 		l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
-	})
+	}})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o006 == 0o004 {
@@ -451,81 +449,70 @@ func (l *Log) open() error {
 		err = errors.New("not a regular file, so that nothing stays in it")
 	}
 	if err == nil && info.Size() == 0 {
-		err = l.fs.SyncDir(filepath.Dir(l.path))
+		err = l.dirs(filepath.Dir(l.path))
 	}
 	if err != nil {
 		f.Close()
-		return err
+		return nil, err
 	}
-	l.file, l.size = f, -1
-	return nil
+	return f, nil
 }
 
-// leave closes the file and remembers its last line, which the next file follows.
-func (l *Log) leave() error {
-	if l.file == nil {
-		return nil
+// leave closes the file, which also unlocks it.
+func (l *Log) leave() {
+	if l.file != nil {
+		_ = l.file.Close() // everything in it went through fsync
+		l.file = nil
 	}
-	err := l.file.Close() // everything in it went through Sync
-	l.file = nil
-	return err
 }
 
-// look reports whether the open file is the one at path, and reads the end of it if another process has written.
-func (l *Log) look() (current bool, err error) {
-	own, err := l.file.Stat()
-	if err != nil {
-		return false, err
-	}
-	size := own.Size()
-	if size > 0 && size != l.size {
-		if l.last, l.torn, err = end(l.file, size); err != nil {
-			return false, err
+// lockTime is how long another process may have the lock. It needs it for one write; a process that may read the file
+// can hold it for any time.
+const lockTime = 10 * time.Second
+
+// lock locks f against other processes, waiting for them. It does nothing on systems without flock.
+func lock(f *os.File) error {
+	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
+		if ok, err := flock.TryLock(f); ok || err != nil {
+			return err
+		}
+		if time.Since(begin) > lockTime {
+			return fmt.Errorf("another process holds its lock for more than %v; end that process", lockTime)
 		}
 	}
-	named, err := os.Stat(l.path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(own, named) {
-		return false, nil
-	}
-	if err == nil && size == 0 {
-		l.torn = false
-		if l.size < 0 {
-			err = l.follow()
-		}
-	}
-	l.size = size
-	return err == nil, err
 }
 
-// follow finds the last line of the file that was moved away last: another process may have written it.
-func (l *Log) follow() error {
+// follow returns the hash of the last line of the file that was moved away last: another process may have written it.
+func (l *Log) follow() (last digest, err error) {
 	moved, err := Files(l.path)
 	if len(moved) < 2 || err != nil {
-		return err
+		return l.last, err
 	}
 	f, err := private.OpenFile(moved[len(moved)-2], os.O_RDONLY, private.Options{Warn: func(error) {}})
 	if err != nil {
-		return err
+		return last, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	if err == nil && info.Size() > 0 {
-		l.last, _, err = end(f, info.Size())
+	if err != nil || info.Size() == 0 {
+		return l.last, err
 	}
-	return err
+	last, _, err = end(f, info.Size())
+	return last, err
 }
 
 // Files returns the files of the log at path, the oldest first by the time of their last record: those that were moved
 // to the same name with a number or a date after it, and path itself. It leaves out those of other users.
 func Files(path string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Dir(path))
+	dir := filepath.Dir(path)
+	entries, err := os.ReadDir(dir)
 	var moved []fs.FileInfo
 	for _, e := range entries {
 		suffix, ok := strings.CutPrefix(e.Name(), filepath.Base(path))
 		if !ok || suffix == "" || strings.Trim(suffix, ".-0123456789") != "" {
 			continue
 		}
-		name := filepath.Join(filepath.Dir(path), e.Name())
+		name := filepath.Join(dir, e.Name())
 		info, err := os.Lstat(name)
 		if err == nil && info.Mode().IsRegular() &&
 			private.Check(name, info, private.Options{Warn: func(error) {}}) == nil {
@@ -535,15 +522,15 @@ func Files(path string) ([]string, error) {
 	slices.SortStableFunc(moved, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
 	var all []string
 	for _, info := range moved {
-		all = append(all, filepath.Join(filepath.Dir(path), info.Name()))
+		all = append(all, filepath.Join(dir, info.Name()))
 	}
 	return append(all, path), err
 }
 
 // end returns the hash of the last line of a file that has the given size, not 0, and whether that
 // has no newline yet.
-func end(f io.ReaderAt, size int64) (last digest, torn bool, err error) {
-	for n := min(size, 2*maxLine); ; n = min(size, 2*n) {
+func end(f *os.File, size int64) (last digest, torn bool, err error) {
+	for n := min(size, 4<<10); ; n = min(size, 2*n) {
 		text := make([]byte, n)
 		if _, err := f.ReadAt(text, size-n); err != nil {
 			return last, false, err

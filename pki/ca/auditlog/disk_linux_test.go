@@ -40,7 +40,7 @@ func TestSmallDisk(t *testing.T) {
 		t.Skip("may not mount:", err)
 	}
 	path := filepath.Join(dir, "audit.jsonl")
-	l, err := auditlog.OpenHasty(path)
+	l, err := auditlog.Open(path, nil)
 	require.NoError(t, err)
 	require.NoError(t, l.Record(t.Context(), record("1")))
 	require.NoError(t, l.Err())
@@ -70,7 +70,7 @@ func TestPlantedFiles(t *testing.T) {
 	require.NoError(t, syscall.Mkfifo(path+".1", 0o666))
 	require.NoError(t, os.Symlink("/dev/zero", path+".2"))
 	if os.Geteuid() == 0 {
-		line, err := auditlog.Line(auditlog.Entry{Issuance: record("x")}, [32]byte{})
+		line, err := auditlog.Line(record("x"), [32]byte{})
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(path+".3", []byte(line), 0o666))
 		require.NoError(t, os.Chown(path+".3", 54321, -1))

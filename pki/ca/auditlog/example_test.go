@@ -1,12 +1,13 @@
 package auditlog_test
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -52,36 +53,17 @@ func ExampleOpen() {
 		log.Fatal(err)
 	}
 	defer f.Close()
-	for e, err := range auditlog.Read(f) {
-		switch {
-		case err != nil:
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var i ca.Issuance // or a ca.KeyEvent, if the line has an event
+		if err := json.Unmarshal(lines.Bytes(), &i); err != nil {
 			log.Fatal(err)
-		case e.KeyEvent != nil:
-			fmt.Println(e.KeyEvent.Key, e.KeyEvent.Event)
-		default:
-			i := e.Issuance
+		}
+		if i.Kind != "" {
 			fmt.Println(i.Kind, i.ID, "for", i.Caller, "by", i.Method)
 			fmt.Println("it is ours:", i.Serial == chain[0].SerialNumber.Text(16))
 		}
 	}
 	// Output:
-	// root created
 	// x509-svid spiffe://example.org/web for spiffe://example.org/node by client-certificate
 	// it is ours: true
-}
-
-func ExampleRead() {
-	// In the shell: cat audit.jsonl
-	lines := `{"time":"2026-01-02T03:04:05Z","kind":"x509-svid","serial":"5d1c","id":"spiffe://example.org/web","prev":"` + strings.Repeat("0", 64) + `"}` + "\n" +
-		`{"time":"2026-01-02T03:04:06Z","kind":"x50`
-	for e, err := range auditlog.Read(strings.NewReader(lines)) {
-		if err != nil {
-			fmt.Println(err)
-			continue
-		}
-		fmt.Println(e.Issuance.Serial, e.Issuance.ID)
-	}
-	// Output:
-	// 5d1c spiffe://example.org/web
-	// auditlog: line 2: an unfinished line, as a crash leaves it
 }

@@ -1,103 +1,60 @@
 package auditlog
 
 import (
+	"cmp"
 	"log/slog"
-	"time"
+	"os"
 )
 
 // Faults stands between a Log and its disk. A nil function does nothing.
 type Faults struct {
 	Write func(p []byte) (n int, err error) // n bytes of p reach the file; an error fails the write
 	Sync  func() error
-	Open  func() error
 
-	SyncDir func() error // of the folder
+	SyncDir func() error // of the directory
 
 	NoSync bool // to see what the rest costs
 }
 
 // OpenFaulty is [Open] with a disk that can fail.
 func OpenFaulty(path string, logger *slog.Logger, f *Faults) (*Log, error) {
-	return open(path, logger, faultyFS{f: f})
-}
-
-type faultyFS struct {
-	osFileSystem
-	f *Faults
-}
-
-func (fsys faultyFS) OpenFile(path string, warn func(error)) (file, error) {
-	if fsys.f.Open != nil {
-		if err := fsys.f.Open(); err != nil {
-			return nil, err
-		}
-	}
-	f, err := fsys.osFileSystem.OpenFile(path, warn)
+	l, err := newLog(path, logger)
 	if err != nil {
 		return nil, err
 	}
-	return faultyFile{f, fsys.f}, nil
-}
-
-func (fsys faultyFS) Probe(path string, n int) error {
-	if fsys.f.Write != nil {
-		if n, fault := fsys.f.Write(make([]byte, n)); fault != nil && n < probeSize {
-			return fault
+	write, sync, dirs := l.write, l.sync, l.dirs
+	l.write = func(file *os.File, p []byte) (int, error) {
+		if f.Write == nil {
+			return write(file, p)
 		}
-		return nil
+		n, fault := f.Write(p)
+		n, err := write(file, p[:min(n, len(p))])
+		return n, cmp.Or(fault, err)
 	}
-	return fsys.osFileSystem.Probe(path, n)
-}
-
-func (fsys faultyFS) SyncDir(dir string) error {
-	if fsys.f.SyncDir != nil {
-		if err := fsys.f.SyncDir(); err != nil {
-			return err
+	l.sync = func(file *os.File) error {
+		if f.Sync != nil {
+			if err := f.Sync(); err != nil {
+				return err
+			}
 		}
-	}
-	return fsys.osFileSystem.SyncDir(dir)
-}
-
-type faultyFile struct {
-	file
-	f *Faults
-}
-
-func (f faultyFile) Write(p []byte) (int, error) {
-	if f.f.Write == nil {
-		return f.file.Write(p)
-	}
-	n, fault := f.f.Write(p)
-	n, err := f.file.Write(p[:n])
-	if fault != nil {
-		err = fault
-	}
-	return n, err
-}
-
-func (f faultyFile) Sync() error {
-	if f.f.Sync != nil {
-		if err := f.f.Sync(); err != nil {
-			return err
+		if f.NoSync {
+			return nil
 		}
+		return sync(file)
 	}
-	if f.f.NoSync {
-		return nil
+	l.dirs = func(dir string) error {
+		if f.SyncDir != nil {
+			if err := f.SyncDir(); err != nil {
+				return err
+			}
+		}
+		return dirs(dir)
 	}
-	return f.file.Sync()
+	return l, l.Reopen()
 }
 
-// OpenHasty is [Open] of a Log that looks at its disk more often than once a second.
-func OpenHasty(path string) (*Log, error) {
-	l, err := Open(path, nil)
-	if err == nil {
-		l.every = 50 * time.Millisecond
-	}
-	return l, err
-}
-
-// SetQueue sets how many records wait. It is called before there are any.
-func (l *Log) SetQueue(n int) { l.room = make(chan struct{}, n) }
+// MaxQueue is how many records wait.
+const MaxQueue = maxQueue
 
 // Pending returns how many records wait for the next write.
 func (l *Log) Pending() int {
@@ -109,9 +66,9 @@ func (l *Log) Pending() int {
 	return len(l.pending.lines)
 }
 
-// Line returns the line of e, without a newline.
-func Line(e Entry, prev [32]byte) (string, error) {
-	line, err := encode(e)
+// Line returns the line of a record, without a newline.
+func Line(record any, prev [32]byte) (string, error) {
+	line, err := encode(record)
 	if err == nil {
 		link(line, prev)
 	}

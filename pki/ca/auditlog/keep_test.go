@@ -2,7 +2,9 @@ package auditlog_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -44,24 +46,14 @@ func TestKeyEvents(t *testing.T) {
 	want := `{"time":"2026-01-02T03:04:05.678Z","event":"tainted","key":"root","serial":"5d1c","not_after":"2026-01-02T03:04:05Z",` +
 		`"fingerprint":"00ff","successor":"77","detail":"why","uid":"1000","host":"h","command":"ca -taint 5d1c","prev":"`
 	assert.Equal(t, want, lines[1][:len(want)])
-	var got []auditlog.Entry
-	for e, err := range auditlog.Read(bytes.NewReader(text)) {
-		require.NoError(t, err)
-		got = append(got, e)
-	}
-	require.Equal(t, event, got[1].KeyEvent)
-	require.Nil(t, got[1].Issuance)
-
+	var got ca.KeyEvent
+	require.NoError(t, json.Unmarshal([]byte(lines[1]), &got))
+	require.Equal(t, *event, got)
+	require.NoError(t, auditlog.Verify(io.Discard, "", "", bytes.NewReader(text)))
 	for _, change := range [][2]string{{`"event":"tainted",`, ``}, {`"5d1c","not`, `"5d1d","not`}, {`,"uid":"1000"`, ``}, {`"host":"h"`, `"host":"h","x":1`}} {
 		require.Contains(t, lines[1], change[0])
 		changed := bytes.Replace(text, []byte(change[0]), []byte(change[1]), 1)
-		wrong := 0
-		for _, err := range auditlog.Read(bytes.NewReader(changed)) {
-			if err != nil {
-				wrong++
-			}
-		}
-		require.NotZero(t, wrong, change[0])
+		require.Error(t, auditlog.Verify(io.Discard, "", "", bytes.NewReader(changed)), change[0])
 	}
 	require.ErrorContains(t, l.RecordKeyEvent(t.Context(), &ca.KeyEvent{Event: "revoked", Detail: strings.Repeat("x", 65_536)}), `event "revoked"`)
 }
@@ -144,27 +136,6 @@ func TestErrHangs(t *testing.T) {
 	})
 }
 
-// On a real disk: a full one, where the system has such a file, and a folder that is gone.
-func TestErrOnDisk(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "log")
-	require.NoError(t, os.Mkdir(dir, 0o700))
-	path := filepath.Join(dir, "audit.jsonl")
-	l, err := auditlog.OpenHasty(path)
-	require.NoError(t, err)
-	defer l.Close()
-	require.NoError(t, l.Err())
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 1, "nothing is left lying about")
-	require.NoError(t, os.RemoveAll(dir))
-	require.Eventually(t, func() bool { return l.Err() != nil }, time.Minute, 20*time.Millisecond)
-	require.ErrorIs(t, l.Err(), os.ErrNotExist)
-	require.NoError(t, os.Mkdir(dir, 0o700))
-	require.Eventually(t, func() bool { return l.Err() == nil }, time.Minute, 20*time.Millisecond)
-	require.NoError(t, l.Record(t.Context(), record("1")))
-}
-
 // A file that others can write to or read is complained of, once; one of another user is refused.
 func TestModesAreComplainedOf(t *testing.T) {
 	t.Parallel()
@@ -229,8 +200,6 @@ func TestLockIsHeld(t *testing.T) {
 		require.Less(t, time.Since(begin), time.Minute)
 		require.ErrorContains(t, l.Err(), "another process holds its lock")
 		require.NoError(t, flock.Unlock(other))
-		time.Sleep(time.Second)
-		require.NoError(t, l.Err())
 		require.NoError(t, l.Record(t.Context(), record("1")))
 
 		// Err waits for it no longer than a second.
@@ -243,7 +212,7 @@ func TestLockIsHeld(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		time.Sleep(5 * time.Second)
-		require.ErrorContains(t, l.Err(), "another process holds its lock")
+		require.Error(t, l.Err(), "the lock, or that it has not answered for 10 seconds")
 		require.NoError(t, flock.Unlock(other))
 	})
 }

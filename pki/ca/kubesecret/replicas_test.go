@@ -52,7 +52,7 @@ var (
 func settings() ca.Config {
 	return ca.Config{
 		Create:      true,
-		TrustDomain: domain, DefaultTTL: time.Hour, MaxTTL: time.Hour, RefreshHint: 2 * time.Minute, SyncInterval: time.Minute,
+		TrustDomain: domain, DefaultTTL: time.Hour, MaxTTL: time.Hour, RefreshHint: 2 * time.Minute,
 		Rotation: ca.Rotation{Manual: true, Propagation: 10 * time.Minute},
 	}
 }
@@ -185,7 +185,7 @@ func (f *fleet) history() (all []state) {
 // converged waits until all replicas have read the store, and checks that they are one CA.
 func (f *fleet) converged() {
 	f.t.Helper()
-	time.Sleep(2 * f.cfg.SyncInterval)
+	time.Sleep(time.Minute)
 	synctest.Wait()
 	first := f.replicas[0]
 	for _, r := range f.replicas[1:] {

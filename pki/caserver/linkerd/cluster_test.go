@@ -8,6 +8,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -165,10 +166,11 @@ func TestAuditRecord(t *testing.T) {
 	require.NoError(t, audit.Close())
 	text := must.Get(os.ReadFile(path))(t)
 	var records []*ca.Issuance
-	for e, err := range auditlog.Read(bytes.NewReader(text)) {
-		require.NoError(t, err)
-		if e.Issuance != nil {
-			records = append(records, e.Issuance)
+	for line := range bytes.Lines(text) {
+		i := new(ca.Issuance)
+		require.NoError(t, json.Unmarshal(line, i))
+		if i.Kind != "" { // and no change of keys
+			records = append(records, i)
 		}
 	}
 	require.Len(t, records, 1)
