@@ -11,7 +11,7 @@
 //	v, err := spiffe.NewVerifier(m, allow, nil)
 //
 // [Fetch] gets one bundle once. A bundle endpoint is the handler of [NewHandler] on a server with the TLS
-// configuration of [ServerConfig] or [WebServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect and not
+// configuration of [ServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect and not
 // SPIFFE package jwtsvid has documents.
 //
 // # Relationships
@@ -44,8 +44,8 @@
 //
 // An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline, and one for
 // silence. Redirects lead only to further https URLs whose servers authenticate in the same way, and proxies of the
-// environment are not used: a program that needs one gives [Options].DialContext. A slow fetch gives its slot to the
-// next, and endpoints that failed last time are asked last.
+// environment are not used: a program that needs one gives [Options].DialContext. Sixteen fetches run at the same
+// time; one that lasts for more than a second gives its slot to the next, and endpoints that failed last time are asked last.
 //
 // There is one request per interval: the bundle's refresh hint within bounds, give or take a tenth, or five minutes
 // without a hint. A failure waits for the next interval too.
@@ -89,16 +89,9 @@ import (
 
 // Options configures a single fetch. The zero value has the usual settings.
 type Options struct {
-	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30
-	// seconds.
+	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30 seconds. An
+	// endpoint that is silent for 10 seconds ends it before.
 	Timeout time.Duration
-
-	// IdleTimeout bounds the silence of an endpoint: no byte for so long ends the fetch. 0 means 10
-	// seconds.
-	IdleTimeout time.Duration
-
-	// NoRedirects makes every redirect a failure.
-	NoRedirects bool
 
 	// DialContext makes the connections. It must be safe for concurrent use and must return when its
 	// context is done. Nil means the one of [net.Dialer].
@@ -116,11 +109,10 @@ func (o *Options) withDefaults() (*Options, error) {
 	if o != nil {
 		c = *o
 	}
-	if c.Timeout < 0 || c.IdleTimeout < 0 {
-		return nil, fmt.Errorf("Options.Timeout is %v, IdleTimeout %v: none may be negative", c.Timeout, c.IdleTimeout)
+	if c.Timeout < 0 {
+		return nil, fmt.Errorf("Options.Timeout is %v, and must not be negative", c.Timeout)
 	}
 	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
-	c.IdleTimeout = cmp.Or(c.IdleTimeout, 10*time.Second)
 	if c.DialContext == nil {
 		c.DialContext = new(net.Dialer).DialContext
 	}
@@ -138,11 +130,6 @@ type Config struct {
 	// 100 years. While there is no bundle at all, the interval is MinInterval. If both are equal, the
 	// interval is longer by a random part of up to a tenth.
 	MinInterval, MaxInterval time.Duration
-
-	// Concurrency is how many fetches run at the same time, without counting those that have run for
-	// longer than a second: a slow one gives its slot to the next, and goes on until its deadline.
-	// 0 means 16. With the default timeout, at most 16·30 run at once, and only if as many hang.
-	Concurrency int
 
 	// Dir is a directory for the last good bundles, one file for each trust domain, which [Manager.Run]
 	// makes if it is missing and reads when it starts. It belongs to one Manager. It must belong to the user
@@ -195,15 +182,13 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 // [Manager.Run].
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: cfg, outcomes: map[outcome]uint64{}}
-	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
-		return nil, fmt.Errorf(
-			"federation: new: Config.MinInterval is %v, MaxInterval %v, Concurrency %d: none may be negative",
-			cfg.MinInterval, cfg.MaxInterval, cfg.Concurrency)
+	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 {
+		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, MaxInterval %v: none may be negative",
+			cfg.MinInterval, cfg.MaxInterval)
 	}
 	m.cfg.MinInterval = cmp.Or(cfg.MinInterval, time.Minute)
 	m.cfg.MaxInterval = cmp.Or(cfg.MaxInterval, max(24*time.Hour, m.cfg.MinInterval))
 	m.cfg.MinInterval, m.cfg.MaxInterval = min(m.cfg.MinInterval, renew.Longest), min(m.cfg.MaxInterval, renew.Longest)
-	m.cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
 	m.cfg.Relationships = nil
 	if m.cfg.MinInterval > m.cfg.MaxInterval {
 		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, more than MaxInterval, %v",
@@ -215,7 +200,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m.store = newStore(&cfg, m.fetch.Logger)
 	m.loop = renew.Loop[*relation]{
-		Mu: &m.mu, Attempt: m.attempt, Slots: m.cfg.Concurrency, Slow: slow, FailingLast: true,
+		Mu: &m.mu, Attempt: m.attempt, Slots: concurrency, Slow: slow, FailingLast: true,
 	}
 
 	all := make(map[spiffe.TrustDomain]*relation, len(cfg.Relationships))

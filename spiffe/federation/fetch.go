@@ -28,6 +28,7 @@ const (
 	maxRedirects = 5
 	maxHeader    = 64 << 10 // bytes of the header of an answer
 	maxETag      = 256      // bytes of an entity tag that is kept
+	silence      = 10 * time.Second
 )
 
 // Fetch fetches the bundle of a relationship once, without regard to earlier ones. The options may be nil.
@@ -161,15 +162,15 @@ func (e *endpoint) ask(
 	if response.StatusCode == http.StatusNotModified && conditional {
 		return nil, nil
 	}
-	return e.read(o, response, a, hops)
+	return e.read(response, a, hops)
 }
 
 // read reads a response into a, or returns the URL to which it redirects.
-func (e *endpoint) read(o *Options, response *http.Response, a *answer, hops int) (next *url.URL, err error) {
+func (e *endpoint) read(response *http.Response, a *answer, hops int) (next *url.URL, err error) {
 	switch response.StatusCode {
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
 		http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-		return o.next(response, hops)
+		return nextURL(response, hops)
 	case http.StatusOK:
 		doc, err := jsonapi.Read(response, jws.MaxSetSize)
 		if err != nil {
@@ -205,12 +206,10 @@ func send(conn net.Conn, request *http.Request) (*http.Response, error) {
 	}
 }
 
-// next returns the URL that a response redirects to, after so many redirects.
-func (o *Options) next(response *http.Response, hops int) (*url.URL, error) {
+// nextURL returns the URL that a response redirects to, after so many redirects.
+func nextURL(response *http.Response, hops int) (*url.URL, error) {
 	next, err := response.Location()
 	switch {
-	case o.NoRedirects:
-		return nil, fmt.Errorf("%w: status %d, and redirects are switched off", errRedirect, response.StatusCode)
 	case hops == maxRedirects:
 		return nil, fmt.Errorf("%w: more than %d", errRedirect, maxRedirects)
 	case err != nil || len(next.String()) > maxURL:
@@ -249,7 +248,7 @@ func (e *endpoint) dial(ctx context.Context, o *Options, u *url.URL) (*tls.Conn,
 	if err != nil {
 		return nil, err
 	}
-	return tlsalert.Client(ctx, &watched{Conn: raw, patience: o.IdleTimeout}, config, 0)
+	return tlsalert.Client(ctx, &watched{Conn: raw, patience: silence}, config, 0)
 }
 
 // clientConfig is for one connection to host.
@@ -331,7 +330,7 @@ func classify(parent, ctx context.Context, o *Options, err error) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("silent for %v: %w", o.IdleTimeout, context.DeadlineExceeded)
+		return fmt.Errorf("silent for %v: %w", silence, context.DeadlineExceeded)
 	}
 	return err
 }

@@ -107,12 +107,13 @@ func (s *site) asked() []*http.Request {
 
 func (s *site) config(t testing.TB) *tls.Config {
 	t.Helper()
-	c, err := federation.WebServerConfig(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c, err := federation.ServerConfig(new(spiffe.SVID))
+	require.NoError(t, err)
+	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.cert, nil
-	})
-	require.NoError(t, err)
+	}
 	return c
 }
 

@@ -100,10 +100,8 @@ func TestNewRefuses(t *testing.T) {
 		"two relationships with one trust domain": {Relationships: []federation.Relationship{r, r}},
 		"MinInterval is -1ns":                     {MinInterval: -1},
 		"MaxInterval -1ns":                        {MaxInterval: -1},
-		"Concurrency -1":                          {Concurrency: -1},
 		"more than MaxInterval":                   {MaxInterval: time.Second},
 		"Timeout is -1ns":                         {Fetch: federation.Options{Timeout: -1}},
-		"IdleTimeout -1ns":                        {Fetch: federation.Options{IdleTimeout: -1}},
 	} {
 		_, err := federation.New(cfg)
 		require.ErrorContains(t, err, want)

@@ -16,8 +16,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// slow is how long a fetch keeps its place among those that run at the same time.
-const slow = time.Second
+// Fetches that run at the same time, and how long one keeps its place among them.
+const (
+	slow        = time.Second
+	concurrency = 16
+)
 
 // relation is a relationship and its state. There may be 10,000 of them.
 type relation struct {
@@ -245,8 +248,7 @@ func (m *Manager) wait(rel *relation) time.Duration {
 	return renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 }
 
-// apply takes the bundle of an answer into force, by the rules about sequence numbers (FED-11,
-// FED-12) and by what is plausible (see internal/certs/bundleorder). The caller holds mu.
+// apply takes the bundle of an answer into force, by the rules about sequence numbers and by what is plausible (see internal/certs/bundleorder). The caller holds mu.
 func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	have, known := rel.bundle.Load(), rel.newest()
 	refuse := func(format string, args ...any) *fetchError {

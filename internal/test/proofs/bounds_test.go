@@ -35,7 +35,6 @@ import (
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
-	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -305,7 +304,6 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 		"authn.Bearer": func(in []byte) {
 			_, _ = authn.BearerOverPlaintext(&http.Request{Header: http.Header{"Authorization": {string(in)}}})
 		},
-		"federation.ParseIstio":  func(in []byte) { _, _ = federation.ParseIstioString(string(in)) },
 		"Istio's CA":             sending(istioServer, istiocaserver.CreateCertificate),
 		"Linkerd's identity":     sending(linkerdServer, linkerdserver.Certify),
 		"SDS":                    sending(sdsHandler, "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"),

@@ -103,13 +103,14 @@ func (e *Endpoint) start(l net.Listener) {
 		e.t.Fatalf("federationtest: %v", err)
 	}
 	// The configuration of a real endpoint, but for an expired certificate, which is presented.
-	config, err := federation.WebServerConfig(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	config, err := federation.ServerConfig(e.svid)
+	if err != nil {
+		e.t.Fatalf("federationtest: %v", err)
+	}
+	config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		return e.svid.TLSCertificate(), nil
-	})
-	if err != nil {
-		e.t.Fatalf("federationtest: %v", err)
 	}
 	e.dial = faulty.Start(e.t, faulty.Config{
 		Listener: l, Handler: handler, Deny: denied, Garble: garbled, TLS: config,
