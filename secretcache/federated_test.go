@@ -28,7 +28,7 @@ func TestFederated(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.Federate(given.Bundle())
 		endpoint := federationtest.NewInMemory(t, partner)
-		f, err := federation.New(federation.Config{Fetch: federationtest.Options(endpoint)})
+		f, err := federation.New(federation.Config{DialContext: federationtest.Dial(endpoint)})
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup

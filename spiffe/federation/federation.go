@@ -44,7 +44,7 @@
 //
 // An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline, and one for
 // silence. Redirects lead only to further https URLs whose servers authenticate in the same way, and proxies of the
-// environment are not used: a program that needs one gives [Options].DialContext. Sixteen fetches run at the same
+// environment are not used: a program that needs one gives [Config].DialContext. Sixteen fetches run at the same
 // time; one that lasts for more than a second gives its slot to the next, and endpoints that failed last time are asked last.
 //
 // There is one request per interval: the bundle's refresh hint within bounds, give or take a tenth, or five minutes
@@ -87,40 +87,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Options configures a single fetch. The zero value has the usual settings.
-type Options struct {
-	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30 seconds. An
-	// endpoint that is silent for 10 seconds ends it before.
-	Timeout time.Duration
-
-	// DialContext makes the connections. It must be safe for concurrent use and must return when its
-	// context is done. Nil means the one of [net.Dialer].
-	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
-
-	// Logger gets a record of every fetch, at Info if it succeeded and at Warn if it failed or
-	// needs attention, with the attributes trust_domain, url, redirected_to, peer, sequence, outcome,
-	// authorities, skipped, next and err. URLs are without their query. Nil means no logs.
-	Logger *slog.Logger
-}
-
-// withDefaults returns a copy of o, which may be nil.
-func (o *Options) withDefaults() (*Options, error) {
-	c := Options{}
-	if o != nil {
-		c = *o
-	}
-	if c.Timeout < 0 {
-		return nil, fmt.Errorf("Options.Timeout is %v, and must not be negative", c.Timeout)
-	}
-	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
-	if c.DialContext == nil {
-		c.DialContext = new(net.Dialer).DialContext
-	}
-	c.Logger = ratelog.Patient(c.Logger)
-	return &c, nil
-}
-
-// Config configures a [Manager]. Every zero means the default that is named here. [New] copies it.
+// Config configures a [Manager], and by Timeout, DialContext and Logger a [Fetch]. Every zero means the default that
+// is named here. [New] copies it.
 type Config struct {
 	// Relationships are the initial ones, at most one for each trust domain. See [Manager.Add].
 	Relationships []Relationship
@@ -139,15 +107,37 @@ type Config struct {
 	// warning. "" means none.
 	Dir string
 
-	// Fetch configures each fetch, and has the Logger of the Manager.
-	Fetch Options
+	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30 seconds. An
+	// endpoint that is silent for 10 seconds ends it before.
+	Timeout time.Duration
+
+	// DialContext makes the connections. It must be safe for concurrent use and must return when its
+	// context is done. Nil means the one of [net.Dialer].
+	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	// Logger gets a record of every fetch, at Info if it succeeded and at Warn if it failed or
+	// needs attention, with the attributes trust_domain, url, redirected_to, peer, sequence, outcome,
+	// authorities, skipped, next and err. URLs are without their query. Nil means no logs.
+	Logger *slog.Logger
+}
+
+// withDefaults sets what a fetch needs.
+func (c *Config) withDefaults() error {
+	if c.Timeout < 0 {
+		return fmt.Errorf("Config.Timeout is %v, and must not be negative", c.Timeout)
+	}
+	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
+	if c.DialContext == nil {
+		c.DialContext = new(net.Dialer).DialContext
+	}
+	c.Logger = ratelog.Patient(c.Logger)
+	return nil
 }
 
 // Manager keeps the bundles of other trust domains. [Start] or [New] makes one. Its methods are safe for
 // concurrent use, and those that read work before, during and after [Manager.Run].
 type Manager struct {
-	cfg   Config
-	fetch *Options
+	cfg Config
 
 	// What readers read. Writers hold mu.
 	relations atomic.Pointer[map[spiffe.TrustDomain]*relation] // replaced, never changed
@@ -194,11 +184,10 @@ func New(cfg Config) (*Manager, error) {
 		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, more than MaxInterval, %v",
 			m.cfg.MinInterval, m.cfg.MaxInterval)
 	}
-	var err error
-	if m.fetch, err = cfg.Fetch.withDefaults(); err != nil {
+	if err := m.cfg.withDefaults(); err != nil {
 		return nil, fmt.Errorf("federation: new: %w", err)
 	}
-	m.store = newStore(&cfg, m.fetch.Logger)
+	m.store = newStore(&m.cfg)
 	m.loop = renew.Loop[*relation]{
 		Mu: &m.mu, Attempt: m.attempt, Slots: concurrency, Slow: slow, FailingLast: true,
 	}
@@ -329,7 +318,7 @@ func (m *Manager) Remove(td spiffe.TrustDomain) error {
 	m.drop(old)
 	m.signalChange()
 	m.mu.Unlock()
-	m.fetch.Logger.Info("federation: relationship ended", slog.String("trust_domain", td.String()))
+	m.cfg.Logger.Info("federation: relationship ended", slog.String("trust_domain", td.String()))
 	if err := m.unsave(td); err != nil {
 		return fmt.Errorf("federation: remove: the stored bundle of %q: %w", td, err)
 	}
@@ -365,7 +354,7 @@ func (m *Manager) Set(b *spiffe.Bundle) error {
 	m.mu.Unlock()
 	attrs := append(describe(b), slog.String("trust_domain", b.TrustDomain().String()), slog.String("outcome", "set"))
 	const set = "federation: bundle was set by an operator"
-	m.fetch.Logger.LogAttrs(context.Background(), slog.LevelWarn, set, attrs...)
+	m.cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn, set, attrs...)
 	m.save(context.Background(), r)
 	return nil
 }

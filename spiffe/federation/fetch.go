@@ -31,7 +31,8 @@ const (
 	silence      = 10 * time.Second
 )
 
-// Fetch fetches the bundle of a relationship once, without regard to earlier ones. The options may be nil.
+// Fetch fetches the bundle of a relationship once, without regard to earlier ones. Of the Config, which may be nil,
+// only Timeout, DialContext and Logger count.
 //
 // The error names the trust domain, the URL and the cause. It wraps a [*spiffe.VerifyError], a
 // [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate as
@@ -41,9 +42,12 @@ const (
 //
 // A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more
 // . Fetch does not compare sequence numbers; a [Manager] does.
-func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, error) {
-	o, err := opts.withDefaults()
-	if err != nil {
+func Fetch(ctx context.Context, r Relationship, cfg *Config) (*spiffe.Bundle, error) {
+	var o Config
+	if cfg != nil {
+		o = *cfg
+	}
+	if err := o.withDefaults(); err != nil {
 		return nil, fmt.Errorf("federation: fetch: %w", err)
 	}
 	e, err := r.check()
@@ -53,12 +57,12 @@ func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, 
 	if err != nil {
 		return nil, fmt.Errorf("federation: fetch: %w", err)
 	}
-	a, failed := e.fetch(ctx, o, tag{})
+	a, failed := e.fetch(ctx, &o, tag{})
 	if failed != nil {
-		e.log(ctx, o, a, failed, nil, outcomeFailed)
+		e.log(ctx, &o, a, failed, nil, outcomeFailed)
 		return nil, failed
 	}
-	e.log(ctx, o, a, nil, a.bundle, "fetched")
+	e.log(ctx, &o, a, nil, a.bundle, "fetched")
 	return a.bundle, nil
 }
 
@@ -104,7 +108,7 @@ type tag struct{ value, url string }
 // fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each request has a connection
 // of its own, and the first goes to the configured URL: authorities that were removed count at once, and redirects
 // are not remembered (SPIFFE Federation section 5.2).
-func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer, failed *fetchError) {
+func (e *endpoint) fetch(parent context.Context, o *Config, etag tag) (a answer, failed *fetchError) {
 	ctx, cancel := context.WithTimeout(parent, o.Timeout)
 	defer cancel()
 	a.url = e.where
@@ -122,7 +126,7 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer
 }
 
 // follow sends the requests, one after the other while it is redirected, and fills in a.
-func (e *endpoint) follow(ctx context.Context, o *Options, etag tag, a *answer) error {
+func (e *endpoint) follow(ctx context.Context, o *Config, etag tag, a *answer) error {
 	for u, hops := e.url, 0; ; hops++ {
 		a.url, a.received, a.peer = display(u), 0, ""
 		next, err := e.ask(ctx, o, u, etag, a, hops)
@@ -135,7 +139,7 @@ func (e *endpoint) follow(ctx context.Context, o *Options, etag tag, a *answer) 
 
 // ask sends one request, and returns the URL of a redirect, or nil for an answer.
 func (e *endpoint) ask(
-	ctx context.Context, o *Options, u *url.URL, etag tag, a *answer, hops int,
+	ctx context.Context, o *Config, u *url.URL, etag tag, a *answer, hops int,
 ) (next *url.URL, err error) {
 	conn, err := e.dial(ctx, o, u)
 	if err != nil {
@@ -239,7 +243,7 @@ func (e *endpoint) anchored() error {
 }
 
 // dial makes a connection to the endpoint and authenticates it.
-func (e *endpoint) dial(ctx context.Context, o *Options, u *url.URL) (*tls.Conn, error) {
+func (e *endpoint) dial(ctx context.Context, o *Config, u *url.URL) (*tls.Conn, error) {
 	config, err := e.clientConfig(u.Hostname())
 	if err != nil {
 		return nil, err
@@ -314,7 +318,7 @@ func usableETag(tag string) string {
 }
 
 // classify returns an error of a fetch with its cause, as [Fetch] lists them.
-func classify(parent, ctx context.Context, o *Options, err error) error {
+func classify(parent, ctx context.Context, o *Config, err error) error {
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, unverified := errors.AsType[*spiffe.VerifyError](err)
 	_, unread := errors.AsType[*spiffe.ParseError](err)
@@ -368,7 +372,7 @@ var outcomes = []struct {
 
 // log reports a fetch. The bundle is the one that is in force now, and may be nil.
 func (e *endpoint) log(
-	ctx context.Context, o *Options, a answer, failed *fetchError, b *spiffe.Bundle, end outcome, more ...slog.Attr,
+	ctx context.Context, o *Config, a answer, failed *fetchError, b *spiffe.Bundle, end outcome, more ...slog.Attr,
 ) {
 	attrs := []slog.Attr{slog.String("trust_domain", e.td.String()), slog.String("url", e.where)}
 	if a.url != e.where {

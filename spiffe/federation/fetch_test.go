@@ -362,7 +362,7 @@ func TestHostileEndpoints(t *testing.T) {
 				s := world.host(t, "a.test", webCert(web, "a.test"), answer(200, documentOf(t, good)))
 				m := newManager(t, federation.Config{
 					Relationships: []federation.Relationship{{TrustDomain: partner, URL: "https://a.test/", Profile: webRoots(web)}},
-					Fetch:         world.options(nil),
+					DialContext:   world.dial,
 				})
 				running(t, m)
 				synctest.Wait()
@@ -442,7 +442,7 @@ func TestHostileHandshakes(t *testing.T) {
 					open.Add(1)
 					return &closing{Conn: conn, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
 				}
-				_, err := federation.Fetch(t.Context(), r, &federation.Options{DialContext: dial})
+				_, err := federation.Fetch(t.Context(), r, &federation.Config{DialContext: dial})
 				requireCode(t, err, c.code)
 				assert.Zero(t, open.Load(), "connections that were not closed")
 				require.ErrorContains(t, err, c.cause)
@@ -455,12 +455,12 @@ func TestHostileHandshakes(t *testing.T) {
 						time.Sleep(time.Second)
 						cancel(errOver)
 					}()
-					_, err = federation.Fetch(ctx, r, &federation.Options{DialContext: c.dial})
+					_, err = federation.Fetch(ctx, r, &federation.Config{DialContext: c.dial})
 					requireCode(t, err, canceled)
 					require.ErrorIs(t, err, errOver)
 					ctx, stop := context.WithTimeout(t.Context(), time.Second)
 					defer stop()
-					_, err = federation.Fetch(ctx, r, &federation.Options{DialContext: c.dial})
+					_, err = federation.Fetch(ctx, r, &federation.Config{DialContext: c.dial})
 					requireCode(t, err, timedOut)
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 				}
@@ -562,7 +562,7 @@ func TestClientHello(t *testing.T) {
 		}()
 		return a, nil
 	}
-	_, err := federation.Fetch(t.Context(), federation.Relationship{TrustDomain: partner, URL: "https://a.test/", Profile: federation.Web{}}, &federation.Options{DialContext: dial})
+	_, err := federation.Fetch(t.Context(), federation.Relationship{TrustDomain: partner, URL: "https://a.test/", Profile: federation.Web{}}, &federation.Config{DialContext: dial})
 	requireCode(t, err, connection)
 	<-seen
 	assert.Equal(t, "a.test", hello.ServerName)

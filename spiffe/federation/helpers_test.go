@@ -62,8 +62,8 @@ func (n *internet) dialled() []string {
 	return dials
 }
 
-func (n *internet) options(logger *slog.Logger) federation.Options {
-	return federation.Options{DialContext: n.dial, Logger: logger}
+func (n *internet) options(logger *slog.Logger) federation.Config {
+	return federation.Config{DialContext: n.dial, Logger: logger}
 }
 
 // site is a host that serves what it is told to, with the certificate that it is told to.

@@ -29,7 +29,7 @@ func TestIstioHazards(t *testing.T) {
 		m := newManager(t, federation.Config{Relationships: []federation.Relationship{
 			{TrustDomain: foo.TrustDomain(), URL: "https://foo.test/", Profile: webRoots(web)},
 			{TrustDomain: bar.TrustDomain(), URL: "https://bar.test/", Profile: webRoots(web)},
-		}, Fetch: world.options(nil)})
+		}, DialContext: world.dial})
 		running(t, m)
 		synctest.Wait()
 		assert.True(t, trusts(t, m, foo))

@@ -184,7 +184,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	}
 	m.mu.Unlock()
 
-	a, failed := rel.e.fetch(ctx, m.fetch, etag)
+	a, failed := rel.e.fetch(ctx, &m.cfg, etag)
 
 	m.mu.Lock()
 	if rel.Removed() || failed != nil && ctx.Err() != nil { // ended by Run, Remove or Add
@@ -204,7 +204,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	b := rel.bundle.Load()
 	m.mu.Unlock()
 
-	rel.e.log(ctx, m.fetch, a, failed, b, end, slog.Duration("next", wait))
+	rel.e.log(ctx, &m.cfg, a, failed, b, end, slog.Duration("next", wait))
 	m.save(ctx, rel)
 }
 

@@ -237,7 +237,7 @@ func TestServerSVID(t *testing.T) {
 	go func() { _ = s.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = s.Close() })
 	r := federation.Relationship{TrustDomain: partner, URL: "https://a.test/", Profile: federation.SPIFFE{EndpointID: id, Initial: ca.Bundle()}}
-	_, err = federation.Fetch(t.Context(), r, &federation.Options{DialContext: l.DialContext})
+	_, err = federation.Fetch(t.Context(), r, &federation.Config{DialContext: l.DialContext})
 	require.NoError(t, err)
 
 	// What does not pass as an SVID cannot be given to it at all.
@@ -287,7 +287,7 @@ func TestMutualFederation(t *testing.T) {
 					TrustDomain: other.TrustDomain(), URL: "https://" + other.TrustDomain().String() + "/",
 					Profile: federation.SPIFFE{EndpointID: id, Initial: other.Bundle()},
 				}},
-				Fetch: world.options(nil),
+				DialContext: world.dial,
 			})
 		}
 		atA := side(a, b)

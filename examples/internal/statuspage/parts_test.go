@@ -256,7 +256,7 @@ func TestSources(t *testing.T) {
 
 	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
 	partners, err := federation.Start(t.Context(), federation.Config{
-		Relationships: []federation.Relationship{partner.Relationship()}, Fetch: federationtest.Options(partner),
+		Relationships: []federation.Relationship{partner.Relationship()}, DialContext: federationtest.Dial(partner),
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, partners.Close()) })

@@ -73,7 +73,7 @@ func Written(t *testing.T) *metricstest.Text {
 	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
 	fed, err := federation.Start(t.Context(),
 		federation.Config{Relationships: []federation.Relationship{partner.Relationship()},
-			Fetch: federationtest.Options(partner)})
+			DialContext: federationtest.Dial(partner)})
 	no(t, err)
 	t.Cleanup(func() { _ = fed.Close() })
 	manager, err := secretcache.Start(t.Context(),
