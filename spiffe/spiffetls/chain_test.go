@@ -11,6 +11,7 @@ import (
 
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // TestChainEnds: an SVID whose intermediate has expired is not presented, and the own side says why. A certificate that no path
@@ -27,7 +28,7 @@ func TestChainEnds(t *testing.T) {
 		more, err := spiffe.NewSVID(append(chain, extra[1:]...), key)
 		require.NoError(t, err)
 		present := func(svid *spiffe.SVID, peers spiffe.BundleSource) error {
-			config, err := clientConfig(svid, peers, spiffe.AllowAnyPeer(), nil)
+			config, err := clientConfig(spiffetls.Config{Self: svid, Peers: peers, Allow: spiffe.AllowAnyPeer()})
 			require.NoError(t, err)
 			_, err = config.GetClientCertificate(new(tls.CertificateRequestInfo))
 			return err
