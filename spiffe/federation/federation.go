@@ -45,7 +45,8 @@
 // An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline, and one for
 // silence. Redirects lead only to further https URLs whose servers authenticate in the same way, and proxies of the
 // environment are not used: a program that needs one gives [Config].DialContext. Sixteen fetches run at the same
-// time; one that lasts for more than a second gives its slot to the next, and endpoints that failed last time are asked last.
+// time; one that lasts for more than a second gives its slot to the next, and endpoints that failed last
+// time are asked last.
 //
 // There is one request per interval: the bundle's refresh hint within bounds, give or take a tenth, or five minutes
 // without a hint. A failure waits for the next interval too.

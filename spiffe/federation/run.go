@@ -248,7 +248,8 @@ func (m *Manager) wait(rel *relation) time.Duration {
 	return renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 }
 
-// apply takes the bundle of an answer into force, by the rules about sequence numbers and by what is plausible (see internal/certs/bundleorder). The caller holds mu.
+// apply takes the bundle of an answer into force, by the rules about sequence numbers and by what is
+// plausible (see internal/certs/bundleorder). The caller holds mu.
 func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	have, known := rel.bundle.Load(), rel.newest()
 	refuse := func(format string, args ...any) *fetchError {

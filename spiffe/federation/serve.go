@@ -62,8 +62,8 @@ func ServerConfig(self spiffe.SVIDSource) (*tls.Config, error) {
 	return c, nil
 }
 
-// baseConfig has what the SPIFFE Federation standard asks for: six cipher suites of TLS 1.2 and three curves, after a post-quantum
-// hybrid. The suites of TLS 1.3 are all good.
+// baseConfig has what the SPIFFE Federation standard asks for: six cipher suites of TLS 1.2 and three curves, after
+// a post-quantum hybrid. The suites of TLS 1.3 are all good.
 func baseConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,

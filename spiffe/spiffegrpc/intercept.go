@@ -241,7 +241,8 @@ func RequireCaller(
 	}, nil)
 }
 
-// request returns a call as one of HTTP, which is how net/http middleware and package spiffetls judge it, without its metadata.
+// request returns a call as one of HTTP, which is how net/http middleware and package spiffetls judge it,
+// without its metadata.
 func request(ctx context.Context, method string) *http.Request {
 	p, _ := peer.FromContext(ctx)
 	if p != nil && p.LocalAddr != nil {
