@@ -32,7 +32,7 @@ func TestFederated(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		ca.Federate(given.Bundle())
 		endpoint := federationtest.NewInMemory(t, partner)
-		f := must.Get(federation.New(federation.Config{Fetch: federationtest.Options(endpoint)}))(t)
+		f := must.Get(federation.New(federation.Config{DialContext: federationtest.Dial(endpoint)}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = f.Run(ctx) })

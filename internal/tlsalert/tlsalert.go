@@ -19,7 +19,7 @@ import (
 // Client does the handshake of a client over below, which it closes on an error. If the server then sends an alert, a
 // write that fails returns that alert. The first writes, 0 to 2, are those with which the client begins in any case,
 // such as a request of HTTP. By ALPN h2 they are 2 if they are any: the preface, and a request. A reader that finds
-// the alert waits for them, and a moment for another.
+// the alert waits for them, and a quarter of a second for another.
 func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32) (*tls.Conn, error) {
 	c := &conn{Conn: below, first: first, ended: make(chan struct{}), mu: make(chan struct{}, 1)}
 	c.over = sync.OnceFunc(func() { close(c.ended) })
@@ -62,9 +62,8 @@ func Below(c *tls.Conn) net.Conn {
 
 const (
 	sizeOfAlert = 5 + 2 + 1 + 16         // of TLS 1.3: header, alert, type, and the tag of an AEAD
-	firstWrites = 5 * time.Second        // for those with which the client begins
-	laterWrite  = 10 * time.Millisecond  // for another
-	laterWrites = 100 * time.Millisecond // for all others
+	firstWrites = 5 * time.Second        // for those with which the client begins, and all others
+	quiet       = 250 * time.Millisecond // in which a client that has not sent all of its request writes again
 	stuck       = time.Second            // crypto/tls answers a damaged record, and waits for the Write that reads it
 )
 
@@ -112,19 +111,20 @@ func (c *conn) note(p []byte) bool {
 	return may
 }
 
-// wait waits until a write is not to be expected, or fails.
+// wait waits until a write is not to be expected, or fails. net/http closes the connection once the reader has the
+// alert, and reports of a request whose body is not yet written only that a write found the connection closed.
 func (c *conn) wait() {
 	last := int32(-1)
-	for waited := time.Duration(0); waited < firstWrites; waited += laterWrite {
+	for end := time.Now().Add(firstWrites); time.Now().Before(end); {
 		writes := c.writes.Load()
-		if writes >= c.first && (writes == last || waited >= laterWrites) {
+		if writes >= c.first && writes == last {
 			return
 		}
 		last = writes
 		select {
 		case <-c.ended:
 			return
-		case <-time.After(laterWrite):
+		case <-time.After(quiet):
 		}
 	}
 }

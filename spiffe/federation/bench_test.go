@@ -95,9 +95,9 @@ func TestAllocations(t *testing.T) {
 
 func manyRelationships(tb testing.TB, n int) *federation.Manager {
 	tb.Helper()
-	cfg := federation.Config{Fetch: federation.Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
+	cfg := federation.Config{DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return nil, errors.New("refused")
-	}}}
+	}}
 	for i := range n {
 		cfg.Relationships = append(cfg.Relationships, federation.Relationship{
 			TrustDomain: spiffe.MustParseTrustDomain(fmt.Sprint("td-", i)), URL: "https://a.test/bundle", Profile: federation.Web{},

@@ -11,7 +11,7 @@
 //	v, err := spiffe.NewVerifier(m, allow, nil)
 //
 // [Fetch] gets one bundle once. A bundle endpoint is the handler of [NewHandler] on a server with the TLS
-// configuration of [ServerConfig] or [WebServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect and not
+// configuration of [ServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect and not
 // SPIFFE package jwtsvid has documents.
 //
 // # Relationships
@@ -44,8 +44,9 @@
 //
 // An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline, and one for
 // silence. Redirects lead only to further https URLs whose servers authenticate in the same way, and proxies of the
-// environment are not used: a program that needs one gives [Options].DialContext. A slow fetch gives its slot to the
-// next, and endpoints that failed last time are asked last.
+// environment are not used: a program that needs one gives [Config].DialContext. Sixteen fetches run at the same
+// time; one that lasts for more than a second gives its slot to the next, and endpoints that failed last
+// time are asked last.
 //
 // There is one request per interval: the bundle's refresh hint within bounds, give or take a tenth, or five minutes
 // without a hint. A failure waits for the next interval too.
@@ -87,18 +88,29 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Options configures a single fetch. The zero value has the usual settings.
-type Options struct {
-	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30
-	// seconds.
+// Config configures a [Manager], and by Timeout, DialContext and Logger a [Fetch]. Every zero means the default that
+// is named here. [New] copies it.
+type Config struct {
+	// Relationships are the initial ones, at most one for each trust domain. See [Manager.Add].
+	Relationships []Relationship
+
+	// MinInterval and MaxInterval are the bounds of the time between two fetches of one bundle, and
+	// win over its refresh hint. 0 means one minute and 24 hours, and more than 100 years means
+	// 100 years. While there is no bundle at all, the interval is MinInterval. If both are equal, the
+	// interval is longer by a random part of up to a tenth.
+	MinInterval, MaxInterval time.Duration
+
+	// Dir is a directory for the last good bundles, one file for each trust domain, which [Manager.Run]
+	// makes if it is missing and reads when it starts. It belongs to one Manager. It must belong to the user
+	// of this process or to root, as must those above it. In one that other users can write to, such as an
+	// emptyDir of Kubernetes, the files are in a directory svidkit-bundles, which the Manager makes. A file
+	// that cannot be used, that belongs to another user or that others can write to is ignored, with a
+	// warning. "" means none.
+	Dir string
+
+	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30 seconds. An
+	// endpoint that is silent for 10 seconds ends it before.
 	Timeout time.Duration
-
-	// IdleTimeout bounds the silence of an endpoint: no byte for so long ends the fetch. 0 means 10
-	// seconds.
-	IdleTimeout time.Duration
-
-	// NoRedirects makes every redirect a failure.
-	NoRedirects bool
 
 	// DialContext makes the connections. It must be safe for concurrent use and must return when its
 	// context is done. Nil means the one of [net.Dialer].
@@ -110,57 +122,23 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// withDefaults returns a copy of o, which may be nil.
-func (o *Options) withDefaults() (*Options, error) {
-	c := Options{}
-	if o != nil {
-		c = *o
-	}
-	if c.Timeout < 0 || c.IdleTimeout < 0 {
-		return nil, fmt.Errorf("Options.Timeout is %v, IdleTimeout %v: none may be negative", c.Timeout, c.IdleTimeout)
+// withDefaults sets what a fetch needs.
+func (c *Config) withDefaults() error {
+	if c.Timeout < 0 {
+		return fmt.Errorf("Config.Timeout is %v, and must not be negative", c.Timeout)
 	}
 	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
-	c.IdleTimeout = cmp.Or(c.IdleTimeout, 10*time.Second)
 	if c.DialContext == nil {
 		c.DialContext = new(net.Dialer).DialContext
 	}
 	c.Logger = ratelog.Patient(c.Logger)
-	return &c, nil
-}
-
-// Config configures a [Manager]. Every zero means the default that is named here. [New] copies it.
-type Config struct {
-	// Relationships are the initial ones, at most one for each trust domain. See [Manager.Add].
-	Relationships []Relationship
-
-	// MinInterval and MaxInterval are the bounds of the time between two fetches of one bundle, and
-	// win over its refresh hint. 0 means one minute and 24 hours, and more than 100 years means
-	// 100 years. While there is no bundle at all, the interval is MinInterval. If both are equal, the
-	// interval is longer by a random part of up to a tenth.
-	MinInterval, MaxInterval time.Duration
-
-	// Concurrency is how many fetches run at the same time, without counting those that have run for
-	// longer than a second: a slow one gives its slot to the next, and goes on until its deadline.
-	// 0 means 16. With the default timeout, at most 16·30 run at once, and only if as many hang.
-	Concurrency int
-
-	// Dir is a directory for the last good bundles, one file for each trust domain, which [Manager.Run]
-	// makes if it is missing and reads when it starts. It belongs to one Manager. It must belong to the user
-	// of this process or to root, as must those above it. In one that other users can write to, such as an
-	// emptyDir of Kubernetes, the files are in a directory svidkit-bundles, which the Manager makes. A file
-	// that cannot be used, that belongs to another user or that others can write to is ignored, with a
-	// warning. "" means none.
-	Dir string
-
-	// Fetch configures each fetch, and has the Logger of the Manager.
-	Fetch Options
+	return nil
 }
 
 // Manager keeps the bundles of other trust domains. [Start] or [New] makes one. Its methods are safe for
 // concurrent use, and those that read work before, during and after [Manager.Run].
 type Manager struct {
-	cfg   Config
-	fetch *Options
+	cfg Config
 
 	// What readers read. Writers hold mu.
 	relations atomic.Pointer[map[spiffe.TrustDomain]*relation] // replaced, never changed
@@ -195,27 +173,24 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 // [Manager.Run].
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: cfg, outcomes: map[outcome]uint64{}}
-	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 || cfg.Concurrency < 0 {
-		return nil, fmt.Errorf(
-			"federation: new: Config.MinInterval is %v, MaxInterval %v, Concurrency %d: none may be negative",
-			cfg.MinInterval, cfg.MaxInterval, cfg.Concurrency)
+	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 {
+		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, MaxInterval %v: none may be negative",
+			cfg.MinInterval, cfg.MaxInterval)
 	}
 	m.cfg.MinInterval = cmp.Or(cfg.MinInterval, time.Minute)
 	m.cfg.MaxInterval = cmp.Or(cfg.MaxInterval, max(24*time.Hour, m.cfg.MinInterval))
 	m.cfg.MinInterval, m.cfg.MaxInterval = min(m.cfg.MinInterval, renew.Longest), min(m.cfg.MaxInterval, renew.Longest)
-	m.cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
 	m.cfg.Relationships = nil
 	if m.cfg.MinInterval > m.cfg.MaxInterval {
 		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, more than MaxInterval, %v",
 			m.cfg.MinInterval, m.cfg.MaxInterval)
 	}
-	var err error
-	if m.fetch, err = cfg.Fetch.withDefaults(); err != nil {
+	if err := m.cfg.withDefaults(); err != nil {
 		return nil, fmt.Errorf("federation: new: %w", err)
 	}
-	m.store = newStore(&cfg, m.fetch.Logger)
+	m.store = newStore(&m.cfg)
 	m.loop = renew.Loop[*relation]{
-		Mu: &m.mu, Attempt: m.attempt, Slots: m.cfg.Concurrency, Slow: slow, FailingLast: true,
+		Mu: &m.mu, Attempt: m.attempt, Slots: concurrency, Slow: slow, FailingLast: true,
 	}
 
 	all := make(map[spiffe.TrustDomain]*relation, len(cfg.Relationships))
@@ -344,7 +319,7 @@ func (m *Manager) Remove(td spiffe.TrustDomain) error {
 	m.drop(old)
 	m.signalChange()
 	m.mu.Unlock()
-	m.fetch.Logger.Info("federation: relationship ended", slog.String("trust_domain", td.String()))
+	m.cfg.Logger.Info("federation: relationship ended", slog.String("trust_domain", td.String()))
 	if err := m.unsave(td); err != nil {
 		return fmt.Errorf("federation: remove: the stored bundle of %q: %w", td, err)
 	}
@@ -380,7 +355,7 @@ func (m *Manager) Set(b *spiffe.Bundle) error {
 	m.mu.Unlock()
 	attrs := append(describe(b), slog.String("trust_domain", b.TrustDomain().String()), slog.String("outcome", "set"))
 	const set = "federation: bundle was set by an operator"
-	m.fetch.Logger.LogAttrs(context.Background(), slog.LevelWarn, set, attrs...)
+	m.cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn, set, attrs...)
 	m.save(context.Background(), r)
 	return nil
 }

@@ -28,9 +28,11 @@ const (
 	maxRedirects = 5
 	maxHeader    = 64 << 10 // bytes of the header of an answer
 	maxETag      = 256      // bytes of an entity tag that is kept
+	silence      = 10 * time.Second
 )
 
-// Fetch fetches the bundle of a relationship once, without regard to earlier ones. The options may be nil.
+// Fetch fetches the bundle of a relationship once, without regard to earlier ones. Of the Config, which may be nil,
+// only Timeout, DialContext and Logger count.
 //
 // The error names the trust domain, the URL and the cause. It wraps a [*spiffe.VerifyError], a
 // [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate as
@@ -40,9 +42,12 @@ const (
 //
 // A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more
 // . Fetch does not compare sequence numbers; a [Manager] does.
-func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, error) {
-	o, err := opts.withDefaults()
-	if err != nil {
+func Fetch(ctx context.Context, r Relationship, cfg *Config) (*spiffe.Bundle, error) {
+	var o Config
+	if cfg != nil {
+		o = *cfg
+	}
+	if err := o.withDefaults(); err != nil {
 		return nil, fmt.Errorf("federation: fetch: %w", err)
 	}
 	e, err := r.check()
@@ -52,12 +57,12 @@ func Fetch(ctx context.Context, r Relationship, opts *Options) (*spiffe.Bundle, 
 	if err != nil {
 		return nil, fmt.Errorf("federation: fetch: %w", err)
 	}
-	a, failed := e.fetch(ctx, o, tag{})
+	a, failed := e.fetch(ctx, &o, tag{})
 	if failed != nil {
-		e.log(ctx, o, a, failed, nil, outcomeFailed)
+		e.log(ctx, &o, a, failed, nil, outcomeFailed)
 		return nil, failed
 	}
-	e.log(ctx, o, a, nil, a.bundle, "fetched")
+	e.log(ctx, &o, a, nil, a.bundle, "fetched")
 	return a.bundle, nil
 }
 
@@ -103,7 +108,7 @@ type tag struct{ value, url string }
 // fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each request has a connection
 // of its own, and the first goes to the configured URL: authorities that were removed count at once, and redirects
 // are not remembered (SPIFFE Federation section 5.2).
-func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer, failed *fetchError) {
+func (e *endpoint) fetch(parent context.Context, o *Config, etag tag) (a answer, failed *fetchError) {
 	ctx, cancel := context.WithTimeout(parent, o.Timeout)
 	defer cancel()
 	a.url = e.where
@@ -121,7 +126,7 @@ func (e *endpoint) fetch(parent context.Context, o *Options, etag tag) (a answer
 }
 
 // follow sends the requests, one after the other while it is redirected, and fills in a.
-func (e *endpoint) follow(ctx context.Context, o *Options, etag tag, a *answer) error {
+func (e *endpoint) follow(ctx context.Context, o *Config, etag tag, a *answer) error {
 	for u, hops := e.url, 0; ; hops++ {
 		a.url, a.received, a.peer = display(u), 0, ""
 		next, err := e.ask(ctx, o, u, etag, a, hops)
@@ -134,7 +139,7 @@ func (e *endpoint) follow(ctx context.Context, o *Options, etag tag, a *answer) 
 
 // ask sends one request, and returns the URL of a redirect, or nil for an answer.
 func (e *endpoint) ask(
-	ctx context.Context, o *Options, u *url.URL, etag tag, a *answer, hops int,
+	ctx context.Context, o *Config, u *url.URL, etag tag, a *answer, hops int,
 ) (next *url.URL, err error) {
 	conn, err := e.dial(ctx, o, u)
 	if err != nil {
@@ -161,15 +166,15 @@ func (e *endpoint) ask(
 	if response.StatusCode == http.StatusNotModified && conditional {
 		return nil, nil
 	}
-	return e.read(o, response, a, hops)
+	return e.read(response, a, hops)
 }
 
 // read reads a response into a, or returns the URL to which it redirects.
-func (e *endpoint) read(o *Options, response *http.Response, a *answer, hops int) (next *url.URL, err error) {
+func (e *endpoint) read(response *http.Response, a *answer, hops int) (next *url.URL, err error) {
 	switch response.StatusCode {
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
 		http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-		return o.next(response, hops)
+		return nextURL(response, hops)
 	case http.StatusOK:
 		doc, err := jsonapi.Read(response, jws.MaxSetSize)
 		if err != nil {
@@ -205,12 +210,10 @@ func send(conn net.Conn, request *http.Request) (*http.Response, error) {
 	}
 }
 
-// next returns the URL that a response redirects to, after so many redirects.
-func (o *Options) next(response *http.Response, hops int) (*url.URL, error) {
+// nextURL returns the URL that a response redirects to, after so many redirects.
+func nextURL(response *http.Response, hops int) (*url.URL, error) {
 	next, err := response.Location()
 	switch {
-	case o.NoRedirects:
-		return nil, fmt.Errorf("%w: status %d, and redirects are switched off", errRedirect, response.StatusCode)
 	case hops == maxRedirects:
 		return nil, fmt.Errorf("%w: more than %d", errRedirect, maxRedirects)
 	case err != nil || len(next.String()) > maxURL:
@@ -240,7 +243,7 @@ func (e *endpoint) anchored() error {
 }
 
 // dial makes a connection to the endpoint and authenticates it.
-func (e *endpoint) dial(ctx context.Context, o *Options, u *url.URL) (*tls.Conn, error) {
+func (e *endpoint) dial(ctx context.Context, o *Config, u *url.URL) (*tls.Conn, error) {
 	config, err := e.clientConfig(u.Hostname())
 	if err != nil {
 		return nil, err
@@ -249,7 +252,7 @@ func (e *endpoint) dial(ctx context.Context, o *Options, u *url.URL) (*tls.Conn,
 	if err != nil {
 		return nil, err
 	}
-	return tlsalert.Client(ctx, &watched{Conn: raw, patience: o.IdleTimeout}, config, 0)
+	return tlsalert.Client(ctx, &watched{Conn: raw, patience: silence}, config, 0)
 }
 
 // clientConfig is for one connection to host.
@@ -315,7 +318,7 @@ func usableETag(tag string) string {
 }
 
 // classify returns an error of a fetch with its cause, as [Fetch] lists them.
-func classify(parent, ctx context.Context, o *Options, err error) error {
+func classify(parent, ctx context.Context, o *Config, err error) error {
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, unverified := errors.AsType[*spiffe.VerifyError](err)
 	_, unread := errors.AsType[*spiffe.ParseError](err)
@@ -331,7 +334,7 @@ func classify(parent, ctx context.Context, o *Options, err error) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("silent for %v: %w", o.IdleTimeout, context.DeadlineExceeded)
+		return fmt.Errorf("silent for %v: %w", silence, context.DeadlineExceeded)
 	}
 	return err
 }
@@ -369,7 +372,7 @@ var outcomes = []struct {
 
 // log reports a fetch. The bundle is the one that is in force now, and may be nil.
 func (e *endpoint) log(
-	ctx context.Context, o *Options, a answer, failed *fetchError, b *spiffe.Bundle, end outcome, more ...slog.Attr,
+	ctx context.Context, o *Config, a answer, failed *fetchError, b *spiffe.Bundle, end outcome, more ...slog.Attr,
 ) {
 	attrs := []slog.Attr{slog.String("trust_domain", e.td.String()), slog.String("url", e.where)}
 	if a.url != e.where {

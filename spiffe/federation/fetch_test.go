@@ -195,7 +195,6 @@ func TestRedirects(t *testing.T) {
 		name, to string
 		status   int
 		spiffe   bool
-		off      bool
 		want     string // "" for success
 		dialled  []string
 	}{
@@ -206,7 +205,6 @@ func TestRedirects(t *testing.T) {
 		{name: "308", to: "https://b.test/x", status: 308, dialled: []string{"a.test:443", "b.test:443"}},
 		{name: "same ID", to: "https://b.test/x", status: 302, spiffe: true, dialled: []string{"a.test:443", "b.test:443"}},
 		{name: "relative", to: "/again", status: 302, want: "more than 5", dialled: []string{"a.test:443", "a.test:443", "a.test:443", "a.test:443", "a.test:443", "a.test:443"}},
-		{name: "switched off", to: "https://b.test/x", status: 302, off: true, want: "switched off", dialled: []string{"a.test:443"}},
 		{name: "downgrade", to: "http://b.test/x", status: 302, want: "does not begin with https://", dialled: []string{"a.test:443"}},
 		{name: "user", to: "https://u:secret@b.test/x", status: 302, want: "user name or password", dialled: []string{"a.test:443"}},
 		{name: "no host", to: "https:///x", status: 302, want: "has no host", dialled: []string{"a.test:443"}},
@@ -231,7 +229,6 @@ func TestRedirects(t *testing.T) {
 			third := world.host(t, "c.test", wrong, serving(t, ca.Bundle()))
 			diary := &diary{}
 			opts := world.options(diary.logger())
-			opts.NoRedirects = c.off
 			_, err := federation.Fetch(t.Context(), r, &opts)
 			assert.Equal(t, c.dialled, world.dialled())
 			assert.Empty(t, third.asked())
@@ -345,7 +342,7 @@ func TestHostileEndpoints(t *testing.T) {
 					_, err = fmt.Fprintf(c, "X-%d: %s\r\n", i, strings.Repeat("x", 1000))
 				}
 			})
-		}, code: connection, cause: "exceeded 65536 bytes"},
+		}, code: tooLarge, cause: "over 65536 bytes"},
 		{name: "endless 103", handler: func([]byte) http.HandlerFunc {
 			return raw(func(c net.Conn) {
 				var err error
@@ -353,7 +350,7 @@ func TestHostileEndpoints(t *testing.T) {
 					_, err = c.Write([]byte("HTTP/1.1 103 Early Hints\r\n\r\n"))
 				}
 			})
-		}, code: connection},
+		}, code: tooLarge},
 		{name: "redirect loop", handler: func([]byte) http.HandlerFunc { return redirect(302, "https://a.test/loop") }, code: redirected},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -365,7 +362,7 @@ func TestHostileEndpoints(t *testing.T) {
 				s := world.host(t, "a.test", webCert(web, "a.test"), answer(200, documentOf(t, good)))
 				m := newManager(t, federation.Config{
 					Relationships: []federation.Relationship{{TrustDomain: partner, URL: "https://a.test/", Profile: webRoots(web)}},
-					Fetch:         world.options(nil),
+					DialContext:   world.dial,
 				})
 				running(t, m)
 				synctest.Wait()
@@ -445,7 +442,7 @@ func TestHostileHandshakes(t *testing.T) {
 					open.Add(1)
 					return &closing{Conn: conn, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
 				}
-				_, err := federation.Fetch(t.Context(), r, &federation.Options{DialContext: dial})
+				_, err := federation.Fetch(t.Context(), r, &federation.Config{DialContext: dial})
 				requireCode(t, err, c.code)
 				assert.Zero(t, open.Load(), "connections that were not closed")
 				require.ErrorContains(t, err, c.cause)
@@ -458,12 +455,12 @@ func TestHostileHandshakes(t *testing.T) {
 						time.Sleep(time.Second)
 						cancel(errOver)
 					}()
-					_, err = federation.Fetch(ctx, r, &federation.Options{DialContext: c.dial})
+					_, err = federation.Fetch(ctx, r, &federation.Config{DialContext: c.dial})
 					requireCode(t, err, canceled)
 					require.ErrorIs(t, err, errOver)
 					ctx, stop := context.WithTimeout(t.Context(), time.Second)
 					defer stop()
-					_, err = federation.Fetch(ctx, r, &federation.Options{DialContext: c.dial})
+					_, err = federation.Fetch(ctx, r, &federation.Config{DialContext: c.dial})
 					requireCode(t, err, timedOut)
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 				}
@@ -565,7 +562,7 @@ func TestClientHello(t *testing.T) {
 		}()
 		return a, nil
 	}
-	_, err := federation.Fetch(t.Context(), federation.Relationship{TrustDomain: partner, URL: "https://a.test/", Profile: federation.Web{}}, &federation.Options{DialContext: dial})
+	_, err := federation.Fetch(t.Context(), federation.Relationship{TrustDomain: partner, URL: "https://a.test/", Profile: federation.Web{}}, &federation.Config{DialContext: dial})
 	requireCode(t, err, connection)
 	<-seen
 	assert.Equal(t, "a.test", hello.ServerName)

@@ -62,8 +62,8 @@ func (n *internet) dialled() []string {
 	return dials
 }
 
-func (n *internet) options(logger *slog.Logger) federation.Options {
-	return federation.Options{DialContext: n.dial, Logger: logger}
+func (n *internet) options(logger *slog.Logger) federation.Config {
+	return federation.Config{DialContext: n.dial, Logger: logger}
 }
 
 // site is a host that serves what it is told to, with the certificate that it is told to.
@@ -107,12 +107,13 @@ func (s *site) asked() []*http.Request {
 
 func (s *site) config(t testing.TB) *tls.Config {
 	t.Helper()
-	c, err := federation.WebServerConfig(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c, err := federation.ServerConfig(new(spiffe.SVID))
+	require.NoError(t, err)
+	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.cert, nil
-	})
-	require.NoError(t, err)
+	}
 	return c
 }
 

@@ -21,7 +21,7 @@ func TestWriteMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := federationtest.NewInMemory(t, spiffetest.NewCA(t, "one.test")), federationtest.NewInMemory(t, spiffetest.NewCA(t, "two.test"))
 		m, err := federation.New(federation.Config{
-			Relationships: []federation.Relationship{one.Relationship(), two.Relationship()}, Fetch: federationtest.Options(one, two),
+			Relationships: []federation.Relationship{one.Relationship(), two.Relationship()}, DialContext: federationtest.Dial(one, two),
 		})
 		require.NoError(t, err)
 		read := func() map[string]float64 {

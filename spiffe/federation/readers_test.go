@@ -38,7 +38,7 @@ func TestReadersNeverMiss(t *testing.T) {
 		bundles = append(bundles, ca.Bundle())
 	}
 	r := federation.Relationship{TrustDomain: partner, URL: "https://partner.test/bundle", Profile: webRoots(web)}
-	m := newManager(t, federation.Config{Relationships: []federation.Relationship{r}, Fetch: net.options(nil)})
+	m := newManager(t, federation.Config{Relationships: []federation.Relationship{r}, DialContext: net.dial})
 	require.NoError(t, m.Set(ca.Bundle()))
 	running(t, m)
 

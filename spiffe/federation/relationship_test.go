@@ -70,12 +70,12 @@ func TestParameters(t *testing.T) {
 		t.Run(c.rule+" "+c.why, func(t *testing.T) {
 			t.Parallel()
 			dialled := false
-			opts := federation.Options{Timeout: time.Second, DialContext: func(context.Context, string, string) (net.Conn, error) {
+			opts := federation.Config{Timeout: time.Second, DialContext: func(context.Context, string, string) (net.Conn, error) {
 				dialled = true
 				return nil, errors.New("dialled")
 			}}
-			_, fromNew := federation.New(federation.Config{Relationships: []federation.Relationship{c.r}, Fetch: opts})
-			fromAdd := newManager(t, federation.Config{Fetch: opts}).Add(c.r)
+			_, fromNew := federation.New(federation.Config{Relationships: []federation.Relationship{c.r}, DialContext: opts.DialContext})
+			fromAdd := newManager(t, opts).Add(c.r)
 			if c.rule == "" {
 				require.NoError(t, fromNew)
 				require.NoError(t, fromAdd)
@@ -100,17 +100,15 @@ func TestNewRefuses(t *testing.T) {
 		"two relationships with one trust domain": {Relationships: []federation.Relationship{r, r}},
 		"MinInterval is -1ns":                     {MinInterval: -1},
 		"MaxInterval -1ns":                        {MaxInterval: -1},
-		"Concurrency -1":                          {Concurrency: -1},
 		"more than MaxInterval":                   {MaxInterval: time.Second},
-		"Timeout is -1ns":                         {Fetch: federation.Options{Timeout: -1}},
-		"IdleTimeout -1ns":                        {Fetch: federation.Options{IdleTimeout: -1}},
+		"Timeout is -1ns":                         {Timeout: -1},
 	} {
 		_, err := federation.New(cfg)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "federation: new: ")
 	}
-	_, err := federation.Fetch(t.Context(), r, &federation.Options{Timeout: -1})
-	require.ErrorContains(t, err, "federation: fetch: Options.Timeout is -1ns")
+	_, err := federation.Fetch(t.Context(), r, &federation.Config{Timeout: -1})
+	require.ErrorContains(t, err, "federation: fetch: Config.Timeout is -1ns")
 	_, err = federation.New(federation.Config{Relationships: []federation.Relationship{r, r}})
 	require.EqualError(t, err, `federation: new: relationship with "partner.test": two relationships with one trust domain`)
 

@@ -16,8 +16,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// slow is how long a fetch keeps its place among those that run at the same time.
-const slow = time.Second
+// Fetches that run at the same time, and how long one keeps its place among them.
+const (
+	slow        = time.Second
+	concurrency = 16
+)
 
 // relation is a relationship and its state. There may be 10,000 of them.
 type relation struct {
@@ -181,7 +184,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	}
 	m.mu.Unlock()
 
-	a, failed := rel.e.fetch(ctx, m.fetch, etag)
+	a, failed := rel.e.fetch(ctx, &m.cfg, etag)
 
 	m.mu.Lock()
 	if rel.Removed() || failed != nil && ctx.Err() != nil { // ended by Run, Remove or Add
@@ -201,7 +204,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	b := rel.bundle.Load()
 	m.mu.Unlock()
 
-	rel.e.log(ctx, m.fetch, a, failed, b, end, slog.Duration("next", wait))
+	rel.e.log(ctx, &m.cfg, a, failed, b, end, slog.Duration("next", wait))
 	m.save(ctx, rel)
 }
 
@@ -245,8 +248,8 @@ func (m *Manager) wait(rel *relation) time.Duration {
 	return renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 }
 
-// apply takes the bundle of an answer into force, by the rules about sequence numbers (FED-11,
-// FED-12) and by what is plausible (see internal/certs/bundleorder). The caller holds mu.
+// apply takes the bundle of an answer into force, by the rules about sequence numbers and by what is
+// plausible (see internal/certs/bundleorder). The caller holds mu.
 func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	have, known := rel.bundle.Load(), rel.newest()
 	refuse := func(format string, args ...any) *fetchError {

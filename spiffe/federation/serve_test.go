@@ -130,38 +130,6 @@ func TestHandler(t *testing.T) {
 	require.ErrorIs(t, err, spiffe.ErrZero)
 }
 
-func TestMapHandler(t *testing.T) {
-	t.Parallel()
-	conformance.Covers(t, "MAP-5", "MAP-6", "MAP-9", "FED-15")
-	a, b := spiffetest.NewCA(t, "a.test"), spiffetest.NewCA(t, "b.test")
-	set, err := spiffe.NewBundleSet(bundleOf(t, a, new(uint64(1)), time.Second), bundleOf(t, b, nil, 0))
-	require.NoError(t, err)
-	var current *spiffe.BundleSet
-	h, err := federation.NewMapHandler(func() *spiffe.BundleSet { return current }, 0)
-	require.NoError(t, err)
-	assert.Equal(t, 503, ask(h, "GET").StatusCode)
-	current = set
-	r := ask(h, "GET")
-	assert.Equal(t, 200, r.StatusCode)
-	assert.Equal(t, "max-age=300", r.Header.Get("Cache-Control"), "a member's hint means nothing for the map")
-	want, err := set.Marshal()
-	require.NoError(t, err)
-	assert.Equal(t, string(want), string(body(t, r)))
-	assert.Equal(t, 304, ask(h, "GET", "If-None-Match", r.Header.Get("Etag")).StatusCode)
-	current = new(spiffe.BundleSet)
-	assert.Equal(t, 200, ask(h, "GET", "If-None-Match", r.Header.Get("Etag")).StatusCode)
-
-	h, err = federation.NewMapHandler(newManager(t, federation.Config{}).Bundles, time.Minute)
-	require.NoError(t, err)
-	r = ask(h, "GET")
-	assert.Equal(t, "max-age=60", r.Header.Get("Cache-Control"))
-	assert.Equal(t, `{"trust_domains":{}}`, string(body(t, r)))
-	_, err = federation.NewMapHandler(nil, 0)
-	require.ErrorContains(t, err, "no bundles")
-	_, err = federation.NewMapHandler(func() *spiffe.BundleSet { return nil }, -1)
-	require.ErrorContains(t, err, "must not be negative")
-}
-
 // A document that cannot be written is no document: 503, and not half of one.
 func TestHandlerCannotEncode(t *testing.T) {
 	t.Parallel()
@@ -201,8 +169,9 @@ func TestServerTLS(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "FED-24", "FED-25", "FED-33")
 	web := spiffetest.NewCA(t, "web.test")
-	cert := webCert(web, "a.test")
-	server, err := federation.WebServerConfig(func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert, nil })
+	svid := web.SVID("/endpoint", func(c *x509.Certificate) { c.DNSNames = []string{"a.test"} })
+	cert := svid.TLSCertificate()
+	server, err := federation.ServerConfig(svid)
 	require.NoError(t, err)
 	roots := web.Bundle().CertPool()
 
@@ -249,8 +218,6 @@ func TestServerTLS(t *testing.T) {
 		assert.Equal(t, ok && !(fips140.Enabled() && notApproved(curve)), err == nil, "%v", curve)
 	}
 
-	_, err = federation.WebServerConfig(nil)
-	require.Error(t, err)
 	_, err = federation.ServerConfig(nil)
 	require.Error(t, err)
 }
@@ -270,7 +237,7 @@ func TestServerSVID(t *testing.T) {
 	go func() { _ = s.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = s.Close() })
 	r := federation.Relationship{TrustDomain: partner, URL: "https://a.test/", Profile: federation.SPIFFE{EndpointID: id, Initial: ca.Bundle()}}
-	_, err = federation.Fetch(t.Context(), r, &federation.Options{DialContext: l.DialContext})
+	_, err = federation.Fetch(t.Context(), r, &federation.Config{DialContext: l.DialContext})
 	require.NoError(t, err)
 
 	// What does not pass as an SVID cannot be given to it at all.
@@ -320,7 +287,7 @@ func TestMutualFederation(t *testing.T) {
 					TrustDomain: other.TrustDomain(), URL: "https://" + other.TrustDomain().String() + "/",
 					Profile: federation.SPIFFE{EndpointID: id, Initial: other.Bundle()},
 				}},
-				Fetch: world.options(nil),
+				DialContext: world.dial,
 			})
 		}
 		atA := side(a, b)

@@ -30,13 +30,13 @@ func fileName(td spiffe.TrustDomain) string {
 const ownDir = "svidkit-bundles"
 
 // newStore returns what keeps the bundles in Config.Dir; nil without one.
-func newStore(cfg *Config, log *slog.Logger) *store.Store {
+func newStore(cfg *Config) *store.Store {
 	if cfg.Dir == "" {
 		return nil
 	}
 	return store.New(cfg.Dir, ownDir, func(err error) {
 		const warning = "federation: Config.Dir is in a directory that others can write to, and can lose its bundles"
-		log.Warn(warning, slog.Any("err", err))
+		cfg.Logger.Warn(warning, slog.Any("err", err))
 	})
 }
 
@@ -72,7 +72,7 @@ func (m *Manager) load(ctx context.Context, r *relation) {
 	td := slog.String("trust_domain", r.e.td.String())
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		m.fetch.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: stored bundle ignored", td, slog.Any("err", err))
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: stored bundle ignored", td, slog.Any("err", err))
 		return
 	case b == nil:
 		return
@@ -85,7 +85,7 @@ func (m *Manager) load(ctx context.Context, r *relation) {
 	}
 	m.mu.Unlock()
 	if used {
-		m.fetch.Logger.LogAttrs(ctx, slog.LevelInfo, "federation: stored bundle loaded", append(describe(b), td)...)
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "federation: stored bundle loaded", append(describe(b), td)...)
 	}
 }
 
@@ -112,7 +112,7 @@ func (m *Manager) save(ctx context.Context, r *relation) {
 	})
 	if err != nil {
 		td := slog.String("trust_domain", r.e.td.String())
-		m.fetch.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: bundle not stored", td, slog.Any("err", err))
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: bundle not stored", td, slog.Any("err", err))
 	}
 }
 

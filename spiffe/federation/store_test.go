@@ -224,7 +224,7 @@ func TestStoreMeanwhile(t *testing.T) {
 		w.cfg.Dir = filepath.Join(t.TempDir(), "store")
 		file := filepath.Join(w.cfg.Dir, "td-partner.test.json")
 		at := map[string]func(){}
-		w.cfg.Fetch.Logger = slog.New(hooked{w.diary, at})
+		w.cfg.Logger = slog.New(hooked{w.diary, at})
 		m := newManager(t, w.cfg)
 
 		// It ends when its bundle was fetched and not stored yet.

@@ -25,7 +25,7 @@ func BenchmarkInterceptor(b *testing.B) {
 	require.NoError(b, err)
 	method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
 	require.NoError(b, err)
-	tokens, _, err := spiffegrpc.RequireCaller(method, nil)
+	tokens, _, err := spiffegrpc.RequireCaller(proven(method, nil))
 	require.NoError(b, err)
 	peers, _, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{unaryCall: spiffe.AllowIDs(web)})
 	require.NoError(b, err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/http"
 	"net/textproto"
@@ -20,7 +19,6 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -203,28 +201,31 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 	}, nil)
 }
 
-// RequireCaller returns interceptors, of which a server needs both, that let calls through whose sender a proves, for
-// example by the token in the metadata "authorization". Handlers read the [authn.Caller] with
-// [authn.CallerFromContext]. For JWT-SVIDs:
+// RequireCaller returns interceptors, of which a server needs both, that let calls through that a middleware of
+// net/http lets through. It is for callers who prove themselves by a token in the metadata "authorization", as with
+// JWT-SVIDs:
 //
 //	a, err := jwt.SVID(validator, spiffe.AllowIDs(web)) // of package authn/jwt
 //	…
-//	unary, stream, err := spiffegrpc.RequireCaller(a, logger)
+//	unary, stream, err := spiffegrpc.RequireCaller(func(next http.Handler) http.Handler {
+//		return authn.Require(a, next, logger)
+//	})
 //
-// The Authenticator gets a request with the metadata as header, the TLS state and the addresses of the connection,
-// which may have been made with other credentials: it refuses tokens on a connection that others can read. The path
-// is the method, so an [authn.Func] can ask another for each method, by what its callers prove themselves.
+// The middleware is called once, and its handler for every call, with a request that has the metadata as header, the
+// TLS state and the addresses of the connection, which may have been made with other credentials: package authn
+// refuses tokens on a connection that others can read. The path is the method, so an Authenticator can ask another
+// for each method. The handler of the call gets the context with which the middleware calls next, so that it can read
+// the caller with authn.CallerFromContext.
 //
-// Other calls end with Unauthenticated, or with Unavailable if the question could not be answered now, and no reason.
-// The logger gets the reason, as from [authn.Require]; nil means no logs. With an error the interceptors deny all
-// calls.
+// Other calls end with Unauthenticated, or with Unavailable if the middleware answers 503 or with that status of gRPC,
+// and no reason. With an error the interceptors deny all calls.
 func RequireCaller(
-	a authn.Authenticator, logger *slog.Logger,
+	require func(next http.Handler) http.Handler,
 ) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
-	if a == nil {
-		return interceptors(nil, errors.New("spiffegrpc: require caller: no authn.Authenticator"))
+	if require == nil {
+		return interceptors(nil, errors.New("spiffegrpc: require caller: no middleware"))
 	}
-	handler := authn.Require(a, http.HandlerFunc(admitted), logger)
+	handler := require(http.HandlerFunc(admitted))
 	return interceptors(func(ctx context.Context, method string) (context.Context, error) {
 		r := request(ctx, method)
 		setHeader(r)
@@ -232,14 +233,16 @@ func RequireCaller(
 		switch {
 		case answer.ctx != nil:
 			return answer.ctx, nil
-		case answer.header.Get("Grpc-Status") == fmt.Sprint(int(codes.Unavailable)):
+		case answer.status == http.StatusServiceUnavailable,
+			answer.header.Get("Grpc-Status") == fmt.Sprint(int(codes.Unavailable)):
 			return nil, errUnavailable
 		}
 		return nil, errUnauthenticated
 	}, nil)
 }
 
-// request returns a call as one of HTTP, which is how packages authn and spiffetls judge it, without its metadata.
+// request returns a call as one of HTTP, which is how net/http middleware and package spiffetls judge it,
+// without its metadata.
 func request(ctx context.Context, method string) *http.Request {
 	p, _ := peer.FromContext(ctx)
 	if p != nil && p.LocalAddr != nil {
@@ -282,17 +285,24 @@ func setHeader(r *http.Request) {
 // answer is the response to a request. Its context is that of the request if it is let through.
 type answer struct {
 	header http.Header
+	status int
 	ctx    context.Context
 }
 
+type answerKey struct{}
+
 func ask(handler http.Handler, r *http.Request) *answer {
 	a := &answer{header: make(http.Header)}
-	handler.ServeHTTP(a, r)
+	handler.ServeHTTP(a, r.WithContext(context.WithValue(r.Context(), answerKey{}, a)))
 	return a
 }
 
-// admitted is the handler behind those that decide.
-func admitted(w http.ResponseWriter, r *http.Request) { w.(*answer).ctx = r.Context() }
+// admitted is the handler behind those that decide. A middleware may have wrapped the writer.
+func admitted(_ http.ResponseWriter, r *http.Request) {
+	if a, ok := r.Context().Value(answerKey{}).(*answer); ok {
+		a.ctx = r.Context()
+	}
+}
 
 // Header implements [http.ResponseWriter].
 func (a *answer) Header() http.Header { return a.header }
@@ -301,7 +311,7 @@ func (a *answer) Header() http.Header { return a.header }
 func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
 
 // WriteHeader implements [http.ResponseWriter].
-func (a *answer) WriteHeader(int) {}
+func (a *answer) WriteHeader(status int) { a.status = status }
 
 // TokenCredentials returns per-RPC credentials that send what the function returns, as "authorization: Bearer TOKEN".
 // It is called for every call, with the context of that, and should have the token at hand. The method Token of a

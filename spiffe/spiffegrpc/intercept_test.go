@@ -204,7 +204,7 @@ func TestRequirePeerMistakes(t *testing.T) {
 		assert.ErrorContains(t, err, "spiffegrpc: require peer: ", "%v", allow)
 		denyAll(unary, stream)
 	}
-	unary, stream, err := spiffegrpc.RequireCaller(nil, nil)
+	unary, stream, err := spiffegrpc.RequireCaller(nil)
 	assert.Error(t, err)
 	denyAll(unary, stream)
 	assert.True(t, spiffegrpc.Methods{"/a.S/B": some}.Policy().IsZero())
@@ -229,6 +229,40 @@ func issuer(t testing.TB, ca *spiffetest.CA) (*jwtsvid.Issuer, *spiffe.Bundle) {
 type outage struct{}
 
 func (outage) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, errors.New("down") }
+
+// proven is the middleware that requires what a proves.
+func proven(a authn.Authenticator, logger *slog.Logger) func(http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler { return authn.Require(a, next, logger) }
+}
+
+// A middleware that knows nothing of gRPC, and wraps the writer, answers 503, another code, or nothing; it may lose the context.
+func TestRequireCallerMiddleware(t *testing.T) {
+	t.Parallel()
+	answering := func(status int) func(http.Handler) http.Handler {
+		return func(http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
+		}
+	}
+	for name, c := range map[string]struct {
+		require func(http.Handler) http.Handler
+		want    codes.Code
+	}{
+		"503":     {answering(http.StatusServiceUnavailable), codes.Unavailable},
+		"403":     {answering(http.StatusForbidden), codes.Unauthenticated},
+		"nothing": {func(http.Handler) http.Handler { return http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}) }, codes.Unauthenticated},
+		"wrapped": {func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { next.ServeHTTP(struct{ http.ResponseWriter }{w}, r) })
+		}, codes.OK},
+		"other context": {func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { next.ServeHTTP(w, r.WithContext(context.Background())) })
+		}, codes.Unauthenticated},
+	} {
+		unary, _, err := spiffegrpc.RequireCaller(c.require)
+		require.NoError(t, err)
+		_, err = unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: unaryCall}, func(context.Context, any) (any, error) { return nil, nil })
+		assert.Equal(t, c.want, status.Code(err), name)
+	}
+}
 
 func TestRequireCaller(t *testing.T) {
 	t.Parallel()
@@ -265,7 +299,7 @@ func TestRequireCaller(t *testing.T) {
 			method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
 			require.NoError(t, err)
 			var log notes
-			tokens, tokenStream, err := spiffegrpc.RequireCaller(method, slog.New(slog.NewTextHandler(&log, nil)))
+			tokens, tokenStream, err := spiffegrpc.RequireCaller(proven(method, slog.New(slog.NewTextHandler(&log, nil))))
 			require.NoError(t, err)
 			var callers []string
 			note := func(ctx context.Context) {
@@ -309,10 +343,10 @@ func TestRequireCallerSeesTheCall(t *testing.T) {
 	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(web), nil)
 	require.NoError(t, err)
 	var seen *http.Request
-	tokens, tokenStream, err := spiffegrpc.RequireCaller(authn.Func(func(r *http.Request) (*authn.Caller, error) {
+	tokens, tokenStream, err := spiffegrpc.RequireCaller(proven(authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		seen = r
 		return authn.ClientCertificate(v).Authenticate(r)
-	}), nil)
+	}), nil))
 	require.NoError(t, err)
 	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, guarded(tokens, tokenStream)...)
 	client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil))
@@ -349,7 +383,7 @@ func TestTokensNeedTLS(t *testing.T) {
 	method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
 	require.NoError(t, err)
 	var log notes
-	tokens, tokenStream, err := spiffegrpc.RequireCaller(method, slog.New(slog.NewTextHandler(&log, nil)))
+	tokens, tokenStream, err := spiffegrpc.RequireCaller(proven(method, slog.New(slog.NewTextHandler(&log, nil))))
 	require.NoError(t, err)
 	addr := serve(t, insecure.NewCredentials(), &service{}, guarded(tokens, tokenStream)...)
 	client := connect(t, addr, insecure.NewCredentials())
@@ -442,7 +476,7 @@ func TestTokenForMethods(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			unary, stream, err := spiffegrpc.RequireCaller(c.server, nil)
+			unary, stream, err := spiffegrpc.RequireCaller(proven(c.server, nil))
 			require.NoError(t, err)
 			addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, guarded(unary, stream)...)
 			tokens := spiffegrpc.TokenCredentials(func(context.Context) (string, error) { return text, nil }, c.methods...)

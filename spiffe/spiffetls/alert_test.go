@@ -27,7 +27,7 @@ func TestAlert(t *testing.T) {
 		for _, opts := range []*spiffetls.Config{http1, nil, {Metrics: new(spiffetls.Metrics)}} {
 			for _, size := range []int{0, 1, 1 << 20} {
 				wg.Go(func() {
-					transport, err := newTransport(refused, ca.Bundle(), servers, opts)
+					transport, err := newTransport(with(opts, refused, ca.Bundle(), servers))
 					if !assert.NoError(t, err) {
 						return
 					}
@@ -42,7 +42,7 @@ func TestAlert(t *testing.T) {
 				})
 			}
 		}
-		dialer, err := endpointOf(refused, ca.Bundle(), servers, nil)
+		dialer, err := spiffetls.New(spiffetls.Config{Self: refused, Peers: ca.Bundle(), Allow: servers})
 		require.NoError(t, err)
 		conn, err := dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "https://"))
 		require.NoError(t, err)

@@ -60,7 +60,7 @@ func (e *Endpoint) Transport() (*http.Transport, error) {
 		return nil, fmt.Errorf("spiffetls: transport: %w", e.noClient)
 	}
 	c := e.clientConfig()
-	c.RootCAs = x509.NewCertPool()                                      // no server is accepted without the DialTLSContext below
+	c.RootCAs = x509.NewCertPool()                                      // accepts no server without DialTLSContext
 	c.VerifyConnection = func(tls.ConnectionState) error { return nil } // for callers that wrap it
 	t := &http.Transport{
 		TLSClientConfig:       c,

@@ -38,13 +38,13 @@ func TestRequirePeerByItsClock(t *testing.T) {
 			require.NoError(t, err)
 
 			s := &http.Server{Handler: handler}
-			require.NoError(t, configureServer(s, roots.SVID("/db", wide), bundle, spiffe.AllowAnyPeer(), &spiffetls.Config{Now: clock}))
+			require.NoError(t, configureServer(s, spiffetls.Config{Self: roots.SVID("/db", wide), Peers: bundle, Allow: spiffe.AllowAnyPeer(), Now: clock}))
 			url := serve(t, s, nil)
 			opts := &spiffetls.Config{Now: func() time.Time { return start }}
 			if protocol != nil {
 				opts.NextProtos = protocol.NextProtos
 			}
-			transport, err := newTransport(roots.SVID("/web", valid), bundle, spiffe.AllowAnyPeer(), opts)
+			transport, err := newTransport(with(opts, roots.SVID("/web", valid), bundle, spiffe.AllowAnyPeer()))
 			require.NoError(t, err)
 			t.Cleanup(transport.CloseIdleConnections)
 			client := &http.Client{Transport: transport}

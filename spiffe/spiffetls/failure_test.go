@@ -189,7 +189,7 @@ func TestFailures(t *testing.T) {
 
 	// A client that refuses the server, and one that has no certificate.
 	impostor := spiffetest.NewCA(t, "example.org")
-	transport, err := newTransport(impostor.SVID("/web"), impostor.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &clients})
+	transport, err := newTransport(spiffetls.Config{Self: impostor.SVID("/web"), Peers: impostor.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &clients})
 	require.NoError(t, err)
 	_, err = (&http.Client{Transport: transport}).Get(url)
 	verifyError(t, err, "chain")
@@ -254,7 +254,7 @@ func TestFailuresAreBounded(t *testing.T) {
 	said := bundleFunc(func(spiffe.TrustDomain) (*spiffe.Bundle, error) {
 		return nil, errors.New("line\nfeed <script>" + strings.Repeat("x", 5000))
 	})
-	config, err := clientConfig(p, said, spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &failures})
+	config, err := clientConfig(spiffetls.Config{Self: p, Peers: said, Allow: spiffe.AllowAnyPeer(), Metrics: &failures})
 	require.NoError(t, err)
 	require.Error(t, config.VerifyConnection(tls.ConnectionState{PeerCertificates: ca.SVID("/x").Chain()}))
 	kept, _ = failures.Failures()
@@ -303,7 +303,7 @@ func TestDialFailures(t *testing.T) {
 		}
 	})
 	var failures spiffetls.Metrics
-	transport, err := newTransport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &failures})
+	transport, err := newTransport(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &failures})
 	require.NoError(t, err)
 	client := &http.Client{Transport: transport}
 	_, err = client.Get("https://" + old.Addr().String())
@@ -327,7 +327,7 @@ func TestHandshakeTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
 		var failures spiffetls.Metrics
-		transport, err := newTransport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &failures})
+		transport, err := newTransport(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &failures})
 		require.NoError(t, err)
 		transport.DialContext = func(context.Context, string, string) (net.Conn, error) {
 			c, _ := memconn.Pipe()
@@ -366,7 +366,7 @@ func TestRequirePeer(t *testing.T) {
 	}
 	var failures spiffetls.Metrics
 	s := &http.Server{Handler: mux}
-	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), &spiffetls.Config{Metrics: &failures}))
+	require.NoError(t, configureServer(s, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain()), Metrics: &failures}))
 	url := serve(t, s, nil)
 	for _, opts := range []*spiffetls.Config{nil, http1} {
 		webClient, opsClient := clientOf(t, ca, "/web", opts), clientOf(t, ca, "/ops", opts)
@@ -452,15 +452,15 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 				handler, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
 				require.NoError(t, err)
 				s := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
-				require.NoError(t, configureServer(s, newParty(ca.SVID("/server", func(c *x509.Certificate) {
+				require.NoError(t, configureServer(s, spiffetls.Config{Self: newParty(ca.SVID("/server", func(c *x509.Certificate) {
 					c.NotAfter = c.NotBefore.Add(2 * time.Hour)
-				}), ca.Bundles()), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &failures, Logger: j.logger()}))
+				}), ca.Bundles()), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &failures, Logger: j.logger()}))
 				l := memconn.Listen()
 				var wg sync.WaitGroup
 				wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
 				defer wg.Wait()
 				defer s.Close()
-				transport, err := newTransport(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), opts)
+				transport, err := newTransport(with(opts, ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer()))
 				require.NoError(t, err)
 				transport.DialContext, transport.IdleConnTimeout = l.DialContext, 0
 				client := &http.Client{Transport: transport}

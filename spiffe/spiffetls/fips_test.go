@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // What a server takes of a peer where nothing but approved cryptography is allowed (GODEBUG=fips140=only), as examples/PLATFORMS.md says.
@@ -58,7 +59,7 @@ func TestFIPS(t *testing.T) {
 	require.NoError(t, err)
 	bundle, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: []*x509.Certificate{rootCert}})
 	require.NoError(t, err)
-	server, err := serverConfig(ca.SVID("/db"), bundle, spiffe.AllowMembersOf(ca.TrustDomain()), nil)
+	server, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: bundle, Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
 	require.NoError(t, err)
 
 	shake := func(client *tls.Config) error {

@@ -129,7 +129,7 @@ func openAt(t *testing.T, clock func() time.Time, g *spiffetls.Governor, self sp
 		_ = conn.Close()
 	})
 	s := &http.Server{Handler: mux, ErrorLog: log.New(io.Discard, "", 0)}
-	require.NoError(t, configureServer(s, self, peers, allow, &spiffetls.Config{Governor: w.g, Now: clock}))
+	require.NoError(t, configureServer(s, with(&spiffetls.Config{Governor: w.g, Now: clock}, self, peers, allow)))
 	var wg sync.WaitGroup
 	wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(w.l, "", ""), http.ErrServerClosed) })
 	t.Cleanup(func() {
@@ -169,7 +169,7 @@ func (c *noted) Close() error {
 
 func (w *fixture) caller(self spiffe.SVIDSource, peers spiffe.BundleSource, opts *spiffetls.Config) *caller {
 	w.t.Helper()
-	transport, err := newTransport(self, peers, spiffe.AllowAnyPeer(), opts)
+	transport, err := newTransport(with(opts, self, peers, spiffe.AllowAnyPeer()))
 	require.NoError(w.t, err)
 	transport.IdleConnTimeout = 0
 	c := &caller{t: w.t, Client: &http.Client{Transport: transport}}
@@ -469,7 +469,7 @@ func TestSlowFirstByte(t *testing.T) {
 			time.Sleep(grace - 10*time.Second)
 			who(rw, r)
 		}), ErrorLog: log.New(io.Discard, "", 0)}
-		require.NoError(t, configureServer(s, home.SVID("/server"), both, spiffe.AllowAnyPeer(), nil))
+		require.NoError(t, configureServer(s, spiffetls.Config{Self: home.SVID("/server"), Peers: both, Allow: spiffe.AllowAnyPeer()}))
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
 		defer wg.Wait()
@@ -502,7 +502,7 @@ func TestClosedInTheHandshake(t *testing.T) {
 		cancel() // crypto/tls closes the connection
 		return spiffe.AllowAnyPeer()
 	})
-	endpoint, err := endpointOf(p, p, closing, &spiffetls.Config{Governor: g})
+	endpoint, err := spiffetls.New(with(&spiffetls.Config{Governor: g}, p, p, closing))
 	require.NoError(t, err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -588,7 +588,7 @@ func TestSlowAnswer(t *testing.T) {
 			}
 			_, _ = io.WriteString(rw, "end")
 		}), ErrorLog: log.New(io.Discard, "", 0)}
-		require.NoError(t, configureServer(s, home.SVID("/server"), both, spiffe.AllowAnyPeer(), nil))
+		require.NoError(t, configureServer(s, spiffetls.Config{Self: home.SVID("/server"), Peers: both, Allow: spiffe.AllowAnyPeer()}))
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
 		defer wg.Wait()
@@ -1085,7 +1085,7 @@ func TestListener(t *testing.T) {
 		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
 		below := memconn.Listen()
-		l, err := newListener(below, peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: g})
+		l, err := newListener(below, spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g})
 		require.NoError(t, err)
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -1105,7 +1105,7 @@ func TestListener(t *testing.T) {
 			wg.Wait()
 		})
 		dial := func(ca *spiffetest.CA) *tls.Conn {
-			c, err := clientConfig(ca.SVID("/client"), both, spiffe.AllowAnyPeer(), nil)
+			c, err := clientConfig(spiffetls.Config{Self: ca.SVID("/client"), Peers: both, Allow: spiffe.AllowAnyPeer()})
 			require.NoError(t, err)
 			raw, err := below.Dial(t.Context())
 			require.NoError(t, err)
@@ -1173,9 +1173,9 @@ func TestDrainMethod(t *testing.T) {
 				govern(t, g)
 				opts := map[string]*spiffetls.Config{governed: {Governor: g}}
 				below, told := memconn.Listen(), make(chan struct{}, 10)
-				server, err := endpointOf(ca.SVID("/db"), ca.Bundle(), &allow, opts["server"])
+				server, err := spiffetls.New(with(opts["server"], ca.SVID("/db"), ca.Bundle(), &allow))
 				require.NoError(t, err)
-				dialer, err := endpointOf(ca.SVID("/web"), ca.Bundle(), &allow, opts["client"])
+				dialer, err := spiffetls.New(with(opts["client"], ca.SVID("/web"), ca.Bundle(), &allow))
 				require.NoError(t, err)
 				var wg sync.WaitGroup
 				defer wg.Wait()
@@ -1219,15 +1219,15 @@ func TestUngovernedIsRefused(t *testing.T) {
 	p := newParty(ca.SVID("/db"), ca.Bundles())
 	g := &spiffetls.Governor{}
 	opts := &spiffetls.Config{Governor: g}
-	_, err := clientConfig(p, p, spiffe.AllowAnyPeer(), opts)
+	_, err := clientConfig(with(opts, p, p, spiffe.AllowAnyPeer()))
 	assert.ErrorContains(t, err, "spiffetls: client: ")
 	assert.ErrorContains(t, err, "use Transport")
-	_, err = serverConfig(p, p, spiffe.AllowAnyPeer(), opts)
+	_, err = serverConfig(with(opts, p, p, spiffe.AllowAnyPeer()))
 	assert.ErrorContains(t, err, "spiffetls: server: ")
 	assert.ErrorContains(t, err, "use ConfigureServer")
 
 	server := &http.Server{}
-	require.NoError(t, configureServer(server, p, p, spiffe.AllowAnyPeer(), opts))
+	require.NoError(t, configureServer(server, with(opts, p, p, spiffe.AllowAnyPeer())))
 	s, c := connect(t, server.TLSConfig, p.client(t, spiffe.AllowAnyPeer(), nil))
 	assert.ErrorContains(t, s.err, "not accepted by the configured server")
 	assert.Error(t, c.err)
@@ -1240,7 +1240,7 @@ func TestGovernorOptions(t *testing.T) {
 	assert.EqualError(t, wrong.Run(t.Context()), "spiffetls: governor: the Interval of the Governor is negative; 0 means one minute")
 	ca := spiffetest.NewCA(t, "example.org")
 	p := newParty(ca.SVID("/db"), ca.Bundles())
-	_, err := serverConfig(p, p, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: wrong})
+	_, err := serverConfig(spiffetls.Config{Self: p, Peers: p, Allow: spiffe.AllowAnyPeer(), Governor: wrong})
 	assert.ErrorContains(t, err, "the Interval of the Governor is negative")
 	g := &spiffetls.Governor{}
 	synctest.Test(t, func(t *testing.T) {
@@ -1262,7 +1262,7 @@ func TestGovernedHandlers(t *testing.T) {
 	p := newParty(ca.SVID("/db"), ca.Bundles())
 	var states atomic.Int64
 	s := &http.Server{ConnState: func(net.Conn, http.ConnState) { states.Add(1) }}
-	require.NoError(t, configureServer(s, p, p, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: &spiffetls.Governor{}}))
+	require.NoError(t, configureServer(s, spiffetls.Config{Self: p, Peers: p, Allow: spiffe.AllowAnyPeer(), Governor: &spiffetls.Governor{}}))
 	url := serve(t, s, nil)
 	resp, err := clientOf(t, ca, "/web", nil).Get(url + "/nothing-is-here")
 	require.NoError(t, err)
@@ -1271,7 +1271,7 @@ func TestGovernedHandlers(t *testing.T) {
 	assert.Positive(t, states.Load())
 
 	plain := &http.Server{Handler: who}
-	require.NoError(t, configureServer(plain, p, p, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: &spiffetls.Governor{}}))
+	require.NoError(t, configureServer(plain, spiffetls.Config{Self: p, Peers: p, Allow: spiffe.AllowAnyPeer(), Governor: &spiffetls.Governor{}}))
 	url = serve(t, plain, plain.Serve)
 	assert.Equal(t, "1 nobody", get(t, http.DefaultClient, "http"+strings.TrimPrefix(url, "https")), "without TLS")
 }
@@ -1282,7 +1282,7 @@ func TestGoroutines(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
 	g := &spiffetls.Governor{}
-	endpoint, err := endpointOf(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: g})
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g})
 	require.NoError(t, err)
 	below := memconn.Listen()
 	client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(t, spiffe.AllowAnyPeer(), nil)
@@ -1319,7 +1319,7 @@ func BenchmarkGovernor(b *testing.B) {
 		b.Run(fmt.Sprintf("%d-connections", n), func(b *testing.B) {
 			peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
 			g := &spiffetls.Governor{Interval: time.Nanosecond}
-			endpoint, err := endpointOf(peers, peers, spiffe.AllowAnyPeer(), &spiffetls.Config{Governor: g})
+			endpoint, err := spiffetls.New(spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g})
 			require.NoError(b, err)
 			below := memconn.Listen()
 			client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(b, spiffe.AllowAnyPeer(), nil)

@@ -74,11 +74,11 @@ func TestSpellings(t *testing.T) {
 	for name, mux := range map[string]*http.ServeMux{"RequirePeer": peers, "authn.Require": callers} {
 		var failures spiffetls.Metrics
 		s := &http.Server{Handler: mux}
-		require.NoError(t, configureServer(s, self, ca.Bundle(), everyone, &spiffetls.Config{Metrics: &failures}))
+		require.NoError(t, configureServer(s, spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: everyone, Metrics: &failures}))
 		addr := strings.TrimPrefix(serve(t, s, nil), "https://")
 		for proto, ask := range map[string]func(c *tls.Conn, method, path string) (int, string){"http/1.1": rawHTTP1, "h2": rawHTTP2} {
 			try := func(method, path string) (int, string, int32) {
-				config, err := clientConfig(web, ca.Bundle(), spiffe.AllowIDs(self.ID()), &spiffetls.Config{NextProtos: []string{proto}})
+				config, err := clientConfig(spiffetls.Config{Self: web, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(self.ID()), NextProtos: []string{proto}})
 				require.NoError(t, err)
 				c, err := tls.Dial("tcp", addr, config)
 				require.NoError(t, err)

@@ -173,7 +173,9 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 		err = fmt.Errorf("the SVID of %q expired at %s and was not renewed",
 			svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
 	default:
-		return svid.TLSCertificate(), nil
+		if err = e.chainExpired(svid); err == nil {
+			return svid.TLSCertificate(), nil
+		}
 	}
 	if e.optional && !server {
 		if e.log != nil {
@@ -182,6 +184,27 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 		return new(tls.Certificate), nil
 	}
 	return nil, &HandshakeError{Server: server, Err: err}
+}
+
+// chainExpired returns an error if an intermediate that a peer with the own bundle needs has expired.
+func (e *Endpoint) chainExpired(svid *spiffe.SVID) error {
+	if e.config.Peers == nil || len(svid.TLSCertificate().Certificate) == 1 {
+		return nil
+	}
+	chain := svid.Chain()
+	if !e.now().After(certchain.End(chain)) {
+		return nil
+	}
+	b, err := e.config.Peers.Bundle(svid.ID().TrustDomain())
+	if err != nil || b == nil {
+		return nil // the peer decides
+	}
+	_, err = certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), e.now())
+	if err != nil {
+		err = fmt.Errorf("a certificate in the chain of the SVID of %q has expired and was not renewed: %w",
+			svid.ID(), err)
+	}
+	return err
 }
 
 // webCertificate returns the certificate for one handshake, with its leaf.

@@ -10,7 +10,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// These stand for fields of a Config among the arguments of endpointOf.
+// These stand for fields of a Config among the arguments of with.
 type (
 	noSVID       struct{ spiffe.SVIDSource } // OptionalIdentity
 	site_        func(*tls.ClientHelloInfo) (*tls.Certificate, error)
@@ -28,8 +28,8 @@ func webCertificate(get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) sp
 	return site_(get)
 }
 
-// endpointOf makes an endpoint of config, which may be nil, with the other arguments.
-func endpointOf(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config) (*spiffetls.Endpoint, error) {
+// with returns a copy of config, which may be nil, with the other arguments.
+func with(config *spiffetls.Config, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) spiffetls.Config {
 	var c spiffetls.Config
 	if config != nil {
 		c = *config
@@ -52,47 +52,43 @@ func endpointOf(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.
 	} else {
 		c.Allow = allow
 	}
-	return spiffetls.New(c)
+	return c
 }
 
-func serverConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config) (*tls.Config, error) {
-	e, err := endpointOf(self, peers, allow, config)
+func serverConfig(c spiffetls.Config) (*tls.Config, error) {
+	e, err := spiffetls.New(c)
 	if err != nil {
 		return nil, err
 	}
 	return e.ServerConfig()
 }
 
-func clientConfig(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config) (*tls.Config, error) {
-	e, err := endpointOf(self, peers, allow, config)
+func clientConfig(c spiffetls.Config) (*tls.Config, error) {
+	e, err := spiffetls.New(c)
 	if err != nil {
 		return nil, err
 	}
 	return e.ClientConfig()
 }
 
-func configureServer(
-	s *http.Server, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config,
-) error {
-	e, err := endpointOf(self, peers, allow, config)
+func configureServer(s *http.Server, c spiffetls.Config) error {
+	e, err := spiffetls.New(c)
 	if err != nil {
 		return err
 	}
 	return e.ConfigureServer(s)
 }
 
-func newListener(
-	l net.Listener, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config,
-) (net.Listener, error) {
-	e, err := endpointOf(self, peers, allow, config)
+func newListener(l net.Listener, c spiffetls.Config) (net.Listener, error) {
+	e, err := spiffetls.New(c)
 	if err != nil {
 		return nil, err
 	}
 	return e.Listener(l)
 }
 
-func newTransport(self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, config *spiffetls.Config) (*http.Transport, error) {
-	e, err := endpointOf(self, peers, allow, config)
+func newTransport(c spiffetls.Config) (*http.Transport, error) {
+	e, err := spiffetls.New(c)
 	if err != nil {
 		return nil, err
 	}

@@ -84,7 +84,7 @@ func (s *street) server(t *testing.T, path string, opts *spiffetls.Config) *memc
 		}
 		fmt.Fprint(w, path)
 	})}
-	require.NoError(t, configureServer(server, s.ca.SVID(path), s.ca.Bundle(), spiffe.AllowAnyPeer(), opts))
+	require.NoError(t, configureServer(server, with(opts, s.ca.SVID(path), s.ca.Bundle(), spiffe.AllowAnyPeer())))
 	l := memconn.Listen()
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
@@ -97,7 +97,7 @@ func (s *street) server(t *testing.T, path string, opts *spiffetls.Config) *memc
 
 func (s *street) client(t testing.TB, allow spiffe.PolicySource, opts *spiffetls.Config) (*http.Client, *http.Transport) {
 	t.Helper()
-	transport, err := newTransport(s.ca.SVID("/web"), s.ca.Bundle(), allow, opts)
+	transport, err := newTransport(with(opts, s.ca.SVID("/web"), s.ca.Bundle(), allow))
 	require.NoError(t, err)
 	transport.DialContext = s.names.dial
 	t.Cleanup(transport.CloseIdleConnections)
@@ -298,30 +298,30 @@ func TestBadHosts(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	allow := spiffe.AllowIDs(dbID)
-	for want, allow := range map[string]spiffe.PolicySource{
-		"Hosts has no host":      hostPolicies{},
-		`"": want a host`:        hostPolicies{"": allow},
-		`":443": want a host`:    hostPolicies{":443": allow},
-		`"*.example": want`:      hostPolicies{"*.example": allow},
-		`"https://db`:            hostPolicies{"https://db": allow},
-		`"db/": want a host`:     hostPolicies{"db/": allow},
-		"write it as db.example": hostPolicies{"DB.example": allow},
-		"write it as db:1":       hostPolicies{"[db]:1": allow},
-		"write the address as":   hostPolicies{"2001:DB8:0::1": allow},
-		"as 2001:db8::1":         hostPolicies{"[2001:db8:0::1]:443": allow},
-		"write it as 2001:db8":   hostPolicies{"[2001:db8::1]": allow},
-		"a:b:c":                  hostPolicies{"a:b:c": allow},
-		"in ASCII":               hostPolicies{"bücher.example": allow},
-		`the port is "0"`:        hostPolicies{"db:0": allow},
-		`the port is "65536"`:    hostPolicies{"db:65536": allow},
-		`the port is "0443"`:     hostPolicies{"db:0443": allow},
-		`the port is "https"`:    hostPolicies{"db:https": allow},
-		`"db": no policy`:        hostPolicies{"db": nil},
-		`"nobody": `:             hostPolicies{"nobody": spiffe.Policy{}},
+	for want, allow := range map[string]map[string]spiffe.PolicySource{
+		"Hosts has no host":      {},
+		`"": want a host`:        {"": allow},
+		`":443": want a host`:    {":443": allow},
+		`"*.example": want`:      {"*.example": allow},
+		`"https://db`:            {"https://db": allow},
+		`"db/": want a host`:     {"db/": allow},
+		"write it as db.example": {"DB.example": allow},
+		"write it as db:1":       {"[db]:1": allow},
+		"write the address as":   {"2001:DB8:0::1": allow},
+		"as 2001:db8::1":         {"[2001:db8:0::1]:443": allow},
+		"write it as 2001:db8":   {"[2001:db8::1]": allow},
+		"a:b:c":                  {"a:b:c": allow},
+		"in ASCII":               {"bücher.example": allow},
+		`the port is "0"`:        {"db:0": allow},
+		`the port is "65536"`:    {"db:65536": allow},
+		`the port is "0443"`:     {"db:0443": allow},
+		`the port is "https"`:    {"db:https": allow},
+		`"db": no policy`:        {"db": nil},
+		`"nobody": `:             {"nobody": spiffe.Policy{}},
 	} {
-		_, err := newTransport(ca.SVID("/web"), ca.Bundle(), allow, nil)
+		_, err := newTransport(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: allow})
 		assert.ErrorContains(t, err, want)
-		_, err = endpointOf(ca.SVID("/web"), ca.Bundle(), allow, nil)
+		_, err = spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: allow})
 		assert.ErrorContains(t, err, want)
 	}
 }
@@ -343,7 +343,7 @@ func TestHostsWhereNoAddressIsKnown(t *testing.T) {
 	// The function that knows the address was taken out.
 	transport, err := e.Transport()
 	require.NoError(t, err)
-	server, err := serverConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	server, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
 	config := transport.TLSClientConfig.Clone()
 	config.ServerName = "db"
@@ -382,7 +382,7 @@ func TestSendingAsksThePolicyAgain(t *testing.T) {
 	var failures spiffetls.Metrics
 	var allow spiffe.LivePolicy
 	require.NoError(t, allow.Set(spiffe.AllowIDs(dbID)))
-	dialer, err := endpointOf(ca.SVID("/web"), ca.Bundle(), hostPolicies{"db.example": &allow}, &spiffetls.Config{Metrics: &failures})
+	dialer, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{"db.example": &allow}, Metrics: &failures})
 	require.NoError(t, err)
 	a, b := memconn.Pipe()
 	got := make(chan string, 1)
@@ -411,7 +411,7 @@ func TestSendingAsksThePolicyAgain(t *testing.T) {
 func BenchmarkHosts(b *testing.B) {
 	ca := spiffetest.NewCA(b, "example.org")
 	hosts := hostPolicies{"billing.example:8443": spiffe.AllowIDs(billingID), "db.example": spiffe.AllowIDs(dbID)}
-	e, err := endpointOf(ca.SVID("/web"), ca.Bundle(), hosts, nil)
+	e, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: hosts})
 	require.NoError(b, err)
 	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowAnyPeer(), nil)
 	require.NoError(b, err)

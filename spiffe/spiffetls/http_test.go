@@ -56,14 +56,14 @@ func serve(t *testing.T, s *http.Server, run func(net.Listener) error) string {
 func configured(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, opts *spiffetls.Config) *http.Server {
 	t.Helper()
 	s := &http.Server{Handler: who}
-	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), allow, opts))
+	require.NoError(t, configureServer(s, with(opts, ca.SVID("/db"), ca.Bundle(), allow)))
 	return s
 }
 
 // clientOf returns a client with the identity path, for HTTP/2 unless the options say otherwise.
 func clientOf(t *testing.T, ca *spiffetest.CA, path string, opts *spiffetls.Config) *http.Client {
 	t.Helper()
-	transport, err := newTransport(ca.SVID(path), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
+	transport, err := newTransport(with(opts, ca.SVID(path), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID())))
 	require.NoError(t, err)
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
@@ -151,7 +151,7 @@ func TestClientRefusesServer(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	s := &http.Server{Handler: who}
-	require.NoError(t, configureServer(s, ca.SVID("/impostor"), ca.Bundle(), spiffe.AllowAnyPeer(), nil))
+	require.NoError(t, configureServer(s, spiffetls.Config{Self: ca.SVID("/impostor"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))
 	_, err := clientOf(t, ca, "/web", nil).Get(serve(t, s, nil))
 	e := verifyError(t, err, "policy")
 	assert.Equal(t, "spiffe://example.org/impostor", e.ID.String())
@@ -164,7 +164,7 @@ func TestNeverAGuess(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	allow := spiffe.AllowMembersOf(ca.TrustDomain())
 
-	config, err := serverConfig(ca.SVID("/db"), ca.Bundle(), allow, nil)
+	config, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow})
 	require.NoError(t, err)
 	verified := &http.Server{TLSConfig: config, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		assert.NotEmpty(t, r.TLS.PeerCertificates)
@@ -207,13 +207,13 @@ func TestConnContextIsKept(t *testing.T) {
 			who(w, r)
 		}),
 	}
-	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil))
+	require.NoError(t, configureServer(s, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())}))
 	url := serve(t, s, nil)
 	assert.Equal(t, "kept 2 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", nil), url))
 	assert.Equal(t, "kept 1 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", http1), url))
 
 	s = &http.Server{ConnContext: func(context.Context, net.Conn) context.Context { return nil }}
-	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil))
+	require.NoError(t, configureServer(s, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))
 	assert.Nil(t, s.ConnContext(t.Context(), nil), "net/http panics for it, and says so better")
 }
 
@@ -221,7 +221,7 @@ func TestConfigureServerRefuses(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	configure := func(s *http.Server) error {
-		return configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+		return configureServer(s, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 	}
 	assert.ErrorContains(t, configure(nil), "no server")
 	s := &http.Server{TLSConfig: &tls.Config{}}
@@ -266,7 +266,7 @@ func TestProtocols(t *testing.T) {
 				assert.Equal(t, c.h1+" spiffe://example.org/web", get(t, clientOf(t, ca, "/web", http1), url))
 				return
 			}
-			config, err := clientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), http1)
+			config, err := clientConfig(with(http1, ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer()))
 			require.NoError(t, err)
 			conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), config)
 			require.NoError(t, err)

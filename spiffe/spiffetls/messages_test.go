@@ -46,24 +46,24 @@ func TestMessages(t *testing.T) {
 	td, self, bundle, allow := ca.TrustDomain(), ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain())
 	policy := func(text string) error { return only(spiffe.ParsePolicy(text)) }
 	prefix := func(p string) error {
-		return only(serverConfig(self, bundle, spiffe.AllowPathPrefix(td, p), nil))
+		return only(serverConfig(spiffetls.Config{Self: self, Peers: bundle, Allow: spiffe.AllowPathPrefix(td, p)}))
 	}
 	oneID, err := spiffe.ParsePolicy("spiffe://example.org/ns/prod")
 	require.NoError(t, err)
 
 	server := httptest.NewUnstartedServer(whose)
-	require.NoError(t, configureServer(server.Config, self, bundle, allow, nil))
+	require.NoError(t, configureServer(server.Config, spiffetls.Config{Self: self, Peers: bundle, Allow: allow}))
 	server.TLS = server.Config.TLSConfig
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	web := httptest.NewTLSServer(whose)
 	t.Cleanup(web.Close)
 	plain := httptest.NewUnstartedServer(whose)
-	require.NoError(t, configureServer(plain.Config, self, bundle, allow, nil))
+	require.NoError(t, configureServer(plain.Config, spiffetls.Config{Self: self, Peers: bundle, Allow: allow}))
 	plain.Start()
 	t.Cleanup(plain.Close)
 	request := func(url string, peers spiffe.BundleSource, allow spiffe.PolicySource) error {
-		transport, err := newTransport(ca.SVID("/web"), peers, allow, nil)
+		transport, err := newTransport(with(nil, ca.SVID("/web"), peers, allow))
 		require.NoError(t, err)
 		defer transport.CloseIdleConnections()
 		resp, err := (&http.Client{Transport: transport}).Get(url)
@@ -101,21 +101,21 @@ func TestMessages(t *testing.T) {
 		"a comment":                     {policy("#web"), []string{"no comments"}},
 		"JSON":                          {policy(`["spiffe://example.org/a"]`), []string{"no quotes and no brackets"}},
 		"a star in a name":              {policy("spiffe://*.example.org/a"), []string{"name each trust domain"}},
-		"the zero policy":               {only(serverConfig(self, bundle, spiffe.Policy{}, nil)), []string{"use AllowIDs"}},
-		"no ID in a policy":             {only(serverConfig(self, bundle, spiffe.AllowIDs(), nil)), []string{"AllowIDs needs at least one ID"}},
+		"the zero policy":               {only(serverConfig(spiffetls.Config{Self: self, Peers: bundle, Allow: spiffe.Policy{}})), []string{"use AllowIDs"}},
+		"no ID in a policy":             {only(serverConfig(spiffetls.Config{Self: self, Peers: bundle, Allow: spiffe.AllowIDs()})), []string{"AllowIDs needs at least one ID"}},
 
 		// Arguments.
-		"no identity":                 {only(serverConfig(nil, bundle, allow, nil)), []string{"no Self to present", "OptionalIdentity", "WebCertificate"}},
-		"no bundles":                  {only(serverConfig(self, nil, allow, nil)), []string{"no Peers", "*spiffe.Bundle", "WebRoots"}},
-		"no policy":                   {only(serverConfig(self, bundle, nil, nil)), []string{"no Allow", "spiffe.AllowIDs", "Hosts"}},
+		"no identity":                 {only(serverConfig(spiffetls.Config{Peers: bundle, Allow: allow})), []string{"no Self to present", "OptionalIdentity", "WebCertificate"}},
+		"no bundles":                  {only(serverConfig(spiffetls.Config{Self: self, Allow: allow})), []string{"no Peers", "*spiffe.Bundle", "WebRoots"}},
+		"no policy":                   {only(serverConfig(spiffetls.Config{Self: self, Peers: bundle})), []string{"no Allow", "spiffe.AllowIDs", "Hosts"}},
 		"no bundles to verify with":   {only(spiffe.NewVerifier(nil, allow, nil)), []string{"no bundle source to verify peers with", "*spiffe.Bundle"}},
 		"no policy to verify with":    {only(spiffe.NewVerifier(bundle, nil, nil)), []string{"no policy; use AllowIDs"}},
-		"a nil identity":              {only(serverConfig((*spiffe.SVID)(nil), bundle, allow, nil)), []string{"nil *spiffe.SVID"}},
-		"a zero identity":             {only(serverConfig(new(spiffe.SVID), bundle, allow, nil)), []string{"zero SVID", "NewSVID"}},
-		"a nil bundle":                {only(serverConfig(self, (*spiffe.Bundle)(nil), allow, nil)), []string{"nil *spiffe.Bundle"}},
+		"a nil identity":              {only(serverConfig(spiffetls.Config{Self: (*spiffe.SVID)(nil), Peers: bundle, Allow: allow})), []string{"nil *spiffe.SVID"}},
+		"a zero identity":             {only(serverConfig(spiffetls.Config{Self: new(spiffe.SVID), Peers: bundle, Allow: allow})), []string{"zero SVID", "NewSVID"}},
+		"a nil bundle":                {only(serverConfig(spiffetls.Config{Self: self, Peers: (*spiffe.Bundle)(nil), Allow: allow})), []string{"nil *spiffe.Bundle"}},
 		"a nil bundle to verify with": {only(spiffe.NewVerifier((*spiffe.Bundle)(nil), allow, nil)), []string{"nil *spiffe.Bundle"}},
 		"a nil policy":                {only(spiffe.NewVerifier(bundle, (*spiffe.LivePolicy)(nil), nil)), []string{"nil *spiffe.LivePolicy"}},
-		"a URL in Hosts":              {only(newTransport(self, bundle, hostPolicies{"https://db.example": allow}, nil)), []string{"db.example:8443", "not a URL"}},
+		"a URL in Hosts":              {only(newTransport(spiffetls.Config{Self: self, Peers: bundle, Hosts: map[string]spiffe.PolicySource{"https://db.example": allow}})), []string{"db.example:8443", "not a URL"}},
 
 		// Connections.
 		"a bundle of another trust domain": {request(server.URL, other.Bundle(), allow), []string{`"example.org"`, `the only bundle is that of "other.test"`}},
@@ -128,7 +128,7 @@ func TestMessages(t *testing.T) {
 		"a server of httptest": {bodyOf(t, web.Client(), web.URL), []string{"ConfigureServer", "PeerFromState"}},
 		"a request of httptest": {answer(whose, httptest.NewRequest("GET", "/", nil)),
 			[]string{"came without TLS", "RequestFrom of package spiffetest"}},
-		"a configured server twice": {configureServer(server.Config, self, bundle, allow, nil), []string{"has a TLSConfig", "leave it nil"}},
+		"a configured server twice": {configureServer(server.Config, spiffetls.Config{Self: self, Peers: bundle, Allow: allow}), []string{"has a TLSConfig", "leave it nil"}},
 		"a TCP connection":          {peerOfTCP(t, server.Listener.Addr()), []string{"*net.TCPConn", "of an Endpoint"}},
 
 		// Tests.
@@ -138,7 +138,7 @@ func TestMessages(t *testing.T) {
 		"an unknown fault":     {caught(func() { ca.Broken("expired") }), []string{`"expired"`, "Expired"}},
 		"an edit that breaks":  {caught(func() { ca.SVID("/web", func(c *x509.Certificate) { c.URIs = nil }) }), []string{"no SPIFFE ID"}},
 		"a configuration that failed": {caught(func() {
-			config, _ := serverConfig(nil, bundle, allow, nil)
+			config, _ := serverConfig(spiffetls.Config{Peers: bundle, Allow: allow})
 			spiffetest.StartTLS(httptest.NewUnstartedServer(whose), config)
 		}), []string{"no configuration", "or an error"}},
 	} {
@@ -152,7 +152,7 @@ func TestMessages(t *testing.T) {
 
 func clientConfigOf(t *testing.T, self *spiffe.SVID, bundle *spiffe.Bundle) *tls.Config {
 	t.Helper()
-	config, err := clientConfig(self, bundle, spiffe.AllowAnyPeer(), nil)
+	config, err := clientConfig(spiffetls.Config{Self: self, Peers: bundle, Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
 	return config
 }

@@ -124,17 +124,17 @@ func TestMetricsServer(t *testing.T) {
 	}{
 		"ConfigureServer": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
 			s := &http.Server{Handler: who, ReadHeaderTimeout: time.Second}
-			require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Config{Metrics: m}))
+			require.NoError(t, configureServer(s, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow, Metrics: m}))
 			return strings.TrimPrefix(serve(t, s, nil), "https://")
 		}, "", "", "", "not_verified", true},
 		"NewListener": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
 			return accepting(t, func(l net.Listener) (net.Listener, error) {
-				return newListener(l, ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Config{Metrics: m, HandshakeTimeout: time.Second})
+				return newListener(l, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow, Metrics: m, HandshakeTimeout: time.Second})
 			})
 		}, "not_tls", "timeout", "closed", "timeout", true},
 		"ServerConfig": {func(t *testing.T, ca *spiffetest.CA, allow spiffe.Policy, m *spiffetls.Metrics) string {
 			return accepting(t, func(l net.Listener) (net.Listener, error) {
-				config, err := serverConfig(ca.SVID("/db"), ca.Bundle(), allow, &spiffetls.Config{Metrics: m})
+				config, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow, Metrics: m})
 				return tls.NewListener(l, config), err
 			})
 		}, "", "", "", "not_verified", false},
@@ -149,7 +149,7 @@ func TestMetricsServer(t *testing.T) {
 				counted(t, &m, want)
 			}
 			cs := &callers{ca, c.start(t, ca, spiffe.AllowIDs(ca.SVID("/web").ID()), &m)}
-			good, err := clientConfig(ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+			good, err := clientConfig(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 			require.NoError(t, err)
 			for range 3 {
 				answer, err := cs.call(good)
@@ -257,7 +257,7 @@ func TestMetricsClient(t *testing.T) {
 	plain := func(say string, stay bool) string {
 		return accepting(t, func(l net.Listener) (net.Listener, error) { return saying{l, say, stay, nil}, nil })
 	}
-	good, err := serverConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	good, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
 	strict := spiffetest.TLSConfig(ca.Certificate("/db"))
 	strict.MaxVersion = tls.VersionTLS12 // so that the refusal is part of the handshake
@@ -267,7 +267,7 @@ func TestMetricsClient(t *testing.T) {
 	type dial func(ctx context.Context, addr string) error
 	for name, client := range map[string]func(self spiffe.SVIDSource, opts *spiffetls.Config) dial{
 		"Dialer": func(self spiffe.SVIDSource, opts *spiffetls.Config) dial {
-			d, err := endpointOf(self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
+			d, err := spiffetls.New(with(opts, self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID())))
 			require.NoError(t, err)
 			return func(ctx context.Context, addr string) error {
 				conn, err := d.DialContext(ctx, "tcp", addr)
@@ -278,7 +278,7 @@ func TestMetricsClient(t *testing.T) {
 			}
 		},
 		"Transport": func(self spiffe.SVIDSource, opts *spiffetls.Config) dial {
-			transport, err := newTransport(self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), opts)
+			transport, err := newTransport(with(opts, self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID())))
 			require.NoError(t, err)
 			transport.DisableKeepAlives = true
 			return func(ctx context.Context, addr string) error { // net/http goes on to dial when its caller has gone
@@ -334,7 +334,7 @@ func TestMetricsClient(t *testing.T) {
 		t.Parallel()
 		var server, client spiffetls.Metrics
 		s := &http.Server{Handler: who}
-		require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &server}))
+		require.NoError(t, configureServer(s, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &server}))
 		url := serve(t, s, nil)
 		c := clientOf(t, ca, "/web", &spiffetls.Config{Metrics: &client})
 		transport := c.Transport.(*http.Transport)
@@ -350,7 +350,7 @@ func TestMetricsClient(t *testing.T) {
 	t.Run("ClientConfig", func(t *testing.T) {
 		t.Parallel()
 		var m spiffetls.Metrics
-		web, err := endpointOf(ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()), &spiffetls.Config{Metrics: &m})
+		web, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(ca.SVID("/db").ID()), Metrics: &m})
 		require.NoError(t, err)
 		config, err := web.ClientConfig()
 		require.NoError(t, err)
@@ -410,14 +410,14 @@ func TestMetricsRequests(t *testing.T) {
 	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(ca.SVID("/admin").ID()), who)
 	require.NoError(t, err)
 	s := &http.Server{Handler: admin}
-	require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &m, AllowAnonymousClients: true}))
+	require.NoError(t, configureServer(s, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &m, AllowAnonymousClients: true}))
 	url := serve(t, s, nil)
 	web := clientOf(t, ca, "/web", nil)
 	for range 3 {
 		get(t, web, url)
 	}
 	get(t, clientOf(t, ca, "/admin", nil), url)
-	transport, err := newTransport(noIdentity(), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	transport, err := newTransport(spiffetls.Config{OptionalIdentity: true, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
 	t.Cleanup(transport.CloseIdleConnections)
 	get(t, &http.Client{Transport: transport}, url)
@@ -429,12 +429,12 @@ func TestMetricsWithdrawn(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	addr := accepting(t, func(l net.Listener) (net.Listener, error) {
-		return newListener(l, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+		return newListener(l, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 	})
 	var m spiffetls.Metrics
 	var allow spiffe.LivePolicy
 	require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
-	d, err := endpointOf(ca.SVID("/web"), ca.Bundle(), hostPolicies{addr: &allow}, &spiffetls.Config{Metrics: &m})
+	d, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{addr: &allow}, Metrics: &m})
 	require.NoError(t, err)
 	conn, err := d.DialContext(t.Context(), "tcp", addr)
 	require.NoError(t, err)
@@ -453,7 +453,7 @@ func TestMetricsLimit(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	var m spiffetls.Metrics
 	addr := accepting(t, func(l net.Listener) (net.Listener, error) {
-		return newListener(l, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &m, MaxHandshakes: 1})
+		return newListener(l, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &m, MaxHandshakes: 1})
 	})
 	for range 2 {
 		conn, err := net.Dial("tcp", addr)
@@ -472,7 +472,7 @@ func TestGovernorMetrics(t *testing.T) {
 		var allow spiffe.LivePolicy
 		require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
 		below := memconn.Listen()
-		l, err := newListener(below, ca.SVID("/db"), ca.Bundle(), &allow, &spiffetls.Config{Governor: g})
+		l, err := newListener(below, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: &allow, Governor: g})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close() })
 		check := func(open, draining, ends, denied float64) {
@@ -487,7 +487,7 @@ func TestGovernorMetrics(t *testing.T) {
 		check(0, 0, 0, 0)
 		soon := ca.SVID("/soon", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(10 * time.Minute) })
 		for _, svid := range []*spiffe.SVID{ca.SVID("/web"), soon} {
-			config, err := clientConfig(svid, ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+			config, err := clientConfig(spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 			require.NoError(t, err)
 			go func() {
 				if raw, err := below.Dial(t.Context()); assert.NoError(t, err) {

@@ -49,7 +49,7 @@ func (p *party) asking(t testing.TB, version uint16) *tls.Config {
 // clientWith is a client with a session cache, of whatever sources.
 func clientWith(t testing.TB, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, version uint16) *tls.Config {
 	t.Helper()
-	c, err := clientConfig(self, peers, allow, &spiffetls.Config{MinVersion: version})
+	c, err := clientConfig(with(&spiffetls.Config{MinVersion: version}, self, peers, allow))
 	require.NoError(t, err)
 	c.ServerName, c.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
 	return c
@@ -363,12 +363,11 @@ func TestAnonymousRequests(t *testing.T) {
 					mux.Handle("/", who)
 					mux.Handle("/proven", anyPeer)
 					s := &http.Server{Handler: mux}
-					require.NoError(t, configureServer(s, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), opts))
+					require.NoError(t, configureServer(s, with(opts, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer())))
 					s.TLSConfig.MaxVersion = version
 					base := serve(t, s, nil)
 					client := func(self spiffe.SVIDSource) *http.Client {
-						transport, err := newTransport(self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()),
-							&spiffetls.Config{MinVersion: version, NextProtos: protos})
+						transport, err := newTransport(with(&spiffetls.Config{MinVersion: version, NextProtos: protos}, self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID())))
 						require.NoError(t, err)
 						t.Cleanup(transport.CloseIdleConnections)
 						transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)
@@ -463,8 +462,7 @@ func TestOptionalIdentity(t *testing.T) {
 				})
 				log := &journal{}
 				var failures spiffetls.Metrics
-				c, err := clientConfig(optionalIdentity(self), web, spiffe.AllowAnyPeer(),
-					&spiffetls.Config{MinVersion: version, Logger: log.logger(), Metrics: &failures})
+				c, err := clientConfig(spiffetls.Config{Self: self, OptionalIdentity: true, Peers: web, Allow: spiffe.AllowAnyPeer(), MinVersion: version, Logger: log.logger(), Metrics: &failures})
 				require.NoError(t, err)
 				c.ServerName, c.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
 				asks, strict := db.asking(t, version), db.serverAt(t, version)
@@ -525,7 +523,7 @@ func TestWebCertificate(t *testing.T) {
 		here := newSite(webLeaf(pki, nil, "server.test"))
 		server := func(opts *spiffetls.Config) *tls.Config {
 			opts.MinVersion = version
-			c, err := serverConfig(webCertificate(here.get), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), opts)
+			c, err := serverConfig(with(opts, webCertificate(here.get), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain())))
 			require.NoError(t, err)
 			c.MaxVersion = version
 			return c
@@ -602,7 +600,7 @@ func TestWebCertificateByName(t *testing.T) {
 			}
 			return nil, fmt.Errorf("no certificate for %q", hello.ServerName)
 		}
-		server, err := serverConfig(webCertificate(get), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{MinVersion: version})
+		server, err := serverConfig(spiffetls.Config{WebCertificate: get, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), MinVersion: version})
 		require.NoError(t, err)
 		server.MaxVersion = version
 		cache := &oneSession{}
@@ -661,12 +659,12 @@ func TestWebCertificateMissing(t *testing.T) {
 				opts.MinVersion = version
 				fine := webLeaf(pki, nil, "server.test")
 				var bad atomic.Bool
-				server, err := serverConfig(webCertificate(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+				server, err := serverConfig(with(opts, webCertificate(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 					if bad.Load() {
 						return c.cert, c.err
 					}
 					return fine, nil
-				}), ca.Bundle(), spiffe.AllowAnyPeer(), opts)
+				}), ca.Bundle(), spiffe.AllowAnyPeer()))
 				require.NoError(t, err)
 				server.MaxVersion = version
 				client := clientWith(t, web, webRoots(newPool(pki).get), nil, version)
@@ -688,7 +686,7 @@ func TestWebCertificateMissing(t *testing.T) {
 			}
 		}
 		// A configuration that lost its hook presents nothing and makes no tickets.
-		server, err := serverConfig(webCertificate(newSite(webLeaf(pki, nil, "server.test")).get), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+		server, err := serverConfig(spiffetls.Config{WebCertificate: newSite(webLeaf(pki, nil, "server.test")).get, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 		require.NoError(t, err)
 		server.GetConfigForClient = nil
 		client := clientWith(t, web, webRoots(newPool(pki).get), nil, version)
@@ -753,7 +751,7 @@ func TestWebRoots(t *testing.T) {
 			if c.roots == nil {
 				c.roots = roots
 			}
-			client, err := clientConfig(web, webRoots(c.roots), nil, &spiffetls.Config{MinVersion: version, Metrics: &failures})
+			client, err := clientConfig(spiffetls.Config{Self: web, WebRoots: c.roots, MinVersion: version, Metrics: &failures})
 			require.NoError(t, err)
 			client.ServerName = "server.test"
 			if c.name != "" {
@@ -850,12 +848,12 @@ func TestWebTransport(t *testing.T) {
 				govern(t, opts.Governor)
 				serverOpts.Governor = opts.Governor
 			}
-			require.NoError(t, configureServer(s, webCertificate(here.get), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), &serverOpts))
+			require.NoError(t, configureServer(s, with(&serverOpts, webCertificate(here.get), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()))))
 			if opts != nil && opts.MinVersion == tls.VersionTLS12 {
 				s.TLSConfig.MaxVersion = tls.VersionTLS12
 			}
 			base := serve(t, s, nil)
-			transport, err := newTransport(ca.SVID("/web"), webRoots(newPool(pki).get), nil, opts)
+			transport, err := newTransport(with(opts, ca.SVID("/web"), webRoots(newPool(pki).get), nil))
 			require.NoError(t, err)
 			t.Cleanup(transport.CloseIdleConnections)
 			transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(4)
@@ -892,9 +890,9 @@ func TestWebTransportKeepsTheCallersCheck(t *testing.T) {
 	t.Parallel()
 	ca, pki := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "web.test")
 	s := &http.Server{Handler: who}
-	require.NoError(t, configureServer(s, webCertificate(newSite(webLeaf(pki, nil, "127.0.0.1")).get), ca.Bundle(), spiffe.AllowAnyPeer(), nil))
+	require.NoError(t, configureServer(s, spiffetls.Config{WebCertificate: newSite(webLeaf(pki, nil, "127.0.0.1")).get, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))
 	base := serve(t, s, nil)
-	transport, err := newTransport(ca.SVID("/web"), webRoots(newPool(pki).get), nil, nil)
+	transport, err := newTransport(spiffetls.Config{Self: ca.SVID("/web"), WebRoots: newPool(pki).get})
 	require.NoError(t, err)
 	t.Cleanup(transport.CloseIdleConnections)
 	pinned := errors.New("not the pinned key")
@@ -913,7 +911,7 @@ func TestForeignConnectionOfAWebServer(t *testing.T) {
 		pki := spiffetest.NewCA(t, "web.test")
 		s := &http.Server{Handler: who}
 		here := newSite(webLeaf(pki, nil, "server.test"))
-		require.NoError(t, configureServer(s, webCertificate(here.get), ca.Bundle(), spiffe.AllowAnyPeer(), &spiffetls.Config{MinVersion: version}))
+		require.NoError(t, configureServer(s, spiffetls.Config{WebCertificate: here.get, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), MinVersion: version}))
 		s.TLSConfig.MaxVersion = version
 		client := clientWith(t, web, webRoots(newPool(pki).get), nil, version)
 		good(t, s.TLSConfig, client, false, "first")
@@ -930,7 +928,7 @@ func oneSidedServer(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSou
 	t.Helper()
 	opts.Governor = &spiffetls.Governor{}
 	s := &http.Server{Handler: who, ErrorLog: log.New(io.Discard, "", 0)}
-	require.NoError(t, configureServer(s, self, peers, spiffe.AllowAnyPeer(), &opts))
+	require.NoError(t, configureServer(s, with(&opts, self, peers, spiffe.AllowAnyPeer())))
 	l := memconn.Listen()
 	var wg sync.WaitGroup
 	wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
@@ -945,7 +943,7 @@ func oneSidedServer(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSou
 // webClient is a client in memory whose connections stay open.
 func webClient(t *testing.T, l *memconn.Listener, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Config) *http.Client {
 	t.Helper()
-	transport, err := newTransport(self, peers, allow, opts)
+	transport, err := newTransport(with(opts, self, peers, allow))
 	require.NoError(t, err)
 	transport.IdleConnTimeout = 0
 	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return l.Dial(ctx) }
@@ -1058,7 +1056,7 @@ func TestWebReasons(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			j := &journal{}
-			client, err := clientConfig(ca.SVID("/web"), webRoots(c.roots), nil, &spiffetls.Config{Logger: j.logger()})
+			client, err := clientConfig(spiffetls.Config{Self: ca.SVID("/web"), WebRoots: c.roots, Logger: j.logger()})
 			require.NoError(t, err)
 			client.ServerName = "server.test"
 			_, _ = connect(t, &tls.Config{Certificates: []tls.Certificate{*c.cert}}, client)
@@ -1076,7 +1074,7 @@ func TestOneSidedAllocs(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	p := newParty(ca.SVID("/web"), ca.Bundles())
 	server := p.asking(t, tls.VersionTLS13)
-	client, err := clientConfig(optionalIdentity(p), p, spiffe.AllowAnyPeer(), nil)
+	client, err := clientConfig(spiffetls.Config{Self: p, OptionalIdentity: true, Peers: p, Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _ = server.VerifyConnection(tls.ConnectionState{}) }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = client.GetClientCertificate(nil) }))
@@ -1089,7 +1087,7 @@ func BenchmarkOneSided(b *testing.B) {
 	ca, pki := spiffetest.NewCA(b, "example.org"), spiffetest.NewCA(b, "web.test")
 	p := newParty(ca.SVID("/web"), ca.Bundles())
 	cert, roots := webLeaf(pki, nil, "server.test"), newPool(pki)
-	site, err := serverConfig(webCertificate(newSite(cert).get), p, spiffe.AllowAnyPeer(), nil)
+	site, err := serverConfig(spiffetls.Config{WebCertificate: newSite(cert).get, Peers: p, Allow: spiffe.AllowAnyPeer()})
 	require.NoError(b, err)
 	plain := &tls.Config{Certificates: []tls.Certificate{*cert}}
 	byName := func(c *tls.Config) *tls.Config {

@@ -25,9 +25,9 @@ func TestPeerFromState(t *testing.T) {
 	t.Parallel()
 	eachVersion(t, func(t *testing.T, ca *spiffetest.CA, db, web *party, version uint16) {
 		opts := &spiffetls.Config{MinVersion: version}
-		serving, err := endpointOf(db, db, spiffe.AllowMembersOf(ca.TrustDomain()), opts)
+		serving, err := spiffetls.New(with(opts, db, db, spiffe.AllowMembersOf(ca.TrustDomain())))
 		require.NoError(t, err)
-		asking, err := endpointOf(web, web, spiffe.AllowMembersOf(ca.TrustDomain()), opts)
+		asking, err := spiffetls.New(with(opts, web, web, spiffe.AllowMembersOf(ca.TrustDomain())))
 		require.NoError(t, err)
 		server, err := serving.ServerConfig()
 		require.NoError(t, err)
@@ -138,7 +138,7 @@ func TestWrappedCheck(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	for _, opts := range []*spiffetls.Config{nil, {Metrics: new(spiffetls.Metrics)}} {
-		server, err := serverConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), opts)
+		server, err := serverConfig(with(opts, ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer()))
 		require.NoError(t, err)
 		good, _ := connect(t, server, spiffetest.TLSConfig(ca.Certificate("/web")))
 		require.NoError(t, good.err)
@@ -153,7 +153,7 @@ func TestPeerFromStateExpires(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		db, err := endpointOf(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+		db, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 		require.NoError(t, err)
 		server, err := db.ServerConfig()
 		require.NoError(t, err)
@@ -191,14 +191,13 @@ func TestPeerFromRequest(t *testing.T) {
 		mux.Handle("/", whose)
 		var failures spiffetls.Metrics
 		server := &http.Server{Handler: mux}
-		require.NoError(t, configureServer(server, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()),
-			&spiffetls.Config{AllowAnonymousClients: true, Metrics: &failures}))
+		require.NoError(t, configureServer(server, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain()), AllowAnonymousClients: true, Metrics: &failures}))
 		url := serve(t, server, nil)
 		web, ops := clientOf(t, ca, "/web", opts), clientOf(t, ca, "/ops", opts)
 		assert.Equal(t, major+" spiffe://example.org/web", get(t, web, url))
 		assert.Equal(t, major+" spiffe://example.org/ops", get(t, ops, url+"/admin"))
 		assert.Equal(t, "forbidden\n", get(t, web, url+"/admin"))
-		stranger, err := newTransport(noIdentity(), ca.Bundle(), spiffe.AllowIDs(dbID), opts)
+		stranger, err := newTransport(with(opts, noIdentity(), ca.Bundle(), spiffe.AllowIDs(dbID)))
 		require.NoError(t, err)
 		t.Cleanup(stranger.CloseIdleConnections)
 		c := &http.Client{Transport: stranger}
@@ -221,7 +220,7 @@ func TestNoPeerFromRequest(t *testing.T) {
 	assert.ErrorContains(t, err, "ConfigureServer")
 
 	// They verify a certificate, but nothing says so to a handler.
-	config, err := serverConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil)
+	config, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
 	require.NoError(t, err)
 	for name, config := range map[string]*tls.Config{"of this package": config, "bare": bare(ca.Certificate("/db"))} {
 		url := serve(t, &http.Server{Handler: whose, TLSConfig: config}, nil)
@@ -243,13 +242,12 @@ func TestHTTPTest(t *testing.T) {
 				if !http2 {
 					client, want = &spiffetls.Config{MinVersion: version, NextProtos: http1.NextProtos}, "1 spiffe://example.org/web"
 				}
-				db, err := endpointOf(ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), opts)
+				db, err := spiffetls.New(with(opts, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain())))
 				require.NoError(t, err)
 				config, err := db.ServerConfig()
 				require.NoError(t, err)
 				config.MaxVersion = version
-				logged, err := serverConfig(ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()),
-					&spiffetls.Config{MinVersion: version, Metrics: new(spiffetls.Metrics)})
+				logged, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain()), MinVersion: version, Metrics: new(spiffetls.Metrics)})
 				require.NoError(t, err)
 				servers := map[string]*httptest.Server{}
 				for name, c := range map[string]*tls.Config{"ServerConfig": config, "with metrics": logged} {
@@ -262,7 +260,7 @@ func TestHTTPTest(t *testing.T) {
 				}
 				byConfigure := httptest.NewUnstartedServer(who)
 				byConfigure.EnableHTTP2 = http2
-				require.NoError(t, configureServer(byConfigure.Config, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), opts))
+				require.NoError(t, configureServer(byConfigure.Config, with(opts, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()))))
 				byConfigure.TLS = byConfigure.Config.TLSConfig
 				byConfigure.StartTLS()
 				servers["ConfigureServer"] = byConfigure
@@ -283,7 +281,7 @@ func TestHTTPTest(t *testing.T) {
 // BenchmarkPeerFromState is a second look at a connection.
 func BenchmarkPeerFromState(b *testing.B) {
 	ca := spiffetest.NewCA(b, "example.org")
-	db, err := endpointOf(ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil)
+	db, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
 	require.NoError(b, err)
 	server, err := db.ServerConfig()
 	require.NoError(b, err)

@@ -61,14 +61,14 @@ func line(t testing.TB, conn net.Conn) string {
 
 func listenerOf(t testing.TB, ca *spiffetest.CA, inner net.Listener, opts *spiffetls.Config) net.Listener {
 	t.Helper()
-	l, err := newListener(inner, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), opts)
+	l, err := newListener(inner, with(opts, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain())))
 	require.NoError(t, err)
 	return l
 }
 
 func dialerOf(t testing.TB, ca *spiffetest.CA, allow spiffe.PolicySource, opts *spiffetls.Config) *spiffetls.Endpoint {
 	t.Helper()
-	d, err := endpointOf(ca.SVID("/web"), ca.Bundle(), allow, opts)
+	d, err := spiffetls.New(with(opts, ca.SVID("/web"), ca.Bundle(), allow))
 	require.NoError(t, err)
 	return d
 }
@@ -110,12 +110,12 @@ func TestRawConstructors(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	svid, any := ca.SVID("/db"), spiffe.AllowAnyPeer()
-	_, err := newListener(nil, svid, ca.Bundle(), any, nil)
+	_, err := newListener(nil, spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: any})
 	assert.ErrorContains(t, err, "no listener")
 	for want, opts := range map[string]*spiffetls.Config{
 		"is negative": {HandshakeTimeout: -1}, "0 means the default": {MaxHandshakes: -1},
 	} {
-		_, err = endpointOf(svid, ca.Bundle(), any, opts)
+		_, err = spiffetls.New(with(opts, svid, ca.Bundle(), any))
 		assert.ErrorContains(t, err, want)
 	}
 }
@@ -342,7 +342,7 @@ func TestGovernorEndsRawConnections(t *testing.T) {
 					server, client = governed, nil
 				}
 				inner := memconn.Listen()
-				l, err := newListener(inner, ca.SVID("/db"), ca.Bundle(), &allow, server)
+				l, err := newListener(inner, with(server, ca.SVID("/db"), ca.Bundle(), &allow))
 				require.NoError(t, err)
 				echoes(t, l)
 				ctx, cancel := context.WithCancel(t.Context())
@@ -461,7 +461,7 @@ func TestNoPeerFromConn(t *testing.T) {
 	}()
 	raw, err := inner.Accept()
 	require.NoError(t, err)
-	server, err := endpointOf(ca.SVID("/db"), ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+	server, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 	require.NoError(t, err)
 	_, err = server.Server(t.Context(), raw)
 	require.Error(t, err)

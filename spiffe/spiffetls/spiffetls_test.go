@@ -93,14 +93,14 @@ func (p *party) learn(bundles *spiffe.BundleSet) {
 
 func (p *party) server(t testing.TB, allow spiffe.Policy, opts *spiffetls.Config) *tls.Config {
 	t.Helper()
-	c, err := serverConfig(p, p, allow, opts)
+	c, err := serverConfig(with(opts, p, p, allow))
 	require.NoError(t, err)
 	return c
 }
 
 func (p *party) client(t testing.TB, allow spiffe.Policy, opts *spiffetls.Config) *tls.Config {
 	t.Helper()
-	c, err := clientConfig(p, p, allow, opts)
+	c, err := clientConfig(with(opts, p, p, allow))
 	require.NoError(t, err)
 	return c
 }
@@ -156,9 +156,9 @@ func TestSVIDAndBundleAreSources(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	allow := spiffe.AllowMembersOf(ca.TrustDomain())
-	server, err := serverConfig(ca.SVID("/db"), ca.Bundle(), allow, nil)
+	server, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow})
 	require.NoError(t, err)
-	client, err := clientConfig(ca.SVID("/web"), ca.Bundle(), allow, nil)
+	client, err := clientConfig(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: allow})
 	require.NoError(t, err)
 	s, c := connect(t, server, client)
 	assert.Equal(t, "spiffe://example.org/web", s.peer(t).String())
@@ -467,14 +467,14 @@ func TestNoIdentity(t *testing.T) {
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
-			server, err := serverConfig(self, ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+			server, err := serverConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 			require.NoError(t, err)
 			s, c := connect(t, server, good.client(t, spiffe.AllowAnyPeer(), nil))
 			assert.ErrorContains(t, s.err, "spiffetls: no identity to present: ")
 			assert.ErrorContains(t, s.err, want)
 			assert.EqualError(t, c.err, "remote error: tls: internal error")
 
-			client, err := clientConfig(self, ca.Bundle(), spiffe.AllowAnyPeer(), nil)
+			client, err := clientConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
 			require.NoError(t, err)
 			s, c = connect(t, good.server(t, spiffe.AllowAnyPeer(), nil), client)
 			assert.ErrorContains(t, c.err, "spiffetls: no identity to present: ")
@@ -610,9 +610,9 @@ func TestConcurrentConstruction(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			server, err := serverConfig(p, p, spiffe.AllowAnyPeer(), nil)
+			server, err := serverConfig(spiffetls.Config{Self: p, Peers: p, Allow: spiffe.AllowAnyPeer()})
 			assert.NoError(t, err)
-			client, err := clientConfig(p, p, spiffe.AllowAnyPeer(), nil)
+			client, err := clientConfig(spiffetls.Config{Self: p, Peers: p, Allow: spiffe.AllowAnyPeer()})
 			assert.NoError(t, err)
 			s, c := connect(t, server, client)
 			assert.NoError(t, s.err)

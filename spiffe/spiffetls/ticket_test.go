@@ -313,10 +313,10 @@ func TestResumptionAfterPolicyChanged(t *testing.T) {
 		var allowClient, allowServer spiffe.LivePolicy
 		require.NoError(t, allowClient.Set(everyone))
 		require.NoError(t, allowServer.Set(everyone))
-		server, err := serverConfig(db, db, &allowClient, opts)
+		server, err := serverConfig(with(opts, db, db, &allowClient))
 		require.NoError(t, err)
 		server.MaxVersion = version
-		client, err := clientConfig(web, web, &allowServer, opts)
+		client, err := clientConfig(with(opts, web, web, &allowServer))
 		require.NoError(t, err)
 		client.ServerName, client.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
 		good(t, server, client, false, "first")
@@ -361,9 +361,9 @@ func TestTransportResumes(t *testing.T) {
 			other := spiffetest.NewCA(t, "example.org").Bundles()
 			db, web := newParty(ca.SVID("/db"), ca.Bundles()), newParty(ca.SVID("/web"), ca.Bundles())
 			s := &http.Server{Handler: who}
-			require.NoError(t, configureServer(s, db, db, spiffe.AllowAnyPeer(), opts))
+			require.NoError(t, configureServer(s, with(opts, db, db, spiffe.AllowAnyPeer())))
 			url := serve(t, s, nil)
-			transport, err := newTransport(web, web, spiffe.AllowAnyPeer(), opts)
+			transport, err := newTransport(with(opts, web, web, spiffe.AllowAnyPeer()))
 			require.NoError(t, err)
 			t.Cleanup(transport.CloseIdleConnections)
 			transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)

@@ -242,7 +242,7 @@ func TestSources(t *testing.T) {
 
 	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
 	partners := must.Get(federation.Start(t.Context(), federation.Config{
-		Relationships: []federation.Relationship{partner.Relationship()}, Fetch: federationtest.Options(partner),
+		Relationships: []federation.Relationship{partner.Relationship()}, DialContext: federationtest.Dial(partner),
 	}))(t)
 	t.Cleanup(func() { require.NoError(t, partners.Close()) })
 

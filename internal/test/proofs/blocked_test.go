@@ -126,10 +126,10 @@ func TestBlockedLog(t *testing.T) {
 			end()
 			require.NoError(t, <-served)
 		},
-		"federation.Options": func(t *testing.T, log *slog.Logger) {
+		"federation.Config": func(t *testing.T, log *slog.Logger) {
 			other := spiffetest.NewCA(t, "other.org")
 			endpoint := federationtest.NewEndpoint(t, other)
-			m, err := federation.Start(t.Context(), federation.Config{Fetch: federation.Options{Logger: log}, Relationships: []federation.Relationship{endpoint.Relationship()}})
+			m, err := federation.Start(t.Context(), federation.Config{Logger: log, Relationships: []federation.Relationship{endpoint.Relationship()}})
 			require.NoError(t, err)
 			require.NoError(t, m.Close())
 		},

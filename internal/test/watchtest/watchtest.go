@@ -73,7 +73,7 @@ func Written(t *testing.T) *metricstest.Text {
 	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
 	fed := must.Get(federation.Start(t.Context(),
 		federation.Config{Relationships: []federation.Relationship{partner.Relationship()},
-			Fetch: federationtest.Options(partner)}))(t)
+			DialContext: federationtest.Dial(partner)}))(t)
 	t.Cleanup(func() { _ = fed.Close() })
 	manager := must.Get(secretcache.Start(t.Context(),
 		secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/agent"), CA: ca}))(t)

@@ -3,7 +3,7 @@
 //	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
 //	m, err := federation.New(federation.Config{
 //		Relationships: []federation.Relationship{partner.Relationship()},
-//		Fetch:         federationtest.Options(partner),
+//		DialContext:   federationtest.Dial(partner),
 //	})
 //	…
 //	partner.Rotate()
@@ -85,7 +85,7 @@ func NewEndpoint(t testing.TB, ca *spiffetest.CA) *Endpoint {
 	return e
 }
 
-// NewInMemory is [NewEndpoint] without a socket: only clients with the [Options] of the endpoint reach it, by the
+// NewInMemory is [NewEndpoint] without a socket: only clients with the [Dial] of the endpoint reach it, by the
 // name of the trust domain. Call it inside the bubble.
 func NewInMemory(t testing.TB, ca *spiffetest.CA) *Endpoint {
 	t.Helper()
@@ -103,13 +103,14 @@ func (e *Endpoint) start(l net.Listener) {
 		e.t.Fatalf("federationtest: %v", err)
 	}
 	// The configuration of a real endpoint, but for an expired certificate, which is presented.
-	config, err := federation.WebServerConfig(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	config, err := federation.ServerConfig(e.svid)
+	if err != nil {
+		e.t.Fatalf("federationtest: %v", err)
+	}
+	config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		return e.svid.TLSCertificate(), nil
-	})
-	if err != nil {
-		e.t.Fatalf("federationtest: %v", err)
 	}
 	e.dial = faulty.Start(e.t, faulty.Config{
 		Listener: l, Handler: handler, Deny: denied, Garble: garbled, TLS: config,
@@ -142,21 +143,21 @@ func (e *Endpoint) Relationship() federation.Relationship {
 	}
 }
 
-// Options returns the options of a consumer that reaches these endpoints, in memory or not, and all others by the
+// Dial returns the DialContext of a consumer that reaches these endpoints, in memory or not, and all others by the
 // network.
-func Options(endpoints ...*Endpoint) federation.Options {
+func Dial(endpoints ...*Endpoint) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	memory := map[string]*memconn.Listener{}
 	for _, e := range endpoints {
 		if e.memory != nil {
 			memory[net.JoinHostPort(e.host, "443")] = e.memory
 		}
 	}
-	return federation.Options{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if l := memory[addr]; l != nil {
 			return l.Dial(ctx)
 		}
 		return new(net.Dialer).DialContext(ctx, network, addr)
-	}}
+	}
 }
 
 // Rotate adds a root to the CA, which signs from now on. The bundle has it, and a higher sequence number. The

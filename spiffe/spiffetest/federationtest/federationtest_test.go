@@ -23,14 +23,13 @@ import (
 
 func fetch(t testing.TB, r federation.Relationship, endpoints ...*federationtest.Endpoint) (*spiffe.Bundle, error) {
 	t.Helper()
-	opts := federationtest.Options(endpoints...)
-	return federation.Fetch(t.Context(), r, &opts)
+	return federation.Fetch(t.Context(), r, &federation.Config{DialContext: federationtest.Dial(endpoints...)})
 }
 
 // start runs a manager for the endpoints until the test is over.
 func start(t testing.TB, endpoints ...*federationtest.Endpoint) *federation.Manager {
 	t.Helper()
-	cfg := federation.Config{Fetch: federationtest.Options(endpoints...)}
+	cfg := federation.Config{DialContext: federationtest.Dial(endpoints...)}
 	for _, e := range endpoints {
 		cfg.Relationships = append(cfg.Relationships, e.Relationship())
 	}
