@@ -988,8 +988,10 @@ func useTokens(t *testing.T, c *cluster, namespace string, client *http.Client) 
 // useSigner has a certificate signed while another client edits the request, so that the first approval conflicts.
 func useSigner(t *testing.T, c *cluster, namespace string, client *http.Client) error {
 	client.Transport = &meddler{t: t, cluster: c.Cluster, next: client.Transport, done: map[string]bool{}}
-	a := c.signer.registration(t, client, func(c *ra.Config) { c.Timeout = 5 * time.Second })
-	_, err := a.Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID})
+	a := c.signer.registration(t, client, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err := a.Sign(ctx, ca.Request{CSR: csrFor(t, webID), ID: webID})
 	if err == nil && c.signer.pending(t, namespace, "server") > 0 {
 		err = errors.New("the request was not deleted")
 	}

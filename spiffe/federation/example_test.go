@@ -146,6 +146,23 @@ func ExampleNewHandler() {
 	// 304
 }
 
+// The bundle endpoints that Istio had in its configuration.
+func ExampleParseIstioString() {
+	relationships, err := federation.ParseIstioString("foo|https://foo.test/bundle||bar|bar.test/bundle")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, r := range relationships {
+		fmt.Println(r.TrustDomain, "at", r.URL)
+	}
+	_, err = federation.ParseIstioString("foo")
+	fmt.Println(err)
+	// Output:
+	// foo at https://foo.test/bundle
+	// bar at https://bar.test/bundle
+	// federation: Istio's bundle endpoints: tuple "foo": want TRUST-DOMAIN|URL, and || between tuples
+}
+
 // Parameters are checked before anything is sent.
 func ExampleFetch() {
 	_, err := federation.Fetch(context.Background(), federation.Relationship{
