@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -198,8 +199,7 @@ func idleStreams(tb testing.TB, newServer func(testing.TB) pushed, n, size int) 
 	var streams []sotw
 	start := func(c *http.Client) {
 		s := openSotW(tb, c)
-		_, err := s.in.Write(request)
-		require.NoError(tb, err)
+		must.Get(s.in.Write(request))
 		s.ack(s.recv(), "default")
 		streams = append(streams, s)
 	}

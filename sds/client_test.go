@@ -20,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -311,16 +312,14 @@ func TestWatchKeepsValid(t *testing.T) {
 		}
 		roots := func() *pki.Secret {
 			ca.Rotate()
-			s, err := pki.NewTrustSecret("ROOTCA", ca.Bundle())
-			require.NoError(t, err)
+			s := must.Get(pki.NewTrustSecret("ROOTCA", ca.Bundle()))
 			return s
 		}
 		src := newFakeSource()
 		good := issue(0, 3*time.Hour)
 		src.put("web", good)
 		src.put("ROOTCA", roots())
-		h, err := sds.NewHandler(src, nil)
-		require.NoError(t, err)
+		h := must.Get(sds.NewHandler(src, nil))
 		defer h.Close()
 		l := memconn.Listen()
 		var protocols http.Protocols
@@ -401,8 +400,7 @@ func TestWatchOutage(t *testing.T) {
 				}
 				src := newFakeSource()
 				src.put("web", issue())
-				h, err := sds.NewHandler(src, nil)
-				require.NoError(t, err)
+				h := must.Get(sds.NewHandler(src, nil))
 				defer h.Close()
 				var away atomic.Bool
 				down := make(chan struct{}, 1)

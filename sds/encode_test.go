@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -23,8 +24,7 @@ import (
 
 func pair(t testing.TB, ca *spiffetest.CA, name string, edits ...func(*x509.Certificate)) *pki.Secret {
 	t.Helper()
-	s, err := pki.NewKeyPairSecret(name, ca.SVID("/"+name, edits...))
-	require.NoError(t, err)
+	s := must.Get(pki.NewKeyPairSecret(name, ca.SVID("/"+name, edits...)))
 	return s
 }
 
@@ -34,8 +34,7 @@ func inlined(pem []byte) *envoysds.DataSource {
 
 func roots(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
 	t.Helper()
-	s, err := pki.NewTrustSecret(name, ca.Bundle())
-	require.NoError(t, err)
+	s := must.Get(pki.NewTrustSecret(name, ca.Bundle()))
 	return s
 }
 
@@ -47,14 +46,11 @@ func TestResponseBytes(t *testing.T) {
 	web, trust := pair(t, ca, "default"), roots(t, ca, "ROOTCA")
 	chain, key, _ := web.KeyPair()
 	rootsPEM, _ := trust.Roots()
-	a, err := newEntry("default", web, nil)
-	require.NoError(t, err)
-	b, err := newEntry("ROOTCA", trust, nil)
-	require.NoError(t, err)
+	a := must.Get(newEntry("default", web, nil))
+	b := must.Get(newEntry("ROOTCA", trust, nil))
 
 	pack := func(s *envoysds.Secret) *anypb.Any {
-		value, err := proto.Marshal(s)
-		require.NoError(t, err)
+		value := must.Get(proto.Marshal(s))
 		return &anypb.Any{TypeUrl: "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", Value: value}
 	}
 	packedA := pack(&envoysds.Secret{Name: "default", Type: &envoysds.Secret_TlsCertificate{TlsCertificate: &envoysds.TlsCertificate{
@@ -66,22 +62,20 @@ func TestResponseBytes(t *testing.T) {
 	v := a.version.xor(b.version)
 
 	got := (&response{holding: holding{false, v}, entries: []*entry{a, b}}).encode("7")
-	want, err := proto.Marshal(&envoysds.DiscoveryResponse{
+	want := must.Get(proto.Marshal(&envoysds.DiscoveryResponse{
 		VersionInfo: v.String(), Resources: []*anypb.Any{packedA, packedB}, TypeUrl: typeURL, Nonce: "7",
-	})
-	require.NoError(t, err)
+	}))
 	assert.Equal(t, want, got)
 
 	got = (&response{holding: holding{true, v}, entries: []*entry{a, b}, removed: []string{"x", "y"}}).encode("8")
-	want, err = proto.Marshal(&envoysds.DeltaDiscoveryResponse{
+	want = must.Get(proto.Marshal(&envoysds.DeltaDiscoveryResponse{
 		SystemVersionInfo: v.String(),
 		Resources: []*envoysds.Resource{
 			{Version: a.version.String(), Resource: packedA, Name: "default"},
 			{Version: b.version.String(), Resource: packedB, Name: "ROOTCA"},
 		},
 		TypeUrl: typeURL, Nonce: "8", RemovedResources: []string{"x", "y"},
-	})
-	require.NoError(t, err)
+	}))
 	assert.Equal(t, want, got)
 }
 
@@ -90,8 +84,7 @@ func TestResponseBytes(t *testing.T) {
 func TestFrames(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	a, err := newEntry("default", pair(t, ca, "default"), nil)
-	require.NoError(t, err)
+	a := must.Get(newEntry("default", pair(t, ca, "default"), nil))
 	f := newFrames()
 	alone := &response{holding: holding{false, a.version}, entries: []*entry{a}}
 	first := f.of(alone, 0)
@@ -124,13 +117,11 @@ func TestEntryVersion(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
 	of := func(name string, s *pki.Secret) string {
-		e, err := newEntry(name, s, nil)
-		require.NoError(t, err)
+		e := must.Get(newEntry(name, s, nil))
 		return e.version.String()
 	}
 	secret := func(name string) *pki.Secret {
-		s, err := pki.NewKeyPairSecret(name, svid)
-		require.NoError(t, err)
+		s := must.Get(pki.NewKeyPairSecret(name, svid))
 		return s
 	}
 	v := of("default", secret("default"))
@@ -151,8 +142,7 @@ func TestEntryVersion(t *testing.T) {
 // An entry holds a key, and has no verb that shows it.
 func TestEntryDoesNotPrint(t *testing.T) {
 	t.Parallel()
-	e, err := newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"), nil)
-	require.NoError(t, err)
+	e := must.Get(newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"), nil))
 	want := "default@" + e.version.String()
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 		got := fmt.Sprintf(verb, e)
@@ -165,8 +155,7 @@ func TestEntryDoesNotPrint(t *testing.T) {
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	marshal := func(m proto.Message) []byte {
-		b, err := proto.Marshal(m)
-		require.NoError(t, err)
+		b := must.Get(proto.Marshal(m))
 		return b
 	}
 	node := protowire.AppendBytes(protowire.AppendTag(marshal(&envoysds.Node{Id: "n", Cluster: "c"}), 3, protowire.BytesType), make([]byte, 5000))
@@ -175,16 +164,14 @@ func TestDecode(t *testing.T) {
 	})
 	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 2, protowire.BytesType), node)
 	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 7, protowire.BytesType), []byte("resource_locators"))
-	got, err := decode(sotw, false, 3)
-	require.NoError(t, err)
+	got := must.Get(decode(sotw, false, 3))
 	assert.Equal(t, &request{node: "n", names: []string{"a", "", "a"}, typeURL: "t", nonce: "7", rejected: true, reason: "no"}, got)
 
 	delta := marshal(&envoysds.DeltaDiscoveryRequest{
 		Node: &envoysds.Node{Id: "n"}, TypeUrl: "t", ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"},
 		InitialResourceVersions: map[string]string{"a": "1", "c": "2"}, ResponseNonce: "7", ErrorDetail: &envoysds.Status{},
 	})
-	got, err = decode(delta, true, 3)
-	require.NoError(t, err)
+	got = must.Get(decode(delta, true, 3))
 	assert.Equal(t, &request{
 		node: "n", names: []string{"a"}, drop: []string{"b"}, have: map[string]string{"a": "1", "c": "2"},
 		typeURL: "t", nonce: "7", rejected: true,

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -78,8 +79,7 @@ func (e *early) serial() string {
 func leafSerial(t testing.TB, s *pki.Secret) string {
 	t.Helper()
 	chain, _, _ := s.KeyPair()
-	certs, err := pki.ParseCertificatesPEM(chain)
-	require.NoError(t, err)
+	certs := must.Get(pki.ParseCertificatesPEM(chain))
 	return envoytest.Serial(certs[0].SerialNumber)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -20,8 +21,7 @@ import (
 
 func mustMarshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
-	b, err := proto.Marshal(m)
-	require.NoError(t, err)
+	b := must.Get(proto.Marshal(m))
 	return b
 }
 
@@ -86,8 +86,7 @@ func TestFetchLarge(t *testing.T) {
 	pem := bytes.Repeat(pki.MarshalCertificatesPEM(m.ca.Root()), 900)
 	var names []string
 	for _, name := range []string{"a", "b", "c", "d"} {
-		s, err := pki.NewSecretPEM(name, nil, nil, pem, time.Time{})
-		require.NoError(t, err)
+		s := must.Get(pki.NewSecretPEM(name, nil, nil, pem, time.Time{}))
 		src.put(name, s)
 		names = append(names, name)
 	}

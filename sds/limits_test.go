@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
@@ -28,8 +29,7 @@ import (
 // each, which are peers of their own.
 func serveTCP(t testing.TB, h http.Handler) (connect func() *http.Client) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	serve(t, h, func(s *unixsocket.Server) { s.Listener = l })
 	return func() *http.Client {
 		var protocols http.Protocols

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds"
 )
 
@@ -21,8 +22,7 @@ func TestWriteMetrics(t *testing.T) {
 	src.fail("down", errors.New("CA down"))
 	h := handler(t, src, &sds.Options{MaxPeerStreams: 2})
 	read := func() map[string]float64 {
-		text, err := metricstest.Of(h.Report().Metrics)
-		require.NoError(t, err)
+		text := must.Get(metricstest.Of(h.Report().Metrics))
 		return text.Samples
 	}
 	for name, v := range read() {

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -117,23 +118,20 @@ func newMint(t testing.TB) mint { return mint{t, spiffetest.NewCA(t, "example.or
 
 func (m mint) pair(name string) *pki.Secret {
 	m.t.Helper()
-	s, err := pki.NewKeyPairSecret(name, m.ca.SVID("/web"))
-	require.NoError(m.t, err)
+	s := must.Get(pki.NewKeyPairSecret(name, m.ca.SVID("/web")))
 	return s
 }
 
 func (m mint) roots(name string) *pki.Secret {
 	m.t.Helper()
-	s, err := pki.NewTrustSecret(name, m.ca.Bundle())
-	require.NoError(m.t, err)
+	s := must.Get(pki.NewTrustSecret(name, m.ca.Bundle()))
 	return s
 }
 
 // socketDir is short enough for a socket, which the folders of t.TempDir are not.
 func socketDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sds")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "sds"))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -164,8 +162,7 @@ func serve(t testing.TB, h http.Handler, edit ...func(*unixsocket.Server)) (sock
 
 func handler(t testing.TB, src sds.Source, opts *sds.Options) *sds.Handler {
 	t.Helper()
-	h, err := sds.NewHandler(src, opts)
-	require.NoError(t, err)
+	h := must.Get(sds.NewHandler(src, opts))
 	t.Cleanup(func() { require.NoError(t, h.Close()) })
 	return h
 }
@@ -194,16 +191,14 @@ func open(t testing.TB, c *http.Client, method string, edit ...func(*http.Reques
 		_ = w.CloseWithError(context.Canceled) // the transport does not look at ctx while it reads the body
 	}
 	t.Cleanup(cancel)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r)
-	require.NoError(t, err)
+	req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r))
 	req.Header.Set("Content-Type", "application/grpc")
 	req.Header.Set("Te", "trailers")
 	for _, f := range edit {
 		f(req)
 	}
 	timer := time.AfterFunc(patient, cancel)
-	resp, err := c.Do(req)
-	require.NoError(t, err)
+	resp := must.Get(c.Do(req))
 	timer.Stop()
 	t.Cleanup(func() { _ = resp.Body.Close() })
 	return &raw{t: t, in: w, resp: resp, cancel: cancel}
@@ -216,10 +211,8 @@ func frame(flags byte, msg []byte) []byte {
 
 func (s *raw) send(m proto.Message) {
 	s.t.Helper()
-	b, err := proto.Marshal(m)
-	require.NoError(s.t, err)
-	_, err = s.in.Write(frame(0, b))
-	require.NoError(s.t, err)
+	b := must.Get(proto.Marshal(m))
+	must.Get(s.in.Write(frame(0, b)))
 }
 
 // read reads one message, or fails after some time.

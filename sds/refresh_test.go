@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -327,11 +328,9 @@ func TestResolveSeesCaller(t *testing.T) {
 	check := func(t *testing.T, c *http.Client, url string, seen func(context.Context) bool, hook *func(context.Context) bool) {
 		*hook = seen
 		r, w := io.Pipe()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+service+"StreamSecrets", r)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, url+service+"StreamSecrets", r))
 		req.Header.Set("Content-Type", "application/grpc")
-		resp, err := c.Do(req)
-		require.NoError(t, err)
+		resp := must.Get(c.Do(req))
 		defer resp.Body.Close()
 		defer w.Close()
 		s := sotw{&raw{t: t, in: w, resp: resp, cancel: func() {}}}
@@ -360,20 +359,15 @@ func TestResolveSeesCaller(t *testing.T) {
 	}
 
 	self, client := m.ca.SVID("/sds"), m.ca.SVID("/envoy")
-	bundles, err := spiffe.NewBundleSet(m.ca.Bundle())
-	require.NoError(t, err)
+	bundles := must.Get(spiffe.NewBundleSet(m.ca.Bundle()))
 	server := &http.Server{Handler: h}
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())})
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())}))
 	require.NoError(t, endpoint.ConfigureServer(server))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	go func() { _ = server.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = server.Close() })
-	endpoint, err = spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())})
-	require.NoError(t, err)
-	tr, err := endpoint.Transport()
-	require.NoError(t, err)
+	endpoint = must.Get(spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())}))
+	tr := must.Get(endpoint.Transport())
 	t.Cleanup(tr.CloseIdleConnections)
 	check(t, &http.Client{Transport: tr}, "https://"+l.Addr().String(), func(ctx context.Context) bool {
 		p, ok := spiffetls.PeerFromContext(ctx)

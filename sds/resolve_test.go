@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -64,8 +65,7 @@ func named(t testing.TB, s *pki.Secret, name string) *pki.Secret {
 	t.Helper()
 	chain, key, _ := s.KeyPair()
 	roots, _ := s.Roots()
-	out, err := pki.NewSecretPEM(name, chain, key, roots, time.Time{})
-	require.NoError(t, err)
+	out := must.Get(pki.NewSecretPEM(name, chain, key, roots, time.Time{}))
 	return out
 }
 
@@ -296,8 +296,7 @@ func TestCallersMove(t *testing.T) {
 	src.put("next", m.pair("next"))
 	h.let("web", "default", "old")
 	h.Refresh()
-	old, err := src.GenerateSecret(t.Context(), "old")
-	require.NoError(t, err)
+	old = must.Get(src.GenerateSecret(t.Context(), "old"))
 	take(old)
 
 	// While a response is out, the change of the secret and of the name both wait, and the newest is sent.

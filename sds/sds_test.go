@@ -23,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -468,16 +469,14 @@ func TestRefusals(t *testing.T) {
 			"/v3/discovery:secrets":                    {"application/json", http.StatusNotFound},
 			"/":                                        {"", http.StatusNotFound},
 		} {
-			resp, err := c.Post("http://localhost"+path, test.contentType, strings.NewReader("{}"))
-			require.NoError(t, err)
+			resp := must.Get(c.Post("http://localhost"+path, test.contentType, strings.NewReader("{}")))
 			assert.NoError(t, resp.Body.Close())
 			assert.Equal(t, test.want, resp.StatusCode, path)
 		}
 	})
 	t.Run("HTTP/1.1", func(t *testing.T) {
 		t.Parallel()
-		resp, err := http1(t, socket).Post("http://localhost"+service+"StreamSecrets", "application/grpc", nil)
-		require.NoError(t, err)
+		resp := must.Get(http1(t, socket).Post("http://localhost"+service+"StreamSecrets", "application/grpc", nil))
 		assert.NoError(t, resp.Body.Close())
 		assert.Equal(t, http.StatusHTTPVersionNotSupported, resp.StatusCode)
 	})
@@ -503,8 +502,7 @@ func TestClose(t *testing.T) {
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
 	src.put("default", m.pair("default"))
-	h, err := sds.NewHandler(src, nil)
-	require.NoError(t, err)
+	h := must.Get(sds.NewHandler(src, nil))
 	require.Equal(t, 1, src.subscribers())
 	socket, _ := serve(t, h)
 	c := dial(t, socket)
@@ -589,8 +587,7 @@ func TestManyStreams(t *testing.T) {
 	m, src := newMint(t), newFakeSource()
 	src.put("default", m.pair("default"))
 	before := runtime.NumGoroutine()
-	h, err := sds.NewHandler(src, nil)
-	require.NoError(t, err)
+	h := must.Get(sds.NewHandler(src, nil))
 	var conns int
 	socket, stop := serve(t, h, func(s *unixsocket.Server) {
 		s.ConnContext = func(ctx context.Context, _ net.Conn) context.Context { conns++; return ctx }
@@ -691,8 +688,7 @@ func TestManyNames(t *testing.T) {
 	for i := range n {
 		name := fmt.Sprint("name-", i)
 		names = append(names, name)
-		s, err := pki.NewKeyPairSecret(name, svid)
-		require.NoError(t, err)
+		s := must.Get(pki.NewKeyPairSecret(name, svid))
 		src.put(name, s)
 	}
 	socket, _ := serve(t, handler(t, src, &sds.Options{MaxNames: n}))
@@ -709,8 +705,7 @@ func TestManyNames(t *testing.T) {
 		}
 	}
 	t.Logf("%d names in %v", n, time.Since(start))
-	fresh, err := pki.NewKeyPairSecret(names[7], m.ca.SVID("/web"))
-	require.NoError(t, err)
+	fresh := must.Get(pki.NewKeyPairSecret(names[7], m.ca.SVID("/web")))
 	src.put(names[7], fresh)
 	want(t, s.recv(), fresh)
 }

@@ -16,13 +16,13 @@ import (
 
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // The test says which peer a connection belongs to.
 func TestListener(t *testing.T) {
 	t.Parallel()
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer inner.Close()
 	var mu sync.Mutex
 	peers := map[string]string{}
@@ -38,8 +38,7 @@ func TestListener(t *testing.T) {
 	})
 	t.Cleanup(l.CloseAll)
 	next := func(peer string) net.Conn {
-		c, err := net.Dial("tcp", inner.Addr().String())
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", inner.Addr().String()))
 		t.Cleanup(func() { _ = c.Close() })
 		mu.Lock()
 		defer mu.Unlock()
@@ -47,8 +46,7 @@ func TestListener(t *testing.T) {
 		return c
 	}
 	accept := func() net.Conn {
-		c, err := l.Accept()
-		require.NoError(t, err)
+		c := must.Get(l.Accept())
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
@@ -62,7 +60,7 @@ func TestListener(t *testing.T) {
 	accepted = append(accepted, accept())
 	assert.Equal(t, []string{limit.CallerShare}, reasons)
 	require.NoError(t, beyond.SetReadDeadline(time.Now().Add(10*time.Second)))
-	_, err = beyond.Read(make([]byte, 1))
+	_, err := beyond.Read(make([]byte, 1))
 	require.Error(t, err)
 	assert.NotErrorIs(t, err, os.ErrDeadlineExceeded, "it is closed at once")
 
@@ -192,10 +190,8 @@ func TestPeer(t *testing.T) {
 			continue
 		}
 		defer l.Close()
-		client, err := net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
-		c, err := l.Accept()
-		require.NoError(t, err)
+		client := must.Get(net.Dial("tcp", l.Addr().String()))
+		c := must.Get(l.Accept())
 		defer c.Close()
 		want := conns.Peer{Names: []string{address}}
 		if runtime.GOOS == "linux" {

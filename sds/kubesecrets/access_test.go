@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
@@ -143,17 +144,15 @@ func TestResolve(t *testing.T) {
 
 func TestResolveWithoutConfig(t *testing.T) {
 	t.Parallel()
-	src, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1"})
-	require.NoError(t, err)
-	_, err = src.Resolve(byID(t, "spiffe://example.org/ns/gw/sa/gateway"), "kubernetes://s")
+	src := must.Get(kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1"}))
+	_, err := src.Resolve(byID(t, "spiffe://example.org/ns/gw/sa/gateway"), "kubernetes://s")
 	require.ErrorContains(t, err, "Config.TrustDomain")
 }
 
 // TestManyCallers bounds the callers that are known, in all and of one namespace.
 func TestManyCallers(t *testing.T) {
 	t.Parallel()
-	src, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1", TrustDomain: td})
-	require.NoError(t, err)
+	src := must.Get(kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1", TrustDomain: td}))
 	refused := func(namespace, account, text string) {
 		t.Helper()
 		_, err := src.Resolve(byID(t, fmt.Sprintf("spiffe://example.org/ns/%s/sa/%s", namespace, account)), "kubernetes://s")
@@ -265,8 +264,7 @@ func TestReviewsStopped(t *testing.T) {
 		_, err := w.src.Resolve(caller, "kubernetes://s")
 		require.Error(t, err)
 		synctest.Wait()
-		_, err = w.src.Resolve(caller, "kubernetes://s")
-		require.NoError(t, err)
+		must.Get(w.src.Resolve(caller, "kubernetes://s"))
 		require.NoError(t, w.src.Close())
 		time.Sleep(2 * time.Hour)
 		_, err = w.src.Resolve(caller, "kubernetes://s")
@@ -289,16 +287,14 @@ func TestEntitlement(t *testing.T) {
 	put(w.api, "gw/s", first)
 	put(w.api, "app/s", first)
 	w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td, ReviewInterval: time.Second})
-	handler, err := sds.NewHandler(w.src, &sds.Options{Resolve: w.src.Resolve})
-	require.NoError(t, err)
+	handler := must.Get(sds.NewHandler(w.src, &sds.Options{Resolve: w.src.Resolve}))
 	defer handler.Close()
 	defer w.src.OnAccess(handler.Refresh)()
 	method := authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		id, err := spiffe.ParseID(r.Header.Get("caller"))
 		return &authn.Caller{ID: id, Method: "test"}, err
 	})
-	dir, err := os.MkdirTemp("", "ks")
-	require.NoError(t, err)
+	dir := must.Get(os.MkdirTemp("", "ks"))
 	defer os.RemoveAll(dir)
 	server := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: authn.Require(method, handler, nil)}
 	require.NoError(t, server.Listen())

@@ -33,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
@@ -103,8 +104,7 @@ func (w *world) start(cfg kubesecrets.Config) *world {
 	if cfg.Namespace == "" {
 		cfg.Namespace = "gw"
 	}
-	src, err := kubesecrets.Start(w.t.Context(), cfg)
-	require.NoError(w.t, err)
+	src := must.Get(kubesecrets.Start(w.t.Context(), cfg))
 	w.t.Cleanup(func() { require.NoError(w.t, src.Close()) })
 	w.src = src
 	w.t.Cleanup(src.Subscribe(func(name string) {
@@ -175,25 +175,21 @@ type issuer struct {
 
 func newIssuer(t testing.TB) *issuer {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(100 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, SubjectKeyId: []byte{1, 2, 3},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+	cert := must.Get(x509.ParseCertificate(der))
 	return &issuer{cert, key, pki.MarshalCertificatesPEM(cert)}
 }
 
 func (i *issuer) crl(t testing.TB, end time.Duration) []byte {
 	t.Helper()
-	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+	der := must.Get(x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Hour), NextUpdate: time.Now().Add(end),
-	}, i.cert, i.key)
-	require.NoError(t, err)
+	}, i.cert, i.key))
 	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
 }
 
@@ -345,8 +341,7 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 					assert.ErrorIs(t, r.Problems[0], st.RootsErr)
 				}
 				assert.True(t, r.Upstreams[0].OK)
-				m, err := metricstest.Of(r.Metrics)
-				require.NoError(t, err)
+				m := must.Get(metricstest.Of(r.Metrics))
 				assert.Equal(t, 1.0, m.Samples["svidkit_kubesecrets_secrets_refused"])
 				put(w.api, "gw/s", with(other, data{"ca.crt": roots}))
 				w.is("kubernetes://s", pair(other))
@@ -547,8 +542,7 @@ func TestWithdrawn(t *testing.T) {
 				w.api.Remove(path("gw/s"))
 				w.api.Compact()
 				time.Sleep(time.Minute)
-				got, err := w.get("kubernetes://s")
-				require.NoError(t, err)
+				got := must.Get(w.get("kubernetes://s"))
 				assert.Equal(t, pair(d), got, "nothing is withdrawn because nothing can be read")
 				assert.Error(t, w.src.Status().Err)
 				assert.Error(t, w.src.Report().Upstreams[0].Err)
@@ -714,8 +708,7 @@ func TestFollow(t *testing.T) {
 		w.api.EndWatches()
 		time.Sleep(time.Hour)
 		assert.ErrorContains(t, w.src.Status().Err, "ClusterRole")
-		m, err := metricstest.Of(w.src.Report().Metrics)
-		require.NoError(t, err)
+		m := must.Get(metricstest.Of(w.src.Report().Metrics))
 		assert.Zero(t, m.Samples["svidkit_kubesecrets_up"])
 		w.api.Faults(nil)
 		time.Sleep(time.Minute)
@@ -872,8 +865,7 @@ func TestStart(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, `Role in namespace "gw"`)
 
-		src, err := kubesecrets.New(cfg)
-		require.NoError(t, err)
+		src := must.Get(kubesecrets.New(cfg))
 		require.NoError(t, src.Run(canceled(t)))
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
@@ -913,8 +905,7 @@ func TestConfig(t *testing.T) {
 		require.ErrorContains(t, err, "kubesecrets: invalid Config")
 	}
 	good.Namespace, good.AllNamespaces = "", true
-	src, err := kubesecrets.New(good)
-	require.NoError(t, err)
+	src := must.Get(kubesecrets.New(good))
 	_, err = src.GenerateSecret(t.Context(), "kubernetes://s")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	assert.Equal(t, "kubesecrets.Source(all namespaces)", fmt.Sprintf("%v", src))

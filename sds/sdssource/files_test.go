@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/sdssource"
@@ -39,8 +40,7 @@ func onlyUnix(t testing.TB) {
 
 func start(t testing.TB, cfg sdssource.FilesConfig) *sdssource.Files {
 	t.Helper()
-	f, err := sdssource.StartFiles(t.Context(), cfg)
-	require.NoError(t, err)
+	f := must.Get(sdssource.StartFiles(t.Context(), cfg))
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	return f
 }
@@ -67,8 +67,7 @@ func valid(from, to time.Duration) func(*x509.Certificate) {
 
 func get(t testing.TB, f *sdssource.Files, name string) *pki.Secret {
 	t.Helper()
-	s, err := f.GenerateSecret(t.Context(), name)
-	require.NoError(t, err)
+	s := must.Get(f.GenerateSecret(t.Context(), name))
 	require.Equal(t, name, s.Name())
 	return s
 }
@@ -370,8 +369,7 @@ func TestFilesBound(t *testing.T) {
 	ca := spiffetest.NewCA(t, td.String())
 	roots := "file-root:" + write(t, ca.Bundle().MarshalPEM(), dir, "ca.crt")
 	synctest.Test(t, func(t *testing.T) {
-		f, err := sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}, MaxNames: 2})
-		require.NoError(t, err)
+		f := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}, MaxNames: 2}))
 		name := func(n int) string { return fmt.Sprintf("file-root:%s/%d", dir, n) }
 		ask := func(name string) error { // nothing runs, so nothing is read
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -454,9 +452,8 @@ func FuzzName(f *testing.F) {
 	cancel()
 	f.Fuzz(func(t *testing.T, name string) {
 		name = strings.ReplaceAll(name, "DIR", dir)
-		src, err := sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}})
-		require.NoError(t, err)
-		_, err = src.GenerateSecret(done, name)
+		src := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}}))
+		_, err := src.GenerateSecret(done, name)
 		require.Error(t, err)
 		cert, isCert := strings.CutPrefix(name, "file-cert:")
 		root, isRoot := strings.CutPrefix(name, "file-root:")
@@ -471,8 +468,7 @@ func FuzzName(f *testing.F) {
 			require.Len(t, paths, 2, "%q", name)
 		}
 		for _, path := range paths {
-			rel, err := filepath.Rel(dir, path)
-			require.NoError(t, err)
+			rel := must.Get(filepath.Rel(dir, path))
 			require.True(t, filepath.IsLocal(rel), "%q", path)
 			require.True(t, filepath.Clean(path) == path && filepath.IsAbs(path) && !strings.ContainsAny(path, "\x00~"), "%q", path)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
@@ -22,8 +23,7 @@ import (
 // rootsOf returns the roots of a secret, each once, by what they are.
 func rootsOf(t testing.TB, src sds.Source, name string) map[string]int {
 	t.Helper()
-	secret, err := src.GenerateSecret(t.Context(), name)
-	require.NoError(t, err)
+	secret := must.Get(src.GenerateSecret(t.Context(), name))
 	rest, ok := secret.Roots()
 	require.True(t, ok)
 	all := map[string]int{}
@@ -58,18 +58,15 @@ func TestAllRoots(t *testing.T) {
 		set := func(f *live, all ...*spiffe.Bundle) { f.set(spiffe.NewSnapshot(foreign, bundles(t, all...)), nil) }
 		set(&files.live, abroad.Bundle())
 		set(&federated.live, abroad.Bundle(), third.Bundle())
-		all, err := source.NewMerge(td, manager, files, federated)
-		require.NoError(t, err)
+		all := must.Get(source.NewMerge(td, manager, files, federated))
 		defer all.Close()
 		src, plain := sdssource.FromIdentityWithAllRoots(all), sdssource.FromIdentity(all)
-		first, err := src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		first := must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))
 		assert.Equal(t, once(ca.Root(), third.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
 		assert.Equal(t, once(ca.Root()), rootsOf(t, plain, "ROOTCA"), "of the own trust domain")
 		for _, s := range []sds.Source{src, plain} {
 			assert.Equal(t, once(abroad.Root()), rootsOf(t, s, "spiffe://partner.test"))
-			secret, err := s.GenerateSecret(t.Context(), "ALL")
-			require.NoError(t, err)
+			secret := must.Get(s.GenerateSecret(t.Context(), "ALL"))
 			domains, _ := secret.TrustDomains()
 			assert.Len(t, domains, 3)
 		}
@@ -110,12 +107,10 @@ func TestAllRoots(t *testing.T) {
 		assert.GreaterOrEqual(t, leaves, 4)
 
 		// A root that moves from one place to another makes no other secret.
-		before, err := src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		before := must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))
 		set(&files.live)
 		synctest.Wait()
-		after, err := src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		after := must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))
 		a, _ := before.Roots()
 		b, _ := after.Roots()
 		assert.Equal(t, string(a), string(b))
@@ -123,8 +118,7 @@ func TestAllRoots(t *testing.T) {
 		assert.NotEqual(t, string(f), string(a))
 
 		// What is empty is a statement.
-		empty, err := spiffe.NewBundle(partner, spiffe.BundleContents{})
-		require.NoError(t, err)
+		empty := must.Get(spiffe.NewBundle(partner, spiffe.BundleContents{}))
 		set(&federated.live, empty)
 		synctest.Wait()
 		assert.Equal(t, once(ca.Root()), rootsOf(t, src, "ROOTCA"))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -86,8 +87,7 @@ func (gone) Withdrawn() bool { return true }
 
 func bundles(t testing.TB, all ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	set, err := spiffe.NewBundleSet(all...)
-	require.NoError(t, err)
+	set := must.Get(spiffe.NewBundleSet(all...))
 	return set
 }
 
@@ -158,8 +158,7 @@ func TestFromIdentity(t *testing.T) {
 			time.Sleep(time.Second)
 			l.set(spiffe.NewSnapshot(one, both), nil)
 		}()
-		s, err := src.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		s := must.Get(src.GenerateSecret(t.Context(), "default"))
 		assert.Equal(t, certsOf(t, one), chainOf(t, s))
 		synctest.Wait()
 		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "spiffe://partner.test", "default", "spiffe://example.org/web"}, news.take(), "bundles first")
@@ -173,8 +172,7 @@ func TestFromIdentity(t *testing.T) {
 			assert.Equal(t, want, string(roots), name)
 			assert.Equal(t, name, s.Name())
 		}
-		s, err = src.GenerateSecret(t.Context(), "ALL")
-		require.NoError(t, err)
+		s = must.Get(src.GenerateSecret(t.Context(), "ALL"))
 		domains, _ := s.TrustDomains()
 		assert.ElementsMatch(t, []spiffe.TrustDomain{td, partner}, slices.Collect(maps.Keys(domains)))
 		for _, name := range []string{"", "rootca", "spiffe://example.org/api", "spiffe://none.test", "spiffe://", "kubernetes://a"} {
@@ -188,8 +186,7 @@ func TestFromIdentity(t *testing.T) {
 		l.set(spiffe.NewSnapshot(two, both), nil)
 		synctest.Wait()
 		assert.Empty(t, news.take(), "nothing has changed")
-		empty, err := spiffe.NewBundle(partner, spiffe.BundleContents{})
-		require.NoError(t, err)
+		empty := must.Get(spiffe.NewBundle(partner, spiffe.BundleContents{}))
 		l.set(spiffe.NewSnapshot(two, bundles(t, ca.Bundle(), empty)), nil)
 		synctest.Wait()
 		assert.Subset(t, news.take(), []string{"ALL", "spiffe://partner.test"})
@@ -213,8 +210,7 @@ func TestFromIdentity(t *testing.T) {
 		_, err = src.GenerateSecret(short, "default")
 		require.ErrorContains(t, err, "has expired")
 		go l.set(spiffe.NewSnapshot(ca.SVID("/web"), both), nil)
-		_, err = src.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		must.Get(src.GenerateSecret(t.Context(), "default"))
 
 		synctest.Wait()
 		news.take()
@@ -296,8 +292,7 @@ func TestFromBundles(t *testing.T) {
 		l.set(spiffe.NewSnapshot(ca.SVID("/web"), bundles(t, ca.Bundle(), other.Bundle())), nil)
 		synctest.Wait()
 		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "spiffe://partner.test"}, news.take())
-		s, err := src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		s := must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))
 		roots, _ := s.Roots()
 		assert.Equal(t, string(ca.Bundle().MarshalPEM()), string(roots))
 		_, err = federated.GenerateSecret(t.Context(), "ROOTCA")
@@ -344,8 +339,7 @@ func TestMux(t *testing.T) {
 	var asked told
 	a, b, c := &named{name: "a", subs: &asked}, &named{name: "b", subs: &asked}, &named{name: "c", subs: &asked}
 	routes := map[string]sds.Source{"default": a, "ROOTCA": a, "file-*": b, "file-root:*": c, "file-root:system": b, "spiffe://*": a}
-	m, err := sdssource.Mux(routes)
-	require.NoError(t, err)
+	m := must.Get(sdssource.Mux(routes))
 	delete(routes, "default") // it was copied
 	for name, want := range map[string]string{
 		"default": "a", "ROOTCA": "a", "file-cert:x~y": "b", "file-": "b", "file-root:x": "c", "file-root:": "c", "file-root:system": "b",
@@ -410,11 +404,9 @@ func TestMountedIdentity(t *testing.T) {
 	t.Cleanup(src.Subscribe(news.add))
 	has := func(svid *spiffe.SVID) {
 		t.Helper()
-		s, err := src.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		s := must.Get(src.GenerateSecret(t.Context(), "default"))
 		assert.Equal(t, certsOf(t, svid), chainOf(t, s))
-		_, err = src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))
 	}
 	has(one)
 	require.NoError(t, os.Remove(filepath.Join(dir, "tls.crt")))

@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
@@ -113,10 +114,8 @@ func TestDebug(t *testing.T) {
 				"/debug": "istio.io/debug", "/debug/": "istio.io/debug", "/debug/syncz": "istio.io/debug/syncz",
 				"/debug/config_dump?resourceName=web.default%26x": "istio.io/debug/config_dump",
 			} {
-				resp, err := http.Get(server.URL + path)
-				require.NoError(t, err)
-				body, err := io.ReadAll(resp.Body)
-				require.NoError(t, err)
+				resp := must.Get(http.Get(server.URL + path))
+				body := must.Get(io.ReadAll(resp.Body))
 				require.NoError(t, resp.Body.Close())
 				require.Equal(t, http.StatusOK, resp.StatusCode, "%s", body)
 				assert.Equal(t, "application/json", resp.Header.Get("Content-Type"))
@@ -412,11 +411,9 @@ func TestDebugClients(t *testing.T) {
 		client := &http.Client{Transport: tr}
 		user := "slow"
 		get := func(path string) *http.Response {
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil)
-			require.NoError(t, err)
+			r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil))
 			r.Header.Set("User", user)
-			resp, err := client.Do(r)
-			require.NoError(t, err)
+			resp := must.Get(client.Do(r))
 			return resp
 		}
 		slow := get("/debug")
@@ -425,19 +422,17 @@ func TestDebugClients(t *testing.T) {
 		_ = second.Body.Close()
 		user = "other"
 		again := get("/debug") // a client that is slow holds up no other
-		size, err := io.Copy(io.Discard, again.Body)
-		require.NoError(t, err)
+		size := must.Get(io.Copy(io.Discard, again.Body))
 		assert.Greater(t, size, int64(4<<20))
 		_ = again.Body.Close()
 		time.Sleep(31 * time.Second)
-		_, err = io.Copy(io.Discard, slow.Body)
+		_, err := io.Copy(io.Discard, slow.Body)
 		require.Error(t, err)
 		_ = slow.Body.Close()
 
 		for range 2 {
 			resp := get("/debug")
-			size, err := io.Copy(io.Discard, resp.Body)
-			require.NoError(t, err)
+			size := must.Get(io.Copy(io.Discard, resp.Body))
 			assert.Greater(t, size, int64(4<<20))
 			_ = resp.Body.Close()
 			time.Sleep(time.Minute)

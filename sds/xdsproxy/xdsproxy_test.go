@@ -30,6 +30,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
@@ -132,8 +133,7 @@ func TestTransparent(t *testing.T) {
 					s.CloseSend()
 				}()
 				for i, want := range responses {
-					msg, err := s.Receive()
-					require.NoError(t, err)
+					msg := must.Get(s.Receive())
 					require.True(t, bytes.Equal(want, msg), "response %d", i)
 				}
 				_, err := s.Receive()
@@ -331,8 +331,7 @@ func TestMutualDeadlock(t *testing.T) {
 				s.CloseSend()
 			}()
 			for range count {
-				_, err := s.Receive()
-				require.NoError(t, err)
+				must.Get(s.Receive())
 			}
 			_, err := s.Receive()
 			require.Equal(t, io.EOF, err)
@@ -649,8 +648,7 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	token := func(context.Context) (string, error) { return "", nil }
 	good := xdsproxy.Config{URL: "https://istiod:15012/", HTTPClient: &http.Client{}, Header: http.Header{"X": {"secret-in-header"}}}
-	h, err := xdsproxy.NewHandler(good)
-	require.NoError(t, err)
+	h := must.Get(xdsproxy.NewHandler(good))
 	for _, v := range []any{good, &good, h, []any{h, good}} {
 		for _, text := range []string{fmt.Sprintf("%v", v), fmt.Sprintf("%+v", v), fmt.Sprintf("%#v", v), fmt.Sprint(slog.AnyValue(v).Resolve())} {
 			assert.NotContains(t, text, "secret-in-header")
@@ -772,11 +770,10 @@ func TestTLS(t *testing.T) {
 		RootsFile: file("root-cert.pem"), CertificateFile: file("cert-chain.pem"), KeyFile: file("key.pem"), ServerName: "istiod.test",
 	})
 	require.NoError(t, err)
-	h, err := xdsproxy.NewHandler(xdsproxy.Config{
+	h := must.Get(xdsproxy.NewHandler(xdsproxy.Config{
 		URL: plane.URL, HTTPClient: client, Header: http.Header{"X-Own": {" own"}},
 		Token: func(context.Context) (string, error) { return "sesame-sesame-sesame", nil },
-	})
-	require.NoError(t, err)
+	}))
 	defer h.Close()
 	c := onSocket(t, h)
 	pass := func() error {

@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func TestReadAndWrite(t *testing.T) {
@@ -35,11 +36,9 @@ func TestReadAndWrite(t *testing.T) {
 		require.NoError(t, err, "a write does not wait for a reader")
 		assert.Equal(t, 5, n)
 		buf := make([]byte, 3)
-		n, err = dir[1].Read(buf)
-		require.NoError(t, err)
+		n = must.Get(dir[1].Read(buf))
 		assert.Equal(t, "hel", string(buf[:n]))
-		n, err = dir[1].Read(buf)
-		require.NoError(t, err)
+		n = must.Get(dir[1].Read(buf))
 		assert.Equal(t, "lo", string(buf[:n]))
 	}
 	assert.Equal(t, "mem", a.LocalAddr().Network())
@@ -62,8 +61,7 @@ func TestLargeTransfer(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
 	sent := make([]byte, 1<<20)
-	_, err := rand.Read(sent)
-	require.NoError(t, err)
+	must.Get(rand.Read(sent))
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		n, err := a.Write(sent)
@@ -71,8 +69,7 @@ func TestLargeTransfer(t *testing.T) {
 		assert.Equal(t, len(sent), n)
 		assert.NoError(t, a.Close())
 	})
-	got, err := io.ReadAll(b)
-	require.NoError(t, err)
+	got := must.Get(io.ReadAll(b))
 	assert.True(t, bytes.Equal(sent, got))
 	wg.Wait()
 }
@@ -89,8 +86,7 @@ func TestConcurrentWritesDoNotMix(t *testing.T) {
 		})
 	}
 	got := make([]byte, size*writers)
-	_, err := io.ReadFull(b, got)
-	require.NoError(t, err)
+	must.Get(io.ReadFull(b, got))
 	wg.Wait()
 	for chunk := range writers {
 		part := got[chunk*size : (chunk+1)*size]
@@ -101,14 +97,12 @@ func TestConcurrentWritesDoNotMix(t *testing.T) {
 func TestClose(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
-	_, err := a.Write([]byte("last words"))
-	require.NoError(t, err)
-	_, err = b.Write([]byte("unread"))
-	require.NoError(t, err)
+	must.Get(a.Write([]byte("last words")))
+	must.Get(b.Write([]byte("unread")))
 	require.NoError(t, a.Close())
 	require.NoError(t, a.Close(), "again")
 
-	_, err = a.Read(make([]byte, 1))
+	_, err := a.Read(make([]byte, 1))
 	assert.ErrorIs(t, err, net.ErrClosed)
 	_, err = a.Write([]byte("x"))
 	assert.ErrorIs(t, err, net.ErrClosed)
@@ -128,19 +122,15 @@ func TestClose(t *testing.T) {
 func TestCloseWrite(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
-	_, err := a.Write([]byte("question"))
-	require.NoError(t, err)
+	must.Get(a.Write([]byte("question")))
 	require.NoError(t, a.CloseWrite())
-	got, err := io.ReadAll(b)
-	require.NoError(t, err)
+	got := must.Get(io.ReadAll(b))
 	assert.Equal(t, "question", string(got))
-	_, err = b.Write([]byte("answer"))
-	require.NoError(t, err)
+	must.Get(b.Write([]byte("answer")))
 	require.NoError(t, b.Close())
-	got, err = io.ReadAll(a)
-	require.NoError(t, err)
+	got = must.Get(io.ReadAll(a))
 	assert.Equal(t, "answer", string(got))
-	_, err = a.Write([]byte("x"))
+	_, err := a.Write([]byte("x"))
 	assert.ErrorIs(t, err, net.ErrClosed)
 }
 
@@ -228,14 +218,12 @@ func TestDeadlines(t *testing.T) {
 func TestPassedDeadlineWins(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
-	_, err := b.Write([]byte("x"))
-	require.NoError(t, err)
+	must.Get(b.Write([]byte("x")))
 	require.NoError(t, a.SetReadDeadline(time.Unix(1, 0)))
-	_, err = a.Read(make([]byte, 1))
+	_, err := a.Read(make([]byte, 1))
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded, "even if there is something to read, as on a socket")
 	require.NoError(t, a.SetReadDeadline(time.Time{}))
-	n, err := a.Read(make([]byte, 1))
-	require.NoError(t, err)
+	n := must.Get(a.Read(make([]byte, 1)))
 	assert.Equal(t, 1, n, "and nothing is lost")
 }
 
@@ -261,10 +249,8 @@ func TestListener(t *testing.T) {
 			_, err = l.Accept()
 			assert.ErrorIs(t, err, net.ErrClosed)
 		})
-		c, err := l.DialContext(t.Context(), "tcp", "example.org:443")
-		require.NoError(t, err)
-		got, err := io.ReadAll(c)
-		require.NoError(t, err)
+		c := must.Get(l.DialContext(t.Context(), "tcp", "example.org:443"))
+		got := must.Get(io.ReadAll(c))
 		assert.Equal(t, "hello", string(got))
 		synctest.Wait()
 		require.NoError(t, l.Close())
@@ -278,18 +264,15 @@ func TestListener(t *testing.T) {
 // configs returns a server's and a client's TLS configuration that can resume sessions.
 func configs(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),
 		DNSNames:     []string{"server.test"},
 		NotBefore:    time.Now(),
 		NotAfter:     time.Now().Add(time.Hour),
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+	cert := must.Get(x509.ParseCertificate(der))
 	roots := x509.NewCertPool()
 	roots.AddCert(cert)
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}},
@@ -319,11 +302,9 @@ func TestTLSResumption(t *testing.T) {
 					require.NoError(t, client.HandshakeContext(t.Context()))
 					assert.Equal(t, version, client.ConnectionState().Version)
 					assert.Equal(t, i > 0, client.ConnectionState().DidResume)
-					_, err := io.WriteString(client, "echo")
-					require.NoError(t, err)
+					must.Get(io.WriteString(client, "echo"))
 					require.NoError(t, client.CloseWrite())
-					got, err := io.ReadAll(client) // the session ticket comes with it
-					require.NoError(t, err)
+					got := must.Get(io.ReadAll(client)) // the session ticket comes with it
 					assert.Equal(t, "echo", string(got))
 					require.NoError(t, client.Close())
 					wg.Wait()

@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -208,8 +209,7 @@ func identityEnd(ctx context.Context, socket string) (time.Time, error) {
 func free(t *testing.T, n int) (addrs []string) {
 	t.Helper()
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 		defer l.Close()
 		addrs = append(addrs, l.Addr().String())
 	}
@@ -224,8 +224,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	t.Helper()
 	const life = programLife
 	programs := programtest.Build(t, "ca", "agent", "workload-agent", "linkerd-proxy", "service", "athenz-agent", "athenz-provider", "athenz-sia")
-	dir, err := os.MkdirTemp("", "svidkit-siege") // and not t.TempDir, which the attacker may not enter
-	require.NoError(t, err)
+	dir = must.Get(os.MkdirTemp("", "svidkit-siege")) // and not t.TempDir, which the attacker may not enter
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o755))
 	ports := free(t, 9)
@@ -239,8 +238,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	root := filepath.Join(dir, "agent")
 	token := filepath.Join(root, "var/run/secrets/tokens/istio-token")
 	require.NoError(t, os.MkdirAll(filepath.Dir(token), 0o755))
-	secret, err := os.ReadFile(filepath.Join(state, "token-secret"))
-	require.NoError(t, err)
+	secret := must.Get(os.ReadFile(filepath.Join(state, "token-secret")))
 	require.NoError(t, os.WriteFile(token, fmt.Appendf(nil, "%s:demo/web", secret), 0o600))
 	_, debug, err := net.SplitHostPort(ports[4])
 	require.NoError(t, err)
@@ -264,8 +262,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 
 	// The proxy of a mesh, and its application.
 	mesh := meshtest.New(t, meshtest.Options{Life: 3 * life}) // a proxy waits 10 s at least
-	app, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	app := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") })}
 	go func() { _ = server.Serve(app) }()
 	t.Cleanup(func() { _ = server.Close() })
@@ -378,11 +375,9 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 		}},
 		{Name: "workload-agent: admin", program: machine, Path: "/metrics", Network: "tcp", Addr: ports[7], good: get("http://" + ports[7] + "/ready")},
 	}
-	text, err := json.Marshal(targets)
-	require.NoError(t, err)
+	text := must.Get(json.Marshal(targets))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), text, 0o644))
-	self, err := os.ReadFile("/proc/self/exe")
-	require.NoError(t, err)
+	self := must.Get(os.ReadFile("/proc/self/exe"))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), self, 0o755))
 	return dir, targets
 }
@@ -407,16 +402,11 @@ func workloadSVID(ctx context.Context, socket string) (*spiffe.SVID, error) {
 func keyPair(t *testing.T, addr, roots, token string) []byte {
 	t.Helper()
 	endpoint := caclient.Endpoint{URL: "https://" + addr, TrustDomain: spiffe.MustParseTrustDomain("example.org"), RootsFile: roots, TokenFile: token}
-	issuer, err := istioca.New(istioca.Options{Endpoint: endpoint})
-	require.NoError(t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	chain, err := issuer.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
-	text, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	issuer := must.Get(istioca.New(istioca.Options{Endpoint: endpoint}))
+	key := must.Get(pki.NewKey(pki.ECDSAP256))
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))
+	chain := must.Get(issuer.Sign(t.Context(), csr, time.Hour))
+	text := must.Get(pki.MarshalPrivateKeyPEM(key))
 	return append(pki.MarshalCertificatesPEM(chain...), text...)
 }
 

@@ -37,6 +37,7 @@ import (
 	clientistioca "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -120,10 +121,8 @@ func start(t *testing.T, binary, dir, role string, user uint32) *process {
 	if user != 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	}
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	in := must.Get(cmd.StdinPipe())
+	out := must.Get(cmd.StdoutPipe())
 	require.NoError(t, cmd.Start())
 	p := &process{cmd: cmd, in: in, out: bufio.NewScanner(out)}
 	t.Cleanup(func() { p.stop() })
@@ -132,8 +131,7 @@ func start(t *testing.T, binary, dir, role string, user uint32) *process {
 
 func (p *process) ask(t *testing.T, question string, answer any) {
 	t.Helper()
-	_, err := io.WriteString(p.in, question+"\n")
-	require.NoError(t, err)
+	must.Get(io.WriteString(p.in, question+"\n"))
 	require.True(t, p.out.Scan(), "the process has ended")
 	require.NoError(t, json.Unmarshal(p.out.Bytes(), answer))
 }
@@ -174,10 +172,8 @@ func TestSoak(t *testing.T) {
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // the clients are other users
 		require.NoError(t, os.Chmod(d, 0o755))
 	}
-	self, err := os.Executable()
-	require.NoError(t, err)
-	data, err := os.ReadFile(self)
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
+	data := must.Get(os.ReadFile(self))
 	binary := filepath.Join(dir, "soak")
 	require.NoError(t, os.WriteFile(binary, data, 0o755))
 
