@@ -139,11 +139,9 @@ func TestClient(t *testing.T) {
 
 func TestClientBreak(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
-	h := handler(t, src, nil)
-	socket, _ := serve(t, h)
-	for s, err := range sds.NewClient(dial(t, socket), "http://localhost").Watch(t.Context(), "default") {
+	_, src, _ := withPair(t, "default")
+	h, c := serving(t, src, nil)
+	for s, err := range sds.NewClient(c, "http://localhost").Watch(t.Context(), "default") {
 		require.NoError(t, err)
 		assert.Equal(t, "default", s.Name())
 		break

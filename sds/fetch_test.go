@@ -56,9 +56,7 @@ func TestFetchGRPC(t *testing.T) {
 	src.put("ROOTCA", trust)
 	src.fail("down", errors.New("CA down"))
 	var log syncBuffer
-	h := handler(t, src, &sds.Options{Logger: textLogger(&log)})
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, &sds.Options{Logger: textLogger(&log)})
 	r, code := fetch(t, c, "default")
 	assert.Equal(t, codeOK, code)
 	want(t, r, web)

@@ -16,9 +16,7 @@ import (
 // TestWriteMetrics: streams, names, responses, a rejection, a refusal and a look-up that fails.
 func TestWriteMetrics(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
+	_, src, web := withPair(t, "default")
 	src.fail("down", errors.New("CA down"))
 	h := handler(t, src, &sds.Options{MaxPeerStreams: 2})
 	read := func() map[string]float64 {

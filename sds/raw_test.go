@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
@@ -128,6 +129,15 @@ func (m mint) roots(name string) *pki.Secret {
 	return s
 }
 
+// withPair has a mint and a source, which has a pair of it.
+func withPair(t testing.TB, name string) (mint, *fakeSource, *pki.Secret) {
+	t.Helper()
+	m, src := newMint(t), newFakeSource()
+	s := m.pair(name)
+	src.put(name, s)
+	return m, src, s
+}
+
 // socketDir is short enough for a socket, which the folders of t.TempDir are not.
 func socketDir(t testing.TB) string {
 	t.Helper()
@@ -167,6 +177,14 @@ func handler(t testing.TB, src sds.Source, opts *sds.Options) *sds.Handler {
 	return h
 }
 
+// serving has a handler that is served until the test ends, and a client of it.
+func serving(t testing.TB, src sds.Source, opts *sds.Options) (*sds.Handler, *http.Client) {
+	t.Helper()
+	h := handler(t, src, opts)
+	socket, _ := serve(t, h)
+	return h, dial(t, socket)
+}
+
 func dial(t testing.TB, socket string) *http.Client {
 	c := sds.UnixClient(socket)
 	t.Cleanup(c.CloseIdleConnections)
@@ -179,6 +197,7 @@ type raw struct {
 	in     *io.PipeWriter
 	resp   *http.Response
 	cancel context.CancelFunc
+	asked  []string // the names of the last request
 }
 
 // open begins a stream. Edits change the request before it goes.
@@ -257,6 +276,13 @@ func (s *raw) status() (code string, messages int) {
 	return code, messages
 }
 
+// ends waits for the end of the stream, which has that status.
+func (s *raw) ends(want string) {
+	s.t.Helper()
+	code, _ := s.status()
+	assert.Equal(s.t, want, code)
+}
+
 // The gRPC codes that we answer with.
 const (
 	codeOK                = "0"
@@ -276,13 +302,31 @@ func openSotW(t testing.TB, c *http.Client, edit ...func(*http.Request)) sotw {
 	return sotw{open(t, c, "StreamSecrets", edit...)}
 }
 
+// asking is a stream that asks for names.
+func asking(t testing.TB, c *http.Client, names ...string) sotw {
+	t.Helper()
+	s := openSotW(t, c)
+	s.ask(names...)
+	return s
+}
+
+// takes has the next response with exactly these secrets, and acknowledges it.
+func (s sotw) takes(wanted ...*pki.Secret) {
+	s.t.Helper()
+	r := s.recv()
+	want(s.t, r, wanted...)
+	s.ack(r, s.asked...)
+}
+
 func (s sotw) ask(names ...string) {
 	s.t.Helper()
+	s.asked = names
 	s.send(&envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: "raw", Cluster: "test"}, ResourceNames: names, TypeUrl: typeURL})
 }
 
 func (s sotw) ack(r *envoysds.DiscoveryResponse, names ...string) {
 	s.t.Helper()
+	s.asked = names
 	s.send(&envoysds.DiscoveryRequest{VersionInfo: r.GetVersionInfo(), ResponseNonce: r.GetNonce(), ResourceNames: names, TypeUrl: typeURL})
 }
 
@@ -358,6 +402,14 @@ func (s delta) subscribe(names ...string) {
 func (s delta) ack(r *envoysds.DeltaDiscoveryResponse) {
 	s.t.Helper()
 	s.send(&envoysds.DeltaDiscoveryRequest{ResponseNonce: r.GetNonce()})
+}
+
+// takes has the next response with what is removed and exactly these secrets, and acknowledges it.
+func (s delta) takes(removed []string, wanted ...*pki.Secret) {
+	s.t.Helper()
+	r := s.recv()
+	wantDelta(s.t, r, removed, wanted...)
+	s.ack(r)
 }
 
 func (s delta) recv() *envoysds.DeltaDiscoveryResponse {

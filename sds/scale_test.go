@@ -220,8 +220,7 @@ func misbehave(t *testing.T, socket string) (end func() int) {
 func TestScaleCycles(t *testing.T) { // not parallel: it measures
 	rounds.Slow(t)
 	cycles := scaled(10_000, 3000)
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
+	_, src, _ := withPair(t, "default")
 	h := handler(t, src, nil)
 	socket, _ := serve(t, h)
 	usage := func() (goroutines, descriptors int, heap uint64) {

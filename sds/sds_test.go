@@ -38,9 +38,7 @@ func TestStatus(t *testing.T) {
 	web, trust := m.pair("default"), m.roots("ROOTCA")
 	src.put("default", web)
 	src.put("ROOTCA", trust)
-	h := handler(t, src, nil)
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, nil)
 
 	leaf, root := openSotW(t, c), openSotW(t, c)
 	leaf.ask("default")
@@ -56,17 +54,14 @@ func TestStatus(t *testing.T) {
 
 	// A stream that ends well.
 	require.NoError(t, root.in.Close())
-	code, _ := root.status()
-	assert.Equal(t, codeOK, code)
+	root.ends(codeOK)
 }
 
 // What comes after a reconnect is the same whatever the client brings, and has the same version,
 // also from another server.
 func TestReconnect(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
+	_, src, web := withPair(t, "default")
 	versions := make(map[string]bool)
 	for range 2 {
 		socket, stop := serve(t, handler(t, src, nil))
@@ -103,14 +98,10 @@ func TestSourceDown(t *testing.T) {
 	src.put("ROOTCA", trust)
 	src.fail("default", errors.New("CA down"))
 	var log syncBuffer
-	h := handler(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	s, d := openSotW(t, c), openDelta(t, c)
 	s.ask("default", "ROOTCA")
-	r := s.recv()
-	want(t, r, trust)
-	s.ack(r, "default", "ROOTCA")
+	s.takes(trust)
 	d.subscribe("default")
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "CA down") }, patient, time.Millisecond)
 	assert.Empty(t, h.Status().Names["default"])
@@ -122,8 +113,7 @@ func TestSourceDown(t *testing.T) {
 
 	// Once served, a failure takes it from no stream, not even from new ones.
 	src.fail("default", errors.New("CA down again"))
-	late := openSotW(t, c)
-	late.ask("default")
+	late := asking(t, c, "default")
 	want(t, late.recv(), web)
 }
 
@@ -134,10 +124,8 @@ func TestNACK(t *testing.T) {
 	src.put("default", web)
 	src.put("other", other)
 	var log syncBuffer
-	h := handler(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	socket, _ := serve(t, h)
-	s := openSotW(t, dial(t, socket))
-	s.ask("default")
+	h, c := serving(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	s := asking(t, c, "default")
 	r := s.recv()
 	before := time.Now()
 	s.nack(r, "KEY_VALUES_MISMATCH", "default")
@@ -178,13 +166,10 @@ func TestNACK(t *testing.T) {
 func TestPushes(t *testing.T) {
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
-	h := handler(t, src, nil)
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, nil)
 	src.put("default", m.pair("default"))
 	for range 3 {
-		s := openSotW(t, c)
-		s.ask("default")
+		s := asking(t, c, "default")
 		s.recv()
 	}
 	st := h.Status()
@@ -192,8 +177,7 @@ func TestPushes(t *testing.T) {
 	assert.Equal(t, 3, st.Pushes[0].Streams)
 	first := st.Pushes[0].Version
 
-	s := openSotW(t, c)
-	s.ask("other")
+	s := asking(t, c, "other")
 	for i := range 20 {
 		src.put("other", m.pair("other"))
 		r := s.recv()
@@ -212,8 +196,7 @@ func TestPushes(t *testing.T) {
 		names = append(names, name)
 		src.put(name, m.pair(name))
 	}
-	many := openSotW(t, c)
-	many.ask(names...)
+	many := asking(t, c, names...)
 	many.recv()
 	for _, p := range h.Status().Pushes {
 		assert.LessOrEqual(t, len(p.Names), 16)
@@ -268,13 +251,9 @@ func TestResolve(t *testing.T) {
 	s.ack(r, "db", "web")
 	s.ack(r, "db", "web")
 	d.subscribe("db", "web")
-	rd := d.recv()
-	wantDelta(t, rd, []string{"db"}, web)
-	d.ack(rd)
+	d.takes([]string{"db"}, web)
 	other.ask("db")
-	r2 := other.recv()
-	want(t, r2, db)
-	other.ack(r2, "db")
+	other.takes(db)
 	assert.Equal(t, 1, strings.Count(log.String(), "web may not have db"), "at once, and from then on counted")
 
 	// What is taken away is not renewed, and delta says so.
@@ -304,15 +283,13 @@ func TestResolveBeforeSending(t *testing.T) {
 	src.put("db", db)
 	var denied atomic.Bool
 	asked := make(chan string, 100)
-	h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
+	_, c := serving(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
 		asked <- name
 		if name == "db" && denied.Load() {
 			return errors.New("no longer")
 		}
 		return nil
 	})})
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
 	s, d := openSotW(t, c), openDelta(t, c)
 	s.ask("web")
 	r := s.recv()
@@ -330,9 +307,7 @@ func TestResolveBeforeSending(t *testing.T) {
 	denied.Store(true)
 	s.ack(r, "web", "db")
 	d.ack(rd)
-	rd = d.recv()
-	wantDelta(t, rd, []string{"db"})
-	d.ack(rd)
+	d.takes([]string{"db"})
 	web = m.pair("web")
 	src.put("web", web)
 	want(t, s.recv(), web)
@@ -340,11 +315,8 @@ func TestResolveBeforeSending(t *testing.T) {
 
 func TestRequireHeader(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
-	socket, _ := serve(t, handler(t, src, &sds.Options{RequireHeader: true}))
-	c := dial(t, socket)
+	_, src, web := withPair(t, "default")
+	_, c := serving(t, src, &sds.Options{RequireHeader: true})
 	for _, value := range []string{"", "false", "True"} {
 		for _, method := range []string{"StreamSecrets", "DeltaSecrets", "FetchSecrets"} {
 			s := open(t, c, method, func(r *http.Request) { r.Header.Set("Workload.Spiffe.Io", value) })
@@ -365,9 +337,7 @@ func TestAggregated(t *testing.T) {
 	web, trust := m.pair("default"), m.roots("ROOTCA")
 	src.put("default", web)
 	src.put("ROOTCA", trust)
-	h := handler(t, src, nil)
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, nil)
 	ads := func(method string) func(*http.Request) {
 		return func(r *http.Request) {
 			r.URL.Path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/" + method + "AggregatedResources"
@@ -391,17 +361,14 @@ func TestAggregated(t *testing.T) {
 
 	cluster := "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	s.send(&envoysds.DiscoveryRequest{TypeUrl: cluster})
-	code, _ := s.status()
-	assert.Equal(t, codeInvalidArgument, code)
+	s.ends(codeInvalidArgument)
 	d.send(&envoysds.DeltaDiscoveryRequest{TypeUrl: cluster})
-	code, _ = d.status()
-	assert.Equal(t, codeInvalidArgument, code)
+	d.ends(codeInvalidArgument)
 }
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
+	_, src, _ := withPair(t, "default")
 	socket, _ := serve(t, handler(t, src, &sds.Options{MaxNames: 3}))
 	c := dial(t, socket)
 	many := []string{"1", "2", "3", "4"}
@@ -452,8 +419,7 @@ func TestRefusals(t *testing.T) {
 	t.Run("unknown compression", func(t *testing.T) {
 		t.Parallel()
 		s := open(t, c, "StreamSecrets", func(r *http.Request) { r.Header.Set("Grpc-Encoding", "gzip") })
-		code, _ := s.status()
-		assert.Equal(t, codeUnimplemented, code)
+		s.ends(codeUnimplemented)
 	})
 	t.Run("HTTP", func(t *testing.T) {
 		t.Parallel()
@@ -500,8 +466,7 @@ func (s *slowCloser) Close() error { return nil }
 
 func TestClose(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
+	_, src, _ := withPair(t, "default")
 	h := must.Get(sds.NewHandler(src, nil))
 	require.Equal(t, 1, src.subscribers())
 	socket, _ := serve(t, h)
@@ -513,8 +478,7 @@ func TestClose(t *testing.T) {
 	require.NoError(t, h.Close())
 	assert.Zero(t, src.subscribers())
 	for _, s := range []*raw{s.raw, d.raw, open(t, c, "StreamSecrets"), open(t, c, "FetchSecrets")} {
-		code, _ := s.status()
-		assert.Equal(t, codeUnavailable, code)
+		s.ends(codeUnavailable)
 	}
 	require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
 	assert.Empty(t, h.Status().Names)
@@ -523,17 +487,13 @@ func TestClose(t *testing.T) {
 // A hook that panics ends its stream and nothing else.
 func TestResolvePanics(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("web")
-	src.put("web", web)
-	h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
+	_, src, web := withPair(t, "web")
+	h, c := serving(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
 		if name == "panic" {
 			panic("hook")
 		}
 		return nil
 	})})
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
 	s, bad := openSotW(t, c), openSotW(t, c)
 	bad.ask("panic")
 	_, err := bad.next()
@@ -546,26 +506,22 @@ func TestResolvePanics(t *testing.T) {
 // The same holds for a panic while a change is pushed.
 func TestResolvePanicsLater(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	src.put("web", m.pair("web"))
+	m, src, _ := withPair(t, "web")
 	var panics atomic.Bool
-	socket, _ := serve(t, handler(t, src, &sds.Options{Resolve: sds.Allow(func(context.Context, string) error {
+	_, c := serving(t, src, &sds.Options{Resolve: sds.Allow(func(context.Context, string) error {
 		if panics.Load() {
 			panic("hook")
 		}
 		return nil
-	})}))
-	c := dial(t, socket)
-	bad := openSotW(t, c)
-	bad.ask("web")
+	})})
+	bad := asking(t, c, "web")
 	bad.ack(bad.recv(), "web")
 	panics.Store(true)
 	src.put("web", m.pair("web"))
 	_, err := bad.next()
 	assert.ErrorContains(t, err, "INTERNAL_ERROR")
 	panics.Store(false)
-	s := openSotW(t, c)
-	s.ask("web")
+	s := asking(t, c, "web")
 	s.recv()
 }
 
@@ -574,8 +530,7 @@ func TestDeadline(t *testing.T) {
 	t.Parallel()
 	socket, _ := serve(t, handler(t, newFakeSource(), nil))
 	s := open(t, dial(t, socket), "StreamSecrets", func(r *http.Request) { r.Header.Set("Grpc-Timeout", "50m") })
-	code, _ := s.status()
-	assert.Equal(t, "4", code)
+	s.ends("4")
 }
 
 // 1,100 streams on one connection, as an Envoy with as many secrets opens, get each version; the
@@ -584,8 +539,7 @@ func TestManyStreams(t *testing.T) {
 	rounds.NotShort(t)
 	conformance.Covers(t, "IST-8.7-2", "IST-8.5-1", "IST-8.5-4")
 	const n = 1100
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
+	m, src, _ := withPair(t, "default")
 	before := runtime.NumGoroutine()
 	h := must.Get(sds.NewHandler(src, nil))
 	var conns int
@@ -655,8 +609,7 @@ func TestSlowReader(t *testing.T) {
 	small := sds.UnixClient(socket)
 	small.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 16 << 10}
 	t.Cleanup(small.CloseIdleConnections)
-	slow := openSotW(t, small)
-	slow.ask("ROOTCA")
+	slow := asking(t, small, "ROOTCA")
 	fast := []sotw{openSotW(t, small), openSotW(t, dial(t, socket))}
 	for _, s := range fast {
 		s.ask("ROOTCA")
@@ -667,9 +620,7 @@ func TestSlowReader(t *testing.T) {
 		last = large()
 		src.put("ROOTCA", last)
 		for _, s := range fast {
-			r := s.recv()
-			want(t, r, last)
-			s.ack(r, "ROOTCA")
+			s.takes(last)
 		}
 	}
 	r := slow.recv()
@@ -691,9 +642,8 @@ func TestManyNames(t *testing.T) {
 		s := must.Get(pki.NewKeyPairSecret(name, svid))
 		src.put(name, s)
 	}
-	socket, _ := serve(t, handler(t, src, &sds.Options{MaxNames: n}))
-	s := openSotW(t, dial(t, socket))
-	s.ask(names[0])
+	_, c := serving(t, src, &sds.Options{MaxNames: n})
+	s := asking(t, c, names[0])
 	start := time.Now()
 	for i := range names {
 		r := s.recv()

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"testing"
 
-
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
