@@ -310,8 +310,7 @@ func TestWatchKeepsValid(t *testing.T) {
 		}
 		roots := func() *pki.Secret {
 			ca.Rotate()
-			s := must.Get(pki.NewTrustSecret("ROOTCA", ca.Bundle()))
-			return s
+			return must.Get(pki.NewTrustSecret("ROOTCA", ca.Bundle()))
 		}
 		src := newFakeSource()
 		good := issue(0, 3*time.Hour)

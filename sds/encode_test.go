@@ -24,8 +24,7 @@ import (
 
 func pair(t testing.TB, ca *spiffetest.CA, name string, edits ...func(*x509.Certificate)) *pki.Secret {
 	t.Helper()
-	s := must.Get(pki.NewKeyPairSecret(name, ca.SVID("/"+name, edits...)))
-	return s
+	return must.Get(pki.NewKeyPairSecret(name, ca.SVID("/"+name, edits...)))
 }
 
 func inlined(pem []byte) *envoysds.DataSource {
@@ -34,8 +33,7 @@ func inlined(pem []byte) *envoysds.DataSource {
 
 func roots(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
 	t.Helper()
-	s := must.Get(pki.NewTrustSecret(name, ca.Bundle()))
-	return s
+	return must.Get(pki.NewTrustSecret(name, ca.Bundle()))
 }
 
 // What is put together by hand is what the generated code makes of the same messages.
@@ -117,12 +115,10 @@ func TestEntryVersion(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
 	of := func(name string, s *pki.Secret) string {
-		e := must.Get(newEntry(name, s, nil))
-		return e.version.String()
+		return must.Get(newEntry(name, s, nil)).version.String()
 	}
 	secret := func(name string) *pki.Secret {
-		s := must.Get(pki.NewKeyPairSecret(name, svid))
-		return s
+		return must.Get(pki.NewKeyPairSecret(name, svid))
 	}
 	v := of("default", secret("default"))
 	assert.Len(t, v, 32)
@@ -155,8 +151,7 @@ func TestEntryDoesNotPrint(t *testing.T) {
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	marshal := func(m proto.Message) []byte {
-		b := must.Get(proto.Marshal(m))
-		return b
+		return must.Get(proto.Marshal(m))
 	}
 	node := protowire.AppendBytes(protowire.AppendTag(marshal(&envoysds.Node{Id: "n", Cluster: "c"}), 3, protowire.BytesType), make([]byte, 5000))
 	sotw := marshal(&envoysds.DiscoveryRequest{

@@ -129,8 +129,7 @@ func testEnvoyKinds(t *testing.T, api string) {
 	// Two trust domains, and one that is trusted by none.
 	one, two, three := spiffetest.NewCA(t, "one.example"), spiffetest.NewCA(t, "two.example"), spiffetest.NewCA(t, "three.example")
 	set := func(bundles ...*spiffe.Bundle) *spiffe.BundleSet {
-		s := must.Get(spiffe.NewBundleSet(bundles...))
-		return s
+		return must.Get(spiffe.NewBundleSet(bundles...))
 	}
 	put(pki.NewTrustDomainsSecret("ALL", set(one.Bundle(), two.Bundle())))
 

@@ -207,15 +207,13 @@ func (e *edge) fails(name string) time.Duration {
 func (e *edge) stat(name string) int {
 	e.t.Helper()
 	_, figure, _ := strings.Cut(e.Admin("/stats?filter=on_demand_secret."+name), ": ")
-	n := must.Get(strconv.Atoi(strings.TrimSpace(figure)))
-	return n
+	return must.Get(strconv.Atoi(strings.TrimSpace(figure)))
 }
 
 func (e *edge) allocated() int {
 	m := regexp.MustCompile(`"allocated": "(\d+)"`).FindStringSubmatch(e.Admin("/memory"))
 	require.NotNil(e.t, m)
-	n := must.Get(strconv.Atoi(m[1]))
-	return n
+	return must.Get(strconv.Atoi(m[1]))
 }
 
 func ownMemory() int {

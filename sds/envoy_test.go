@@ -204,8 +204,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	run("ca", authority.Run)
 	start := func(name string) workload {
 		id := must.Get(td.KubernetesID("demo", name))
-		issuer := must.Get(local.New(authority, id))
-		m := must.Get(secretcache.New(secretcache.Config{ID: id, CA: issuer}))
+		m := must.Get(secretcache.New(secretcache.Config{ID: id, CA: must.Get(local.New(authority, id))}))
 		run(name, m.Run)
 		h := must.Get(sds.NewHandler(m, nil))
 		socket := filepath.Join(dir, name+".sock")

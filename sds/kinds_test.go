@@ -91,8 +91,7 @@ func TestKindsRefused(t *testing.T) {
 	for name, provider := range map[string][]byte{
 		"no name": providerOf(t, "", "x"), "no configuration": providerOf(t, "hsm", ""), "garbage": []byte("garbage"), "cut short": providerOf(t, "hsm", "x")[:4],
 	} {
-		s := must.Get(pki.NewKeyProviderSecret("s", chain, provider))
-		_, err := newEntry("s", s, nil)
+		_, err := newEntry("s", must.Get(pki.NewKeyProviderSecret("s", chain, provider)), nil)
 		assert.ErrorContains(t, err, "key provider", name)
 	}
 	_, err := newEntry("s", new(pki.Secret), nil)
@@ -192,8 +191,7 @@ func TestParseSecret(t *testing.T) {
 // FuzzSecret reads what a server may send to a client. What is accepted means the same when it is encoded again.
 func FuzzSecret(f *testing.F) {
 	for _, s := range kindsOf(f) {
-		e := must.Get(newEntry("s", s, nil))
-		f.Add(valueOf(f, e))
+		f.Add(valueOf(f, must.Get(newEntry("s", s, nil))))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var m secret

@@ -119,14 +119,12 @@ func newMint(t testing.TB) mint { return mint{t, spiffetest.NewCA(t, "example.or
 
 func (m mint) pair(name string) *pki.Secret {
 	m.t.Helper()
-	s := must.Get(pki.NewKeyPairSecret(name, m.ca.SVID("/web")))
-	return s
+	return must.Get(pki.NewKeyPairSecret(name, m.ca.SVID("/web")))
 }
 
 func (m mint) roots(name string) *pki.Secret {
 	m.t.Helper()
-	s := must.Get(pki.NewTrustSecret(name, m.ca.Bundle()))
-	return s
+	return must.Get(pki.NewTrustSecret(name, m.ca.Bundle()))
 }
 
 // withPair has a mint and a source, which has a pair of it.
@@ -230,8 +228,7 @@ func frame(flags byte, msg []byte) []byte {
 
 func (s *raw) send(m proto.Message) {
 	s.t.Helper()
-	b := must.Get(proto.Marshal(m))
-	must.Get(s.in.Write(frame(0, b)))
+	must.Get(s.in.Write(frame(0, must.Get(proto.Marshal(m)))))
 }
 
 // read reads one message, or fails after some time.

@@ -65,8 +65,7 @@ func named(t testing.TB, s *pki.Secret, name string) *pki.Secret {
 	t.Helper()
 	chain, key, _ := s.KeyPair()
 	roots, _ := s.Roots()
-	out := must.Get(pki.NewSecretPEM(name, chain, key, roots, time.Time{}))
-	return out
+	return must.Get(pki.NewSecretPEM(name, chain, key, roots, time.Time{}))
 }
 
 // quiet asserts that nothing comes on a stream before its client ends it.

@@ -399,7 +399,6 @@ func TestScaleRestart(t *testing.T) { // not parallel: it measures
 	t.Logf("%d streams are served %v after the start", streams, took)
 	assert.LessOrEqual(t, took, 5*time.Second)
 	assert.Equal(t, signed, authority.Signed())
-	again := must.Get(second.SVID())
-	assert.Equal(t, svid.Leaf().Raw, again.Leaf().Raw)
+	assert.Equal(t, svid.Leaf().Raw, must.Get(second.SVID()).Leaf().Raw)
 	cancel()
 }

@@ -639,8 +639,7 @@ func TestManyNames(t *testing.T) {
 	for i := range n {
 		name := fmt.Sprint("name-", i)
 		names = append(names, name)
-		s := must.Get(pki.NewKeyPairSecret(name, svid))
-		src.put(name, s)
+		src.put(name, must.Get(pki.NewKeyPairSecret(name, svid)))
 	}
 	_, c := serving(t, src, &sds.Options{MaxNames: n})
 	s := asking(t, c, names[0])

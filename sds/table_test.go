@@ -263,8 +263,7 @@ func TestTableLooksUpOnce(t *testing.T) {
 			}
 			require.Same(t, e, got)
 		}
-		want := must.Get(newEntry("web", secrets[1], nil))
-		assert.Equal(t, want.version, e.version)
+		assert.Equal(t, must.Get(newEntry("web", secrets[1], nil)).version, e.version)
 
 		// The same content again is no news.
 		close(release)

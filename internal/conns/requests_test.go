@@ -279,8 +279,7 @@ func TestRequestByTCP(t *testing.T) {
 	srv := l.Server(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { counted <- conns.UnderWay() }), 10, slog.DiscardHandler)
 	go func() { _ = srv.Serve(conns.Patient(l)) }()
 	defer srv.Close()
-	resp := must.Get(http.Get("http://" + inner.Addr().String()))
-	require.NoError(t, resp.Body.Close())
+	require.NoError(t, must.Get(http.Get("http://"+inner.Addr().String())).Body.Close())
 	assert.Equal(t, 2, <-counted)
 }
 
@@ -566,8 +565,7 @@ func TestQuietStream(t *testing.T) {
 				only(transport.Protocols)
 				resp := must.Get((&http.Client{Transport: transport}).Get("http://server.test/"))
 				defer resp.Body.Close()
-				got := must.Get(io.ReadAll(resp.Body))
-				assert.Equal(t, "event 0\nevent 1\nevent 2\n", string(got))
+				assert.Equal(t, "event 0\nevent 1\nevent 2\n", string(must.Get(io.ReadAll(resp.Body))))
 			})
 		})
 	}

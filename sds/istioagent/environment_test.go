@@ -34,8 +34,7 @@ func TestDefaults(t *testing.T) {
 	assert.False(t, c.pkcs8Key)
 	assert.Contains(t, c.AllowFiles, "./etc/certs")
 	assert.Empty(t, c.notes)
-	named := must.Get(FromEnvironment([]string{"JWT_POLICY=third-party-jwt"}))
-	assert.Equal(t, c, named, "it is the default")
+	assert.Equal(t, c, must.Get(FromEnvironment([]string{"JWT_POLICY=third-party-jwt"})), "it is the default")
 	var help strings.Builder
 	require.NoError(t, WriteHelp(&help, true))
 	assert.Contains(t, help.String(), "\n| `JWT_POLICY` | text | `third-party-jwt` |")
@@ -150,8 +149,7 @@ func TestEnvironment(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			cfg := must.Get(FromEnvironment(strings.Fields(c.environ)))
-			c.check(t, cfg)
+			c.check(t, must.Get(FromEnvironment(strings.Fields(c.environ))))
 		})
 	}
 }
@@ -230,9 +228,7 @@ func TestServiceLinks(t *testing.T) {
 		links = append(links, service+"_SERVICE_HOST=10.0.0.1", service+"_SERVICE_PORT=80", service+"_SERVICE_PORT_HTTP=80", service+"_PORT=tcp://10.0.0.1:80",
 			service+"_PORT_80_TCP=tcp://10.0.0.1:80", service+"_PORT_80_TCP_PROTO=tcp", service+"_PORT_80_TCP_PORT=80", service+"_PORT_80_TCP_ADDR=10.0.0.1")
 	}
-	c := must.Get(FromEnvironment(links))
-	want := must.Get(FromEnvironment(nil))
-	assert.Equal(t, want, c)
+	assert.Equal(t, must.Get(FromEnvironment(nil)), must.Get(FromEnvironment(links)))
 }
 
 func FuzzFromEnvironment(f *testing.F) {

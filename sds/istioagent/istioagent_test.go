@@ -95,8 +95,7 @@ func (c *control) Authenticate(r *http.Request) (*authn.Caller, error) {
 
 func newControl(t *testing.T) *control {
 	t.Helper()
-	authority := must.Get(ca.New(ca.Config{TrustDomain: web.TrustDomain()}))
-	c := &control{authority: authority, addr: "127.0.0.1:0"}
+	c := &control{authority: must.Get(ca.New(ca.Config{TrustDomain: web.TrustDomain()})), addr: "127.0.0.1:0"}
 	c.start(t)
 	t.Cleanup(func() { c.stop() })
 	return c
@@ -190,8 +189,7 @@ func serial(t *testing.T, s *pki.Secret) string {
 	t.Helper()
 	chain, _, ok := s.KeyPair()
 	require.True(t, ok)
-	certs := must.Get(pki.ParseCertificatesPEM(chain))
-	return certs[0].SerialNumber.String()
+	return must.Get(pki.ParseCertificatesPEM(chain))[0].SerialNumber.String()
 }
 
 // TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
@@ -242,8 +240,7 @@ func TestFromCA(t *testing.T) {
 		names = append(names, name)
 	}
 	assert.Equal(t, []string{"origin", "identity", "files", "sds"}, names)
-	info := must.Get(os.Stat(a.cfg.Socket))
-	assert.Equal(t, os.ModeSocket|0o600, info.Mode())
+	assert.Equal(t, os.ModeSocket|0o600, must.Get(os.Stat(a.cfg.Socket)).Mode())
 	require.NoError(t, a.Close())
 	_, err := os.Stat(a.cfg.Socket)
 	require.ErrorIs(t, err, os.ErrNotExist, "the socket is gone")
@@ -265,8 +262,7 @@ func TestMachine(t *testing.T) {
 	a := start(t, cfg)
 	assert.Positive(t, c.tokens.Load(), "proven by the token")
 	output := func(name string) []byte {
-		data := must.Get(os.ReadFile(filepath.Join(root, "certs", name)))
-		return data
+		return must.Get(os.ReadFile(filepath.Join(root, "certs", name)))
 	}
 	svid := must.Get(a.Source().SVID())
 	require.Eventually(t, func() bool {
@@ -276,8 +272,7 @@ func TestMachine(t *testing.T) {
 	must.Get(pki.ParsePrivateKeyPEM(output("key.pem")))
 	assert.Equal(t, c.authority.Bundle().MarshalPEM(), output("root-cert.pem"))
 	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
-		info := must.Get(os.Stat(filepath.Join(root, "certs", name)))
-		assert.Equal(t, os.FileMode(0o600), info.Mode(), name)
+		assert.Equal(t, os.FileMode(0o600), must.Get(os.Stat(filepath.Join(root, "certs", name))).Mode(), name)
 	}
 	require.NoError(t, a.Close())
 	before, rejected := c.tokens.Load(), c.rejected.Load()
@@ -478,8 +473,7 @@ func TestOutputInPod(t *testing.T) {
 	first := next(nil)
 	next(first) // without a subscriber
 	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
-		info := must.Get(os.Stat(filepath.Join(root, "out", name)))
-		assert.Equal(t, os.FileMode(0o644), info.Mode(), name)
+		assert.Equal(t, os.FileMode(0o644), must.Get(os.Stat(filepath.Join(root, "out", name))).Mode(), name)
 	}
 	entries := must.Get(os.ReadDir(filepath.Join(root, "out")))
 	for _, e := range entries {
@@ -502,8 +496,7 @@ func TestFiles(t *testing.T) {
 	writeSVID(t, root, credentials, authority, authority.SVID("/ns/shop/sa/files"))
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr))
 	assert.Equal(t, fromFiles, a.cfg.Origin)
-	svid := must.Get(a.Source().SVID())
-	assert.Equal(t, "/ns/shop/sa/files", svid.ID().Path())
+	assert.Equal(t, "/ns/shop/sa/files", must.Get(a.Source().SVID()).ID().Path())
 	next := watch(t, a.cfg.Socket, "default")
 	first := serial(t, next())
 
@@ -535,8 +528,7 @@ func TestHalfPair(t *testing.T) {
 	key := filepath.Join(root, credentials, "key.pem")
 	require.NoError(t, os.Rename(key, key+".later"))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	choice := must.Get(Choose(t.Context(), cfg))
-	a := must.Get(New(choice))
+	a := must.Get(New(must.Get(Choose(t.Context(), cfg))))
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- a.Run(ctx) }()

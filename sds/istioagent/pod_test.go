@@ -33,8 +33,7 @@ func TestLoneRoots(t *testing.T) {
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h"))
 	assert.Equal(t, fromCA, a.cfg.Origin)
 	assert.Contains(t, a.cfg.why, "ROOTCA is")
-	svid := must.Get(a.Source().SVID())
-	assert.Equal(t, web, svid.ID())
+	assert.Equal(t, web, must.Get(a.Source().SVID()).ID())
 	for _, want := range [][]byte{mine, later} {
 		require.Eventually(t, func() bool {
 			secret, err := fetch(t, a.cfg.Socket, "ROOTCA")
@@ -94,8 +93,7 @@ func TestPostQuantum(t *testing.T) {
 		write(t, root, "roots.pem", pki.MarshalCertificatesPEM(server.Certificate()))
 		cfg := config(t, root, environ+pod+"CA_ROOT_CA=roots.pem XDS_ROOT_CA=roots.pem CA_ADDR="+server.Listener.Addr().String())
 		cfg.Envoy.XDS, cfg.discovery = true, server.Listener.Addr().String()
-		choice := must.Get(Choose(t.Context(), cfg))
-		a := must.Get(New(choice))
+		a := must.Get(New(must.Get(Choose(t.Context(), cfg))))
 		ended := make(chan error, 1)
 		go func() { ended <- a.Run(t.Context()) }()
 		check := func(h hello) {

@@ -160,8 +160,7 @@ func TestFakeCA(t *testing.T) {
 	authority := spiffetest.NewCA(t, "example.org")
 	fake := caclienttest.NewIstio(t, authority, "/ns/shop/sa/web")
 	root := folder(t)
-	token := must.Get(fake.Endpoint().Token(t.Context()))
-	write(t, root, "var/run/secrets/tokens/istio-token", []byte(token))
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte(must.Get(fake.Endpoint().Token(t.Context()))))
 	public := spiffetest.NewCA(t, "example.net") // vouches for servers alone
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), public.Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
@@ -190,15 +189,13 @@ func TestIntermediateEnds(t *testing.T) {
 	end := time.Now().Add(3 * time.Second)
 	fake := caclienttest.NewIstio(t, authority.Intermediate(func(c *x509.Certificate) { c.NotAfter = end }), "/ns/shop/sa/web")
 	root := folder(t)
-	token := must.Get(fake.Endpoint().Token(t.Context()))
-	write(t, root, "var/run/secrets/tokens/istio-token", []byte(token))
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte(must.Get(fake.Endpoint().Token(t.Context()))))
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), spiffetest.NewCA(t, "example.net").Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
 	cfg.discovery = fake.Endpoint().URL[len("https://"):]
 	a := start(t, cfg)
 	fake.Drop()
-	svid := must.Get(a.Source().SVID())
-	require.Greater(t, time.Until(svid.NotAfter()), 30*time.Minute)
+	require.Greater(t, time.Until(must.Get(a.Source().SVID()).NotAfter()), 30*time.Minute)
 	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
 		code, text := get(t, a, path)
 		require.Equal(t, http.StatusOK, code, text)
@@ -236,8 +233,7 @@ func TestGoogle(t *testing.T) {
 		pod+"CA_PROVIDER=GoogleCA CA_ADDR="+cafake.GoogleCASPool+" CA_ROOT_CA={root}/root.pem CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CREDENTIAL_IDENTITY_PROVIDER=provider")
 	cfg.urls.service, cfg.urls.exchange, cfg.urls.metadata = fake.Endpoint().URL, exchange.URL, metadata.URL
 	a := start(t, cfg)
-	svid := must.Get(a.Source().SVID())
-	assert.Equal(t, web, svid.ID())
+	assert.Equal(t, web, must.Get(a.Source().SVID()).ID())
 }
 
 // TestTiming holds that ratios are those of Istio's agent, but for the first and the last hundredth.
@@ -296,8 +292,7 @@ func TestRoots(t *testing.T) {
 			}
 			cfg := config(t, root, strings.Replace(pod, "PROXY_XDS_VIA_AGENT=false", "", 1)+"CA_ADDR="+c.addr+" "+test.environ)
 			cfg.discovery, cfg.debugAddress = p.Listener.Addr().String(), ""
-			choice := must.Get(Choose(t.Context(), cfg))
-			a := must.Get(New(choice))
+			a := must.Get(New(must.Get(Choose(t.Context(), cfg))))
 			ctx, stop := context.WithCancel(t.Context())
 			done := make(chan error)
 			go func() { done <- a.Run(ctx) }()
@@ -394,8 +389,7 @@ func TestGRPCBootstrapOfAnother(t *testing.T) {
 	folder := filepath.Join(root, "theirs")
 	require.NoError(t, os.Mkdir(folder, 0o755))
 	require.NoError(t, os.Chown(folder, 65534, 65534))
-	choice := must.Get(Choose(t.Context(), cfg))
-	a := must.Get(New(choice))
+	a := must.Get(New(must.Get(Choose(t.Context(), cfg))))
 	require.ErrorContains(t, a.Run(t.Context()), "GRPC_XDS_BOOTSTRAP")
 	assert.NoFileExists(t, filepath.Join(folder, "bootstrap.json"))
 }

@@ -23,8 +23,7 @@ import (
 // rootsOf returns the roots of a secret, each once, by what they are.
 func rootsOf(t testing.TB, src sds.Source, name string) map[string]int {
 	t.Helper()
-	secret := must.Get(src.GenerateSecret(t.Context(), name))
-	rest, ok := secret.Roots()
+	rest, ok := must.Get(src.GenerateSecret(t.Context(), name)).Roots()
 	require.True(t, ok)
 	all := map[string]int{}
 	for {
@@ -66,8 +65,7 @@ func TestAllRoots(t *testing.T) {
 		assert.Equal(t, once(ca.Root()), rootsOf(t, plain, "ROOTCA"), "of the own trust domain")
 		for _, s := range []sds.Source{src, plain} {
 			assert.Equal(t, once(abroad.Root()), rootsOf(t, s, "spiffe://partner.test"))
-			secret := must.Get(s.GenerateSecret(t.Context(), "ALL"))
-			domains, _ := secret.TrustDomains()
+			domains, _ := must.Get(s.GenerateSecret(t.Context(), "ALL")).TrustDomains()
 			assert.Len(t, domains, 3)
 		}
 
@@ -118,8 +116,7 @@ func TestAllRoots(t *testing.T) {
 		assert.NotEqual(t, string(f), string(a))
 
 		// What is empty is a statement.
-		empty := must.Get(spiffe.NewBundle(partner, spiffe.BundleContents{}))
-		set(&federated.live, empty)
+		set(&federated.live, must.Get(spiffe.NewBundle(partner, spiffe.BundleContents{})))
 		synctest.Wait()
 		assert.Equal(t, once(ca.Root()), rootsOf(t, src, "ROOTCA"))
 		_, err = src.GenerateSecret(t.Context(), "spiffe://partner.test")

@@ -87,8 +87,7 @@ func (gone) Withdrawn() bool { return true }
 
 func bundles(t testing.TB, all ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	set := must.Get(spiffe.NewBundleSet(all...))
-	return set
+	return must.Get(spiffe.NewBundleSet(all...))
 }
 
 // told keeps the names that a source tells of.
@@ -292,8 +291,7 @@ func TestFromBundles(t *testing.T) {
 		l.set(spiffe.NewSnapshot(ca.SVID("/web"), bundles(t, ca.Bundle(), other.Bundle())), nil)
 		synctest.Wait()
 		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "spiffe://partner.test"}, news.take())
-		s := must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))
-		roots, _ := s.Roots()
+		roots, _ := must.Get(src.GenerateSecret(t.Context(), "ROOTCA")).Roots()
 		assert.Equal(t, string(ca.Bundle().MarshalPEM()), string(roots))
 		_, err = federated.GenerateSecret(t.Context(), "ROOTCA")
 		assert.ErrorIs(t, err, fs.ErrNotExist, "there is no own trust domain")
@@ -404,8 +402,7 @@ func TestMountedIdentity(t *testing.T) {
 	t.Cleanup(src.Subscribe(news.add))
 	has := func(svid *spiffe.SVID) {
 		t.Helper()
-		s := must.Get(src.GenerateSecret(t.Context(), "default"))
-		assert.Equal(t, certsOf(t, svid), chainOf(t, s))
+		assert.Equal(t, certsOf(t, svid), chainOf(t, must.Get(src.GenerateSecret(t.Context(), "default"))))
 		must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))
 	}
 	has(one)

@@ -413,8 +413,7 @@ func TestDebugClients(t *testing.T) {
 		get := func(path string) *http.Response {
 			r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil))
 			r.Header.Set("User", user)
-			resp := must.Get(client.Do(r))
-			return resp
+			return must.Get(client.Do(r))
 		}
 		slow := get("/debug")
 		second := get("/debug")
@@ -422,8 +421,7 @@ func TestDebugClients(t *testing.T) {
 		_ = second.Body.Close()
 		user = "other"
 		again := get("/debug") // a client that is slow holds up no other
-		size := must.Get(io.Copy(io.Discard, again.Body))
-		assert.Greater(t, size, int64(4<<20))
+		assert.Greater(t, must.Get(io.Copy(io.Discard, again.Body)), int64(4<<20))
 		_ = again.Body.Close()
 		time.Sleep(31 * time.Second)
 		_, err := io.Copy(io.Discard, slow.Body)
@@ -432,8 +430,7 @@ func TestDebugClients(t *testing.T) {
 
 		for range 2 {
 			resp := get("/debug")
-			size := must.Get(io.Copy(io.Discard, resp.Body))
-			assert.Greater(t, size, int64(4<<20))
+			assert.Greater(t, must.Get(io.Copy(io.Discard, resp.Body)), int64(4<<20))
 			_ = resp.Body.Close()
 			time.Sleep(time.Minute)
 			resp = get("/debug?bad=1")

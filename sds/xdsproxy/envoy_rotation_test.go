@@ -341,8 +341,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	running.Go(func() { assert.NoError(t, authority.Run(ctx)) })
 	signer := &issued{Authority: authority, last: map[spiffe.ID]time.Time{}, all: map[spiffe.ID][]string{}}
 	id := func(name string) spiffe.ID {
-		id := must.Get(td.KubernetesID("demo", name))
-		return id
+		return must.Get(td.KubernetesID("demo", name))
 	}
 	rootsFile, at := filepath.Join(dir, "roots.pem"), "127.0.0.1:0"
 	startCA := func() (stop func()) {
@@ -377,8 +376,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	port := func(address string) uint64 {
 		_, port, err := net.SplitHostPort(address)
 		require.NoError(t, err)
-		n := must.Get(strconv.ParseUint(port, 10, 16))
-		return n
+		return must.Get(strconv.ParseUint(port, 10, 16))
 	}
 	n := sockets(t)
 	startPlane := func(s *side) { s.stopPlane = n.serve(t, s.ID.String(), control(s.plane.serve)) }

@@ -143,19 +143,16 @@ func testEnvoy(t *testing.T, api string) {
 	app.TLS = &tls.Config{Certificates: []tls.Certificate{*ca.SVID("/app").TLSCertificate()}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
 	app.StartTLS()
 	t.Cleanup(app.Close)
-	appURL := must.Get(url.Parse(app.URL))
-	port := must.Get(strconv.ParseUint(appURL.Port(), 10, 16))
+	port := must.Get(strconv.ParseUint(must.Get(url.Parse(app.URL)).Port(), 10, 16))
 
 	src := new(secretSource)
 	rotate := func() string {
 		svid := ca.SVID("/web")
-		s := must.Get(pki.NewKeyPairSecret("default", svid))
-		src.set("default", s)
+		src.set("default", must.Get(pki.NewKeyPairSecret("default", svid)))
 		return svid.Leaf().SerialNumber.String()
 	}
 	first := rotate()
-	roots := must.Get(pki.NewTrustSecret("ROOTCA", ca.Bundle()))
-	src.set("ROOTCA", roots)
+	src.set("ROOTCA", must.Get(pki.NewTrustSecret("ROOTCA", ca.Bundle())))
 
 	n, p := sockets(t), newPlane()
 	p.set(listeners, "ingress", listener(t))

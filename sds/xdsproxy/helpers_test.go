@@ -184,8 +184,7 @@ func (f *secretSource) Subscribe(fn func(string)) (cancel func()) {
 }
 
 func (f *secretSource) put(t testing.TB, ca *spiffetest.CA, name string) {
-	s := must.Get(pki.NewKeyPairSecret(name, ca.SVID("/web")))
-	f.set(name, s)
+	f.set(name, must.Get(pki.NewKeyPairSecret(name, ca.SVID("/web"))))
 }
 
 func (f *secretSource) set(name string, s *pki.Secret) {
@@ -209,8 +208,7 @@ func secrets(t testing.TB, src sds.Source, opts *sds.Options) func(*xdsproxy.Con
 }
 
 func encode(t testing.TB, m proto.Message) []byte {
-	b := must.Get(proto.Marshal(m))
-	return b
+	return must.Get(proto.Marshal(m))
 }
 
 func ask(t testing.TB, typeURL string, names ...string) []byte {

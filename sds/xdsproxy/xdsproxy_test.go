@@ -133,8 +133,7 @@ func TestTransparent(t *testing.T) {
 					s.CloseSend()
 				}()
 				for i, want := range responses {
-					msg := must.Get(s.Receive())
-					require.True(t, bytes.Equal(want, msg), "response %d", i)
+					require.True(t, bytes.Equal(want, must.Get(s.Receive())), "response %d", i)
 				}
 				_, err := s.Receive()
 				assert.Equal(t, io.EOF, err, "the end with OK passes, too")

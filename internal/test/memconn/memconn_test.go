@@ -69,8 +69,7 @@ func TestLargeTransfer(t *testing.T) {
 		assert.Equal(t, len(sent), n)
 		assert.NoError(t, a.Close())
 	})
-	got := must.Get(io.ReadAll(b))
-	assert.True(t, bytes.Equal(sent, got))
+	assert.True(t, bytes.Equal(sent, must.Get(io.ReadAll(b))))
 	wg.Wait()
 }
 
@@ -223,8 +222,7 @@ func TestPassedDeadlineWins(t *testing.T) {
 	_, err := a.Read(make([]byte, 1))
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded, "even if there is something to read, as on a socket")
 	require.NoError(t, a.SetReadDeadline(time.Time{}))
-	n := must.Get(a.Read(make([]byte, 1)))
-	assert.Equal(t, 1, n, "and nothing is lost")
+	assert.Equal(t, 1, must.Get(a.Read(make([]byte, 1))), "and nothing is lost")
 }
 
 func TestListener(t *testing.T) {
@@ -249,8 +247,7 @@ func TestListener(t *testing.T) {
 			_, err = l.Accept()
 			assert.ErrorIs(t, err, net.ErrClosed)
 		})
-		c := must.Get(l.DialContext(t.Context(), "tcp", "example.org:443"))
-		got := must.Get(io.ReadAll(c))
+		got := must.Get(io.ReadAll(must.Get(l.DialContext(t.Context(), "tcp", "example.org:443"))))
 		assert.Equal(t, "hello", string(got))
 		synctest.Wait()
 		require.NoError(t, l.Close())

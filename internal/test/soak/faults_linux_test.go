@@ -336,10 +336,8 @@ func TestFaults(t *testing.T) {
 			targets[i].Pause = 10 * time.Second
 		}
 	}
-	text := must.Get(json.Marshal(targets))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), text, 0o644))
-	self := must.Get(os.ReadFile("/proc/self/exe"))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), self, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), must.Get(json.Marshal(targets)), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), must.Get(os.ReadFile("/proc/self/exe")), 0o755))
 	attack := start(t, filepath.Join(dir, "test"), dir, "siege", badUser)
 
 	// The faults. Each is over after some seconds, and then what it was done to must be well again.

@@ -375,10 +375,8 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 		}},
 		{Name: "workload-agent: admin", program: machine, Path: "/metrics", Network: "tcp", Addr: ports[7], good: get("http://" + ports[7] + "/ready")},
 	}
-	text := must.Get(json.Marshal(targets))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), text, 0o644))
-	self := must.Get(os.ReadFile("/proc/self/exe"))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), self, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), must.Get(json.Marshal(targets)), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), must.Get(os.ReadFile("/proc/self/exe")), 0o755))
 	return dir, targets
 }
 
@@ -404,10 +402,8 @@ func keyPair(t *testing.T, addr, roots, token string) []byte {
 	endpoint := caclient.Endpoint{URL: "https://" + addr, TrustDomain: spiffe.MustParseTrustDomain("example.org"), RootsFile: roots, TokenFile: token}
 	issuer := must.Get(istioca.New(istioca.Options{Endpoint: endpoint}))
 	key := must.Get(pki.NewKey(pki.ECDSAP256))
-	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))
-	chain := must.Get(issuer.Sign(t.Context(), csr, time.Hour))
-	text := must.Get(pki.MarshalPrivateKeyPEM(key))
-	return append(pki.MarshalCertificatesPEM(chain...), text...)
+	chain := must.Get(issuer.Sign(t.Context(), must.Get(pki.NewCSR(key, pki.CSROptions{})), time.Hour))
+	return append(pki.MarshalCertificatesPEM(chain...), must.Get(pki.MarshalPrivateKeyPEM(key))...)
 }
 
 // TestPrograms: with 512 descriptors each, and each of their ports and sockets held by 600 connections of one local user, the

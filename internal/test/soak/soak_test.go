@@ -172,8 +172,7 @@ func TestSoak(t *testing.T) {
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // the clients are other users
 		require.NoError(t, os.Chmod(d, 0o755))
 	}
-	self := must.Get(os.Executable())
-	data := must.Get(os.ReadFile(self))
+	data := must.Get(os.ReadFile(must.Get(os.Executable())))
 	binary := filepath.Join(dir, "soak")
 	require.NoError(t, os.WriteFile(binary, data, 0o755))
 
