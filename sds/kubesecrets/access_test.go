@@ -79,9 +79,8 @@ func newRBAC(w *world) *rbac {
 
 // TestResolve has the callers that may have something, and those that may not, whatever the API server says.
 func TestResolve(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
+	inBubble(t, func(t *testing.T, _ *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 		r := newRBAC(w)
 		r.set(gateway, "list")
 		r.set("system:serviceaccount:gw:reader in gw", "get")
@@ -173,9 +172,8 @@ func TestManyCallers(t *testing.T) {
 
 // TestReviews follows what an account may have over time: given, taken, in an outage, and forgotten.
 func TestReviews(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
+	inBubble(t, func(t *testing.T, _ *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 		r := newRBAC(w)
 		caller := byID(t, "spiffe://example.org/ns/gw/sa/gateway")
 		resolve := func() error {
@@ -256,9 +254,8 @@ func TestReviews(t *testing.T) {
 
 // TestReviewsStopped has a handler that goes on after its Source was closed.
 func TestReviewsStopped(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
+	inBubble(t, func(t *testing.T, _ *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 		newRBAC(w).set(gateway, "list")
 		caller := byID(t, "spiffe://example.org/ns/gw/sa/gateway")
 		_, err := w.src.Resolve(caller, "kubernetes://s")

@@ -92,9 +92,13 @@ type world struct {
 	told []string
 }
 
-func newWorld(t *testing.T, cfg kubesecrets.Config) *world {
+// inBubble runs f at the same time as other tests, with an API server in memory and a Source that is not started.
+func inBubble(t *testing.T, f func(t *testing.T, ca *spiffetest.CA, w *world)) {
 	t.Helper()
-	return (&world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}).start(cfg)
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f(t, spiffetest.NewCA(t, "example.org"), &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())})
+	})
 }
 
 func (w *world) start(cfg kubesecrets.Config) *world {
@@ -195,14 +199,12 @@ func (i *issuer) crl(t testing.TB, end time.Duration) []byte {
 
 // TestNames has each name for each form of a Secret.
 func TestNames(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-7.2-6")
-	synctest.Test(t, func(t *testing.T) {
-		ca, other, root := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test"), newIssuer(t)
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		other, root := spiffetest.NewCA(t, "other.test"), newIssuer(t)
 		a, b := tls(t, ca.SVID("/a")), tls(t, ca.SVID("/b"))
 		roots, others := ca.Bundle().MarshalPEM(), other.Bundle().MarshalPEM()
 		crl, ended := root.crl(t, time.Hour), root.crl(t, -time.Second)
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		put(w.api, "gw/tls", a, "type", "kubernetes.io/tls")
 		put(w.api, "gw/generic", data{"cert": b["tls.crt"], "key": b["tls.key"]})
 		put(w.api, "gw/both-forms", with(a, data{"cert": b["tls.crt"], "key": b["tls.key"]}))
@@ -311,7 +313,7 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 		} {
 			func() {
 				t.Log(what) // of a failure
-				w := newWorld(t, kubesecrets.Config{})
+				w := (&world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}).start(kubesecrets.Config{})
 				put(w.api, "gw/s", with(good, data{"ca.crt": roots}))
 				w.is("kubernetes://s", pair(good))
 				w.is("kubernetes://s-cacert", string(roots))
@@ -369,12 +371,11 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 // TestRootsOfTheirOwn has a Secret NAME-cacert that is not good from the beginning: it counts alone, as it may be
 // there to trust less than NAME does.
 func TestRootsOfTheirOwn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		other := spiffetest.NewCA(t, "other.test")
 		roots, others := ca.Bundle().MarshalPEM(), other.Bundle().MarshalPEM()
 		d := with(tls(t, ca.SVID("/a")), data{"ca.crt": roots})
-		w := newWorld(t, kubesecrets.Config{})
+		w.start(kubesecrets.Config{})
 		for text, bad := range map[string]data{
 			"damaged":                             {"cacert": others[:100]},
 			"the Secret has nothing of this kind": {"ca.pem": others},
@@ -407,10 +408,8 @@ func TestRootsOfTheirOwn(t *testing.T) {
 
 // TestSomeRoots leaves out what is no root.
 func TestSomeRoots(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{})
 		leaf := tls(t, ca.SVID("/a"))["tls.crt"]
 		put(w.api, "gw/s-cacert", data{"cacert": slices.Concat(leaf, ca.Bundle().MarshalPEM())})
 		w.is("kubernetes://s-cacert", string(ca.Bundle().MarshalPEM()))
@@ -421,10 +420,8 @@ func TestSomeRoots(t *testing.T) {
 
 // TestTimes has certificates that begin and end.
 func TestTimes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{})
 		now, later := tls(t, ca.SVID("/a", valid(-time.Hour, 2*time.Hour))), tls(t, ca.SVID("/a", valid(time.Hour, 4*time.Hour)))
 		put(w.api, "gw/s", now)
 		put(w.api, "gw/late", later)
@@ -458,10 +455,8 @@ func TestTimes(t *testing.T) {
 // TestPassedOver has a certificate begin and end while nothing runs, as in a suspension: it does not replace one that
 // is still valid.
 func TestPassedOver(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{})
 		var hang atomic.Bool
 		defer w.src.Subscribe(func(string) {
 			if hang.Swap(false) {
@@ -495,10 +490,8 @@ func TestPassedOver(t *testing.T) {
 
 // TestOneCallAtATime has a certificate become valid while another one arrives.
 func TestOneCallAtATime(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{})
 		put(w.api, "gw/later", tls(t, ca.SVID("/a", valid(time.Hour, 4*time.Hour))))
 		w.heard()
 		var calls, active atomic.Int32
@@ -517,13 +510,10 @@ func TestOneCallAtATime(t *testing.T) {
 
 // TestWithdrawn deletes Secrets, and has them leave the selection, while they are watched and while nothing is.
 func TestWithdrawn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 		d := with(tls(t, ca.SVID("/a")), data{"ca.crt": ca.Bundle().MarshalPEM()})
 		other := spiffetest.NewCA(t, "other.test").Bundle().MarshalPEM()
 		labels := func(v string) map[string]any { return map[string]any{"labels": map[string]any{"gateway": v}} }
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		put(w.api, "gw/none", d)
 		w.start(kubesecrets.Config{LabelSelector: "gateway=yes"})
 		all := []string{"kubernetes://gw/s-cacert", "kubernetes://s-cacert", "kubernetes://gw/s", "kubernetes://s"}
@@ -575,12 +565,10 @@ func TestWithdrawn(t *testing.T) {
 // TestReplaced has a Secret that was deleted and made anew where no watch saw it: what the old one had is not the
 // last good content of the new one.
 func TestReplaced(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 		d := with(tls(t, ca.SVID("/a")), data{"ca.crt": ca.Bundle().MarshalPEM()})
 		good := tls(t, ca.SVID("/b"))
-		w := newWorld(t, kubesecrets.Config{}.WithMaxBytes(12<<10))
+		w.start(kubesecrets.Config{}.WithMaxBytes(12<<10))
 		unseen := func(change func()) {
 			w.api.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Code: 503, Reason: "ServiceUnavailable"} })
 			w.api.EndWatches()
@@ -639,10 +627,8 @@ func many(t testing.TB, n int) (roots []byte) {
 
 // TestFollow loses no change over all that happens to watches, and asks no more often than it should.
 func TestFollow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{AllNamespaces: true})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{AllNamespaces: true})
 		n := 0
 		renew := func() {
 			t.Helper()
@@ -719,11 +705,8 @@ func TestOneEvent(t *testing.T) {
 	t.Parallel()
 	for name, crowded := range map[string]bool{"gone": false, "ended": false, "crowded": true} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
+			inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 				d := tls(t, ca.SVID("/a"))
-				w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 				var cfg kubesecrets.Config
 				put(w.api, "gw/s", d)
 				if crowded {
@@ -768,11 +751,8 @@ func TestOneEvent(t *testing.T) {
 // TestPages has more Secrets than fit into one answer.
 func TestPages(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 		d := tls(t, ca.SVID("/a"))
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		for i := range 120 {
 			put(w.api, fmt.Sprintf("gw/s%03d", i), d)
 		}
@@ -800,12 +780,9 @@ func TestPages(t *testing.T) {
 
 // TestRoom bounds what is kept.
 func TestRoom(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 		d := tls(t, ca.SVID("/a", valid(-time.Hour, 100*time.Hour)))
 		large := with(d, data{"ca.crt": bytes.Repeat(ca.Bundle().MarshalPEM(), 20)})
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		for i := range 10 {
 			put(w.api, fmt.Sprint("gw/s", i), d)
 			put(w.api, fmt.Sprint("gw/password", i), data{"x": make([]byte, 1<<10)})
@@ -911,10 +888,8 @@ func TestConfig(t *testing.T) {
 
 // TestSelection has the server select by type.
 func TestSelection(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *spiffetest.CA, w *world) {
 		d := tls(t, spiffetest.NewCA(t, "example.org").SVID("/a"))
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		put(w.api, "gw/opaque", d)
 		put(w.api, "gw/tls", d, "type", "kubernetes.io/tls")
 		w.start(kubesecrets.Config{Type: "kubernetes.io/tls"})

@@ -52,10 +52,7 @@ const attackers = 600 // connections to each target, of one user
 // siege holds attackers connections to each target until its input ends: idle, half a request, half a body, and half a TLS
 // handshake. It opens others for those that it loses. A line that it reads is answered with how many it holds of each.
 func siege(_ context.Context, dir string, in *bufio.Scanner) error {
-	text, err := os.ReadFile(filepath.Join(dir, "targets"))
-	if err != nil {
-		return err
-	}
+	text := must.Get(os.ReadFile(filepath.Join(dir, "targets")))
 	var targets []target
 	if err := json.Unmarshal(text, &targets); err != nil {
 		return err

@@ -237,10 +237,7 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 	})
 	apiServer := httptest.NewServer(api)
 	defer apiServer.Close()
-	authority, err := ca.New(ca.Config{TrustDomain: td, Logger: log})
-	if err != nil {
-		return err
-	}
+	authority := must.Get(ca.New(ca.Config{TrustDomain: td, Logger: log}))
 	options := &istioca.Options{}
 	k := caserver.Kubernetes{TrustDomain: td, API: kube.ReviewerOptions{APIServer: apiServer.URL, HTTPClient: apiServer.Client()}}
 	if _, err := k.Set(options, nil); err != nil {
@@ -248,37 +245,22 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 	}
 	ready := make(chan struct{})
 	serverID, localhost := spiffe.MustParseID("spiffe://example.org/ca"), pki.DNSSAN("localhost")
-	own, err := local.NewServer(authority, serverID, localhost)
-	if err != nil {
-		return err
-	}
+	own := must.Get(local.NewServer(authority, serverID, localhost))
 	identity, err := secretcache.Start(ctx, secretcache.Config{ID: serverID, CA: own, Names: []pki.SAN{localhost}, Logger: log})
 	if err != nil {
 		return err
 	}
 	defer identity.Close()
-	server, err := caserver.New(caserver.Options{
+	server := must.Get(caserver.New(caserver.Options{
 		CA: authority, TrustDomain: td, Identity: identity,
 		Istio: options, RootsFile: filepath.Join(dir, "roots.pem"), Ready: func() { close(ready) }, Logger: log,
-	})
-	if err != nil {
-		return err
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
+	}))
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	if err := os.WriteFile(filepath.Join(dir, "ca"), []byte(l.Addr().String()), 0o644); err != nil {
 		return err
 	}
-	forWeb, err := local.New(authority, web)
-	if err != nil {
-		return err
-	}
-	manager, err := secretcache.New(secretcache.Config{ID: web, CA: forWeb, Lifetime: time.Minute, Logger: log})
-	if err != nil {
-		return err
-	}
+	forWeb := must.Get(local.New(authority, web))
+	manager := must.Get(secretcache.New(secretcache.Config{ID: web, CA: forWeb, Lifetime: time.Minute, Logger: log}))
 	entitled := func(ctx context.Context) error {
 		if peer, ok := unixsocket.PeerFromContext(ctx); !ok || peer.UID != goodUser {
 			return errors.New("no entry for this user")
@@ -340,10 +322,7 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		open, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			return err
-		}
+		open := must.Get(os.ReadDir("/proc/self/fd"))
 		mu.Lock()
 		say(usage{Goroutines: runtime.NumGoroutine(), Descriptors: len(open), Heap: m.HeapAlloc, PeakHeap: max(peak, m.HeapAlloc)})
 		peak = 0
@@ -356,14 +335,8 @@ func socketPath(dir string) string { return filepath.Join(dir, "agent.sock") }
 
 // caClient returns a client of the CA with a token. Its connections come from that address.
 func caClient(dir, token string, from net.IP) (*clientistioca.CA, error) {
-	addr, err := os.ReadFile(filepath.Join(dir, "ca"))
-	if err != nil {
-		return nil, err
-	}
-	roots, err := os.ReadFile(filepath.Join(dir, "roots.pem"))
-	if err != nil {
-		return nil, err
-	}
+	addr := must.Get(os.ReadFile(filepath.Join(dir, "ca")))
+	roots := must.Get(os.ReadFile(filepath.Join(dir, "roots.pem")))
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(roots)
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}
@@ -375,10 +348,7 @@ func caClient(dir, token string, from net.IP) (*clientistioca.CA, error) {
 }
 
 func newCSR() (*pki.CSR, error) {
-	key, err := pki.NewKey(pki.ECDSAP256)
-	if err != nil {
-		return nil, err
-	}
+	key := must.Get(pki.NewKey(pki.ECDSAP256))
 	return pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web)}})
 }
 
@@ -386,19 +356,10 @@ func newCSR() (*pki.CSR, error) {
 // what they measured.
 func behave(ctx context.Context, dir string, in *bufio.Scanner) error {
 	agent := sds.NewClient(sds.UnixClient(socketPath(dir)), "http://localhost")
-	api, err := workloadapi.NewClient("unix://"+socketPath(dir), nil)
-	if err != nil {
-		return err
-	}
+	api := must.Get(workloadapi.NewClient("unix://"+socketPath(dir), nil))
 	defer api.CloseIdleConnections()
-	authority, err := caClient(dir, goodToken, net.IPv4(127, 0, 0, 1))
-	if err != nil {
-		return err
-	}
-	csr, err := newCSR()
-	if err != nil {
-		return err
-	}
+	authority := must.Get(caClient(dir, goodToken, net.IPv4(127, 0, 0, 1)))
+	csr := must.Get(newCSR())
 	work := map[string]func(ctx context.Context) error{
 		"SDS": func(ctx context.Context) error {
 			for _, err := range agent.Watch(ctx, "default") {
@@ -418,10 +379,7 @@ func behave(ctx context.Context, dir string, in *bufio.Scanner) error {
 		},
 	}
 	for in.Scan() {
-		d, err := time.ParseDuration(in.Text())
-		if err != nil {
-			return err
-		}
+		d := must.Get(time.ParseDuration(in.Text()))
 		result := latencies{P50: map[string]time.Duration{}, P99: map[string]time.Duration{}, Count: map[string]int{}}
 		var mu sync.Mutex
 		var wg sync.WaitGroup
@@ -511,10 +469,7 @@ func names(ctx context.Context, dir string, in *bufio.Scanner) error {
 func streams(ctx context.Context, dir string, in *bufio.Scanner) error {
 	ctx = until(ctx, in)
 	for range 20 {
-		api, err := workloadapi.NewClient("unix://"+socketPath(dir), nil)
-		if err != nil {
-			return err
-		}
+		api := must.Get(workloadapi.NewClient("unix://"+socketPath(dir), nil))
 		defer api.CloseIdleConnections()
 		for range 100 {
 			go func() {
@@ -536,15 +491,9 @@ func streams(ctx context.Context, dir string, in *bufio.Scanner) error {
 // tokens asks the CA for certificates, with 100 tokens a second that are good for nothing.
 func tokens(ctx context.Context, dir string, in *bufio.Scanner) error {
 	ctx = until(ctx, in)
-	csr, err := newCSR()
-	if err != nil {
-		return err
-	}
+	csr := must.Get(newCSR())
 	for n := range 20 {
-		authority, err := caClient(dir, fmt.Sprint("bad", n), net.IPv4(127, 0, 0, 2))
-		if err != nil {
-			return err
-		}
+		authority := must.Get(caClient(dir, fmt.Sprint("bad", n), net.IPv4(127, 0, 0, 2)))
 		go func() {
 			for ctx.Err() == nil {
 				_, _ = authority.Sign(ctx, csr, 0)
