@@ -129,10 +129,8 @@ func TestEntryVersion(t *testing.T) {
 	ca.Rotate()
 	assert.NotEqual(t, before, of("ROOTCA", roots(t, ca, "ROOTCA")))
 
-	_, err := newEntry("x", nil, nil)
-	assert.Error(t, err)
-	_, err = newEntry("\xff", secret("default"), nil)
-	assert.Error(t, err)
+	assert.Error(t, must.Err(newEntry("x", nil, nil)))
+	assert.Error(t, must.Err(newEntry("\xff", secret("default"), nil)))
 }
 
 // An entry holds a key, and has no verb that shows it.
@@ -204,8 +202,7 @@ func TestDecodeIsBounded(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range runs {
-		_, err := decode(in, false, maxNames)
-		require.Error(t, err)
+		require.Error(t, must.Err(decode(in, false, maxNames)))
 	}
 	runtime.ReadMemStats(&after)
 	assert.Less(t, (after.TotalAlloc-before.TotalAlloc)/runs, uint64(256<<10))

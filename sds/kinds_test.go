@@ -94,8 +94,7 @@ func TestKindsRefused(t *testing.T) {
 		_, err := newEntry("s", must.Get(pki.NewKeyProviderSecret("s", chain, provider)), nil)
 		assert.ErrorContains(t, err, "key provider", name)
 	}
-	_, err := newEntry("s", new(pki.Secret), nil)
-	assert.ErrorContains(t, err, "empty")
+	assert.ErrorContains(t, must.Err(newEntry("s", new(pki.Secret), nil)), "empty")
 }
 
 // A client takes every kind, and nothing that it would take for something else.

@@ -206,10 +206,8 @@ func TestPushes(t *testing.T) {
 func TestOptionsRefused(t *testing.T) {
 	t.Parallel()
 	src := newFakeSource()
-	_, err := sds.NewHandler(src, &sds.Options{MaxNames: -1})
-	assert.Error(t, err)
-	_, err = sds.NewHandler(nil, nil)
-	assert.Error(t, err)
+	assert.Error(t, must.Err(sds.NewHandler(src, &sds.Options{MaxNames: -1})))
+	assert.Error(t, must.Err(sds.NewHandler(nil, nil)))
 }
 
 type callerKey struct{}
@@ -496,8 +494,7 @@ func TestResolvePanics(t *testing.T) {
 	})})
 	s, bad := openSotW(t, c), openSotW(t, c)
 	bad.ask("panic")
-	_, err := bad.next()
-	assert.ErrorContains(t, err, "INTERNAL_ERROR")
+	assert.ErrorContains(t, must.Err(bad.next()), "INTERNAL_ERROR")
 	s.ask("web")
 	want(t, s.recv(), web)
 	require.Eventually(t, func() bool { return h.Status().Streams == 1 }, patient, time.Millisecond)
@@ -518,8 +515,7 @@ func TestResolvePanicsLater(t *testing.T) {
 	bad.ack(bad.recv(), "web")
 	panics.Store(true)
 	src.put("web", m.pair("web"))
-	_, err := bad.next()
-	assert.ErrorContains(t, err, "INTERNAL_ERROR")
+	assert.ErrorContains(t, must.Err(bad.next()), "INTERNAL_ERROR")
 	panics.Store(false)
 	s := asking(t, c, "web")
 	s.recv()

@@ -85,8 +85,7 @@ func TestListener(t *testing.T) {
 	l.Closed(beyond)
 	assert.Equal(t, 1, l.Held(), "it was never counted")
 	require.NoError(t, inner.Close())
-	_, err = l.Accept()
-	assert.ErrorIs(t, err, net.ErrClosed)
+	assert.ErrorIs(t, must.Err(l.Accept()), net.ErrClosed)
 }
 
 // Peers that take what they can leave room for others.
@@ -200,8 +199,7 @@ func TestPeer(t *testing.T) {
 		}
 		assert.Equal(t, want, conns.TCPPeer(c))
 		require.NoError(t, client.Close())
-		_, err = c.Read(make([]byte, 1))
-		require.Error(t, err)
+		require.Error(t, must.Err(c.Read(make([]byte, 1))))
 		assert.Equal(t, conns.Peer{Names: []string{address}}, conns.TCPPeer(c), "a connection that has ended is nobody's, and not root's")
 	}
 	inMemory, _ := net.Pipe()

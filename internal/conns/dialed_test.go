@@ -39,8 +39,7 @@ func TestDialed(t *testing.T) {
 	require.NoError(t, b.Close(), "again")
 
 	waits = d.Close
-	_, err := dial(t.Context(), "tcp", "a:1")
-	require.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorIs(t, must.Err(dial(t.Context(), "tcp", "a:1")), net.ErrClosed)
 	assert.True(t, gone(2))
 
 	waits = func() {}
@@ -51,7 +50,7 @@ func TestDialed(t *testing.T) {
 	assert.True(t, gone(3))
 
 	// A dial that hangs ends, and after End there is no other.
-	done := errors.New("done")
+	done, err := errors.New("done"), error(nil)
 	for _, end := range []func(){d.Close, func() { d.End(done) }} {
 		begun, failed := make(chan struct{}), make(chan error, 1)
 		hang := d.Dial(func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -70,7 +69,6 @@ func TestDialed(t *testing.T) {
 	}
 	require.ErrorIs(t, err, done)
 	d.Close()
-	_, err = dial(t.Context(), "tcp", "a:1")
-	require.ErrorIs(t, err, done)
+	require.ErrorIs(t, must.Err(dial(t.Context(), "tcp", "a:1")), done)
 	assert.Len(t, ends, 4, "it is not dialed")
 }

@@ -225,7 +225,6 @@ func TestChooseEnds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	begun := time.Now()
-	_, err := Choose(ctx, config(t, root, ""))
-	require.Error(t, err)
+	require.Error(t, must.Err(Choose(ctx, config(t, root, ""))))
 	assert.Less(t, time.Since(begun), 500*time.Millisecond)
 }

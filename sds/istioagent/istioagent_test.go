@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -55,31 +56,6 @@ type control struct {
 	cluster   atomic.Value // the header ClusterID of the last of them
 	open      atomic.Int64 // connections
 	stop      func()       // until start
-}
-
-// countedListener is a listener that counts the connections that are open.
-type countedListener struct {
-	net.Listener
-	open *atomic.Int64
-}
-
-func (l countedListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	l.open.Add(1)
-	return &countedConn{Conn: conn, once: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
-}
-
-type countedConn struct {
-	net.Conn
-	once func()
-}
-
-func (c *countedConn) Close() error {
-	c.once()
-	return c.Conn.Close()
 }
 
 func (c *control) Authenticate(r *http.Request) (*authn.Caller, error) {
@@ -115,7 +91,9 @@ func (c *control) start(t *testing.T) {
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx, caserver.Listeners{Istio: countedListener{l, &c.open}}) }()
+	go func() {
+		done <- server.Run(ctx, caserver.Listeners{Istio: memconn.Counting{Listener: l, Open: &c.open}})
+	}()
 	<-ready
 	c.stop = sync.OnceFunc(func() {
 		cancel()
@@ -142,6 +120,20 @@ func start(t *testing.T, cfg Config) *Agent {
 	defer cancel()
 	a := must.Get(Start(ctx, cfg))
 	t.Cleanup(func() { _ = a.Close() })
+	return a
+}
+
+// run runs an agent, which need not become ready, until the test ends.
+func run(t *testing.T, cfg Config) *Agent {
+	t.Helper()
+	a := must.Get(New(must.Get(Choose(t.Context(), cfg))))
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		assert.NoError(t, <-done)
+	})
 	return a
 }
 
@@ -242,8 +234,7 @@ func TestFromCA(t *testing.T) {
 	assert.Equal(t, []string{"origin", "identity", "files", "sds"}, names)
 	assert.Equal(t, os.ModeSocket|0o600, must.Get(os.Stat(a.cfg.Socket)).Mode())
 	require.NoError(t, a.Close())
-	_, err := os.Stat(a.cfg.Socket)
-	require.ErrorIs(t, err, os.ErrNotExist, "the socket is gone")
+	require.ErrorIs(t, must.Err(os.Stat(a.cfg.Socket)), os.ErrNotExist, "the socket is gone")
 	require.Error(t, a.Run(t.Context()), "an agent runs once")
 	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
 }
@@ -340,6 +331,15 @@ func TestKeyForms(t *testing.T) {
 	}
 }
 
+// startInPod starts an agent in a pod, whose API server is api.
+func startInPod(t *testing.T, c *control, api *kubetest.Server, log *lines) *Agent {
+	t.Helper()
+	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
+	cfg.inPod, cfg.kube.server, cfg.kube.client = true, api.URL(), api.Client()
+	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+	return start(t, cfg)
+}
+
 // TestGateway has the Secrets of a gateway's namespace, at the workload socket, which nothing is read of before one is
 // asked for.
 func TestGateway(t *testing.T) {
@@ -358,10 +358,7 @@ func TestGateway(t *testing.T) {
 	first := put("shop", "site")
 	put("other", "site")
 	var log lines
-	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
-	cfg.inPod, cfg.kube.server, cfg.kube.client = true, api.URL(), api.Client()
-	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	a := start(t, cfg)
+	a := startInPod(t, c, api, &log)
 	for _, name := range []string{"default", "ROOTCA"} { // of a sidecar
 		watch(t, a.cfg.Socket, name)()
 	}
@@ -408,8 +405,7 @@ func fetch(t *testing.T, socket, name string) (*envoysds.Secret, error) {
 // absent checks that a socket has no secret of a name.
 func absent(t *testing.T, socket, name string) {
 	t.Helper()
-	_, err := fetch(t, socket, name)
-	require.ErrorContains(t, err, name)
+	require.ErrorContains(t, must.Err(fetch(t, socket, name)), name)
 }
 
 // TestGatewayRefused has a service account without rights: the identity is served, and the Secrets come with the rights.
@@ -431,10 +427,7 @@ func TestGatewayRefused(t *testing.T) {
 	require.NoError(t, err)
 	api.Put("/api/v1/namespaces/shop/secrets/site", map[string]any{"data": map[string][]byte{"tls.crt": certs, "tls.key": key}})
 	var log lines
-	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
-	cfg.inPod, cfg.kube.server, cfg.kube.client = true, api.URL(), api.Client()
-	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	a := start(t, cfg)
+	a := startInPod(t, c, api, &log)
 	next := watch(t, a.cfg.Socket, "kubernetes://site")
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "list and watch") }, wait, 5*time.Millisecond)
 	assert.NotEmpty(t, serial(t, watch(t, a.cfg.Socket, "default")()))
@@ -528,14 +521,7 @@ func TestHalfPair(t *testing.T) {
 	key := filepath.Join(root, credentials, "key.pem")
 	require.NoError(t, os.Rename(key, key+".later"))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	a := must.Get(New(must.Get(Choose(t.Context(), cfg))))
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- a.Run(ctx) }()
-	defer func() {
-		stop()
-		assert.NoError(t, <-done)
-	}()
+	a := run(t, cfg)
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	err := a.Ready(short)
@@ -610,8 +596,7 @@ func TestLiveSocket(t *testing.T) {
 	require.NoError(t, a.Bootstrap(&bootstrap))
 	assert.Contains(t, bootstrap.String(), socket)
 	require.NoError(t, a.Close())
-	_, err := os.Stat(socket)
-	require.NoError(t, err, "the socket is not this agent's")
+	require.NoError(t, must.Err(os.Stat(socket)), "the socket is not this agent's")
 }
 
 // TestOtherAgentDrains starts an agent while the one before drains: it has the socket as long as that answers, survives a short
@@ -656,8 +641,7 @@ func TestSocketInUse(t *testing.T) {
 	choice := must.Get(Choose(t.Context(), cfg))
 	serve(t, choice.Socket)
 	a := must.Get(New(choice))
-	err := a.Run(t.Context())
-	require.ErrorIs(t, err, unixsocket.ErrInUse)
+	require.ErrorIs(t, a.Run(t.Context()), unixsocket.ErrInUse)
 	require.ErrorIs(t, a.Ready(t.Context()), unixsocket.ErrInUse)
 	code, text := get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
@@ -722,8 +706,7 @@ func TestDrain(t *testing.T) {
 		code, text := get(t, a, "/healthz/ready")
 		return code == http.StatusServiceUnavailable && strings.Contains(text, "draining or ending")
 	}, wait, time.Millisecond)
-	_, err := fetch(t, choice.Socket, "default")
-	require.NoError(t, err, "a proxy that drains can still connect")
+	require.NoError(t, must.Err(fetch(t, choice.Socket, "default")), "a proxy that drains can still connect")
 	code, _ := get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code)
 	require.NoError(t, <-done)
@@ -815,8 +798,7 @@ func TestOrders(t *testing.T) {
 	assert.Contains(t, text, "draining")
 	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
 	time.Sleep(cfg.drain)
-	_, err := fetch(t, choice.Socket, "default")
-	require.NoError(t, err, "it has not ended")
+	require.NoError(t, must.Err(fetch(t, choice.Socket, "default")), "it has not ended")
 	select {
 	case err := <-done:
 		require.Fail(t, "it has ended", "%v", err)
@@ -849,8 +831,7 @@ func TestQuit(t *testing.T) {
 		code, _ := get(t, a, "/healthz/ready")
 		return code == http.StatusServiceUnavailable
 	}, wait, time.Millisecond)
-	_, err := fetch(t, a.cfg.Socket, "default")
-	require.NoError(t, err, "a proxy that drains can still connect")
+	require.NoError(t, must.Err(fetch(t, a.cfg.Socket, "default")), "a proxy that drains can still connect")
 	require.NoError(t, a.Close())
 	assert.GreaterOrEqual(t, time.Since(begun), cfg.drain)
 	assert.NoFileExists(t, a.cfg.Socket)
@@ -901,8 +882,7 @@ func TestOutputBeforeReady(t *testing.T) {
 	assert.Contains(t, text, "outputs: not ready: the files do not have the identity yet: ")
 	code, text = get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code, text)
-	_, err := fetch(t, a.cfg.Socket, "default")
-	assert.NoError(t, err)
+	assert.NoError(t, must.Err(fetch(t, a.cfg.Socket, "default")))
 }
 
 // TestOutputFolderByLink has OUTPUT_CERTS at a link to a folder in which files count as the workload's: what the agent has
@@ -998,8 +978,7 @@ func TestBadConfig(t *testing.T) {
 			assert.NotContains(t, err.Error(), "=secret")
 		}
 	}
-	_, err := New(config(t, folder(t), pod))
-	require.ErrorContains(t, err, "Choose")
+	require.ErrorContains(t, must.Err(New(config(t, folder(t), pod))), "Choose")
 }
 
 func TestNothingPrints(t *testing.T) {

@@ -118,8 +118,7 @@ func TestPostQuantum(t *testing.T) {
 	}
 	cfg := config(t, folder(t), pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
 	cfg.allowTLS12, cfg.postQuantum = true, true
-	_, err := New(chosen(cfg, fromCA))
-	require.ErrorContains(t, err, "TLS 1.2 has no such key exchange")
+	require.ErrorContains(t, must.Err(New(chosen(cfg, fromCA))), "TLS 1.2 has no such key exchange")
 }
 
 // TestBootstrapOfPod has the node and the listeners of a gateway in a pod with an IPv6 address.

@@ -292,14 +292,7 @@ func TestRoots(t *testing.T) {
 			}
 			cfg := config(t, root, strings.Replace(pod, "PROXY_XDS_VIA_AGENT=false", "", 1)+"CA_ADDR="+c.addr+" "+test.environ)
 			cfg.discovery, cfg.debugAddress = p.Listener.Addr().String(), ""
-			a := must.Get(New(must.Get(Choose(t.Context(), cfg))))
-			ctx, stop := context.WithCancel(t.Context())
-			done := make(chan error)
-			go func() { done <- a.Run(ctx) }()
-			defer func() {
-				stop()
-				assert.NoError(t, <-done)
-			}()
+			a := run(t, cfg)
 			if test.ca == "" {
 				require.Eventually(t, func() bool {
 					_, text := get(t, a, "/healthz/ready")

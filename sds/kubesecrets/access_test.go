@@ -129,8 +129,7 @@ func TestResolve(t *testing.T) {
 			"no valid namespace":            {good, "kubernetes:///s"},
 			"the names are":                 {good, "default"},
 		} {
-			_, err := ask(c.ctx, c.name)
-			require.ErrorContains(t, err, text)
+			require.ErrorContains(t, must.Err(ask(c.ctx, c.name)), text)
 		}
 		assert.Equal(t, before, w.api.Count("POST", reviews), "none of these asks the API server")
 		for _, account := range []string{"watcher", "unknown"} {
@@ -258,13 +257,12 @@ func TestReviewsStopped(t *testing.T) {
 		w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 		newRBAC(w).set(gateway, "list")
 		caller := byID(t, "spiffe://example.org/ns/gw/sa/gateway")
-		_, err := w.src.Resolve(caller, "kubernetes://s")
-		require.Error(t, err)
+		require.Error(t, must.Err(w.src.Resolve(caller, "kubernetes://s")))
 		synctest.Wait()
 		must.Get(w.src.Resolve(caller, "kubernetes://s"))
 		require.NoError(t, w.src.Close())
 		time.Sleep(2 * time.Hour)
-		_, err = w.src.Resolve(caller, "kubernetes://s")
+		_, err := w.src.Resolve(caller, "kubernetes://s")
 		require.ErrorContains(t, err, "is not running")
 		assert.NotContains(t, err.Error(), "%!")
 	})

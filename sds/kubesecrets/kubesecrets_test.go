@@ -156,8 +156,7 @@ func (w *world) is(name, want string) {
 
 func (w *world) absent(name string) {
 	w.t.Helper()
-	_, err := w.get(name)
-	require.ErrorIs(w.t, err, fs.ErrNotExist, name)
+	require.ErrorIs(w.t, must.Err(w.get(name)), fs.ErrNotExist, name)
 }
 
 // fails checks that there is no secret, that this may change, and why.
@@ -568,7 +567,7 @@ func TestReplaced(t *testing.T) {
 	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 		d := with(tls(t, ca.SVID("/a")), data{"ca.crt": ca.Bundle().MarshalPEM()})
 		good := tls(t, ca.SVID("/b"))
-		w.start(kubesecrets.Config{}.WithMaxBytes(12<<10))
+		w.start(kubesecrets.Config{}.WithMaxBytes(12 << 10))
 		unseen := func(change func()) {
 			w.api.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Code: 503, Reason: "ServiceUnavailable"} })
 			w.api.EndWatches()
@@ -598,8 +597,7 @@ func TestReplaced(t *testing.T) {
 			} else {
 				w.fails("kubernetes://s", test.err)
 			}
-			_, err := w.get("kubernetes://s-cacert")
-			require.Error(t, err, name)
+			require.Error(t, must.Err(w.get("kubernetes://s-cacert")), name)
 			assert.Equal(t, all, w.heard(), name)
 			w.api.Remove(path("gw/s"))
 			synctest.Wait()
@@ -844,8 +842,7 @@ func TestStart(t *testing.T) {
 		require.NoError(t, src.Run(canceled(t)))
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
-		_, err = src.GenerateSecret(short, "kubernetes://s")
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(src.GenerateSecret(short, "kubernetes://s")), spiffe.ErrNotReady)
 		api.Faults(nil)
 		require.NoError(t, src.Close())
 		require.ErrorIs(t, src.Ready(t.Context()), spiffe.ErrNotReady)
@@ -881,8 +878,7 @@ func TestConfig(t *testing.T) {
 	}
 	good.Namespace, good.AllNamespaces = "", true
 	src := must.Get(kubesecrets.New(good))
-	_, err = src.GenerateSecret(t.Context(), "kubernetes://s")
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(src.GenerateSecret(t.Context(), "kubernetes://s")), fs.ErrNotExist)
 	assert.Equal(t, "kubesecrets.Source(all namespaces)", fmt.Sprintf("%v", src))
 }
 

@@ -118,6 +118,12 @@ func (n network) client(t testing.TB, name string) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
+// through serves h as "proxy" until the test ends, and returns a client of it.
+func (n network) through(t testing.TB, h http.Handler) *grpchttp.Client {
+	n.serve(t, "proxy", h)
+	return grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage)
+}
+
 // control returns the handler of a control plane.
 func control(f func(ctx context.Context, c *grpchttp.Call, delta bool) error) http.Handler {
 	method := func(delta bool) grpchttp.Method {

@@ -80,8 +80,7 @@ func TestConcurrentWritesDoNotMix(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range writers {
 		wg.Go(func() {
-			_, err := a.Write(bytes.Repeat([]byte{byte(i)}, size))
-			assert.NoError(t, err)
+			assert.NoError(t, must.Err(a.Write(bytes.Repeat([]byte{byte(i)}, size))))
 		})
 	}
 	got := make([]byte, size*writers)
@@ -101,11 +100,9 @@ func TestClose(t *testing.T) {
 	require.NoError(t, a.Close())
 	require.NoError(t, a.Close(), "again")
 
-	_, err := a.Read(make([]byte, 1))
-	assert.ErrorIs(t, err, net.ErrClosed)
-	_, err = a.Write([]byte("x"))
-	assert.ErrorIs(t, err, net.ErrClosed)
-	_, err = b.Write([]byte("x"))
+	assert.ErrorIs(t, must.Err(a.Read(make([]byte, 1))), net.ErrClosed)
+	assert.ErrorIs(t, must.Err(a.Write([]byte("x"))), net.ErrClosed)
+	_, err := b.Write([]byte("x"))
 	assert.ErrorIs(t, err, syscall.EPIPE)
 	_, isOp := errors.AsType[*net.OpError](err)
 	assert.True(t, isOp)
@@ -113,8 +110,7 @@ func TestClose(t *testing.T) {
 	got, err := io.ReadAll(b)
 	assert.NoError(t, err)
 	assert.Equal(t, "last words", string(got))
-	_, err = b.Read(make([]byte, 1))
-	assert.Equal(t, io.EOF, err, "plain, as callers compare it")
+	assert.Equal(t, io.EOF, must.Err(b.Read(make([]byte, 1))), "plain, as callers compare it")
 	assert.NoError(t, a.SetDeadline(time.Now()), "of a closed connection: no effect")
 }
 
@@ -129,8 +125,7 @@ func TestCloseWrite(t *testing.T) {
 	require.NoError(t, b.Close())
 	got = must.Get(io.ReadAll(a))
 	assert.Equal(t, "answer", string(got))
-	_, err := a.Write([]byte("x"))
-	assert.ErrorIs(t, err, net.ErrClosed)
+	assert.ErrorIs(t, must.Err(a.Write([]byte("x"))), net.ErrClosed)
 }
 
 // TestCloseWakes closes either end while a read or a write waits.
@@ -233,19 +228,16 @@ func TestListener(t *testing.T) {
 		gone := errors.New("gone")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, gone)
 		defer cancel()
-		_, err := l.Dial(ctx)
-		assert.ErrorIs(t, err, gone, "the listener is closed")
+		assert.ErrorIs(t, must.Err(l.Dial(ctx)), gone, "the listener is closed")
 
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			c, err := l.Accept()
 			if assert.NoError(t, err) {
-				_, err = io.WriteString(c, "hello")
-				assert.NoError(t, err)
+				assert.NoError(t, must.Err(io.WriteString(c, "hello")))
 				assert.NoError(t, c.Close())
 			}
-			_, err = l.Accept()
-			assert.ErrorIs(t, err, net.ErrClosed)
+			assert.ErrorIs(t, must.Err(l.Accept()), net.ErrClosed)
 		})
 		got := must.Get(io.ReadAll(must.Get(l.DialContext(t.Context(), "tcp", "example.org:443"))))
 		assert.Equal(t, "hello", string(got))
@@ -253,8 +245,7 @@ func TestListener(t *testing.T) {
 		require.NoError(t, l.Close())
 		require.NoError(t, l.Close(), "again")
 		wg.Wait()
-		_, err = l.Dial(t.Context())
-		assert.ErrorIs(t, err, syscall.ECONNREFUSED)
+		assert.ErrorIs(t, must.Err(l.Dial(t.Context())), syscall.ECONNREFUSED)
 	})
 }
 
@@ -292,8 +283,7 @@ func TestTLSResumption(t *testing.T) {
 					var wg sync.WaitGroup
 					wg.Go(func() {
 						assert.NoError(t, server.HandshakeContext(t.Context()))
-						_, err := io.Copy(server, server)
-						assert.NoError(t, err)
+						assert.NoError(t, must.Err(io.Copy(server, server)))
 						assert.NoError(t, server.Close())
 					})
 					require.NoError(t, client.HandshakeContext(t.Context()))
@@ -327,8 +317,7 @@ func TestHTTP(t *testing.T) {
 						assert.Equal(t, major, r.ProtoMajor)
 						body, err := io.ReadAll(r.Body)
 						assert.NoError(t, err)
-						_, err = w.Write(body)
-						assert.NoError(t, err)
+						assert.NoError(t, must.Err(w.Write(body)))
 					}),
 				}
 				l := memconn.Listen()

@@ -11,3 +11,6 @@ func Get[T any](v T, err error) T {
 	}
 	return v
 }
+
+// Err returns err: that of a call whose value is not what the test is about.
+func Err[T any](_ T, err error) error { return err }

@@ -368,8 +368,7 @@ func TestFaults(t *testing.T) {
 		faults = append(faults, fault{name: "disk full", begin: func() {
 			f, err := os.Create(full)
 			if assert.NoError(t, err) {
-				_, err = io.Copy(f, neverEnding{})
-				assert.ErrorIs(t, err, syscall.ENOSPC)
+				assert.ErrorIs(t, must.Err(io.Copy(f, neverEnding{})), syscall.ENOSPC)
 				_ = f.Close()
 			}
 		}, end: func() { assert.NoError(t, os.Remove(full)) }})
