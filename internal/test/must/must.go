@@ -3,8 +3,7 @@ package must
 
 import "fmt"
 
-// Get returns v, or ends the test with a panic, which has the line of the call, if err is not nil. It is for set-ups: what a
-// test is about is asserted.
+// Get returns v, with which a test goes on. If err is not nil, it ends the test with a panic that has the line of the call.
 func Get[T any](v T, err error) T {
 	if err != nil {
 		panic(fmt.Sprintf("must.Get: %v", err))
