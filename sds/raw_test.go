@@ -119,12 +119,12 @@ func newMint(t testing.TB) mint { return mint{t, spiffetest.NewCA(t, "example.or
 
 func (m mint) pair(name string) *pki.Secret {
 	m.t.Helper()
-	return must.Get(pki.NewKeyPairSecret(name, m.ca.SVID("/web")))
+	return must.Do(pki.NewKeyPairSecret(name, m.ca.SVID("/web")))
 }
 
 func (m mint) roots(name string) *pki.Secret {
 	m.t.Helper()
-	return must.Get(pki.NewTrustSecret(name, m.ca.Bundle()))
+	return must.Do(pki.NewTrustSecret(name, m.ca.Bundle()))
 }
 
 // withPair has a mint and a source, which has a pair of it.
@@ -139,7 +139,7 @@ func withPair(t testing.TB, name string) (mint, *fakeSource, *pki.Secret) {
 // socketDir is short enough for a socket, which the folders of t.TempDir are not.
 func socketDir(t testing.TB) string {
 	t.Helper()
-	dir := must.Get(os.MkdirTemp("", "sds"))
+	dir := must.Do(os.MkdirTemp("", "sds"))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -170,7 +170,7 @@ func serve(t testing.TB, h http.Handler, edit ...func(*unixsocket.Server)) (sock
 
 func handler(t testing.TB, src sds.Source, opts *sds.Options) *sds.Handler {
 	t.Helper()
-	h := must.Get(sds.NewHandler(src, opts))
+	h := must.Do(sds.NewHandler(src, opts))
 	t.Cleanup(func() { require.NoError(t, h.Close()) })
 	return h
 }
@@ -208,14 +208,14 @@ func open(t testing.TB, c *http.Client, method string, edit ...func(*http.Reques
 		_ = w.CloseWithError(context.Canceled) // the transport does not look at ctx while it reads the body
 	}
 	t.Cleanup(cancel)
-	req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r))
+	req := must.Do(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r))
 	req.Header.Set("Content-Type", "application/grpc")
 	req.Header.Set("Te", "trailers")
 	for _, f := range edit {
 		f(req)
 	}
 	timer := time.AfterFunc(patient, cancel)
-	resp := must.Get(c.Do(req))
+	resp := must.Do(c.Do(req))
 	timer.Stop()
 	t.Cleanup(func() { _ = resp.Body.Close() })
 	return &raw{t: t, in: w, resp: resp, cancel: cancel}
@@ -228,7 +228,7 @@ func frame(flags byte, msg []byte) []byte {
 
 func (s *raw) send(m proto.Message) {
 	s.t.Helper()
-	must.Get(s.in.Write(frame(0, must.Get(proto.Marshal(m)))))
+	must.Do(s.in.Write(frame(0, must.Do(proto.Marshal(m)))))
 }
 
 // read reads one message, or fails after some time.

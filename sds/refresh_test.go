@@ -306,9 +306,9 @@ func TestResolveSeesCaller(t *testing.T) {
 	check := func(t *testing.T, c *http.Client, url string, seen func(context.Context) bool, hook *func(context.Context) bool) {
 		*hook = seen
 		r, w := io.Pipe()
-		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, url+service+"StreamSecrets", r))
+		req := must.Do(http.NewRequestWithContext(t.Context(), http.MethodPost, url+service+"StreamSecrets", r))
 		req.Header.Set("Content-Type", "application/grpc")
-		resp := must.Get(c.Do(req))
+		resp := must.Do(c.Do(req))
 		defer resp.Body.Close()
 		defer w.Close()
 		s := sotw{&raw{t: t, in: w, resp: resp, cancel: func() {}}}
@@ -335,15 +335,15 @@ func TestResolveSeesCaller(t *testing.T) {
 	}
 
 	self, client := m.ca.SVID("/sds"), m.ca.SVID("/envoy")
-	bundles := must.Get(spiffe.NewBundleSet(m.ca.Bundle()))
+	bundles := must.Do(spiffe.NewBundleSet(m.ca.Bundle()))
 	server := &http.Server{Handler: h}
-	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())}))
+	endpoint := must.Do(spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())}))
 	require.NoError(t, endpoint.ConfigureServer(server))
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
+	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	go func() { _ = server.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = server.Close() })
-	endpoint = must.Get(spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())}))
-	tr := must.Get(endpoint.Transport())
+	endpoint = must.Do(spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())}))
+	tr := must.Do(endpoint.Transport())
 	t.Cleanup(tr.CloseIdleConnections)
 	check(t, &http.Client{Transport: tr}, "https://"+l.Addr().String(), func(ctx context.Context) bool {
 		p, ok := spiffetls.PeerFromContext(ctx)

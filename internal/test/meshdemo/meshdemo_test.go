@@ -135,7 +135,7 @@ func (d *meshDemo) show(ctx context.Context) {
 	d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK })
 	d.Event(identity, proxyOf("web"), "certificate for the name of web, alone")
 	d.probe(web, "ready", http.StatusOK)
-	name := must.Get(mesh.Name("emojivoto", "web"))
+	name := must.Do(mesh.Name("emojivoto", "web"))
 	voting := d.start("voting", d.application(ctx, "voting"), "-route", "web.emojivoto:80="+web.inbound+"="+name)
 	d.until(ctx, func() bool { return d.status(voting, "ready") == http.StatusOK })
 	d.Event(identity, proxyOf("voting"), "certificate for the name of voting, alone")
@@ -249,8 +249,8 @@ func (d *meshDemo) start(name, app string, flags ...string) *workload {
 
 // environ returns what an injector tells the proxy of a workload.
 func (d *meshDemo) environ(w *workload) []string {
-	own := must.Get(mesh.Name("emojivoto", w.name))
-	certifier := must.Get(mesh.Certifier())
+	own := must.Do(mesh.Name("emojivoto", w.name))
+	certifier := must.Do(mesh.Certifier())
 	return []string{
 		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + own,
 		"LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(d.mesh.Authority.Bundle().MarshalPEM()),
@@ -294,9 +294,9 @@ func (d *meshDemo) probe(w *workload, path string, want int) {
 
 // metric returns a metric of a proxy.
 func (d *meshDemo) metric(w *workload, name string) (value float64) {
-	resp := must.Get(http.Get("http://" + w.admin + "/metrics"))
+	resp := must.Do(http.Get("http://" + w.admin + "/metrics"))
 	defer resp.Body.Close()
-	text := must.Get(io.ReadAll(resp.Body))
+	text := must.Do(io.ReadAll(resp.Body))
 	for line := range strings.Lines(string(text)) {
 		if n, _ := fmt.Sscanf(line, name+" %g", &value); n == 1 {
 			return value
