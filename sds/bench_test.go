@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -198,8 +198,7 @@ func idleStreams(tb testing.TB, newServer func(testing.TB) pushed, n, size int) 
 	var streams []sotw
 	start := func(c *http.Client) {
 		s := openSotW(tb, c)
-		_, err := s.in.Write(request)
-		require.NoError(tb, err)
+		must.Do(s.in.Write(request))
 		s.ack(s.recv(), "default")
 		streams = append(streams, s)
 	}
@@ -231,17 +230,4 @@ func idleStreams(tb testing.TB, newServer func(testing.TB) pushed, n, size int) 
 	}
 	runtime.KeepAlive(h)
 	return (float64(after) - float64(before)) / float64(n), float64(afterGoroutines-beforeGoroutines) / float64(n)
-}
-
-// BenchmarkFetch is one secret, as a poller takes it.
-func BenchmarkFetch(b *testing.B) {
-	m, src := newMint(b), newFakeSource()
-	src.put("default", m.pair("default"))
-	socket, _ := serve(b, handler(b, src, &sds.Options{}))
-	c := dial(b, socket)
-	b.ReportAllocs()
-	for b.Loop() {
-		_, code := fetch(b, c, "default")
-		require.Equal(b, codeOK, code)
-	}
 }

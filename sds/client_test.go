@@ -20,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -138,11 +139,9 @@ func TestClient(t *testing.T) {
 
 func TestClientBreak(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
-	h := handler(t, src, nil)
-	socket, _ := serve(t, h)
-	for s, err := range sds.NewClient(dial(t, socket), "http://localhost").Watch(t.Context(), "default") {
+	_, src, _ := withPair(t, "default")
+	h, c := serving(t, src, nil)
+	for s, err := range sds.NewClient(c, "http://localhost").Watch(t.Context(), "default") {
 		require.NoError(t, err)
 		assert.Equal(t, "default", s.Name())
 		break
@@ -298,6 +297,22 @@ func TestClientRefused(t *testing.T) {
 	}
 }
 
+// inMemory serves h in memory until the test ends, and returns a client of it.
+func inMemory(t *testing.T, h http.Handler) *sds.Client {
+	t.Helper()
+	l := memconn.Listen()
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	srv := &http.Server{Protocols: &protocols, Handler: h}
+	go func() { _ = srv.Serve(l) }()
+	transport := &http.Transport{Protocols: &protocols, DialContext: l.DialContext}
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		_ = srv.Close()
+	})
+	return sds.NewClient(&http.Client{Transport: transport}, "http://localhost")
+}
+
 // TestWatchKeepsValid: a certificate that has expired or is not valid yet is not yielded, and the others of its response are; one
 // that will be valid is yielded then.
 func TestWatchKeepsValid(t *testing.T) {
@@ -311,27 +326,15 @@ func TestWatchKeepsValid(t *testing.T) {
 		}
 		roots := func() *pki.Secret {
 			ca.Rotate()
-			s, err := pki.NewTrustSecret("ROOTCA", ca.Bundle())
-			require.NoError(t, err)
-			return s
+			return must.Do(pki.NewTrustSecret("ROOTCA", ca.Bundle()))
 		}
 		src := newFakeSource()
 		good := issue(0, 3*time.Hour)
 		src.put("web", good)
 		src.put("ROOTCA", roots())
-		h, err := sds.NewHandler(src, nil)
-		require.NoError(t, err)
+		h := must.Do(sds.NewHandler(src, nil))
 		defer h.Close()
-		l := memconn.Listen()
-		var protocols http.Protocols
-		protocols.SetUnencryptedHTTP2(true)
-		srv := &http.Server{Protocols: &protocols, Handler: h}
-		go func() { _ = srv.Serve(l) }()
-		transport := &http.Transport{Protocols: &protocols, DialContext: l.DialContext}
-		defer func() {
-			transport.CloseIdleConnections()
-			_ = srv.Close()
-		}()
+		c := inMemory(t, h)
 		ctx, cancel := context.WithCancel(t.Context())
 		var mu sync.Mutex
 		secrets, errs, done := map[string]*pki.Secret{}, []string{}, make(chan struct{})
@@ -339,7 +342,7 @@ func TestWatchKeepsValid(t *testing.T) {
 		said := func() (all []string) { mu.Lock(); defer mu.Unlock(); all, errs = errs, nil; return all } // since the last call
 		go func() {
 			defer close(done)
-			for s, err := range sds.NewClient(&http.Client{Transport: transport}, "http://localhost").Watch(ctx, "web", "ROOTCA") {
+			for s, err := range c.Watch(ctx, "web", "ROOTCA") {
 				mu.Lock()
 				if err != nil {
 					errs = append(errs, err.Error())
@@ -401,15 +404,11 @@ func TestWatchOutage(t *testing.T) {
 				}
 				src := newFakeSource()
 				src.put("web", issue())
-				h, err := sds.NewHandler(src, nil)
-				require.NoError(t, err)
+				h := must.Do(sds.NewHandler(src, nil))
 				defer h.Close()
 				var away atomic.Bool
 				down := make(chan struct{}, 1)
-				l := memconn.Listen()
-				var protocols http.Protocols
-				protocols.SetUnencryptedHTTP2(true)
-				srv := &http.Server{Protocols: &protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				c := inMemory(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if away.Load() {
 						w.WriteHeader(http.StatusServiceUnavailable)
 						return
@@ -424,20 +423,13 @@ func TestWatchOutage(t *testing.T) {
 						}
 					}()
 					h.ServeHTTP(w, r.WithContext(ctx))
-				})}
-				go func() { _ = srv.Serve(l) }()
-				transport := &http.Transport{Protocols: &protocols, DialContext: l.DialContext}
-				defer func() {
-					transport.CloseIdleConnections()
-					_ = srv.Close()
-				}()
-
+				}))
 				ctx, cancel := context.WithCancel(t.Context())
 				var last atomic.Pointer[pki.Secret]
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					for s, err := range sds.NewClient(&http.Client{Transport: transport}, "http://localhost").Watch(ctx, "web") {
+					for s, err := range c.Watch(ctx, "web") {
 						if err == nil {
 							last.Store(s)
 						}

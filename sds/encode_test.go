@@ -16,6 +16,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -23,9 +24,7 @@ import (
 
 func pair(t testing.TB, ca *spiffetest.CA, name string, edits ...func(*x509.Certificate)) *pki.Secret {
 	t.Helper()
-	s, err := pki.NewKeyPairSecret(name, ca.SVID("/"+name, edits...))
-	require.NoError(t, err)
-	return s
+	return must.Do(pki.NewKeyPairSecret(name, ca.SVID("/"+name, edits...)))
 }
 
 func inlined(pem []byte) *envoysds.DataSource {
@@ -34,9 +33,7 @@ func inlined(pem []byte) *envoysds.DataSource {
 
 func roots(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
 	t.Helper()
-	s, err := pki.NewTrustSecret(name, ca.Bundle())
-	require.NoError(t, err)
-	return s
+	return must.Do(pki.NewTrustSecret(name, ca.Bundle()))
 }
 
 // What is put together by hand is what the generated code makes of the same messages.
@@ -47,14 +44,11 @@ func TestResponseBytes(t *testing.T) {
 	web, trust := pair(t, ca, "default"), roots(t, ca, "ROOTCA")
 	chain, key, _ := web.KeyPair()
 	rootsPEM, _ := trust.Roots()
-	a, err := newEntry("default", web, nil)
-	require.NoError(t, err)
-	b, err := newEntry("ROOTCA", trust, nil)
-	require.NoError(t, err)
+	a := must.Do(newEntry("default", web, nil))
+	b := must.Do(newEntry("ROOTCA", trust, nil))
 
 	pack := func(s *envoysds.Secret) *anypb.Any {
-		value, err := proto.Marshal(s)
-		require.NoError(t, err)
+		value := must.Do(proto.Marshal(s))
 		return &anypb.Any{TypeUrl: "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", Value: value}
 	}
 	packedA := pack(&envoysds.Secret{Name: "default", Type: &envoysds.Secret_TlsCertificate{TlsCertificate: &envoysds.TlsCertificate{
@@ -66,22 +60,20 @@ func TestResponseBytes(t *testing.T) {
 	v := a.version.xor(b.version)
 
 	got := (&response{holding: holding{false, v}, entries: []*entry{a, b}}).encode("7")
-	want, err := proto.Marshal(&envoysds.DiscoveryResponse{
+	want := must.Do(proto.Marshal(&envoysds.DiscoveryResponse{
 		VersionInfo: v.String(), Resources: []*anypb.Any{packedA, packedB}, TypeUrl: typeURL, Nonce: "7",
-	})
-	require.NoError(t, err)
+	}))
 	assert.Equal(t, want, got)
 
 	got = (&response{holding: holding{true, v}, entries: []*entry{a, b}, removed: []string{"x", "y"}}).encode("8")
-	want, err = proto.Marshal(&envoysds.DeltaDiscoveryResponse{
+	want = must.Do(proto.Marshal(&envoysds.DeltaDiscoveryResponse{
 		SystemVersionInfo: v.String(),
 		Resources: []*envoysds.Resource{
 			{Version: a.version.String(), Resource: packedA, Name: "default"},
 			{Version: b.version.String(), Resource: packedB, Name: "ROOTCA"},
 		},
 		TypeUrl: typeURL, Nonce: "8", RemovedResources: []string{"x", "y"},
-	})
-	require.NoError(t, err)
+	}))
 	assert.Equal(t, want, got)
 }
 
@@ -90,8 +82,7 @@ func TestResponseBytes(t *testing.T) {
 func TestFrames(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	a, err := newEntry("default", pair(t, ca, "default"), nil)
-	require.NoError(t, err)
+	a := must.Do(newEntry("default", pair(t, ca, "default"), nil))
 	f := newFrames()
 	alone := &response{holding: holding{false, a.version}, entries: []*entry{a}}
 	first := f.of(alone, 0)
@@ -124,14 +115,10 @@ func TestEntryVersion(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
 	of := func(name string, s *pki.Secret) string {
-		e, err := newEntry(name, s, nil)
-		require.NoError(t, err)
-		return e.version.String()
+		return must.Do(newEntry(name, s, nil)).version.String()
 	}
 	secret := func(name string) *pki.Secret {
-		s, err := pki.NewKeyPairSecret(name, svid)
-		require.NoError(t, err)
-		return s
+		return must.Do(pki.NewKeyPairSecret(name, svid))
 	}
 	v := of("default", secret("default"))
 	assert.Len(t, v, 32)
@@ -142,17 +129,14 @@ func TestEntryVersion(t *testing.T) {
 	ca.Rotate()
 	assert.NotEqual(t, before, of("ROOTCA", roots(t, ca, "ROOTCA")))
 
-	_, err := newEntry("x", nil, nil)
-	assert.Error(t, err)
-	_, err = newEntry("\xff", secret("default"), nil)
-	assert.Error(t, err)
+	assert.Error(t, must.Err(newEntry("x", nil, nil)))
+	assert.Error(t, must.Err(newEntry("\xff", secret("default"), nil)))
 }
 
 // An entry holds a key, and has no verb that shows it.
 func TestEntryDoesNotPrint(t *testing.T) {
 	t.Parallel()
-	e, err := newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"), nil)
-	require.NoError(t, err)
+	e := must.Do(newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"), nil))
 	want := "default@" + e.version.String()
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 		got := fmt.Sprintf(verb, e)
@@ -165,9 +149,7 @@ func TestEntryDoesNotPrint(t *testing.T) {
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	marshal := func(m proto.Message) []byte {
-		b, err := proto.Marshal(m)
-		require.NoError(t, err)
-		return b
+		return must.Do(proto.Marshal(m))
 	}
 	node := protowire.AppendBytes(protowire.AppendTag(marshal(&envoysds.Node{Id: "n", Cluster: "c"}), 3, protowire.BytesType), make([]byte, 5000))
 	sotw := marshal(&envoysds.DiscoveryRequest{
@@ -175,16 +157,14 @@ func TestDecode(t *testing.T) {
 	})
 	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 2, protowire.BytesType), node)
 	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 7, protowire.BytesType), []byte("resource_locators"))
-	got, err := decode(sotw, false, 3)
-	require.NoError(t, err)
+	got := must.Do(decode(sotw, false, 3))
 	assert.Equal(t, &request{node: "n", names: []string{"a", "", "a"}, typeURL: "t", nonce: "7", rejected: true, reason: "no"}, got)
 
 	delta := marshal(&envoysds.DeltaDiscoveryRequest{
 		Node: &envoysds.Node{Id: "n"}, TypeUrl: "t", ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"},
 		InitialResourceVersions: map[string]string{"a": "1", "c": "2"}, ResponseNonce: "7", ErrorDetail: &envoysds.Status{},
 	})
-	got, err = decode(delta, true, 3)
-	require.NoError(t, err)
+	got = must.Do(decode(delta, true, 3))
 	assert.Equal(t, &request{
 		node: "n", names: []string{"a"}, drop: []string{"b"}, have: map[string]string{"a": "1", "c": "2"},
 		typeURL: "t", nonce: "7", rejected: true,
@@ -222,8 +202,7 @@ func TestDecodeIsBounded(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range runs {
-		_, err := decode(in, false, maxNames)
-		require.Error(t, err)
+		require.Error(t, must.Err(decode(in, false, maxNames)))
 	}
 	runtime.ReadMemStats(&after)
 	assert.Less(t, (after.TotalAlloc-before.TotalAlloc)/runs, uint64(256<<10))

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -75,8 +76,7 @@ func newModel(t *testing.T, seed uint64) *model {
 			ca.Rotate()
 			ca.DropOldRoots()
 			name := fmt.Sprint("name-", i)
-			s, err := pki.NewSecretPEM(name, nil, nil, pki.MarshalCertificatesPEM(ca.Root()), time.Time{})
-			require.NoError(t, err)
+			s := must.Do(pki.NewSecretPEM(name, nil, nil, pki.MarshalCertificatesPEM(ca.Root()), time.Time{}))
 			m.secrets[name] = append(m.secrets[name], s)
 			m.current[name] = -1
 		}
@@ -87,8 +87,7 @@ func newModel(t *testing.T, seed uint64) *model {
 	for i := range m.rights {
 		m.rights[i] = make(map[string]string)
 	}
-	var err error
-	m.h, err = NewHandler(m, &Options{Resolve: func(ctx context.Context, name string) (string, error) {
+	m.h = must.Do(NewHandler(m, &Options{Resolve: func(ctx context.Context, name string) (string, error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		source := m.rights[ctx.Value(modelCaller{}).(int)][name]
@@ -96,8 +95,7 @@ func newModel(t *testing.T, seed uint64) *model {
 			return "", errors.New("no")
 		}
 		return source, nil
-	}})
-	require.NoError(t, err)
+	}}))
 	for i := range modelStreams {
 		m.streams = append(m.streams, m.open(i%2 == 0))
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -29,8 +30,7 @@ func TestEnvoyOfAgent(t *testing.T) {
 
 	authority := spiffetest.NewCA(t, "example.org")
 	agent := workloadapitest.NewServer(t, authority, "/ns/demo/sa/frontend", "/ns/demo/sa/backend")
-	src, err := workloadapi.New(agent.Config())
-	require.NoError(t, err)
+	src := must.Do(workloadapi.New(agent.Config()))
 	run("source", src.Run)
 	h := handler(t, sdssource.FromIdentity(src), &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
 		if name == "default" {

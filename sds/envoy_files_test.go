@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
@@ -31,8 +32,7 @@ func TestEnvoyOfFiles(t *testing.T) {
 	files, err := sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{filepath.Join(dir, "frontend"), filepath.Join(dir, "backend")}})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = files.Close() })
-	src, err := sdssource.Mux(map[string]sds.Source{"file-cert:*": files, "file-root:*": files})
-	require.NoError(t, err)
+	src := must.Do(sdssource.Mux(map[string]sds.Source{"file-cert:*": files, "file-root:*": files}))
 	s := &unixsocket.Server{Path: filepath.Join(dir, "sds.sock"), Handler: handler(t, src, nil)}
 	run("SDS", s.Run)
 

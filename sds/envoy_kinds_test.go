@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -99,8 +100,7 @@ func listOf(t testing.TB, root *x509.Certificate, key crypto.Signer, number int6
 	for _, c := range revoked {
 		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: c.SerialNumber, RevocationTime: list.ThisUpdate})
 	}
-	der, err := x509.CreateRevocationList(rand.Reader, list, root, key)
-	require.NoError(t, err)
+	der := must.Do(x509.CreateRevocationList(rand.Reader, list, root, key))
 	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
 }
 
@@ -129,25 +129,20 @@ func testEnvoyKinds(t *testing.T, api string) {
 	// Two trust domains, and one that is trusted by none.
 	one, two, three := spiffetest.NewCA(t, "one.example"), spiffetest.NewCA(t, "two.example"), spiffetest.NewCA(t, "three.example")
 	set := func(bundles ...*spiffe.Bundle) *spiffe.BundleSet {
-		s, err := spiffe.NewBundleSet(bundles...)
-		require.NoError(t, err)
-		return s
+		return must.Do(spiffe.NewBundleSet(bundles...))
 	}
 	put(pki.NewTrustDomainsSecret("ALL", set(one.Bundle(), two.Bundle())))
 
 	// A CA that revokes.
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Do(pki.NewKey(pki.ECDSAP256))
 	td := spiffe.MustParseTrustDomain("crl.example")
 	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	leaf := func(path string) *tls.Certificate {
-		k, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
-		c, err := root.Issue(pki.CertificateOptions{PublicKey: k.Public(),
+		k := must.Do(pki.NewKey(pki.ECDSAP256))
+		c := must.Do(root.Issue(pki.CertificateOptions{PublicKey: k.Public(),
 			SANs:      []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://crl.example" + path))},
-			NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
-		require.NoError(t, err)
+			NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}))
 		return &tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: k, Leaf: c}
 	}
 	good, bad := leaf("/good"), leaf("/bad")
@@ -156,14 +151,11 @@ func testEnvoyKinds(t *testing.T, api string) {
 	revoke := func(number int64, revoked ...*x509.Certificate) {
 		t.Helper()
 		list := listOf(t, root.Certificate(), key, number, revoked...)
-		trust, err := pki.NewTrustSecret("ROOTCA", bundle)
-		require.NoError(t, err)
+		trust := must.Do(pki.NewTrustSecret("ROOTCA", bundle))
 		put(trust.WithCRLs(list, false))
-		trust, err = pki.NewTrustSecret("leaf-crl", bundle)
-		require.NoError(t, err)
+		trust = must.Do(pki.NewTrustSecret("leaf-crl", bundle))
 		put(trust.WithCRLs(list, true))
-		domains, err := pki.NewTrustDomainsSecret("ALL-crl", set(bundle, one.Bundle()))
-		require.NoError(t, err)
+		domains := must.Do(pki.NewTrustDomainsSecret("ALL-crl", set(bundle, one.Bundle())))
 		put(domains.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{td: list}))
 	}
 	revoke(1, bad.Leaf)
@@ -177,11 +169,10 @@ func testEnvoyKinds(t *testing.T, api string) {
 	put(pki.NewTicketKeysSecret("tickets", oldKey))
 	put(pki.NewGenericSecret("token", map[string][]byte{"": []byte("Bearer first")}))
 	chain, _, _ := m.pair("x").KeyPair()
-	provider, err := protofield.Write(func(w *protofield.Writer) {
+	provider := must.Do(protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, "no-such-provider")
 		w.Message(3, func(w *protofield.Writer) { w.Text(1, "type.googleapis.com/google.protobuf.Empty") })
-	})
-	require.NoError(t, err)
+	}))
 	put(pki.NewKeyProviderSecret("by-provider", chain, provider))
 
 	h := handler(t, src, nil)
@@ -191,8 +182,7 @@ func testEnvoyKinds(t *testing.T, api string) {
 		_, _ = io.WriteString(w, r.Header.Get("Authorization"))
 	}))
 	t.Cleanup(app.Close)
-	appURL, err := url.Parse(app.URL)
-	require.NoError(t, err)
+	appURL := must.Do(url.Parse(app.URL))
 	var bootstrap strings.Builder
 	bootstrap.WriteString(kindsBootstrap)
 	for _, l := range []struct{ name, cert, extra, context string }{
@@ -222,8 +212,7 @@ func testEnvoyKinds(t *testing.T, api string) {
 		return err
 	}
 	certificate := func(ca *spiffetest.CA, id string) *tls.Certificate {
-		u, err := url.Parse(id)
-		require.NoError(t, err)
+		u := must.Do(url.Parse(id))
 		chain, key := ca.Certificate("/x", func(c *x509.Certificate) { c.URIs = []*url.URL{u} })
 		c := &tls.Certificate{PrivateKey: key}
 		for _, x := range chain {
@@ -263,10 +252,8 @@ func testEnvoyKinds(t *testing.T, api string) {
 		})
 		require.NoError(t, err)
 		defer c.Close()
-		_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-		require.NoError(t, err)
-		_, err = io.Copy(io.Discard, c) // a ticket of TLS 1.3 comes with it
-		require.NoError(t, err)
+		must.Do(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+		must.Do(io.Copy(io.Discard, c)) // a ticket of TLS 1.3 comes with it
 		return c.ConnectionState().DidResume
 	}
 	updates := func() int64 { return e.Stat("sds.tickets.update_success") }
@@ -293,10 +280,8 @@ func testEnvoyKinds(t *testing.T, api string) {
 
 	// The value of a generic secret gets where it is used.
 	injected := func() string {
-		resp, err := http.Get("http://" + e.ListenerAddr("plain", patient))
-		require.NoError(t, err)
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		resp := must.Do(http.Get("http://" + e.ListenerAddr("plain", patient)))
+		body := must.Do(io.ReadAll(resp.Body))
 		require.NoError(t, resp.Body.Close())
 		return string(body)
 	}

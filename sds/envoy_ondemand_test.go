@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -50,8 +51,7 @@ const (
 
 // bootstrapOf returns the configuration of the page, by ADS or with a stream for each name.
 func bootstrapOf(t testing.TB, ads bool) string {
-	page, err := os.ReadFile("../examples/ENVOY.md")
-	require.NoError(t, err)
+	page := must.Do(os.ReadFile("../examples/ENVOY.md"))
 	blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
 	require.Len(t, blocks, 2)
 	replace := func(s, old, with string) string {
@@ -83,8 +83,7 @@ func startEdge(t testing.TB, bin, bootstrap string, names int) *edge {
 	dir := socketDir(t)
 	e.socket = filepath.Join(dir, "s.sock")
 	e.serve(names)
-	app, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	app := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	var conns sync.WaitGroup
 	t.Cleanup(func() { _ = app.Close(); conns.Wait() }) // when Envoy has gone
 	conns.Go(func() {
@@ -144,8 +143,7 @@ func (e *edge) pairs(n int) []*pki.Secret {
 }
 
 func (e *edge) pair(namespace, account string) *pki.Secret {
-	s, err := pki.NewKeyPairSecret(idOf(namespace, account), e.mint.ca.SVID("/ns/"+namespace+"/sa/"+account))
-	require.NoError(e.t, err)
+	s := must.Do(pki.NewKeyPairSecret(idOf(namespace, account), e.mint.ca.SVID("/ns/"+namespace+"/sa/"+account)))
 	return s
 }
 
@@ -209,17 +207,13 @@ func (e *edge) fails(name string) time.Duration {
 func (e *edge) stat(name string) int {
 	e.t.Helper()
 	_, figure, _ := strings.Cut(e.Admin("/stats?filter=on_demand_secret."+name), ": ")
-	n, err := strconv.Atoi(strings.TrimSpace(figure))
-	require.NoError(e.t, err)
-	return n
+	return must.Do(strconv.Atoi(strings.TrimSpace(figure)))
 }
 
 func (e *edge) allocated() int {
 	m := regexp.MustCompile(`"allocated": "(\d+)"`).FindStringSubmatch(e.Admin("/memory"))
 	require.NotNil(e.t, m)
-	n, err := strconv.Atoi(m[1])
-	require.NoError(e.t, err)
-	return n
+	return must.Do(strconv.Atoi(m[1]))
 }
 
 func ownMemory() int {
@@ -274,8 +268,7 @@ func TestEnvoyOnDemand(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			var major, minor int
-			_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
-			require.NoError(t, err)
+			must.Do(fmt.Sscanf(version, "%d.%d", &major, &minor))
 			if major == 1 && minor < 38 {
 				t.Skipf("Envoy %s has no certificates on demand, or (1.37.0) resumes sessions that it must not: this is for 1.38 and later", version)
 			}
@@ -335,8 +328,7 @@ func testOnDemand(t *testing.T, e *edge, n int, one bool) {
 			MinVersion: version, MaxVersion: version, ClientSessionCache: tls.NewLRUClientSessionCache(2),
 		}
 		for range 2 {
-			c, err := tls.Dial("tcp", e.addr, config)
-			require.NoError(t, err)
+			c := must.Do(tls.Dial("tcp", e.addr, config))
 			require.NoError(t, says(c, "ok")) // a ticket of TLS 1.3 would be there
 			assert.False(t, c.ConnectionState().DidResume, "%x", version)
 			require.NoError(t, c.Close())
@@ -391,8 +383,7 @@ func testOnDemand(t *testing.T, e *edge, n int, one bool) {
 	e.h.Refresh()
 	require.Eventually(t, gone(denied), patient, time.Millisecond)
 	e.fails(denied)
-	_, err = io.WriteString(open, "still here")
-	require.NoError(t, err)
+	must.Do(io.WriteString(open, "still here"))
 	require.NoError(t, says(open, "still here"))
 	e.put(second[n-1])
 	e.shows(serverName(n-1), second[n-1])

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -78,9 +79,7 @@ func (e *early) serial() string {
 func leafSerial(t testing.TB, s *pki.Secret) string {
 	t.Helper()
 	chain, _, _ := s.KeyPair()
-	certs, err := pki.ParseCertificatesPEM(chain)
-	require.NoError(t, err)
-	return envoytest.Serial(certs[0].SerialNumber)
+	return envoytest.Serial(must.Do(pki.ParseCertificatesPEM(chain))[0].SerialNumber)
 }
 
 // TestEnvoyEntitlement has an Envoy that starts before it may have its certificate: it gets it once it may, with

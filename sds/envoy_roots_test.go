@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/source"
@@ -59,8 +60,7 @@ func TestEnvoyAllRoots(t *testing.T) {
 	mesh.put()
 	serve := func(name string, ca *spiffetest.CA) {
 		t.Helper()
-		all, err := source.NewMerge(ca.TrustDomain(), whole{ca.Source("/ns/demo/sa/" + name)}, &mesh)
-		require.NoError(t, err)
+		all := must.Do(source.NewMerge(ca.TrustDomain(), whole{ca.Source("/ns/demo/sa/" + name)}, &mesh))
 		t.Cleanup(func() { _ = all.Close() })
 		s := &unixsocket.Server{Path: filepath.Join(dir, name+".sock"), Handler: handler(t, sdssource.FromIdentityWithAllRoots(all), nil)}
 		run(name, s.Run)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
@@ -198,20 +199,14 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	run := background(t)
 
 	td := spiffe.MustParseTrustDomain("example.org")
-	authority, err := ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second,
-		Backdate: time.Second, Rotation: ca.Rotation{Propagation: 3 * time.Second}})
-	require.NoError(t, err)
+	authority := must.Do(ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second,
+		Backdate: time.Second, Rotation: ca.Rotation{Propagation: 3 * time.Second}}))
 	run("ca", authority.Run)
 	start := func(name string) workload {
-		id, err := td.KubernetesID("demo", name)
-		require.NoError(t, err)
-		issuer, err := local.New(authority, id)
-		require.NoError(t, err)
-		m, err := secretcache.New(secretcache.Config{ID: id, CA: issuer})
-		require.NoError(t, err)
+		id := must.Do(td.KubernetesID("demo", name))
+		m := must.Do(secretcache.New(secretcache.Config{ID: id, CA: must.Do(local.New(authority, id))}))
 		run(name, m.Run)
-		h, err := sds.NewHandler(m, nil)
-		require.NoError(t, err)
+		h := must.Do(sds.NewHandler(m, nil))
 		socket := filepath.Join(dir, name+".sock")
 		s := &unixsocket.Server{Path: socket, Handler: h}
 		run(name+" SDS", s.Run)
@@ -236,10 +231,8 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	require.Eventually(t, sees(server, backend.manager), time.Minute, 50*time.Millisecond)
 
 	// A leaf rotation.
-	firstFront, err := frontend.manager.SVID()
-	require.NoError(t, err)
-	firstBack, err := backend.manager.SVID()
-	require.NoError(t, err)
+	firstFront := must.Do(frontend.manager.SVID())
+	firstBack := must.Do(backend.manager.SVID())
 	require.Eventually(t, func() bool {
 		f, ferr := frontend.manager.SVID()
 		b, berr := backend.manager.SVID()
@@ -250,8 +243,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	// A root rotation, all four steps.
 	before := authority.Status().Roots
 	require.Len(t, before, 1)
-	_, err = authority.Rotate(t.Context())
-	require.NoError(t, err)
+	must.Do(authority.Rotate(t.Context()))
 	require.Eventually(t, func() bool {
 		roots := authority.Status().Roots
 		return len(roots) == 1 && roots[0].ID != before[0].ID

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -20,9 +21,7 @@ import (
 
 func mustMarshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
-	b, err := proto.Marshal(m)
-	require.NoError(t, err)
-	return b
+	return must.Do(proto.Marshal(m))
 }
 
 func http1(t testing.TB, socket string) *http.Client {
@@ -56,9 +55,7 @@ func TestFetchGRPC(t *testing.T) {
 	src.put("ROOTCA", trust)
 	src.fail("down", errors.New("CA down"))
 	var log syncBuffer
-	h := handler(t, src, &sds.Options{Logger: textLogger(&log)})
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, &sds.Options{Logger: textLogger(&log)})
 	r, code := fetch(t, c, "default")
 	assert.Equal(t, codeOK, code)
 	want(t, r, web)
@@ -86,9 +83,7 @@ func TestFetchLarge(t *testing.T) {
 	pem := bytes.Repeat(pki.MarshalCertificatesPEM(m.ca.Root()), 900)
 	var names []string
 	for _, name := range []string{"a", "b", "c", "d"} {
-		s, err := pki.NewSecretPEM(name, nil, nil, pem, time.Time{})
-		require.NoError(t, err)
-		src.put(name, s)
+		src.put(name, must.Do(pki.NewSecretPEM(name, nil, nil, pem, time.Time{})))
 		names = append(names, name)
 	}
 	require.Greater(t, len(pem)*len(names), 2<<20)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -20,8 +21,7 @@ import (
 func kindsOf(t testing.TB) map[string]*pki.Secret {
 	t.Helper()
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.example")
-	set, err := spiffe.NewBundleSet(ca.Bundle(), other.Bundle())
-	require.NoError(t, err)
+	set := must.Do(spiffe.NewBundleSet(ca.Bundle(), other.Bundle()))
 	web := pair(t, ca, "s")
 	chain, _, _ := web.KeyPair()
 	all := map[string]*pki.Secret{"pair": web, "roots": roots(t, ca, "s")}
@@ -41,13 +41,12 @@ func kindsOf(t testing.TB) map[string]*pki.Secret {
 
 func providerOf(t testing.TB, name, url string) []byte {
 	t.Helper()
-	b, err := protofield.Write(func(w *protofield.Writer) {
+	b := must.Do(protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, name)
 		if url != "" {
 			w.Message(3, func(w *protofield.Writer) { w.Text(1, url) })
 		}
-	})
-	require.NoError(t, err)
+	}))
 	return b
 }
 
@@ -68,10 +67,8 @@ func TestKindVersions(t *testing.T) {
 	t.Parallel()
 	versions := make(map[version]string)
 	for kind, s := range kindsOf(t) {
-		a, err := newEntry("s", s, []byte("salt"))
-		require.NoError(t, err)
-		b, err := newEntry("s", s, []byte("pepper"))
-		require.NoError(t, err)
+		a := must.Do(newEntry("s", s, []byte("salt")))
+		b := must.Do(newEntry("s", s, []byte("pepper")))
 		assert.Empty(t, versions[a.version])
 		versions[a.version] = kind
 		guessable := kind == "generic" || kind == "values" || kind == "provider"
@@ -94,13 +91,10 @@ func TestKindsRefused(t *testing.T) {
 	for name, provider := range map[string][]byte{
 		"no name": providerOf(t, "", "x"), "no configuration": providerOf(t, "hsm", ""), "garbage": []byte("garbage"), "cut short": providerOf(t, "hsm", "x")[:4],
 	} {
-		s, err := pki.NewKeyProviderSecret("s", chain, provider)
-		require.NoError(t, err)
-		_, err = newEntry("s", s, nil)
+		_, err := newEntry("s", must.Do(pki.NewKeyProviderSecret("s", chain, provider)), nil)
 		assert.ErrorContains(t, err, "key provider", name)
 	}
-	_, err := newEntry("s", new(pki.Secret), nil)
-	assert.ErrorContains(t, err, "empty")
+	assert.ErrorContains(t, must.Err(newEntry("s", new(pki.Secret), nil)), "empty")
 }
 
 // A client takes every kind, and nothing that it would take for something else.
@@ -108,8 +102,7 @@ func TestParseSecret(t *testing.T) {
 	t.Parallel()
 	kinds := kindsOf(t)
 	for kind, want := range kinds {
-		e, err := newEntry("s", want, nil)
-		require.NoError(t, err)
+		e := must.Do(newEntry("s", want, nil))
 		var m secret
 		require.NoError(t, protofield.Read(valueOf(t, e), m.read))
 		got, err := m.parse()
@@ -181,10 +174,9 @@ func TestParseSecret(t *testing.T) {
 		"values and a value":       {in(5, message(inline(1, key), in(2, message(func(w *protofield.Writer) { w.Text(1, "k") }, inline(2, key))))), "alone"},
 		"an unknown kind":          {in(9, message()), "without content"},
 	} {
-		b, err := protofield.Write(message(func(w *protofield.Writer) { w.Text(1, "s") }, tc.write))
-		require.NoError(t, err)
+		b := must.Do(protofield.Write(message(func(w *protofield.Writer) { w.Text(1, "s") }, tc.write)))
 		var m secret
-		err = protofield.Read(b, m.read)
+		err := protofield.Read(b, m.read)
 		if err == nil {
 			var s *pki.Secret
 			s, err = m.parse()
@@ -198,9 +190,7 @@ func TestParseSecret(t *testing.T) {
 // FuzzSecret reads what a server may send to a client. What is accepted means the same when it is encoded again.
 func FuzzSecret(f *testing.F) {
 	for _, s := range kindsOf(f) {
-		e, err := newEntry("s", s, nil)
-		require.NoError(f, err)
-		f.Add(valueOf(f, e))
+		f.Add(valueOf(f, must.Do(newEntry("s", s, nil))))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var m secret
@@ -217,8 +207,7 @@ func FuzzSecret(f *testing.F) {
 		}
 		var again secret
 		require.NoError(t, protofield.Read(valueOf(t, e), again.read))
-		back, err := again.parse()
-		require.NoError(t, err)
+		back := must.Do(again.parse())
 		require.True(t, sameSecret(s, back))
 		a, _ := s.Generic()
 		b, _ := back.Generic()

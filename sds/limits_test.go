@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
@@ -28,8 +29,7 @@ import (
 // each, which are peers of their own.
 func serveTCP(t testing.TB, h http.Handler) (connect func() *http.Client) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	serve(t, h, func(s *unixsocket.Server) { s.Listener = l })
 	return func() *http.Client {
 		var protocols http.Protocols
@@ -68,9 +68,7 @@ func fetchOf(t testing.TB, c *http.Client, names ...string) *raw {
 // both kinds and fetches count. Where the peer's user is not known, each connection is a peer.
 func TestStreamShares(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
+	_, src, web := withPair(t, "default")
 	h := handler(t, src, &sds.Options{MaxStreams: 3, MaxPeerStreams: 2})
 	connect := serveTCP(t, h)
 	greedy, other := connect(), connect()
@@ -86,18 +84,15 @@ func TestStreamShares(t *testing.T) {
 	}
 	_, answer := fetch(t, other, "default")
 	assert.Equal(t, codeOK, answer)
-	third := openSotW(t, other)
-	third.ask("default")
+	third := asking(t, other, "default")
 	want(t, third.recv(), web)
 	refusal(t, open(t, other, "StreamSecrets"), "sds: too many streams are open")
 	refusal(t, open(t, connect(), "StreamSecrets"), "sds: too many streams are open")
 
 	// A client that is refused holds nothing, and what ends leaves room.
 	require.NoError(t, first.in.Close())
-	code, _ := first.status()
-	require.Equal(t, codeOK, code)
-	again := openSotW(t, greedy)
-	again.ask("default")
+	first.ends(codeOK)
+	again := asking(t, greedy, "default")
 	want(t, again.recv(), web)
 	for _, s := range []*raw{second.raw, third.raw, again.raw} {
 		s.cancel()
@@ -113,13 +108,11 @@ func TestStreamSharesOfUser(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("peers are known on Linux")
 	}
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
+	_, src, _ := withPair(t, "default")
 	var log syncBuffer
 	socket, _ := serve(t, handler(t, src, &sds.Options{MaxPeerStreams: 2, Logger: textLogger(&log)}))
 	for range 2 {
-		s := openSotW(t, dial(t, socket))
-		s.ask("default")
+		s := asking(t, dial(t, socket), "default")
 		s.recv()
 	}
 	for range 50 {
@@ -135,16 +128,13 @@ func TestStreamSharesOfUser(t *testing.T) {
 func TestDefaultLimits(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
+	_, src, web := withPair(t, "default")
 	h := handler(t, src, nil)
 	socket, _ := serve(t, h)
 	for range 8 {
 		c := dial(t, socket)
 		for range 250 {
-			s := openSotW(t, c)
-			s.ask("default")
+			s := asking(t, c, "default")
 			want(t, s.recv(), web)
 		}
 	}
@@ -169,10 +159,8 @@ func TestNamesOfStream(t *testing.T) {
 	h := handler(t, newFakeSource(), nil)
 	socket, _ := serve(t, h)
 	c := dial(t, socket)
-	s := openSotW(t, c)
-	s.ask(longNames(0, 66)...)
-	code, _ := s.status()
-	assert.Equal(t, codeResourceExhausted, code)
+	s := asking(t, c, longNames(0, 66)...)
+	s.ends(codeResourceExhausted)
 	s = openSotW(t, c)
 	for i := range 10 {
 		s.ask(longNames(i, 65)...)
@@ -182,12 +170,10 @@ func TestNamesOfStream(t *testing.T) {
 	d.recv()
 	d.send(&envoysds.DeltaDiscoveryRequest{ResourceNamesSubscribe: longNames(1, 60), ResourceNamesUnsubscribe: longNames(0, 60)})
 	d.subscribe(longNames(1, 66)...)
-	code, _ = d.status()
-	assert.Equal(t, codeResourceExhausted, code)
+	d.ends(codeResourceExhausted)
 	require.NoError(t, s.in.Close())
-	code, _ = s.status()
-	assert.Equal(t, codeOK, code)
-	_, code = fetch(t, c, longNames(0, 60)...)
+	s.ends(codeOK)
+	_, code := fetch(t, c, longNames(0, 60)...)
 	assert.Equal(t, codeNotFound, code)
 	require.Eventually(t, func() bool { open, names := h.Held(); return open == 0 && names == 0 }, patient, time.Millisecond)
 }
@@ -236,9 +222,7 @@ func TestNamesOfPeer(t *testing.T) {
 	rounds.Slow(t)
 	for _, kind := range []string{"unknown", "refused"} {
 		t.Run(kind, func(t *testing.T) {
-			m, src := newMint(t), newFakeSource()
-			web := m.pair("default")
-			src.put("default", web)
+			_, src, web := withPair(t, "default")
 			h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
 				if kind == "refused" && name != "default" {
 					return os.ErrPermission
@@ -262,8 +246,7 @@ func TestNamesOfPeer(t *testing.T) {
 				streams = append(streams, s)
 				s.ask(longNames(i, 60)...)
 			}
-			polite := openSotW(t, connect())
-			polite.ask("default")
+			polite := asking(t, connect(), "default")
 			want(t, polite.recv(), web)
 			const most = 32 << 20
 			require.Eventually(t, func() bool { open, _ := h.Held(); return open <= most/(60*(4000+1024))+1 }, patient, time.Millisecond)
@@ -292,9 +275,7 @@ func TestNamesOfPeer(t *testing.T) {
 // theirs.
 func TestUnfinishedRequests(t *testing.T) {
 	rounds.NotShort(t)
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
+	_, src, web := withPair(t, "default")
 	h := handler(t, src, nil)
 	connect := serveTCP(t, h)
 	const most, each = 16 << 20, 1<<20 - 4<<10
@@ -343,8 +324,7 @@ func TestNamesOfManyStreams(t *testing.T) {
 			openSotW(t, c).ask(names...)
 			require.Eventually(t, func() bool { _, bytes := h.Held(); return bytes > (i+1)*1000<<10 }, patient, 100*time.Microsecond)
 		}
-		last := openSotW(t, c)
-		last.ask(names...)
+		last := asking(t, c, names...)
 		require.NoError(t, last.in.Close())
 		code, _ := last.status()
 		assert.Equal(t, test.want, code, test.streams)

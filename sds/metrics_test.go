@@ -9,21 +9,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds"
 )
 
 // TestWriteMetrics: streams, names, responses, a rejection, a refusal and a look-up that fails.
 func TestWriteMetrics(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
+	_, src, web := withPair(t, "default")
 	src.fail("down", errors.New("CA down"))
 	h := handler(t, src, &sds.Options{MaxPeerStreams: 2})
 	read := func() map[string]float64 {
-		text, err := metricstest.Of(h.Report().Metrics)
-		require.NoError(t, err)
-		return text.Samples
+		return must.Do(metricstest.Of(h.Report().Metrics)).Samples
 	}
 	for name, v := range read() {
 		assert.Zero(t, v, name)

@@ -13,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -117,23 +119,27 @@ func newMint(t testing.TB) mint { return mint{t, spiffetest.NewCA(t, "example.or
 
 func (m mint) pair(name string) *pki.Secret {
 	m.t.Helper()
-	s, err := pki.NewKeyPairSecret(name, m.ca.SVID("/web"))
-	require.NoError(m.t, err)
-	return s
+	return must.Do(pki.NewKeyPairSecret(name, m.ca.SVID("/web")))
 }
 
 func (m mint) roots(name string) *pki.Secret {
 	m.t.Helper()
-	s, err := pki.NewTrustSecret(name, m.ca.Bundle())
-	require.NoError(m.t, err)
-	return s
+	return must.Do(pki.NewTrustSecret(name, m.ca.Bundle()))
+}
+
+// withPair has a mint and a source, which has a pair of it.
+func withPair(t testing.TB, name string) (mint, *fakeSource, *pki.Secret) {
+	t.Helper()
+	m, src := newMint(t), newFakeSource()
+	s := m.pair(name)
+	src.put(name, s)
+	return m, src, s
 }
 
 // socketDir is short enough for a socket, which the folders of t.TempDir are not.
 func socketDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sds")
-	require.NoError(t, err)
+	dir := must.Do(os.MkdirTemp("", "sds"))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -164,10 +170,17 @@ func serve(t testing.TB, h http.Handler, edit ...func(*unixsocket.Server)) (sock
 
 func handler(t testing.TB, src sds.Source, opts *sds.Options) *sds.Handler {
 	t.Helper()
-	h, err := sds.NewHandler(src, opts)
-	require.NoError(t, err)
+	h := must.Do(sds.NewHandler(src, opts))
 	t.Cleanup(func() { require.NoError(t, h.Close()) })
 	return h
+}
+
+// serving has a handler that is served until the test ends, and a client of it.
+func serving(t testing.TB, src sds.Source, opts *sds.Options) (*sds.Handler, *http.Client) {
+	t.Helper()
+	h := handler(t, src, opts)
+	socket, _ := serve(t, h)
+	return h, dial(t, socket)
 }
 
 func dial(t testing.TB, socket string) *http.Client {
@@ -182,6 +195,7 @@ type raw struct {
 	in     *io.PipeWriter
 	resp   *http.Response
 	cancel context.CancelFunc
+	asked  []string // the names of the last request
 }
 
 // open begins a stream. Edits change the request before it goes.
@@ -194,16 +208,14 @@ func open(t testing.TB, c *http.Client, method string, edit ...func(*http.Reques
 		_ = w.CloseWithError(context.Canceled) // the transport does not look at ctx while it reads the body
 	}
 	t.Cleanup(cancel)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r)
-	require.NoError(t, err)
+	req := must.Do(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r))
 	req.Header.Set("Content-Type", "application/grpc")
 	req.Header.Set("Te", "trailers")
 	for _, f := range edit {
 		f(req)
 	}
 	timer := time.AfterFunc(patient, cancel)
-	resp, err := c.Do(req)
-	require.NoError(t, err)
+	resp := must.Do(c.Do(req))
 	timer.Stop()
 	t.Cleanup(func() { _ = resp.Body.Close() })
 	return &raw{t: t, in: w, resp: resp, cancel: cancel}
@@ -216,10 +228,7 @@ func frame(flags byte, msg []byte) []byte {
 
 func (s *raw) send(m proto.Message) {
 	s.t.Helper()
-	b, err := proto.Marshal(m)
-	require.NoError(s.t, err)
-	_, err = s.in.Write(frame(0, b))
-	require.NoError(s.t, err)
+	must.Do(s.in.Write(frame(0, must.Do(proto.Marshal(m)))))
 }
 
 // read reads one message, or fails after some time.
@@ -264,6 +273,13 @@ func (s *raw) status() (code string, messages int) {
 	return code, messages
 }
 
+// ends waits for the end of the stream, which has that status.
+func (s *raw) ends(want string) {
+	s.t.Helper()
+	code, _ := s.status()
+	assert.Equal(s.t, want, code)
+}
+
 // The gRPC codes that we answer with.
 const (
 	codeOK                = "0"
@@ -283,13 +299,31 @@ func openSotW(t testing.TB, c *http.Client, edit ...func(*http.Request)) sotw {
 	return sotw{open(t, c, "StreamSecrets", edit...)}
 }
 
+// asking is a stream that asks for names.
+func asking(t testing.TB, c *http.Client, names ...string) sotw {
+	t.Helper()
+	s := openSotW(t, c)
+	s.ask(names...)
+	return s
+}
+
+// takes has the next response with exactly these secrets, and acknowledges it.
+func (s sotw) takes(wanted ...*pki.Secret) {
+	s.t.Helper()
+	r := s.recv()
+	want(s.t, r, wanted...)
+	s.ack(r, s.asked...)
+}
+
 func (s sotw) ask(names ...string) {
 	s.t.Helper()
+	s.asked = names
 	s.send(&envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: "raw", Cluster: "test"}, ResourceNames: names, TypeUrl: typeURL})
 }
 
 func (s sotw) ack(r *envoysds.DiscoveryResponse, names ...string) {
 	s.t.Helper()
+	s.asked = names
 	s.send(&envoysds.DiscoveryRequest{VersionInfo: r.GetVersionInfo(), ResponseNonce: r.GetNonce(), ResourceNames: names, TypeUrl: typeURL})
 }
 
@@ -365,6 +399,14 @@ func (s delta) subscribe(names ...string) {
 func (s delta) ack(r *envoysds.DeltaDiscoveryResponse) {
 	s.t.Helper()
 	s.send(&envoysds.DeltaDiscoveryRequest{ResponseNonce: r.GetNonce()})
+}
+
+// takes has the next response with what is removed and exactly these secrets, and acknowledges it.
+func (s delta) takes(removed []string, wanted ...*pki.Secret) {
+	s.t.Helper()
+	r := s.recv()
+	wantDelta(s.t, r, removed, wanted...)
+	s.ack(r)
 }
 
 func (s delta) recv() *envoysds.DeltaDiscoveryResponse {

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -76,15 +77,11 @@ func TestRefresh(t *testing.T) {
 			m, src, r := newMint(t), newFakeSource(), newRights()
 			db := m.pair("db")
 			src.put("db", db)
-			h := handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
-			socket, _ := serve(t, h)
-			c := dial(t, socket)
+			h, c := serving(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
 			s, d := openSotW(t, c), openDelta(t, c)
 			s.ask("db")
 			d.subscribe("db")
-			rd := d.recv()
-			wantDelta(t, rd, []string{"db"})
-			d.ack(rd)
+			d.takes([]string{"db"})
 			require.Eventually(t, func() bool { return r.count("db") == 2 }, patient, time.Millisecond)
 			assert.Zero(t, src.count("db"), "what is refused is not looked up")
 			tell := func() {
@@ -100,19 +97,13 @@ func TestRefresh(t *testing.T) {
 				r.set("db", true)
 				arrives(t, func() {
 					tell()
-					rs := s.recv()
-					want(t, rs, db)
-					s.ack(rs, "db")
-					rd := d.recv()
-					wantDelta(t, rd, nil, db)
-					d.ack(rd)
+					s.takes(db)
+					d.takes(nil, db)
 				})
 				r.set("db", false)
 				arrives(t, func() {
 					tell()
-					rd := d.recv()
-					wantDelta(t, rd, []string{"db"})
-					d.ack(rd)
+					d.takes([]string{"db"})
 				})
 				require.Eventually(t, func() bool { return len(h.Status().Names) == 0 }, patient, time.Millisecond, "nothing is looked up for them")
 				calls, asked := src.count("db"), r.count("db")
@@ -152,12 +143,10 @@ func TestRefreshDuringRefusal(t *testing.T) {
 	for _, how := range []string{"refresh", "change"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			m, src := newMint(t), newFakeSource()
-			db := m.pair("db")
-			src.put("db", db)
+			m, src, db := withPair(t, "db")
 			entered, refuse := make(chan struct{}), make(chan struct{})
 			var once sync.Once
-			h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(context.Context, string) (err error) {
+			h, c := serving(t, src, &sds.Options{Resolve: sds.Allow(func(context.Context, string) (err error) {
 				once.Do(func() {
 					close(entered)
 					<-refuse
@@ -165,9 +154,7 @@ func TestRefreshDuringRefusal(t *testing.T) {
 				})
 				return err
 			})})
-			socket, _ := serve(t, h)
-			s := openSotW(t, dial(t, socket))
-			s.ask("db")
+			s := asking(t, c, "db")
 			<-entered
 			if how == "refresh" {
 				h.Refresh()
@@ -196,7 +183,7 @@ func TestRefreshDuringMove(t *testing.T) {
 			var mu sync.Mutex
 			source := before
 			entered, goOn := make(chan struct{}), make(chan struct{})
-			h := handler(t, src, &sds.Options{Resolve: func(context.Context, string) (string, error) {
+			h, c := serving(t, src, &sds.Options{Resolve: func(context.Context, string) (string, error) {
 				mu.Lock()
 				now := source
 				if now == "hangs" {
@@ -210,16 +197,13 @@ func TestRefreshDuringMove(t *testing.T) {
 				return now, nil
 			}})
 			defer close(src.release)
-			socket, _ := serve(t, h)
-			s := openSotW(t, dial(t, socket))
+			s := openSotW(t, c)
 			if before == "" {
 				source = "hangs"
 				s.ask("default")
 			} else {
 				s.ask("default")
-				r := s.recv()
-				want(t, r, named(t, old, "default"))
-				s.ack(r, "default")
+				s.takes(named(t, old, "default"))
 				mu.Lock()
 				source = "hangs"
 				mu.Unlock()
@@ -239,13 +223,11 @@ func TestSubscribeAgain(t *testing.T) {
 	m, src, r := newMint(t), newFakeSource(), newRights()
 	db := m.pair("db")
 	src.put("db", db)
-	socket, _ := serve(t, handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)}))
-	d := openDelta(t, dial(t, socket))
+	_, c := serving(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
+	d := openDelta(t, c)
 	for range 2 {
 		d.subscribe("db")
-		rd := d.recv()
-		wantDelta(t, rd, []string{"db"})
-		d.ack(rd)
+		d.takes([]string{"db"})
 	}
 	r.set("db", true)
 	d.subscribe("db")
@@ -259,10 +241,10 @@ func TestFetchAsksAgain(t *testing.T) {
 	src := &slowSource{fakeSource: newFakeSource(), entered: make(chan struct{}), release: make(chan struct{})}
 	src.put("db", m.pair("db"))
 	r.set("db", true)
-	socket, _ := serve(t, handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)}))
+	_, c := serving(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
 	got := make(chan string, 1)
 	go func() {
-		_, code := fetch(t, dial(t, socket), "db")
+		_, code := fetch(t, c, "db")
 		got <- code
 	}()
 	<-src.entered
@@ -283,11 +265,10 @@ func TestFetchAsksAgainAboutAll(t *testing.T) {
 			src.put("db", m.pair("db"))
 			r.set("slow", true)
 			r.set("db", true)
-			h := handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
-			socket, _ := serve(t, h)
+			h, c := serving(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
 			got := make(chan *envoysds.DiscoveryResponse, 1)
 			go func() {
-				r, _ := fetch(t, dial(t, socket), names...)
+				r, _ := fetch(t, c, names...)
 				got <- r
 			}()
 			<-src.entered
@@ -321,24 +302,18 @@ func (s *slowSource) GenerateSecret(ctx context.Context, name string) (*pki.Secr
 // a spiffetls server, and what a handler in front has put there. So it does when a version is pushed.
 func TestResolveSeesCaller(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("web")
-	src.put("web", web)
+	m, src, web := withPair(t, "web")
 	check := func(t *testing.T, c *http.Client, url string, seen func(context.Context) bool, hook *func(context.Context) bool) {
 		*hook = seen
 		r, w := io.Pipe()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+service+"StreamSecrets", r)
-		require.NoError(t, err)
+		req := must.Do(http.NewRequestWithContext(t.Context(), http.MethodPost, url+service+"StreamSecrets", r))
 		req.Header.Set("Content-Type", "application/grpc")
-		resp, err := c.Do(req)
-		require.NoError(t, err)
+		resp := must.Do(c.Do(req))
 		defer resp.Body.Close()
 		defer w.Close()
 		s := sotw{&raw{t: t, in: w, resp: resp, cancel: func() {}}}
 		s.ask("web")
-		rs := s.recv()
-		want(t, rs, web)
-		s.ack(rs, "web")
+		s.takes(web)
 		web = m.pair("web")
 		src.put("web", web)
 		want(t, s.recv(), web)
@@ -360,20 +335,15 @@ func TestResolveSeesCaller(t *testing.T) {
 	}
 
 	self, client := m.ca.SVID("/sds"), m.ca.SVID("/envoy")
-	bundles, err := spiffe.NewBundleSet(m.ca.Bundle())
-	require.NoError(t, err)
+	bundles := must.Do(spiffe.NewBundleSet(m.ca.Bundle()))
 	server := &http.Server{Handler: h}
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())})
-	require.NoError(t, err)
+	endpoint := must.Do(spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())}))
 	require.NoError(t, endpoint.ConfigureServer(server))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	go func() { _ = server.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = server.Close() })
-	endpoint, err = spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())})
-	require.NoError(t, err)
-	tr, err := endpoint.Transport()
-	require.NoError(t, err)
+	endpoint = must.Do(spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())}))
+	tr := must.Do(endpoint.Transport())
 	t.Cleanup(tr.CloseIdleConnections)
 	check(t, &http.Client{Transport: tr}, "https://"+l.Addr().String(), func(ctx context.Context) bool {
 		p, ok := spiffetls.PeerFromContext(ctx)
@@ -402,9 +372,7 @@ func TestRefreshEndsLookUps(t *testing.T) {
 	src, r := newFakeSource(), newRights()
 	src.fail("db", errors.New("CA down"))
 	r.set("db", true)
-	h := handler(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
 	s, d := openSotW(t, c), openDelta(t, c)
 	s.ask("db")
 	d.subscribe("db")

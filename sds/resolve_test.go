@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -64,9 +65,7 @@ func named(t testing.TB, s *pki.Secret, name string) *pki.Secret {
 	t.Helper()
 	chain, key, _ := s.KeyPair()
 	roots, _ := s.Roots()
-	out, err := pki.NewSecretPEM(name, chain, key, roots, time.Time{})
-	require.NoError(t, err)
-	return out
+	return must.Do(pki.NewSecretPEM(name, chain, key, roots, time.Time{}))
 }
 
 // quiet asserts that nothing comes on a stream before its client ends it.
@@ -106,16 +105,12 @@ func TestCallersHaveTheirOwn(t *testing.T) {
 	same(t, named(t, web, "default"), got["default"])
 	same(t, named(t, web, "too"), got["too"])
 	other.ask("default")
-	ro := other.recv()
-	want(t, ro, named(t, db, "default"))
-	other.ack(ro, "default")
+	other.takes(named(t, db, "default"))
 	d, dOther := openDelta(t, asWeb), openDelta(t, asDB)
 	d.subscribe("default")
-	rd := d.recv()
-	wantDelta(t, rd, nil, named(t, web, "default"))
-	d.ack(rd)
+	d.takes(nil, named(t, web, "default"))
 	dOther.subscribe("default", web.Name())
-	rd = dOther.recv()
+	rd := dOther.recv()
 	if len(rd.GetResources()) == 0 || len(rd.GetRemovedResources()) == 0 {
 		dOther.ack(rd)
 		next := dOther.recv()
@@ -162,9 +157,7 @@ func TestCallersHaveTheirOwn(t *testing.T) {
 // A rejection counts for the caller that sent it, under the name that it knows.
 func TestCallersReject(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	shared := m.pair("shared")
-	src.put("shared", shared)
+	m, src, shared := withPair(t, "shared")
 	var log syncBuffer
 	h := newHouse(t, src, sds.Options{Logger: textLogger(&log)})
 	h.let("web", "default", "shared")
@@ -175,9 +168,7 @@ func TestCallersReject(t *testing.T) {
 	want(t, r, named(t, shared, "default"))
 	s.nack(r, "no", "default")
 	other.ask("mine")
-	ro := other.recv()
-	want(t, ro, named(t, shared, "mine"))
-	other.ack(ro, "mine")
+	other.takes(named(t, shared, "mine"))
 	require.Eventually(t, func() bool { return h.Status().NACKs == 1 }, patient, time.Millisecond)
 	assert.Equal(t, []string{"default"}, h.Status().LastNACK.Names)
 	assert.Equal(t, r.GetVersionInfo(), h.Status().LastNACK.Version)
@@ -194,8 +185,7 @@ func TestCallersReject(t *testing.T) {
 // A hundred streams of one caller share each look-up and each encoding.
 func TestCallersShare(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	src.put("web", m.pair("web"))
+	m, src, _ := withPair(t, "web")
 	src.put("db", m.pair("db"))
 	h := newHouse(t, src, sds.Options{})
 	h.let("web", "default", "web")
@@ -244,21 +234,15 @@ func TestCallersMove(t *testing.T) {
 	c := h.as("web")
 	s, d := openSotW(t, c), openDelta(t, c)
 	s.ask("default")
-	r := s.recv()
-	want(t, r, named(t, old, "default"))
-	s.ack(r, "default")
+	s.takes(named(t, old, "default"))
 	d.subscribe("default")
-	rd := d.recv()
-	wantDelta(t, rd, nil, named(t, old, "default"))
-	d.ack(rd)
+	d.takes(nil, named(t, old, "default"))
 	take := func(secret *pki.Secret) {
 		t.Helper()
 		r := s.recv()
 		want(t, r, named(t, secret, "default"))
 		s.ack(r, "default")
-		rd := d.recv()
-		wantDelta(t, rd, nil, named(t, secret, "default"))
-		d.ack(rd)
+		d.takes(nil, named(t, secret, "default"))
 	}
 
 	h.let("web", "default", "next")
@@ -273,36 +257,29 @@ func TestCallersMove(t *testing.T) {
 	// To one that does not exist: delta is told, and both get it when it appears.
 	h.let("web", "default", "later")
 	h.Refresh()
-	rd = d.recv()
-	wantDelta(t, rd, []string{"default"})
-	d.ack(rd)
+	d.takes([]string{"default"})
 	later := m.pair("later")
 	src.put("later", later)
 	take(later)
 
 	// From one that does not exist, and from no at all.
 	src.put("later", nil)
-	rd = d.recv()
-	wantDelta(t, rd, []string{"default"})
-	d.ack(rd)
+	d.takes([]string{"default"})
 	h.let("web", "default", "next")
 	h.Refresh()
 	take(next)
 	h.let("web", "default", "") // an empty name is none
 	h.Refresh()
-	rd = d.recv()
-	wantDelta(t, rd, []string{"default"})
-	d.ack(rd)
+	d.takes([]string{"default"})
 	src.put("next", m.pair("next"))
 	h.let("web", "default", "old")
 	h.Refresh()
-	old, err := src.GenerateSecret(t.Context(), "old")
-	require.NoError(t, err)
+	old = must.Do(src.GenerateSecret(t.Context(), "old"))
 	take(old)
 
 	// While a response is out, the change of the secret and of the name both wait, and the newest is sent.
 	src.put("old", m.pair("old"))
-	r, rd = s.recv(), d.recv()
+	r, rd := s.recv(), d.recv()
 	h.let("web", "default", "next")
 	h.Refresh()
 	src.put("old", m.pair("old"))
@@ -323,16 +300,14 @@ func TestCallersMove(t *testing.T) {
 func TestCallersAreLimited(t *testing.T) {
 	t.Parallel()
 	src := newFakeSource()
-	h := handler(t, src, &sds.Options{MaxNames: 1000, Resolve: func(context.Context, string) (string, error) { return "one for all", nil }})
-	socket, _ := serve(t, h)
-	s := openSotW(t, dial(t, socket))
+	h, c := serving(t, src, &sds.Options{MaxNames: 1000, Resolve: func(context.Context, string) (string, error) { return "one for all", nil }})
+	s := openSotW(t, c)
 	var names []string
 	for i := range 1001 {
 		names = append(names, strings.Repeat("x", i+1))
 	}
 	s.ask(names...)
-	code, _ := s.status()
-	assert.Equal(t, codeResourceExhausted, code)
+	s.ends(codeResourceExhausted)
 	require.Eventually(t, func() bool { return len(h.Status().Names) == 0 }, patient, time.Millisecond)
 	_, held := h.Held()
 	assert.Zero(t, held)

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -219,8 +220,7 @@ func misbehave(t *testing.T, socket string) (end func() int) {
 func TestScaleCycles(t *testing.T) { // not parallel: it measures
 	rounds.Slow(t)
 	cycles := scaled(10_000, 3000)
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
+	_, src, _ := withPair(t, "default")
 	h := handler(t, src, nil)
 	socket, _ := serve(t, h)
 	usage := func() (goroutines, descriptors int, heap uint64) {
@@ -239,11 +239,9 @@ func TestScaleCycles(t *testing.T) { // not parallel: it measures
 		defer r.Close()
 		defer w.Close()
 		method := []string{"StreamSecrets", "DeltaSecrets"}[i%2]
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r)
-		require.NoError(t, err)
+		req := must.Do(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r))
 		req.Header.Set("Content-Type", "application/grpc")
-		resp, err := c.Do(req)
-		require.NoError(t, err)
+		resp := must.Do(c.Do(req))
 		defer resp.Body.Close()
 		names := []string{"default", fmt.Sprint("missing-", i)}
 		var ask proto.Message = &envoysds.DiscoveryRequest{ResourceNames: names, TypeUrl: typeURL}
@@ -253,18 +251,15 @@ func TestScaleCycles(t *testing.T) { // not parallel: it measures
 		if i%3 == 0 {
 			return
 		}
-		_, err = w.Write(frame(0, mustMarshal(t, ask)))
-		require.NoError(t, err)
+		must.Do(w.Write(frame(0, mustMarshal(t, ask))))
 		if i%3 == 1 {
 			return
 		}
 		var head [5]byte
-		_, err = io.ReadFull(resp.Body, head[:])
-		require.NoError(t, err)
+		must.Do(io.ReadFull(resp.Body, head[:]))
 		if i%5 == 0 {
 			require.NoError(t, w.Close())
-			_, err = io.Copy(io.Discard, resp.Body)
-			require.NoError(t, err)
+			must.Do(io.Copy(io.Discard, resp.Body))
 		}
 	}
 	c := sds.UnixClient(socket)
@@ -312,16 +307,12 @@ func TestScaleRestart(t *testing.T) { // not parallel: it measures
 				CertFile: filepath.Join(dir, "cert-chain.pem"), KeyFile: filepath.Join(dir, "key.pem"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "root-cert.pem")}},
 			})
 			require.NoError(t, err)
-			previous, err = src.Snapshot()
-			require.NoError(t, err)
+			previous = must.Do(src.Snapshot())
 			require.NoError(t, src.Close())
 		}
-		m, err := secretcache.Start(t.Context(), secretcache.Config{ID: id, CA: authority, Previous: previous})
-		require.NoError(t, err)
-		sink, err := filesink.Start(t.Context(), filesink.Config{Source: m, Dir: dir})
-		require.NoError(t, err)
-		h, err := sds.NewHandler(m, nil)
-		require.NoError(t, err)
+		m := must.Do(secretcache.Start(t.Context(), secretcache.Config{ID: id, CA: authority, Previous: previous}))
+		sink := must.Do(filesink.Start(t.Context(), filesink.Config{Source: m, Dir: dir}))
+		h := must.Do(sds.NewHandler(m, nil))
 		s := &unixsocket.Server{Path: path, Handler: h}
 		require.NoError(t, s.Listen())
 		ctx, cancel := context.WithCancel(context.Background())
@@ -383,8 +374,7 @@ func TestScaleRestart(t *testing.T) { // not parallel: it measures
 			})
 		}
 	}
-	svid, err := first.SVID()
-	require.NoError(t, err)
+	svid := must.Do(first.SVID())
 	chain := pki.MarshalCertificatesPEM(svid.Chain()...)
 	all := func() {
 		for range streams {
@@ -409,8 +399,6 @@ func TestScaleRestart(t *testing.T) { // not parallel: it measures
 	t.Logf("%d streams are served %v after the start", streams, took)
 	assert.LessOrEqual(t, took, 5*time.Second)
 	assert.Equal(t, signed, authority.Signed())
-	again, err := second.SVID()
-	require.NoError(t, err)
-	assert.Equal(t, svid.Leaf().Raw, again.Leaf().Raw)
+	assert.Equal(t, svid.Leaf().Raw, must.Do(second.SVID()).Leaf().Raw)
 	cancel()
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -37,9 +38,7 @@ func TestStatus(t *testing.T) {
 	web, trust := m.pair("default"), m.roots("ROOTCA")
 	src.put("default", web)
 	src.put("ROOTCA", trust)
-	h := handler(t, src, nil)
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, nil)
 
 	leaf, root := openSotW(t, c), openSotW(t, c)
 	leaf.ask("default")
@@ -55,17 +54,14 @@ func TestStatus(t *testing.T) {
 
 	// A stream that ends well.
 	require.NoError(t, root.in.Close())
-	code, _ := root.status()
-	assert.Equal(t, codeOK, code)
+	root.ends(codeOK)
 }
 
 // What comes after a reconnect is the same whatever the client brings, and has the same version,
 // also from another server.
 func TestReconnect(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
+	_, src, web := withPair(t, "default")
 	versions := make(map[string]bool)
 	for range 2 {
 		socket, stop := serve(t, handler(t, src, nil))
@@ -102,14 +98,10 @@ func TestSourceDown(t *testing.T) {
 	src.put("ROOTCA", trust)
 	src.fail("default", errors.New("CA down"))
 	var log syncBuffer
-	h := handler(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	s, d := openSotW(t, c), openDelta(t, c)
 	s.ask("default", "ROOTCA")
-	r := s.recv()
-	want(t, r, trust)
-	s.ack(r, "default", "ROOTCA")
+	s.takes(trust)
 	d.subscribe("default")
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "CA down") }, patient, time.Millisecond)
 	assert.Empty(t, h.Status().Names["default"])
@@ -121,8 +113,7 @@ func TestSourceDown(t *testing.T) {
 
 	// Once served, a failure takes it from no stream, not even from new ones.
 	src.fail("default", errors.New("CA down again"))
-	late := openSotW(t, c)
-	late.ask("default")
+	late := asking(t, c, "default")
 	want(t, late.recv(), web)
 }
 
@@ -133,10 +124,8 @@ func TestNACK(t *testing.T) {
 	src.put("default", web)
 	src.put("other", other)
 	var log syncBuffer
-	h := handler(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	socket, _ := serve(t, h)
-	s := openSotW(t, dial(t, socket))
-	s.ask("default")
+	h, c := serving(t, src, &sds.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	s := asking(t, c, "default")
 	r := s.recv()
 	before := time.Now()
 	s.nack(r, "KEY_VALUES_MISMATCH", "default")
@@ -177,13 +166,10 @@ func TestNACK(t *testing.T) {
 func TestPushes(t *testing.T) {
 	t.Parallel()
 	m, src := newMint(t), newFakeSource()
-	h := handler(t, src, nil)
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, nil)
 	src.put("default", m.pair("default"))
 	for range 3 {
-		s := openSotW(t, c)
-		s.ask("default")
+		s := asking(t, c, "default")
 		s.recv()
 	}
 	st := h.Status()
@@ -191,8 +177,7 @@ func TestPushes(t *testing.T) {
 	assert.Equal(t, 3, st.Pushes[0].Streams)
 	first := st.Pushes[0].Version
 
-	s := openSotW(t, c)
-	s.ask("other")
+	s := asking(t, c, "other")
 	for i := range 20 {
 		src.put("other", m.pair("other"))
 		r := s.recv()
@@ -211,8 +196,7 @@ func TestPushes(t *testing.T) {
 		names = append(names, name)
 		src.put(name, m.pair(name))
 	}
-	many := openSotW(t, c)
-	many.ask(names...)
+	many := asking(t, c, names...)
 	many.recv()
 	for _, p := range h.Status().Pushes {
 		assert.LessOrEqual(t, len(p.Names), 16)
@@ -222,10 +206,8 @@ func TestPushes(t *testing.T) {
 func TestOptionsRefused(t *testing.T) {
 	t.Parallel()
 	src := newFakeSource()
-	_, err := sds.NewHandler(src, &sds.Options{MaxNames: -1})
-	assert.Error(t, err)
-	_, err = sds.NewHandler(nil, nil)
-	assert.Error(t, err)
+	assert.Error(t, must.Err(sds.NewHandler(src, &sds.Options{MaxNames: -1})))
+	assert.Error(t, must.Err(sds.NewHandler(nil, nil)))
 }
 
 type callerKey struct{}
@@ -267,13 +249,9 @@ func TestResolve(t *testing.T) {
 	s.ack(r, "db", "web")
 	s.ack(r, "db", "web")
 	d.subscribe("db", "web")
-	rd := d.recv()
-	wantDelta(t, rd, []string{"db"}, web)
-	d.ack(rd)
+	d.takes([]string{"db"}, web)
 	other.ask("db")
-	r2 := other.recv()
-	want(t, r2, db)
-	other.ack(r2, "db")
+	other.takes(db)
 	assert.Equal(t, 1, strings.Count(log.String(), "web may not have db"), "at once, and from then on counted")
 
 	// What is taken away is not renewed, and delta says so.
@@ -287,10 +265,7 @@ func TestResolve(t *testing.T) {
 	want(t, other.recv(), newDB)
 	_, code := fetch(t, asWeb, "db")
 	assert.Equal(t, codeNotFound, code)
-	require.NoError(t, s.in.Close())
-	status, messages := s.status()
-	assert.Equal(t, codeOK, status)
-	assert.Zero(t, messages)
+	quiet(t, s.raw)
 }
 
 // What a client was allowed to have when it appeared is not sent to it when it is ready to take it, if it
@@ -303,15 +278,13 @@ func TestResolveBeforeSending(t *testing.T) {
 	src.put("db", db)
 	var denied atomic.Bool
 	asked := make(chan string, 100)
-	h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
+	_, c := serving(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
 		asked <- name
 		if name == "db" && denied.Load() {
 			return errors.New("no longer")
 		}
 		return nil
 	})})
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
 	s, d := openSotW(t, c), openDelta(t, c)
 	s.ask("web")
 	r := s.recv()
@@ -329,9 +302,7 @@ func TestResolveBeforeSending(t *testing.T) {
 	denied.Store(true)
 	s.ack(r, "web", "db")
 	d.ack(rd)
-	rd = d.recv()
-	wantDelta(t, rd, []string{"db"})
-	d.ack(rd)
+	d.takes([]string{"db"})
 	web = m.pair("web")
 	src.put("web", web)
 	want(t, s.recv(), web)
@@ -339,11 +310,8 @@ func TestResolveBeforeSending(t *testing.T) {
 
 func TestRequireHeader(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("default")
-	src.put("default", web)
-	socket, _ := serve(t, handler(t, src, &sds.Options{RequireHeader: true}))
-	c := dial(t, socket)
+	_, src, web := withPair(t, "default")
+	_, c := serving(t, src, &sds.Options{RequireHeader: true})
 	for _, value := range []string{"", "false", "True"} {
 		for _, method := range []string{"StreamSecrets", "DeltaSecrets", "FetchSecrets"} {
 			s := open(t, c, method, func(r *http.Request) { r.Header.Set("Workload.Spiffe.Io", value) })
@@ -364,9 +332,7 @@ func TestAggregated(t *testing.T) {
 	web, trust := m.pair("default"), m.roots("ROOTCA")
 	src.put("default", web)
 	src.put("ROOTCA", trust)
-	h := handler(t, src, nil)
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
+	h, c := serving(t, src, nil)
 	ads := func(method string) func(*http.Request) {
 		return func(r *http.Request) {
 			r.URL.Path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/" + method + "AggregatedResources"
@@ -390,17 +356,14 @@ func TestAggregated(t *testing.T) {
 
 	cluster := "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	s.send(&envoysds.DiscoveryRequest{TypeUrl: cluster})
-	code, _ := s.status()
-	assert.Equal(t, codeInvalidArgument, code)
+	s.ends(codeInvalidArgument)
 	d.send(&envoysds.DeltaDiscoveryRequest{TypeUrl: cluster})
-	code, _ = d.status()
-	assert.Equal(t, codeInvalidArgument, code)
+	d.ends(codeInvalidArgument)
 }
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
+	_, src, _ := withPair(t, "default")
 	socket, _ := serve(t, handler(t, src, &sds.Options{MaxNames: 3}))
 	c := dial(t, socket)
 	many := []string{"1", "2", "3", "4"}
@@ -451,8 +414,7 @@ func TestRefusals(t *testing.T) {
 	t.Run("unknown compression", func(t *testing.T) {
 		t.Parallel()
 		s := open(t, c, "StreamSecrets", func(r *http.Request) { r.Header.Set("Grpc-Encoding", "gzip") })
-		code, _ := s.status()
-		assert.Equal(t, codeUnimplemented, code)
+		s.ends(codeUnimplemented)
 	})
 	t.Run("HTTP", func(t *testing.T) {
 		t.Parallel()
@@ -468,16 +430,14 @@ func TestRefusals(t *testing.T) {
 			"/v3/discovery:secrets":                    {"application/json", http.StatusNotFound},
 			"/":                                        {"", http.StatusNotFound},
 		} {
-			resp, err := c.Post("http://localhost"+path, test.contentType, strings.NewReader("{}"))
-			require.NoError(t, err)
+			resp := must.Do(c.Post("http://localhost"+path, test.contentType, strings.NewReader("{}")))
 			assert.NoError(t, resp.Body.Close())
 			assert.Equal(t, test.want, resp.StatusCode, path)
 		}
 	})
 	t.Run("HTTP/1.1", func(t *testing.T) {
 		t.Parallel()
-		resp, err := http1(t, socket).Post("http://localhost"+service+"StreamSecrets", "application/grpc", nil)
-		require.NoError(t, err)
+		resp := must.Do(http1(t, socket).Post("http://localhost"+service+"StreamSecrets", "application/grpc", nil))
 		assert.NoError(t, resp.Body.Close())
 		assert.Equal(t, http.StatusHTTPVersionNotSupported, resp.StatusCode)
 	})
@@ -501,10 +461,8 @@ func (s *slowCloser) Close() error { return nil }
 
 func TestClose(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
-	h, err := sds.NewHandler(src, nil)
-	require.NoError(t, err)
+	_, src, _ := withPair(t, "default")
+	h := must.Do(sds.NewHandler(src, nil))
 	require.Equal(t, 1, src.subscribers())
 	socket, _ := serve(t, h)
 	c := dial(t, socket)
@@ -515,8 +473,7 @@ func TestClose(t *testing.T) {
 	require.NoError(t, h.Close())
 	assert.Zero(t, src.subscribers())
 	for _, s := range []*raw{s.raw, d.raw, open(t, c, "StreamSecrets"), open(t, c, "FetchSecrets")} {
-		code, _ := s.status()
-		assert.Equal(t, codeUnavailable, code)
+		s.ends(codeUnavailable)
 	}
 	require.Eventually(t, func() bool { return h.Status().Streams == 0 }, patient, time.Millisecond)
 	assert.Empty(t, h.Status().Names)
@@ -525,21 +482,16 @@ func TestClose(t *testing.T) {
 // A hook that panics ends its stream and nothing else.
 func TestResolvePanics(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	web := m.pair("web")
-	src.put("web", web)
-	h := handler(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
+	_, src, web := withPair(t, "web")
+	h, c := serving(t, src, &sds.Options{Resolve: sds.Allow(func(_ context.Context, name string) error {
 		if name == "panic" {
 			panic("hook")
 		}
 		return nil
 	})})
-	socket, _ := serve(t, h)
-	c := dial(t, socket)
 	s, bad := openSotW(t, c), openSotW(t, c)
 	bad.ask("panic")
-	_, err := bad.next()
-	assert.ErrorContains(t, err, "INTERNAL_ERROR")
+	assert.ErrorContains(t, must.Err(bad.next()), "INTERNAL_ERROR")
 	s.ask("web")
 	want(t, s.recv(), web)
 	require.Eventually(t, func() bool { return h.Status().Streams == 1 }, patient, time.Millisecond)
@@ -548,26 +500,21 @@ func TestResolvePanics(t *testing.T) {
 // The same holds for a panic while a change is pushed.
 func TestResolvePanicsLater(t *testing.T) {
 	t.Parallel()
-	m, src := newMint(t), newFakeSource()
-	src.put("web", m.pair("web"))
+	m, src, _ := withPair(t, "web")
 	var panics atomic.Bool
-	socket, _ := serve(t, handler(t, src, &sds.Options{Resolve: sds.Allow(func(context.Context, string) error {
+	_, c := serving(t, src, &sds.Options{Resolve: sds.Allow(func(context.Context, string) error {
 		if panics.Load() {
 			panic("hook")
 		}
 		return nil
-	})}))
-	c := dial(t, socket)
-	bad := openSotW(t, c)
-	bad.ask("web")
+	})})
+	bad := asking(t, c, "web")
 	bad.ack(bad.recv(), "web")
 	panics.Store(true)
 	src.put("web", m.pair("web"))
-	_, err := bad.next()
-	assert.ErrorContains(t, err, "INTERNAL_ERROR")
+	assert.ErrorContains(t, must.Err(bad.next()), "INTERNAL_ERROR")
 	panics.Store(false)
-	s := openSotW(t, c)
-	s.ask("web")
+	s := asking(t, c, "web")
 	s.recv()
 }
 
@@ -576,8 +523,7 @@ func TestDeadline(t *testing.T) {
 	t.Parallel()
 	socket, _ := serve(t, handler(t, newFakeSource(), nil))
 	s := open(t, dial(t, socket), "StreamSecrets", func(r *http.Request) { r.Header.Set("Grpc-Timeout", "50m") })
-	code, _ := s.status()
-	assert.Equal(t, "4", code)
+	s.ends("4")
 }
 
 // 1,100 streams on one connection, as an Envoy with as many secrets opens, get each version; the
@@ -586,11 +532,9 @@ func TestManyStreams(t *testing.T) {
 	rounds.NotShort(t)
 	conformance.Covers(t, "IST-8.7-2", "IST-8.5-1", "IST-8.5-4")
 	const n = 1100
-	m, src := newMint(t), newFakeSource()
-	src.put("default", m.pair("default"))
+	m, src, _ := withPair(t, "default")
 	before := runtime.NumGoroutine()
-	h, err := sds.NewHandler(src, nil)
-	require.NoError(t, err)
+	h := must.Do(sds.NewHandler(src, nil))
 	var conns int
 	socket, stop := serve(t, h, func(s *unixsocket.Server) {
 		s.ConnContext = func(ctx context.Context, _ net.Conn) context.Context { conns++; return ctx }
@@ -658,8 +602,7 @@ func TestSlowReader(t *testing.T) {
 	small := sds.UnixClient(socket)
 	small.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 16 << 10}
 	t.Cleanup(small.CloseIdleConnections)
-	slow := openSotW(t, small)
-	slow.ask("ROOTCA")
+	slow := asking(t, small, "ROOTCA")
 	fast := []sotw{openSotW(t, small), openSotW(t, dial(t, socket))}
 	for _, s := range fast {
 		s.ask("ROOTCA")
@@ -670,9 +613,7 @@ func TestSlowReader(t *testing.T) {
 		last = large()
 		src.put("ROOTCA", last)
 		for _, s := range fast {
-			r := s.recv()
-			want(t, r, last)
-			s.ack(r, "ROOTCA")
+			s.takes(last)
 		}
 	}
 	r := slow.recv()
@@ -691,13 +632,10 @@ func TestManyNames(t *testing.T) {
 	for i := range n {
 		name := fmt.Sprint("name-", i)
 		names = append(names, name)
-		s, err := pki.NewKeyPairSecret(name, svid)
-		require.NoError(t, err)
-		src.put(name, s)
+		src.put(name, must.Do(pki.NewKeyPairSecret(name, svid)))
 	}
-	socket, _ := serve(t, handler(t, src, &sds.Options{MaxNames: n}))
-	s := openSotW(t, dial(t, socket))
-	s.ask(names[0])
+	_, c := serving(t, src, &sds.Options{MaxNames: n})
+	s := asking(t, c, names[0])
 	start := time.Now()
 	for i := range names {
 		r := s.recv()
@@ -709,8 +647,7 @@ func TestManyNames(t *testing.T) {
 		}
 	}
 	t.Logf("%d names in %v", n, time.Since(start))
-	fresh, err := pki.NewKeyPairSecret(names[7], m.ca.SVID("/web"))
-	require.NoError(t, err)
+	fresh := must.Do(pki.NewKeyPairSecret(names[7], m.ca.SVID("/web")))
 	src.put(names[7], fresh)
 	want(t, s.recv(), fresh)
 }

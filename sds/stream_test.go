@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -31,22 +31,19 @@ func (w writer) Write(p []byte) (int, error) {
 func TestStreamEndWaitsForPush(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	e, err := newEntry("web", pair(t, ca, "web"), nil)
-	require.NoError(t, err)
+	e := must.Do(newEntry("web", pair(t, ca, "web"), nil))
 	src := newAnswers()
 	src.set("web", func(ctx context.Context) (*pki.Secret, error) {
 		<-ctx.Done() // so that no news but that of the test comes
 		return nil, ctx.Err()
 	})
-	h, err := NewHandler(src, nil)
-	require.NoError(t, err)
+	h := must.Do(NewHandler(src, nil))
 	defer h.Close()
 
 	var it *item
 	ended, writes := make(chan struct{}), 0
 	method := func(ctx context.Context, call *grpchttp.Call) error {
-		s, err := h.newStream(ctx, call, false)
-		require.NoError(t, err)
+		s := must.Do(h.newStream(ctx, call, false))
 		out, err := s.session.request(ask("web"))
 		if err != nil {
 			return err
@@ -87,22 +84,18 @@ func TestStreamEndWaitsForPush(t *testing.T) {
 func TestStreamEndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	e, err := newEntry("web", pair(t, ca, "web"), nil)
-	require.NoError(t, err)
+	e := must.Do(newEntry("web", pair(t, ca, "web"), nil))
 	denied := false
-	h, err := NewHandler(newAnswers(), &Options{Resolve: Allow(func(context.Context, string) error {
+	h := must.Do(NewHandler(newAnswers(), &Options{Resolve: Allow(func(context.Context, string) error {
 		if denied {
 			return errDown
 		}
 		return nil
-	})})
-	require.NoError(t, err)
+	})}))
 	defer h.Close()
 	method := func(ctx context.Context, call *grpchttp.Call) error {
-		s, err := h.newStream(ctx, call, false)
-		require.NoError(t, err)
-		out, err := s.session.request(ask("web"))
-		require.NoError(t, err)
+		s := must.Do(h.newStream(ctx, call, false))
+		out := must.Do(s.session.request(ask("web")))
 		s.mu.Lock() // the table pushes as soon as it has looked the name up
 		s.begin(out.added[0])
 		s.mu.Unlock()

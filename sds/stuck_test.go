@@ -28,14 +28,12 @@ func TestStuckLog(t *testing.T) {
 	h, err := sds.NewHandler(src, &sds.Options{Logger: slog.New(stuck{slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug})})})
 	require.NoError(t, err)
 	path, _ := serve(t, h)
-	bad := openSotW(t, dial(t, path))
-	bad.ask("bad")
+	asking(t, dial(t, path), "bad")
 	require.Eventually(t, func() bool { src.mu.Lock(); defer src.mu.Unlock(); return src.calls["bad"] > 0 }, time.Minute, time.Millisecond)
 	time.Sleep(20 * time.Millisecond)
 	begun := time.Now()
 	for range 3 {
-		s := openSotW(t, dial(t, path))
-		s.ask("good")
+		s := asking(t, dial(t, path), "good")
 		assert.Len(t, s.recv().GetResources(), 1)
 	}
 	assert.Less(t, time.Since(begun), 5*time.Second)

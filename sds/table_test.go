@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -206,8 +207,7 @@ func TestTableExpired(t *testing.T) {
 		// A stream that has not looked at its news yet finds nothing new.
 		s := &stream{h: &Handler{table: table}, session: newSession(true, 1, &frames{})}
 		s.inbox.wake = func() {}
-		_, err := s.session.request(ask("web"))
-		require.NoError(t, err)
+		must.Do(s.session.request(ask("web")))
 		it := s.session.items["web"]
 		it.watch = table.watch("web", "web", &s.inbox, it, table.turn.Load())
 		synctest.Wait()
@@ -263,9 +263,7 @@ func TestTableLooksUpOnce(t *testing.T) {
 			}
 			require.Same(t, e, got)
 		}
-		want, err := newEntry("web", secrets[1], nil)
-		require.NoError(t, err)
-		assert.Equal(t, want.version, e.version)
+		assert.Equal(t, must.Do(newEntry("web", secrets[1], nil)).version, e.version)
 
 		// The same content again is no news.
 		close(release)

@@ -16,13 +16,13 @@ import (
 
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // The test says which peer a connection belongs to.
 func TestListener(t *testing.T) {
 	t.Parallel()
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	inner := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	defer inner.Close()
 	var mu sync.Mutex
 	peers := map[string]string{}
@@ -38,8 +38,7 @@ func TestListener(t *testing.T) {
 	})
 	t.Cleanup(l.CloseAll)
 	next := func(peer string) net.Conn {
-		c, err := net.Dial("tcp", inner.Addr().String())
-		require.NoError(t, err)
+		c := must.Do(net.Dial("tcp", inner.Addr().String()))
 		t.Cleanup(func() { _ = c.Close() })
 		mu.Lock()
 		defer mu.Unlock()
@@ -47,8 +46,7 @@ func TestListener(t *testing.T) {
 		return c
 	}
 	accept := func() net.Conn {
-		c, err := l.Accept()
-		require.NoError(t, err)
+		c := must.Do(l.Accept())
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
@@ -62,7 +60,7 @@ func TestListener(t *testing.T) {
 	accepted = append(accepted, accept())
 	assert.Equal(t, []string{limit.CallerShare}, reasons)
 	require.NoError(t, beyond.SetReadDeadline(time.Now().Add(10*time.Second)))
-	_, err = beyond.Read(make([]byte, 1))
+	_, err := beyond.Read(make([]byte, 1))
 	require.Error(t, err)
 	assert.NotErrorIs(t, err, os.ErrDeadlineExceeded, "it is closed at once")
 
@@ -87,8 +85,7 @@ func TestListener(t *testing.T) {
 	l.Closed(beyond)
 	assert.Equal(t, 1, l.Held(), "it was never counted")
 	require.NoError(t, inner.Close())
-	_, err = l.Accept()
-	assert.ErrorIs(t, err, net.ErrClosed)
+	assert.ErrorIs(t, must.Err(l.Accept()), net.ErrClosed)
 }
 
 // Peers that take what they can leave room for others.
@@ -192,10 +189,8 @@ func TestPeer(t *testing.T) {
 			continue
 		}
 		defer l.Close()
-		client, err := net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
-		c, err := l.Accept()
-		require.NoError(t, err)
+		client := must.Do(net.Dial("tcp", l.Addr().String()))
+		c := must.Do(l.Accept())
 		defer c.Close()
 		want := conns.Peer{Names: []string{address}}
 		if runtime.GOOS == "linux" {
@@ -204,8 +199,7 @@ func TestPeer(t *testing.T) {
 		}
 		assert.Equal(t, want, conns.TCPPeer(c))
 		require.NoError(t, client.Close())
-		_, err = c.Read(make([]byte, 1))
-		require.Error(t, err)
+		require.Error(t, must.Err(c.Read(make([]byte, 1))))
 		assert.Equal(t, conns.Peer{Names: []string{address}}, conns.TCPPeer(c), "a connection that has ended is nobody's, and not root's")
 	}
 	inMemory, _ := net.Pipe()

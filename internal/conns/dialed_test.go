@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // Close ends the connections that there are, also those that are made meanwhile, and no later ones.
@@ -29,10 +30,8 @@ func TestDialed(t *testing.T) {
 		_, err := ends[i].Write([]byte("x")) // of a pipe, which waits for a reader
 		return err != nil
 	}
-	a, err := dial(t.Context(), "tcp", "a:1")
-	require.NoError(t, err)
-	b, err := dial(t.Context(), "tcp", "b:1")
-	require.NoError(t, err)
+	a := must.Do(dial(t.Context(), "tcp", "a:1"))
+	b := must.Do(dial(t.Context(), "tcp", "b:1"))
 	require.NoError(t, a.Close())
 	assert.True(t, gone(0))
 	d.Close()
@@ -40,20 +39,18 @@ func TestDialed(t *testing.T) {
 	require.NoError(t, b.Close(), "again")
 
 	waits = d.Close
-	_, err = dial(t.Context(), "tcp", "a:1")
-	require.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorIs(t, must.Err(dial(t.Context(), "tcp", "a:1")), net.ErrClosed)
 	assert.True(t, gone(2))
 
 	waits = func() {}
-	c, err := dial(t.Context(), "tcp", "a:1")
-	require.NoError(t, err)
+	c := must.Do(dial(t.Context(), "tcp", "a:1"))
 	go func() { _, _ = c.Read(make([]byte, 1)) }()
 	assert.False(t, gone(3))
 	d.Close()
 	assert.True(t, gone(3))
 
 	// A dial that hangs ends, and after End there is no other.
-	done := errors.New("done")
+	done, err := errors.New("done"), error(nil)
 	for _, end := range []func(){d.Close, func() { d.End(done) }} {
 		begun, failed := make(chan struct{}), make(chan error, 1)
 		hang := d.Dial(func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -72,7 +69,6 @@ func TestDialed(t *testing.T) {
 	}
 	require.ErrorIs(t, err, done)
 	d.Close()
-	_, err = dial(t.Context(), "tcp", "a:1")
-	require.ErrorIs(t, err, done)
+	require.ErrorIs(t, must.Err(dial(t.Context(), "tcp", "a:1")), done)
 	assert.Len(t, ends, 4, "it is not dialed")
 }

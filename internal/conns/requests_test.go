@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // named is a listener whose connections have the peer that the test says.
@@ -70,8 +71,7 @@ func (n *named) peer(c net.Conn) conns.Peer {
 func (n *named) connect(t *testing.T, peer string) net.Conn {
 	t.Helper()
 	n.next.Store(peer)
-	c, err := n.DialContext(t.Context(), "", "")
-	require.NoError(t, err)
+	c := must.Do(n.DialContext(t.Context(), "", ""))
 	t.Cleanup(func() { _ = c.Close() })
 	synctest.Wait()
 	return c
@@ -196,14 +196,12 @@ func TestRequestsUnderWay(t *testing.T) {
 
 		second := n.connect(t, "a")
 		of := h2(t, second, 1<<20)
-		_, err := io.WriteString(second, get(1, "a", ""))
-		require.NoError(t, err)
+		must.Do(io.WriteString(second, get(1, "a", "")))
 		assert.Equal(t, map[uint32]string{1: "200 hello"}, of(), "another connection of that peer")
 		other := n.connect(t, "c")
 		got := h2(t, other, 1<<20)
 		for i := range uint32(100) {
-			_, err := io.WriteString(other, get(2*i+1, "a", ""))
-			require.NoError(t, err)
+			must.Do(io.WriteString(other, get(2*i+1, "a", "")))
 		}
 		time.Sleep(time.Second) // a connection is read no faster than it is followed
 		for id, answer := range got() {
@@ -248,29 +246,24 @@ func TestRequestsCount(t *testing.T) {
 		}, 10_000)
 		c := n.connect(t, "a")
 		h2(t, c, 1<<20)
-		_, err := io.WriteString(c, get(1, "w", "")+get(3, "w", ""))
-		require.NoError(t, err)
+		must.Do(io.WriteString(c, get(1, "w", "")+get(3, "w", "")))
 		synctest.Wait()
 		assert.Equal(t, 2, conns.UnderWay())
-		_, err = io.WriteString(c, get(5, "k", "")+get(7, "k", "")+get(9, "k", ""))
-		require.NoError(t, err)
+		must.Do(io.WriteString(c, get(5, "k", "")+get(7, "k", "")+get(9, "k", "")))
 		synctest.Wait()
 		assert.EqualValues(t, 3, known.Load())
 		assert.Equal(t, 2, conns.UnderWay(), "the handler counts the others")
 
 		plain := n.connect(t, "b")
-		_, err = fmt.Fprintf(plain, "GET / HTTP/1.1\r\nHost: x\r\nX: %s\r\n\r\n", strings.Repeat("x", 20<<10))
-		require.NoError(t, err)
+		must.Do(fmt.Fprintf(plain, "GET / HTTP/1.1\r\nHost: x\r\nX: %s\r\n\r\n", strings.Repeat("x", 20<<10)))
 		synctest.Wait()
 		assert.Equal(t, 2+3, conns.UnderWay())
 		assert.EqualValues(t, 6, inside.Load())
 
-		_, err = io.WriteString(c, get(11, "l", ""))
-		require.NoError(t, err)
+		must.Do(io.WriteString(c, get(11, "l", "")))
 		synctest.Wait()
 		assert.Equal(t, 2+3+2, conns.UnderWay(), "a large message")
-		_, err = io.WriteString(c, get(13, "r", ""))
-		require.NoError(t, err)
+		must.Do(io.WriteString(c, get(13, "r", "")))
 		synctest.Wait()
 		close(release)
 		synctest.Wait()
@@ -280,16 +273,13 @@ func TestRequestsCount(t *testing.T) {
 
 // A request by TCP counts twice.
 func TestRequestByTCP(t *testing.T) {
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	inner := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	l := conns.Listen(inner, conns.Options{})
 	counted := make(chan int, 1)
 	srv := l.Server(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { counted <- conns.UnderWay() }), 10, slog.DiscardHandler)
 	go func() { _ = srv.Serve(conns.Patient(l)) }()
 	defer srv.Close()
-	resp, err := http.Get("http://" + inner.Addr().String())
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
+	require.NoError(t, must.Do(http.Get("http://"+inner.Addr().String())).Body.Close())
 	assert.Equal(t, 2, <-counted)
 }
 
@@ -304,12 +294,9 @@ func TestRequestRefused(t *testing.T) {
 		c := n.connect(t, "a")
 		r := bufio.NewReader(c)
 		ask := func() *http.Response {
-			_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-			require.NoError(t, err)
-			resp, err := http.ReadResponse(r, nil)
-			require.NoError(t, err)
-			_, err = io.Copy(io.Discard, resp.Body)
-			require.NoError(t, err)
+			must.Do(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
+			resp := must.Do(http.ReadResponse(r, nil))
+			must.Do(io.Copy(io.Discard, resp.Body))
 			return resp
 		}
 		resp := ask()
@@ -320,11 +307,9 @@ func TestRequestRefused(t *testing.T) {
 		protocols.SetUnencryptedHTTP2(true)
 		tr := &http.Transport{Protocols: protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return n.DialContext(ctx, "", "") }}
 		defer tr.CloseIdleConnections()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://x/S/M", strings.NewReader("x"))
-		require.NoError(t, err)
+		req := must.Do(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://x/S/M", strings.NewReader("x")))
 		req.Header.Set("Content-Type", "application/grpc")
-		resp, err = tr.RoundTrip(req)
-		require.NoError(t, err)
+		resp = must.Do(tr.RoundTrip(req))
 		assert.Equal(t, http.StatusOK, resp.StatusCode)
 		assert.Equal(t, "8", resp.Header.Get("Grpc-Status"))
 		assert.Contains(t, resp.Header.Get("Grpc-Message"), "try again later")
@@ -333,15 +318,11 @@ func TestRequestRefused(t *testing.T) {
 		back()
 		assert.Equal(t, http.StatusOK, ask().StatusCode)
 		time.Sleep(2 * conns.AnswerTime) // which is not that of the next answer
-		_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n")
-		require.NoError(t, err)
-		resp, err = http.ReadResponse(r, nil)
-		require.NoError(t, err)
+		must.Do(io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n"))
+		resp = must.Do(http.ReadResponse(r, nil))
 		assert.Equal(t, http.StatusContinue, resp.StatusCode)
-		_, err = io.WriteString(c, "x")
-		require.NoError(t, err)
-		resp, err = http.ReadResponse(r, nil)
-		require.NoError(t, err)
+		must.Do(io.WriteString(c, "x"))
+		resp = must.Do(http.ReadResponse(r, nil))
 		assert.Equal(t, http.StatusOK, resp.StatusCode)
 	})
 }
@@ -367,8 +348,7 @@ func TestRequestsEnd(t *testing.T) {
 				}
 			}
 			n.meet.Store(&meet)
-			_, err := io.WriteString(c, get(1, "a", "")+get(3, "a", ""))
-			require.NoError(t, err)
+			must.Do(io.WriteString(c, get(1, "a", "")+get(3, "a", "")))
 			synctest.Wait()
 			n.meet.Store(nil)
 			close(second)
@@ -413,8 +393,7 @@ func TestRequestOfClosed(t *testing.T) {
 		n.meet.Store(&meet)
 		c := n.connect(t, "a")
 		h2(t, c, 1<<20)
-		_, err := io.WriteString(c, get(1, "a", ""))
-		require.NoError(t, err)
+		must.Do(io.WriteString(c, get(1, "a", "")))
 		synctest.Wait()
 		assert.Equal(t, 1, conns.Waiting())
 		require.NoError(t, c.Close())
@@ -441,8 +420,7 @@ func TestDeadlineAfterHandler(t *testing.T) {
 		c := n.connect(t, "a")
 		answers := h2(t, c, 1<<20)
 		for _, stream := range []uint32{1, 3} {
-			_, err := io.WriteString(c, get(stream, "a", ""))
-			require.NoError(t, err)
+			must.Do(io.WriteString(c, get(stream, "a", "")))
 			time.Sleep(2 * time.Second)
 			assert.Equal(t, "200 hello", answers()[stream])
 		}
@@ -467,8 +445,7 @@ func TestDeadlineOfEnded(t *testing.T) {
 			}), 10_000, slog.DiscardHandler)
 			go func() { _ = srv.Serve(conns.Patient(limited)) }()
 			defer srv.Close()
-			c, err := l.DialContext(t.Context(), "", "")
-			require.NoError(t, err)
+			c := must.Do(l.DialContext(t.Context(), "", ""))
 			defer c.Close()
 			go func() { _, _ = io.Copy(io.Discard, c) }()
 			inUse := func() int64 {
@@ -478,11 +455,9 @@ func TestDeadlineOfEnded(t *testing.T) {
 				return int64(m.HeapAlloc)
 			}
 			before := inUse()
-			_, err = io.WriteString(c, preface+frame(4, 0, 0, ""))
-			require.NoError(t, err)
+			must.Do(io.WriteString(c, preface+frame(4, 0, 0, "")))
 			for i := range uint32(streams) {
-				_, err = io.WriteString(c, get(2*i+1, "a", "")+frame(3, 0, 2*i+1, "\x00\x00\x00\x08"))
-				require.NoError(t, err)
+				must.Do(io.WriteString(c, get(2*i+1, "a", "")+frame(3, 0, 2*i+1, "\x00\x00\x00\x08")))
 			}
 			handled.Wait()
 			assert.Eventually(t, func() bool { return inUse()-before < streams*300 }, time.Minute, 10*time.Millisecond) // bytes of each
@@ -547,8 +522,7 @@ func (o one) Accept() (net.Conn, error) { return o.c, nil }
 func TestPatientRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := net.Pipe()
-		c, err := conns.Patient(one{c: server}).Accept()
-		require.NoError(t, err)
+		c := must.Do(conns.Patient(one{c: server}).Accept())
 		assert.Same(t, server, conns.Raw(c))
 		go func() { _, _ = io.WriteString(c, "x") }()
 		synctest.Wait()
@@ -560,8 +534,7 @@ func TestPatientRead(t *testing.T) {
 		}()
 		synctest.Wait()
 		assert.Zero(t, read.Load())
-		_, err = io.ReadFull(client, make([]byte, 1))
-		require.NoError(t, err)
+		must.Do(io.ReadFull(client, make([]byte, 1)))
 		synctest.Wait()
 		assert.EqualValues(t, 1, read.Load())
 	})
@@ -590,12 +563,9 @@ func TestQuietStream(t *testing.T) {
 				transport := &http.Transport{DialContext: inner.DialContext, Protocols: new(http.Protocols)}
 				defer transport.CloseIdleConnections()
 				only(transport.Protocols)
-				resp, err := (&http.Client{Transport: transport}).Get("http://server.test/")
-				require.NoError(t, err)
+				resp := must.Do((&http.Client{Transport: transport}).Get("http://server.test/"))
 				defer resp.Body.Close()
-				got, err := io.ReadAll(resp.Body)
-				require.NoError(t, err)
-				assert.Equal(t, "event 0\nevent 1\nevent 2\n", string(got))
+				assert.Equal(t, "event 0\nevent 1\nevent 2\n", string(must.Do(io.ReadAll(resp.Body))))
 			})
 		})
 	}

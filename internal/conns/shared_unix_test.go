@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/conns"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // A user is one peer of the process by whatever first names he is known at its Listeners. This test takes the descriptors of the
@@ -61,8 +62,7 @@ func TestDialedClosesOnce(t *testing.T) {
 	})
 	for range 2 {
 		for range 3 {
-			c, err := dial(t.Context(), "tcp", "127.0.0.1:1")
-			require.NoError(t, err)
+			c := must.Do(dial(t.Context(), "tcp", "127.0.0.1:1"))
 			if len(made)%3 == 1 {
 				require.NoError(t, c.Close())
 			}

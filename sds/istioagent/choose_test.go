@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -23,8 +24,7 @@ import (
 // folder returns a folder whose name is short enough for Unix sockets.
 func folder(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ia")
-	require.NoError(t, err)
+	dir := must.Do(os.MkdirTemp("", "ia"))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -32,8 +32,7 @@ func folder(t *testing.T) string {
 // config returns the configuration of an environment, in a folder.
 func config(t *testing.T, root, environ string) Config {
 	t.Helper()
-	cfg, err := FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "{root}", root)))
-	require.NoError(t, err)
+	cfg := must.Do(FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "{root}", root))))
 	cfg.Root = root
 	return cfg
 }
@@ -56,8 +55,7 @@ func write(t *testing.T, root, name string, data []byte) {
 // writeSVID writes an identity and its roots to a folder.
 func writeSVID(t *testing.T, root, dir string, ca *spiffetest.CA, svid *spiffe.SVID) {
 	t.Helper()
-	key, err := pki.MarshalPrivateKeyPEM(svid.Signer())
-	require.NoError(t, err)
+	key := must.Do(pki.MarshalPrivateKeyPEM(svid.Signer()))
 	write(t, root, dir+"/root-cert.pem", ca.Bundle().MarshalPEM())
 	write(t, root, dir+"/key.pem", key)
 	write(t, root, dir+"/cert-chain.pem", pki.MarshalCertificatesPEM(svid.Chain()...))
@@ -83,8 +81,7 @@ func serve(t *testing.T, socket string) {
 func dead(t *testing.T, socket string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	require.NoError(t, err)
+	l := must.Do(net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}))
 	l.SetUnlinkOnClose(false)
 	require.NoError(t, l.Close())
 }
@@ -124,14 +121,12 @@ func TestChoose(t *testing.T) {
 		{"folder in the place of the socket", "", func(t *testing.T, root string) { write(t, root, workloadSocket+"/x", text) }, "", "is no socket: remove it"},
 		{"silent server", "", func(t *testing.T, root string) {
 			require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
-			l, err := net.Listen("unix", filepath.Join(root, workloadSocket)) // it never accepts
-			require.NoError(t, err)
+			l := must.Do(net.Listen("unix", filepath.Join(root, workloadSocket))) // it never accepts
 			t.Cleanup(func() { _ = l.Close() })
 		}, "", "does not answer with HTTP/2"},
 		{"other server", "", func(t *testing.T, root string) {
 			require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
-			l, err := net.Listen("unix", filepath.Join(root, workloadSocket))
-			require.NoError(t, err)
+			l := must.Do(net.Listen("unix", filepath.Join(root, workloadSocket)))
 			t.Cleanup(func() { _ = l.Close() })
 			go func() {
 				if conn, err := l.Accept(); err == nil {
@@ -225,13 +220,11 @@ func TestChooseEnds(t *testing.T) {
 	t.Parallel()
 	root := folder(t)
 	require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
-	l, err := net.Listen("unix", filepath.Join(root, workloadSocket))
-	require.NoError(t, err)
+	l := must.Do(net.Listen("unix", filepath.Join(root, workloadSocket)))
 	t.Cleanup(func() { _ = l.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	begun := time.Now()
-	_, err = Choose(ctx, config(t, root, ""))
-	require.Error(t, err)
+	require.Error(t, must.Err(Choose(ctx, config(t, root, ""))))
 	assert.Less(t, time.Since(begun), 500*time.Millisecond)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -17,8 +18,7 @@ func TestDefaults(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-21", "IST-9.2-22", "IST-9.2-44", "IST-9.5-1",
 		"IST-1.1-7")
-	c, err := FromEnvironment(nil)
-	require.NoError(t, err)
+	c := must.Do(FromEnvironment(nil))
 	assert.Equal(t, "cluster.local", c.trustDomain.String())
 	assert.Equal(t, 24*time.Hour, c.ttl)
 	assert.InDelta(t, 0.5, c.graceRatio, 0)
@@ -34,9 +34,7 @@ func TestDefaults(t *testing.T) {
 	assert.False(t, c.pkcs8Key)
 	assert.Contains(t, c.AllowFiles, "./etc/certs")
 	assert.Empty(t, c.notes)
-	named, err := FromEnvironment([]string{"JWT_POLICY=third-party-jwt"})
-	require.NoError(t, err)
-	assert.Equal(t, c, named, "it is the default")
+	assert.Equal(t, c, must.Do(FromEnvironment([]string{"JWT_POLICY=third-party-jwt"})), "it is the default")
 	var help strings.Builder
 	require.NoError(t, WriteHelp(&help, true))
 	assert.Contains(t, help.String(), "\n| `JWT_POLICY` | text | `third-party-jwt` |")
@@ -151,9 +149,7 @@ func TestEnvironment(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			cfg, err := FromEnvironment(strings.Fields(c.environ))
-			require.NoError(t, err)
-			c.check(t, cfg)
+			c.check(t, must.Do(FromEnvironment(strings.Fields(c.environ))))
 		})
 	}
 }
@@ -182,8 +178,7 @@ func TestBadEnvironment(t *testing.T) {
 	require.ErrorContains(t, err, "PROV_CERT")
 	_, err = FromEnvironment([]string{"OUTPUT_CERT=/x", "OUTPUT_CERTS=/y"})
 	require.ErrorContains(t, err, "OUTPUT_CERTS names another folder")
-	_, err = FromEnvironment([]string{"PROXY_CONFIG=a: 1\nb: [\n"})
-	require.ErrorContains(t, err, "line 2:")
+	require.ErrorContains(t, must.Err(FromEnvironment([]string{"PROXY_CONFIG=a: 1\nb: [\n"})), "line 2:")
 	_, err = FromEnvironment([]string{"CA_PROVIDER=GoogleCA", "CA_ADDR=meshca.googleapis.com:443"})
 	require.ErrorContains(t, err, "caPools/POOL")
 
@@ -207,8 +202,7 @@ func TestDocumentTable(t *testing.T) {
 // TestIstioVariables holds that each variable that Istio's agent reads is used, or named at the start with the reason.
 func TestIstioVariables(t *testing.T) {
 	t.Parallel()
-	names, err := os.ReadFile("testdata/variables.txt")
-	require.NoError(t, err)
+	names := must.Do(os.ReadFile("testdata/variables.txt"))
 	var table strings.Builder
 	require.NoError(t, WriteHelp(&table, true))
 	for name := range strings.Lines(string(names)) {
@@ -233,11 +227,7 @@ func TestServiceLinks(t *testing.T) {
 		links = append(links, service+"_SERVICE_HOST=10.0.0.1", service+"_SERVICE_PORT=80", service+"_SERVICE_PORT_HTTP=80", service+"_PORT=tcp://10.0.0.1:80",
 			service+"_PORT_80_TCP=tcp://10.0.0.1:80", service+"_PORT_80_TCP_PROTO=tcp", service+"_PORT_80_TCP_PORT=80", service+"_PORT_80_TCP_ADDR=10.0.0.1")
 	}
-	c, err := FromEnvironment(links)
-	require.NoError(t, err)
-	want, err := FromEnvironment(nil)
-	require.NoError(t, err)
-	assert.Equal(t, want, c)
+	assert.Equal(t, must.Do(FromEnvironment(nil)), must.Do(FromEnvironment(links)))
 }
 
 func FuzzFromEnvironment(f *testing.F) {

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -44,8 +45,7 @@ func TestBootstrap(t *testing.T) {
 	cfg := config(t, folder(t), pod+`CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1 XDS_ROOT_CA=SYSTEM POD_NAME=web-1 INSTANCE_IP=10.0.0.1 ISTIO_META_MESH_ID=m1 ISTIO_META_QUOTE="\`)
 	for _, xds := range []bool{false, true} {
 		cfg.Envoy.XDS = xds
-		a, err := New(chosen(cfg, fromCA))
-		require.NoError(t, err)
+		a := must.Do(New(chosen(cfg, fromCA)))
 		t.Cleanup(func() { _ = a.Close() })
 		var b bytes.Buffer
 		require.NoError(t, a.Bootstrap(&b))
@@ -86,8 +86,7 @@ func TestEnvoy(t *testing.T) {
 	at := envoy.ListenerAddr("mtls", wait)
 	seen := make(map[string]bool)
 	require.Eventually(t, func() bool {
-		svid, err := a.Source().SVID()
-		require.NoError(t, err)
+		svid := must.Do(a.Source().SVID())
 		conn, err := tls.Dial("tcp", at, &tls.Config{RootCAs: c.authority.Bundle().CertPool(), InsecureSkipVerify: true,
 			Certificates: []tls.Certificate{*svid.TLSCertificate()}}) //nolint:gosec // the certificate is compared
 		if err != nil {

@@ -28,7 +28,9 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
@@ -56,31 +58,6 @@ type control struct {
 	stop      func()       // until start
 }
 
-// countedListener is a listener that counts the connections that are open.
-type countedListener struct {
-	net.Listener
-	open *atomic.Int64
-}
-
-func (l countedListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	l.open.Add(1)
-	return &countedConn{Conn: conn, once: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
-}
-
-type countedConn struct {
-	net.Conn
-	once func()
-}
-
-func (c *countedConn) Close() error {
-	c.once()
-	return c.Conn.Close()
-}
-
 func (c *control) Authenticate(r *http.Request) (*authn.Caller, error) {
 	c.cluster.Store(r.Header.Get("ClusterID") + " " + r.Header.Get("X-Mesh"))
 	token, err := authn.Bearer(r)
@@ -94,9 +71,7 @@ func (c *control) Authenticate(r *http.Request) (*authn.Caller, error) {
 
 func newControl(t *testing.T) *control {
 	t.Helper()
-	authority, err := ca.New(ca.Config{TrustDomain: web.TrustDomain()})
-	require.NoError(t, err)
-	c := &control{authority: authority, addr: "127.0.0.1:0"}
+	c := &control{authority: must.Do(ca.New(ca.Config{TrustDomain: web.TrustDomain()})), addr: "127.0.0.1:0"}
 	c.start(t)
 	t.Cleanup(func() { c.stop() })
 	return c
@@ -105,20 +80,20 @@ func newControl(t *testing.T) *control {
 // start starts the server, at the same address as before.
 func (c *control) start(t *testing.T) {
 	t.Helper()
-	l, err := net.Listen("tcp", c.addr)
-	require.NoError(t, err)
+	l := must.Do(net.Listen("tcp", c.addr))
 	c.addr = l.Addr().String()
 	ready := make(chan struct{})
 	id := spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/istiod")
 	identity := caservertest.Identity(t, c.authority, id, pki.IPSAN(net.IPv4(127, 0, 0, 1)), pki.DNSSAN("istiod.example.org"))
-	server, err := caserver.New(caserver.Options{
+	server := must.Do(caserver.New(caserver.Options{
 		CA: c.authority, TrustDomain: id.TrustDomain(), Identity: identity,
 		Istio: &istioca.Options{Authenticator: c}, Ready: func() { close(ready) },
-	})
-	require.NoError(t, err)
+	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- server.Run(ctx, caserver.Listeners{Istio: countedListener{l, &c.open}}) }()
+	go func() {
+		done <- server.Run(ctx, caserver.Listeners{Istio: memconn.Counting{Listener: l, Open: &c.open}})
+	}()
 	<-ready
 	c.stop = sync.OnceFunc(func() {
 		cancel()
@@ -143,9 +118,22 @@ func start(t *testing.T, cfg Config) *Agent {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
-	a, err := Start(ctx, cfg)
-	require.NoError(t, err)
+	a := must.Do(Start(ctx, cfg))
 	t.Cleanup(func() { _ = a.Close() })
+	return a
+}
+
+// run runs an agent, which need not become ready, until the test ends.
+func run(t *testing.T, cfg Config) *Agent {
+	t.Helper()
+	a := must.Do(New(must.Do(Choose(t.Context(), cfg))))
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		assert.NoError(t, <-done)
+	})
 	return a
 }
 
@@ -193,9 +181,7 @@ func serial(t *testing.T, s *pki.Secret) string {
 	t.Helper()
 	chain, _, ok := s.KeyPair()
 	require.True(t, ok)
-	certs, err := pki.ParseCertificatesPEM(chain)
-	require.NoError(t, err)
-	return certs[0].SerialNumber.String()
+	return must.Do(pki.ParseCertificatesPEM(chain))[0].SerialNumber.String()
 }
 
 // TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
@@ -212,8 +198,7 @@ func TestFromCA(t *testing.T) {
 	assert.Equal(t, fromCA, a.cfg.Origin)
 	assert.Equal(t, filepath.Join(root, workloadSocket), a.cfg.Socket)
 	assert.Equal(t, "c1 m1", c.cluster.Load())
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
+	svid := must.Do(a.Source().SVID())
 	assert.Equal(t, web, svid.ID())
 	assert.InDelta(t, 3*time.Second, time.Until(svid.NotAfter()), float64(2*time.Second))
 
@@ -236,8 +221,7 @@ func TestFromCA(t *testing.T) {
 		assert.Contains(t, text, `istio_agent_cert_expiry_seconds{part="agent",resource_name="default"}`)
 		assert.Contains(t, text, "istio_agent_startup_duration_seconds")
 		assert.Contains(t, text, "svidkit_sds_streams")
-		_, err = metricstest.Page(text)
-		require.NoError(t, err)
+		must.Do(metricstest.Page(text))
 		assert.Regexp(t, `istio_agent_num_outgoing_requests\{part="agent",request_type="csr"\} [1-9]`, text)
 		assert.Contains(t, text, `istio_agent_num_failed_outgoing_requests{part="agent",request_type="csr"} 0`)
 		assert.Contains(t, text, `istio_agent_num_outgoing_retries{part="agent",request_type="csr"} 0`)
@@ -248,12 +232,9 @@ func TestFromCA(t *testing.T) {
 		names = append(names, name)
 	}
 	assert.Equal(t, []string{"origin", "identity", "files", "sds"}, names)
-	info, err := os.Stat(a.cfg.Socket)
-	require.NoError(t, err)
-	assert.Equal(t, os.ModeSocket|0o600, info.Mode())
+	assert.Equal(t, os.ModeSocket|0o600, must.Do(os.Stat(a.cfg.Socket)).Mode())
 	require.NoError(t, a.Close())
-	_, err = os.Stat(a.cfg.Socket)
-	require.ErrorIs(t, err, os.ErrNotExist, "the socket is gone")
+	require.ErrorIs(t, must.Err(os.Stat(a.cfg.Socket)), os.ErrNotExist, "the socket is gone")
 	require.Error(t, a.Run(t.Context()), "an agent runs once")
 	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
 }
@@ -272,23 +253,17 @@ func TestMachine(t *testing.T) {
 	a := start(t, cfg)
 	assert.Positive(t, c.tokens.Load(), "proven by the token")
 	output := func(name string) []byte {
-		data, err := os.ReadFile(filepath.Join(root, "certs", name))
-		require.NoError(t, err)
-		return data
+		return must.Do(os.ReadFile(filepath.Join(root, "certs", name)))
 	}
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
+	svid := must.Do(a.Source().SVID())
 	require.Eventually(t, func() bool {
 		data, _ := os.ReadFile(filepath.Join(root, "certs/cert-chain.pem"))
 		return bytes.Equal(data, pki.MarshalCertificatesPEM(svid.Chain()...))
 	}, wait, 5*time.Millisecond)
-	_, err = pki.ParsePrivateKeyPEM(output("key.pem"))
-	require.NoError(t, err)
+	must.Do(pki.ParsePrivateKeyPEM(output("key.pem")))
 	assert.Equal(t, c.authority.Bundle().MarshalPEM(), output("root-cert.pem"))
 	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
-		info, err := os.Stat(filepath.Join(root, "certs", name))
-		require.NoError(t, err)
-		assert.Equal(t, os.FileMode(0o600), info.Mode(), name)
+		assert.Equal(t, os.FileMode(0o600), must.Do(os.Stat(filepath.Join(root, "certs", name))).Mode(), name)
 	}
 	require.NoError(t, a.Close())
 	before, rejected := c.tokens.Load(), c.rejected.Load()
@@ -296,8 +271,7 @@ func TestMachine(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(root, "var/run/secrets/tokens/istio-token")))
 	again := start(t, cfg)
 	assert.Equal(t, fromCA, again.cfg.Origin, "its own output is no input: %s", again.cfg)
-	renewed, err := again.Source().SVID()
-	require.NoError(t, err)
+	renewed := must.Do(again.Source().SVID())
 	assert.Equal(t, web, renewed.ID())
 	assert.NotEqual(t, svid.Leaf().SerialNumber, renewed.Leaf().SerialNumber, "it is new")
 	assert.Equal(t, before, c.tokens.Load(), "proven by the certificate")
@@ -329,20 +303,17 @@ func TestKeyForms(t *testing.T) {
 				writeSVID(t, root, credentials, files, files.SVID("/ns/shop/sa/web"))
 			}
 			a := start(t, config(t, root, environ+" CA_ADDR="+c.addr+" OUTPUT_CERTS=out"))
-			svid, err := a.Source().SVID()
-			require.NoError(t, err)
+			svid := must.Do(a.Source().SVID())
 			matches := func(keyPEM []byte) {
 				block, rest := pem.Decode(keyPEM)
 				require.NotNil(t, block)
 				assert.Empty(t, rest)
 				assert.Equal(t, test.want, block.Type)
-				key, err := pki.ParsePrivateKeyPEM(keyPEM)
-				require.NoError(t, err)
+				key := must.Do(pki.ParsePrivateKeyPEM(keyPEM))
 				assert.True(t, pki.PublicKeysEqual(svid.Leaf().PublicKey, key.Public()))
 			}
 			for _, name := range []string{"default", web.String()} {
-				s, err := fetch(t, a.cfg.Socket, name) // as it is on the wire
-				require.NoError(t, err)
+				s := must.Do(fetch(t, a.cfg.Socket, name)) // as it is on the wire
 				assert.Equal(t, name, s.GetName())
 				assert.Equal(t, pki.MarshalCertificatesPEM(svid.Chain()...), s.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
 				matches(s.GetTlsCertificate().GetPrivateKey().GetInlineBytes())
@@ -358,6 +329,15 @@ func TestKeyForms(t *testing.T) {
 			assert.NotEmpty(t, roots)
 		})
 	}
+}
+
+// startInPod starts an agent in a pod, whose API server is api.
+func startInPod(t *testing.T, c *control, api *kubetest.Server, log *lines) *Agent {
+	t.Helper()
+	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
+	cfg.inPod, cfg.kube.server, cfg.kube.client = true, api.URL(), api.Client()
+	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+	return start(t, cfg)
 }
 
 // TestGateway has the Secrets of a gateway's namespace, at the workload socket, which nothing is read of before one is
@@ -378,10 +358,7 @@ func TestGateway(t *testing.T) {
 	first := put("shop", "site")
 	put("other", "site")
 	var log lines
-	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
-	cfg.inPod, cfg.kube.server, cfg.kube.client = true, api.URL(), api.Client()
-	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	a := start(t, cfg)
+	a := startInPod(t, c, api, &log)
 	for _, name := range []string{"default", "ROOTCA"} { // of a sidecar
 		watch(t, a.cfg.Socket, name)()
 	}
@@ -412,8 +389,7 @@ func fetch(t *testing.T, socket, name string) (*envoysds.Secret, error) {
 	t.Helper()
 	client := sds.UnixClient(socket)
 	defer client.CloseIdleConnections()
-	request, err := proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{name}})
-	require.NoError(t, err)
+	request := must.Do(proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{name}}))
 	answer, err := grpchttp.NewClient(client, "http://localhost", 1<<20).Unary(t.Context(), "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets", nil, request)
 	if err != nil {
 		return nil, err
@@ -429,8 +405,7 @@ func fetch(t *testing.T, socket, name string) (*envoysds.Secret, error) {
 // absent checks that a socket has no secret of a name.
 func absent(t *testing.T, socket, name string) {
 	t.Helper()
-	_, err := fetch(t, socket, name)
-	require.ErrorContains(t, err, name)
+	require.ErrorContains(t, must.Err(fetch(t, socket, name)), name)
 }
 
 // TestGatewayRefused has a service account without rights: the identity is served, and the Secrets come with the rights.
@@ -452,10 +427,7 @@ func TestGatewayRefused(t *testing.T) {
 	require.NoError(t, err)
 	api.Put("/api/v1/namespaces/shop/secrets/site", map[string]any{"data": map[string][]byte{"tls.crt": certs, "tls.key": key}})
 	var log lines
-	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
-	cfg.inPod, cfg.kube.server, cfg.kube.client = true, api.URL(), api.Client()
-	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	a := start(t, cfg)
+	a := startInPod(t, c, api, &log)
 	next := watch(t, a.cfg.Socket, "kubernetes://site")
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "list and watch") }, wait, 5*time.Millisecond)
 	assert.NotEmpty(t, serial(t, watch(t, a.cfg.Socket, "default")()))
@@ -494,12 +466,9 @@ func TestOutputInPod(t *testing.T) {
 	first := next(nil)
 	next(first) // without a subscriber
 	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
-		info, err := os.Stat(filepath.Join(root, "out", name))
-		require.NoError(t, err)
-		assert.Equal(t, os.FileMode(0o644), info.Mode(), name)
+		assert.Equal(t, os.FileMode(0o644), must.Do(os.Stat(filepath.Join(root, "out", name))).Mode(), name)
 	}
-	entries, err := os.ReadDir(filepath.Join(root, "out"))
-	require.NoError(t, err)
+	entries := must.Do(os.ReadDir(filepath.Join(root, "out")))
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), "..") { // such as the files of the next version, for a moment
 			assert.True(t, e.Type().IsRegular(), e.Name())
@@ -520,9 +489,7 @@ func TestFiles(t *testing.T) {
 	writeSVID(t, root, credentials, authority, authority.SVID("/ns/shop/sa/files"))
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr))
 	assert.Equal(t, fromFiles, a.cfg.Origin)
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
-	assert.Equal(t, "/ns/shop/sa/files", svid.ID().Path())
+	assert.Equal(t, "/ns/shop/sa/files", must.Do(a.Source().SVID()).ID().Path())
 	next := watch(t, a.cfg.Socket, "default")
 	first := serial(t, next())
 
@@ -554,20 +521,10 @@ func TestHalfPair(t *testing.T) {
 	key := filepath.Join(root, credentials, "key.pem")
 	require.NoError(t, os.Rename(key, key+".later"))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	choice, err := Choose(t.Context(), cfg)
-	require.NoError(t, err)
-	a, err := New(choice)
-	require.NoError(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- a.Run(ctx) }()
-	defer func() {
-		stop()
-		assert.NoError(t, <-done)
-	}()
+	a := run(t, cfg)
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	err = a.Ready(short)
+	err := a.Ready(short)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.Contains(t, err.Error(), "key.pem")
@@ -611,8 +568,7 @@ func TestMounted(t *testing.T) {
 	writeSVID(t, root, "mnt", authority, authority.SVID("/ns/shop/sa/files"))
 	a := start(t, config(t, root, `MINIMUM_DRAIN_DURATION=0s PROXY_XDS_DEBUG_VIA_AGENT=false FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_CERT_CHAIN={root}/mnt/cert-chain.pem
 		ISTIO_META_TLS_CLIENT_KEY=mnt/key.pem ISTIO_META_TLS_CLIENT_ROOT_CERT=mnt/root-cert.pem`))
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
+	svid := must.Do(a.Source().SVID())
 	assert.Equal(t, "/ns/shop/sa/files", svid.ID().Path())
 	name := fmt.Sprintf("file-cert:%s~%s", a.cfg.cert, a.cfg.key)
 	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, a.cfg.Socket, name)()))
@@ -640,8 +596,7 @@ func TestLiveSocket(t *testing.T) {
 	require.NoError(t, a.Bootstrap(&bootstrap))
 	assert.Contains(t, bootstrap.String(), socket)
 	require.NoError(t, a.Close())
-	_, err := os.Stat(socket)
-	require.NoError(t, err, "the socket is not this agent's")
+	require.NoError(t, must.Err(os.Stat(socket)), "the socket is not this agent's")
 }
 
 // TestOtherAgentDrains starts an agent while the one before drains: it has the socket as long as that answers, survives a short
@@ -655,11 +610,9 @@ func TestOtherAgentDrains(t *testing.T) {
 	cfg.otherGone = 2 * time.Second
 	before := start(t, cfg)
 	ended := make(chan error, 1)
-	next, err := Choose(t.Context(), cfg)
-	require.NoError(t, err)
+	next := must.Do(Choose(t.Context(), cfg))
 	require.Equal(t, fromSocket, next.Origin)
-	a, err := New(next)
-	require.NoError(t, err)
+	a := must.Do(New(next))
 	go func() { ended <- a.Run(t.Context()) }()
 	require.NoError(t, before.Close())
 	time.Sleep(time.Second)
@@ -685,13 +638,10 @@ func TestSocketInUse(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	choice, err := Choose(t.Context(), cfg)
-	require.NoError(t, err)
+	choice := must.Do(Choose(t.Context(), cfg))
 	serve(t, choice.Socket)
-	a, err := New(choice)
-	require.NoError(t, err)
-	err = a.Run(t.Context())
-	require.ErrorIs(t, err, unixsocket.ErrInUse)
+	a := must.Do(New(choice))
+	require.ErrorIs(t, a.Run(t.Context()), unixsocket.ErrInUse)
 	require.ErrorIs(t, a.Ready(t.Context()), unixsocket.ErrInUse)
 	code, text := get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusServiceUnavailable, code)
@@ -708,16 +658,14 @@ func TestOutage(t *testing.T) {
 	root := c.root(t)
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=2s"))
 	c.stop()
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
+	svid := must.Do(a.Source().SVID())
 	for time.Until(svid.NotAfter()) > 200*time.Millisecond {
 		code, text := get(t, a, "/healthz/live")
 		require.Equal(t, http.StatusOK, code, text)
 		code, text = get(t, a, "/healthz/ready")
 		require.Equal(t, http.StatusOK, code, text)
 		time.Sleep(50 * time.Millisecond)
-		svid, err = a.Source().SVID()
-		require.NoError(t, err)
+		svid = must.Do(a.Source().SVID())
 	}
 	time.Sleep(time.Until(svid.NotAfter()) + 10*time.Millisecond)
 	for _, path := range []string{"/healthz/live", "/healthz/ready"} {
@@ -746,10 +694,8 @@ func TestDrain(t *testing.T) {
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
 	cfg.drain = 300 * time.Millisecond
-	choice, err := Choose(t.Context(), cfg)
-	require.NoError(t, err)
-	a, err := New(choice)
-	require.NoError(t, err)
+	choice := must.Do(Choose(t.Context(), cfg))
+	a := must.Do(New(choice))
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
@@ -760,8 +706,7 @@ func TestDrain(t *testing.T) {
 		code, text := get(t, a, "/healthz/ready")
 		return code == http.StatusServiceUnavailable && strings.Contains(text, "draining or ending")
 	}, wait, time.Millisecond)
-	_, err = fetch(t, choice.Socket, "default")
-	require.NoError(t, err, "a proxy that drains can still connect")
+	require.NoError(t, must.Err(fetch(t, choice.Socket, "default")), "a proxy that drains can still connect")
 	code, _ := get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code)
 	require.NoError(t, <-done)
@@ -804,10 +749,8 @@ func TestOrders(t *testing.T) {
 	cfg.drain = 300 * time.Millisecond
 	var log lines
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	choice, err := Choose(t.Context(), cfg)
-	require.NoError(t, err)
-	a, err := New(choice)
-	require.NoError(t, err)
+	choice := must.Do(Choose(t.Context(), cfg))
+	a := must.Do(New(choice))
 	paths := []string{"/drain", "/quitquitquit"}
 	for _, path := range paths {
 		code, _ := order(t, a, path, nil)
@@ -855,8 +798,7 @@ func TestOrders(t *testing.T) {
 	assert.Contains(t, text, "draining")
 	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
 	time.Sleep(cfg.drain)
-	_, err = fetch(t, choice.Socket, "default")
-	require.NoError(t, err, "it has not ended")
+	require.NoError(t, must.Err(fetch(t, choice.Socket, "default")), "it has not ended")
 	select {
 	case err := <-done:
 		require.Fail(t, "it has ended", "%v", err)
@@ -889,8 +831,7 @@ func TestQuit(t *testing.T) {
 		code, _ := get(t, a, "/healthz/ready")
 		return code == http.StatusServiceUnavailable
 	}, wait, time.Millisecond)
-	_, err := fetch(t, a.cfg.Socket, "default")
-	require.NoError(t, err, "a proxy that drains can still connect")
+	require.NoError(t, must.Err(fetch(t, a.cfg.Socket, "default")), "a proxy that drains can still connect")
 	require.NoError(t, a.Close())
 	assert.GreaterOrEqual(t, time.Since(begun), cfg.drain)
 	assert.NoFileExists(t, a.cfg.Socket)
@@ -941,8 +882,7 @@ func TestOutputBeforeReady(t *testing.T) {
 	assert.Contains(t, text, "outputs: not ready: the files do not have the identity yet: ")
 	code, text = get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code, text)
-	_, err := fetch(t, a.cfg.Socket, "default")
-	assert.NoError(t, err)
+	assert.NoError(t, must.Err(fetch(t, a.cfg.Socket, "default")))
 }
 
 // TestOutputFolderByLink has OUTPUT_CERTS at a link to a folder in which files count as the workload's: what the agent has
@@ -1038,15 +978,13 @@ func TestBadConfig(t *testing.T) {
 			assert.NotContains(t, err.Error(), "=secret")
 		}
 	}
-	_, err := New(config(t, folder(t), pod))
-	require.ErrorContains(t, err, "Choose")
+	require.ErrorContains(t, must.Err(New(config(t, folder(t), pod))), "Choose")
 }
 
 func TestNothingPrints(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, folder(t), pod+"CA_HEADER_x-key=hunter2 CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
-	a, err := New(chosen(cfg, fromCA))
-	require.NoError(t, err)
+	a := must.Do(New(chosen(cfg, fromCA)))
 	t.Cleanup(func() { _ = a.Close() })
 	var log bytes.Buffer
 	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "cfg", cfg, "agent", a)

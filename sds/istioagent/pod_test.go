@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -32,9 +33,7 @@ func TestLoneRoots(t *testing.T) {
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h"))
 	assert.Equal(t, fromCA, a.cfg.Origin)
 	assert.Contains(t, a.cfg.why, "ROOTCA is")
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
-	assert.Equal(t, web, svid.ID())
+	assert.Equal(t, web, must.Do(a.Source().SVID()).ID())
 	for _, want := range [][]byte{mine, later} {
 		require.Eventually(t, func() bool {
 			secret, err := fetch(t, a.cfg.Socket, "ROOTCA")
@@ -47,8 +46,7 @@ func TestLoneRoots(t *testing.T) {
 	// That of the folder to which the agent writes is its own output.
 	own := c.root(t)
 	write(t, own, "etc/certs/root-cert.pem", mine)
-	choice, err := Choose(t.Context(), config(t, own, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/etc/certs"))
-	require.NoError(t, err)
+	choice := must.Do(Choose(t.Context(), config(t, own, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/etc/certs")))
 	assert.Empty(t, choice.roots)
 }
 
@@ -62,8 +60,7 @@ func TestDisabledEnvoy(t *testing.T) {
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h DISABLE_ENVOY=true")
 	assert.True(t, cfg.Envoy.Disabled)
 	a := start(t, cfg)
-	secret, err := fetch(t, a.cfg.Socket, "default")
-	require.NoError(t, err)
+	secret := must.Do(fetch(t, a.cfg.Socket, "default"))
 	assert.NotEmpty(t, secret.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
 	assert.FileExists(t, filepath.Join(root, "out/cert-chain.pem"))
 	code, text := get(t, a, "/healthz/ready")
@@ -96,10 +93,7 @@ func TestPostQuantum(t *testing.T) {
 		write(t, root, "roots.pem", pki.MarshalCertificatesPEM(server.Certificate()))
 		cfg := config(t, root, environ+pod+"CA_ROOT_CA=roots.pem XDS_ROOT_CA=roots.pem CA_ADDR="+server.Listener.Addr().String())
 		cfg.Envoy.XDS, cfg.discovery = true, server.Listener.Addr().String()
-		choice, err := Choose(t.Context(), cfg)
-		require.NoError(t, err)
-		a, err := New(choice)
-		require.NoError(t, err)
+		a := must.Do(New(must.Do(Choose(t.Context(), cfg))))
 		ended := make(chan error, 1)
 		go func() { ended <- a.Run(t.Context()) }()
 		check := func(h hello) {
@@ -124,8 +118,7 @@ func TestPostQuantum(t *testing.T) {
 	}
 	cfg := config(t, folder(t), pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
 	cfg.allowTLS12, cfg.postQuantum = true, true
-	_, err := New(chosen(cfg, fromCA))
-	require.ErrorContains(t, err, "TLS 1.2 has no such key exchange")
+	require.ErrorContains(t, must.Err(New(chosen(cfg, fromCA))), "TLS 1.2 has no such key exchange")
 }
 
 // TestBootstrapOfPod has the node and the listeners of a gateway in a pod with an IPv6 address.
@@ -136,8 +129,7 @@ func TestBootstrapOfPod(t *testing.T) {
 	write(t, root, "etc/istio/pod/labels", []byte("app=\"web\"\nquote=\"a\\\"b\"\n"))
 	cfg := config(t, root, pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1 POD_NAME=gw-1 INSTANCE_IP=2001:db8::7 ENVOY_STATUS_PORT=15121 COMPLIANCE_POLICY=pqc")
 	cfg.Envoy.Started, cfg.Envoy.Role, cfg.Envoy.Domain = true, "router", "shop.svc.example.org"
-	a, err := New(chosen(cfg, fromCA))
-	require.NoError(t, err)
+	a := must.Do(New(chosen(cfg, fromCA)))
 	t.Cleanup(func() { _ = a.Close() })
 	var b bytes.Buffer
 	require.NoError(t, a.Bootstrap(&b))

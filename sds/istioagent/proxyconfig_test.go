@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // proxyConfigs are configurations as annotations have them, in YAML, and as the injector writes them, in JSON.
@@ -63,12 +65,9 @@ func TestProxyConfig(t *testing.T) {
 		assert.Equal(t, fromJSON, fromYAML)
 		var all map[string]any
 		require.NoError(t, json.Unmarshal([]byte(c.json), &all))
-		got, err := json.Marshal(fromYAML.all)
-		require.NoError(t, err)
-		assert.JSONEq(t, c.json, string(got), "as a reader of JSON has it")
+		assert.JSONEq(t, c.json, string(must.Do(json.Marshal(fromYAML.all))), "as a reader of JSON has it")
 	}
-	p, err := readProxyConfig(proxyConfigs[0].yaml)
-	require.NoError(t, err)
+	p := must.Do(readProxyConfig(proxyConfigs[0].yaml))
 	assert.Equal(t, "istiod.istio-system.svc:15012", p.DiscoveryAddress)
 	assert.Equal(t, duration(20*time.Second), p.TerminationDrainDuration)
 	assert.Equal(t, uint32(2), p.Concurrency)
@@ -128,17 +127,14 @@ func FuzzProxyConfig(f *testing.F) {
 		if err != nil || p.all == nil { // nothing but comments
 			return
 		}
-		data, err := json.Marshal(p.all)
-		require.NoError(t, err)
+		data := must.Do(json.Marshal(p.all))
 		unfit := func(r rune) bool { return unicode.IsControl(r) || r == '\ufeff' || r == '\ufffe' || r == '\uffff' } // without escape
 		if len(data) > 1<<10 || strings.ContainsFunc(string(data), unfit) {                                           // and keys of YAML have 1 KiB
 			return
 		}
 		again, err := readProxyConfig(string(data))
 		require.NoError(t, err, "%s", data)
-		got, err := json.Marshal(again.all)
-		require.NoError(t, err)
-		require.JSONEq(t, string(data), string(got))
+		require.JSONEq(t, string(data), string(must.Do(json.Marshal(again.all))))
 		again.all = p.all // whose numbers may have other types
 		require.Equal(t, p, again)
 	})

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -117,14 +118,12 @@ func TestControlPlane(t *testing.T) {
 	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s ECC_SIGNATURE_ALGORITHM=ECDSA XDS_ROOT_CA={root}/xds-root.pem
 		PROV_CERT=prov CA_ROOT_CA=var/run/secrets/istio/root-cert.pem XDS_HEADER_X-One=1 ISTIO_META_CLUSTER_ID=c1 CA_ADDR=`+c.addr)
 	cfg.discovery = p.Listener.Addr().String()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	cfg.debugAddress = l.Addr().String()
 	require.NoError(t, l.Close())
 	cfg.grpcBootstrap, cfg.outputCerts = "etc/grpc/bootstrap.json", "out"
 	a := start(t, cfg)
-	data, err := os.ReadFile(filepath.Join(root, cfg.grpcBootstrap))
-	require.NoError(t, err)
+	data := must.Do(os.ReadFile(filepath.Join(root, cfg.grpcBootstrap)))
 	var grpc struct {
 		Servers []struct {
 			URI string `json:"server_uri"`
@@ -143,12 +142,10 @@ func TestControlPlane(t *testing.T) {
 	assert.Equal(t, []string{"Bearer good-token", "c1", "1", "spiffe://example.org/ns/shop/sa/machine"},
 		[]string{p.header.Get("Authorization"), p.header.Get("ClusterID"), p.header.Get("X-One"), p.peer})
 	p.mu.Unlock()
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
+	svid := must.Do(a.Source().SVID())
 	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, socket, "default")()))
 
-	resp, err := http.Get("http://" + cfg.debugAddress + "/debug/syncz")
-	require.NoError(t, err)
+	resp := must.Do(http.Get("http://" + cfg.debugAddress + "/debug/syncz"))
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "no Envoy is connected")
 	_, text := get(t, a, "/metrics")
@@ -163,9 +160,7 @@ func TestFakeCA(t *testing.T) {
 	authority := spiffetest.NewCA(t, "example.org")
 	fake := caclienttest.NewIstio(t, authority, "/ns/shop/sa/web")
 	root := folder(t)
-	token, err := fake.Endpoint().Token(t.Context())
-	require.NoError(t, err)
-	write(t, root, "var/run/secrets/tokens/istio-token", []byte(token))
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte(must.Do(fake.Endpoint().Token(t.Context()))))
 	public := spiffetest.NewCA(t, "example.net") // vouches for servers alone
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), public.Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
@@ -173,17 +168,15 @@ func TestFakeCA(t *testing.T) {
 	fake.Drop()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	_, err = Start(ctx, cfg)
+	_, err := Start(ctx, cfg)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	fake.Mend()
 	a := start(t, cfg)
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
+	svid := must.Do(a.Source().SVID())
 	assert.Equal(t, web, svid.ID())
 	assert.InDelta(t, time.Hour, time.Until(svid.NotAfter()), float64(time.Minute))
-	b, err := a.Source().Bundle(web.TrustDomain())
-	require.NoError(t, err)
+	b := must.Do(a.Source().Bundle(web.TrustDomain()))
 	assert.Equal(t, authority.Bundle().MarshalPEM(), b.MarshalPEM(), "learned from the CA, as CA_ROOT_CA vouches for the server alone")
 }
 
@@ -196,17 +189,13 @@ func TestIntermediateEnds(t *testing.T) {
 	end := time.Now().Add(3 * time.Second)
 	fake := caclienttest.NewIstio(t, authority.Intermediate(func(c *x509.Certificate) { c.NotAfter = end }), "/ns/shop/sa/web")
 	root := folder(t)
-	token, err := fake.Endpoint().Token(t.Context())
-	require.NoError(t, err)
-	write(t, root, "var/run/secrets/tokens/istio-token", []byte(token))
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte(must.Do(fake.Endpoint().Token(t.Context()))))
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), spiffetest.NewCA(t, "example.net").Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
 	cfg.discovery = fake.Endpoint().URL[len("https://"):]
 	a := start(t, cfg)
 	fake.Drop()
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
-	require.Greater(t, time.Until(svid.NotAfter()), 30*time.Minute)
+	require.Greater(t, time.Until(must.Do(a.Source().SVID()).NotAfter()), 30*time.Minute)
 	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
 		code, text := get(t, a, path)
 		require.Equal(t, http.StatusOK, code, text)
@@ -224,8 +213,7 @@ func TestGoogle(t *testing.T) {
 	conformance.Covers(t, "IST-6.5-2", "IST-9.2-2", "IST-9.2-22", "IST-9.2-23", "IST-9.3-1")
 	authority := spiffetest.NewCA(t, "example.org")
 	fake := cafake.NewGoogleCAS(t, authority, "/ns/shop/sa/web")
-	token, err := fake.Endpoint().Token(t.Context())
-	require.NoError(t, err)
+	token := must.Do(fake.Endpoint().Token(t.Context()))
 	metadata := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		assert.Equal(t, "example.org", r.URL.Query().Get("audience"))
 		w.Header().Set("Metadata-Flavor", "Google")
@@ -245,9 +233,7 @@ func TestGoogle(t *testing.T) {
 		pod+"CA_PROVIDER=GoogleCA CA_ADDR="+cafake.GoogleCASPool+" CA_ROOT_CA={root}/root.pem CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CREDENTIAL_IDENTITY_PROVIDER=provider")
 	cfg.urls.service, cfg.urls.exchange, cfg.urls.metadata = fake.Endpoint().URL, exchange.URL, metadata.URL
 	a := start(t, cfg)
-	svid, err := a.Source().SVID()
-	require.NoError(t, err)
-	assert.Equal(t, web, svid.ID())
+	assert.Equal(t, web, must.Do(a.Source().SVID()).ID())
 }
 
 // TestTiming holds that ratios are those of Istio's agent, but for the first and the last hundredth.
@@ -306,17 +292,7 @@ func TestRoots(t *testing.T) {
 			}
 			cfg := config(t, root, strings.Replace(pod, "PROXY_XDS_VIA_AGENT=false", "", 1)+"CA_ADDR="+c.addr+" "+test.environ)
 			cfg.discovery, cfg.debugAddress = p.Listener.Addr().String(), ""
-			choice, err := Choose(t.Context(), cfg)
-			require.NoError(t, err)
-			a, err := New(choice)
-			require.NoError(t, err)
-			ctx, stop := context.WithCancel(t.Context())
-			done := make(chan error)
-			go func() { done <- a.Run(ctx) }()
-			defer func() {
-				stop()
-				assert.NoError(t, <-done)
-			}()
+			a := run(t, cfg)
 			if test.ca == "" {
 				require.Eventually(t, func() bool {
 					_, text := get(t, a, "/healthz/ready")
@@ -375,8 +351,7 @@ func TestKeys(t *testing.T) {
 		"": 2048, "WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
 	} {
 		a := start(t, config(t, c.root(t), strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA", "", 1)+"CA_ADDR="+c.addr+" "+environ))
-		svid, err := a.Source().SVID()
-		require.NoError(t, err)
+		svid := must.Do(a.Source().SVID())
 		switch key := svid.Leaf().PublicKey.(type) {
 		case *rsa.PublicKey:
 			assert.Equal(t, bits, key.N.BitLen(), environ)
@@ -407,10 +382,7 @@ func TestGRPCBootstrapOfAnother(t *testing.T) {
 	folder := filepath.Join(root, "theirs")
 	require.NoError(t, os.Mkdir(folder, 0o755))
 	require.NoError(t, os.Chown(folder, 65534, 65534))
-	choice, err := Choose(t.Context(), cfg)
-	require.NoError(t, err)
-	a, err := New(choice)
-	require.NoError(t, err)
+	a := must.Do(New(must.Do(Choose(t.Context(), cfg))))
 	require.ErrorContains(t, a.Run(t.Context()), "GRPC_XDS_BOOTSTRAP")
 	assert.NoFileExists(t, filepath.Join(folder, "bootstrap.json"))
 }

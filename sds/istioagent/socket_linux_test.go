@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // TestSocketBusy has a server with more clients than it accepts, which is no reason not to be ready.
@@ -23,8 +25,7 @@ func TestSocketBusy(t *testing.T) {
 	require.Equal(t, fromSocket, a.cfg.Origin)
 
 	require.NoError(t, os.Remove(socket))
-	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	require.NoError(t, err)
+	fd := must.Do(syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))
 	defer syscall.Close(fd)
 	require.NoError(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: socket}))
 	require.NoError(t, syscall.Listen(fd, 0))

@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
@@ -78,9 +79,8 @@ func newRBAC(w *world) *rbac {
 
 // TestResolve has the callers that may have something, and those that may not, whatever the API server says.
 func TestResolve(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
+	inBubble(t, func(t *testing.T, _ *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 		r := newRBAC(w)
 		r.set(gateway, "list")
 		r.set("system:serviceaccount:gw:reader in gw", "get")
@@ -129,8 +129,7 @@ func TestResolve(t *testing.T) {
 			"no valid namespace":            {good, "kubernetes:///s"},
 			"the names are":                 {good, "default"},
 		} {
-			_, err := ask(c.ctx, c.name)
-			require.ErrorContains(t, err, text)
+			require.ErrorContains(t, must.Err(ask(c.ctx, c.name)), text)
 		}
 		assert.Equal(t, before, w.api.Count("POST", reviews), "none of these asks the API server")
 		for _, account := range []string{"watcher", "unknown"} {
@@ -143,17 +142,15 @@ func TestResolve(t *testing.T) {
 
 func TestResolveWithoutConfig(t *testing.T) {
 	t.Parallel()
-	src, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1"})
-	require.NoError(t, err)
-	_, err = src.Resolve(byID(t, "spiffe://example.org/ns/gw/sa/gateway"), "kubernetes://s")
+	src := must.Do(kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1"}))
+	_, err := src.Resolve(byID(t, "spiffe://example.org/ns/gw/sa/gateway"), "kubernetes://s")
 	require.ErrorContains(t, err, "Config.TrustDomain")
 }
 
 // TestManyCallers bounds the callers that are known, in all and of one namespace.
 func TestManyCallers(t *testing.T) {
 	t.Parallel()
-	src, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1", TrustDomain: td})
-	require.NoError(t, err)
+	src := must.Do(kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1", TrustDomain: td}))
 	refused := func(namespace, account, text string) {
 		t.Helper()
 		_, err := src.Resolve(byID(t, fmt.Sprintf("spiffe://example.org/ns/%s/sa/%s", namespace, account)), "kubernetes://s")
@@ -174,9 +171,8 @@ func TestManyCallers(t *testing.T) {
 
 // TestReviews follows what an account may have over time: given, taken, in an outage, and forgotten.
 func TestReviews(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
+	inBubble(t, func(t *testing.T, _ *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 		r := newRBAC(w)
 		caller := byID(t, "spiffe://example.org/ns/gw/sa/gateway")
 		resolve := func() error {
@@ -257,19 +253,16 @@ func TestReviews(t *testing.T) {
 
 // TestReviewsStopped has a handler that goes on after its Source was closed.
 func TestReviewsStopped(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
+	inBubble(t, func(t *testing.T, _ *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 		newRBAC(w).set(gateway, "list")
 		caller := byID(t, "spiffe://example.org/ns/gw/sa/gateway")
-		_, err := w.src.Resolve(caller, "kubernetes://s")
-		require.Error(t, err)
+		require.Error(t, must.Err(w.src.Resolve(caller, "kubernetes://s")))
 		synctest.Wait()
-		_, err = w.src.Resolve(caller, "kubernetes://s")
-		require.NoError(t, err)
+		must.Do(w.src.Resolve(caller, "kubernetes://s"))
 		require.NoError(t, w.src.Close())
 		time.Sleep(2 * time.Hour)
-		_, err = w.src.Resolve(caller, "kubernetes://s")
+		_, err := w.src.Resolve(caller, "kubernetes://s")
 		require.ErrorContains(t, err, "is not running")
 		assert.NotContains(t, err.Error(), "%!")
 	})
@@ -289,16 +282,14 @@ func TestEntitlement(t *testing.T) {
 	put(w.api, "gw/s", first)
 	put(w.api, "app/s", first)
 	w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td, ReviewInterval: time.Second})
-	handler, err := sds.NewHandler(w.src, &sds.Options{Resolve: w.src.Resolve})
-	require.NoError(t, err)
+	handler := must.Do(sds.NewHandler(w.src, &sds.Options{Resolve: w.src.Resolve}))
 	defer handler.Close()
 	defer w.src.OnAccess(handler.Refresh)()
 	method := authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		id, err := spiffe.ParseID(r.Header.Get("caller"))
 		return &authn.Caller{ID: id, Method: "test"}, err
 	})
-	dir, err := os.MkdirTemp("", "ks")
-	require.NoError(t, err)
+	dir := must.Do(os.MkdirTemp("", "ks"))
 	defer os.RemoveAll(dir)
 	server := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: authn.Require(method, handler, nil)}
 	require.NoError(t, server.Listen())

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/spiffe"
@@ -92,8 +93,7 @@ func TestEnvoyGateway(t *testing.T) {
 }
 
 func testEnvoyGateway(t *testing.T, api string) {
-	dir, err := os.MkdirTemp("", "gw") // t.TempDir is too long for a Unix socket
-	require.NoError(t, err)
+	dir := must.Do(os.MkdirTemp("", "gw")) // t.TempDir is too long for a Unix socket
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	servers, clients := spiffetest.NewCA(t, "servers.test"), spiffetest.NewCA(t, "clients.test")
 	w := &world{t: t, api: kubetest.Start(t)}
@@ -103,8 +103,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 		return with(tls(t, current), data{"ca.crt": clients.Bundle().MarshalPEM()})
 	}
 	w.start(kubesecrets.Config{})
-	handler, err := sds.NewHandler(w.src, nil)
-	require.NoError(t, err)
+	handler := must.Do(sds.NewHandler(w.src, nil))
 	t.Cleanup(func() { _ = handler.Close() })
 	server := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: handler}
 	require.NoError(t, server.Listen())
@@ -123,8 +122,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 	pool.AddCert(servers.Root())
 	certs, key, err := clients.SVID("/client").MarshalPEM()
 	require.NoError(t, err)
-	certificate, err := cryptotls.X509KeyPair(certs, key)
-	require.NoError(t, err)
+	certificate := must.Do(cryptotls.X509KeyPair(certs, key))
 	ask := func() (serial string, err error) {
 		transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &cryptotls.Config{
 			RootCAs: pool, ServerName: "gateway.test", Certificates: []cryptotls.Certificate{certificate}, MinVersion: cryptotls.VersionTLS12,
@@ -169,8 +167,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 	put(w.api, "gw/web", bad)
 	require.Eventually(t, func() bool { return w.src.SecretStatus("gw", "web").PairErr != nil }, time.Minute, time.Millisecond)
 	time.Sleep(300 * time.Millisecond)
-	serial, err := ask()
-	require.NoError(t, err)
+	serial := must.Do(ask())
 	assert.NotEqual(t, envoytest.Serial(last.Leaf().SerialNumber), serial, "the certificate whose key is another one")
 	put(w.api, "gw/web", renew())
 	served()

@@ -33,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
@@ -91,9 +92,13 @@ type world struct {
 	told []string
 }
 
-func newWorld(t *testing.T, cfg kubesecrets.Config) *world {
+// inBubble runs f at the same time as other tests, with an API server in memory and a Source that is not started.
+func inBubble(t *testing.T, f func(t *testing.T, ca *spiffetest.CA, w *world)) {
 	t.Helper()
-	return (&world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}).start(cfg)
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f(t, spiffetest.NewCA(t, "example.org"), &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())})
+	})
 }
 
 func (w *world) start(cfg kubesecrets.Config) *world {
@@ -103,8 +108,7 @@ func (w *world) start(cfg kubesecrets.Config) *world {
 	if cfg.Namespace == "" {
 		cfg.Namespace = "gw"
 	}
-	src, err := kubesecrets.Start(w.t.Context(), cfg)
-	require.NoError(w.t, err)
+	src := must.Do(kubesecrets.Start(w.t.Context(), cfg))
 	w.t.Cleanup(func() { require.NoError(w.t, src.Close()) })
 	w.src = src
 	w.t.Cleanup(src.Subscribe(func(name string) {
@@ -152,8 +156,7 @@ func (w *world) is(name, want string) {
 
 func (w *world) absent(name string) {
 	w.t.Helper()
-	_, err := w.get(name)
-	require.ErrorIs(w.t, err, fs.ErrNotExist, name)
+	require.ErrorIs(w.t, must.Err(w.get(name)), fs.ErrNotExist, name)
 }
 
 // fails checks that there is no secret, that this may change, and why.
@@ -175,38 +178,32 @@ type issuer struct {
 
 func newIssuer(t testing.TB) *issuer {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(100 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, SubjectKeyId: []byte{1, 2, 3},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	der := must.Do(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+	cert := must.Do(x509.ParseCertificate(der))
 	return &issuer{cert, key, pki.MarshalCertificatesPEM(cert)}
 }
 
 func (i *issuer) crl(t testing.TB, end time.Duration) []byte {
 	t.Helper()
-	der, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+	der := must.Do(x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Hour), NextUpdate: time.Now().Add(end),
-	}, i.cert, i.key)
-	require.NoError(t, err)
+	}, i.cert, i.key))
 	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
 }
 
 // TestNames has each name for each form of a Secret.
 func TestNames(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-7.2-6")
-	synctest.Test(t, func(t *testing.T) {
-		ca, other, root := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test"), newIssuer(t)
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		other, root := spiffetest.NewCA(t, "other.test"), newIssuer(t)
 		a, b := tls(t, ca.SVID("/a")), tls(t, ca.SVID("/b"))
 		roots, others := ca.Bundle().MarshalPEM(), other.Bundle().MarshalPEM()
 		crl, ended := root.crl(t, time.Hour), root.crl(t, -time.Second)
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		put(w.api, "gw/tls", a, "type", "kubernetes.io/tls")
 		put(w.api, "gw/generic", data{"cert": b["tls.crt"], "key": b["tls.key"]})
 		put(w.api, "gw/both-forms", with(a, data{"cert": b["tls.crt"], "key": b["tls.key"]}))
@@ -315,7 +312,7 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 		} {
 			func() {
 				t.Log(what) // of a failure
-				w := newWorld(t, kubesecrets.Config{})
+				w := (&world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}).start(kubesecrets.Config{})
 				put(w.api, "gw/s", with(good, data{"ca.crt": roots}))
 				w.is("kubernetes://s", pair(good))
 				w.is("kubernetes://s-cacert", string(roots))
@@ -345,9 +342,7 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 					assert.ErrorIs(t, r.Problems[0], st.RootsErr)
 				}
 				assert.True(t, r.Upstreams[0].OK)
-				m, err := metricstest.Of(r.Metrics)
-				require.NoError(t, err)
-				assert.Equal(t, 1.0, m.Samples["svidkit_kubesecrets_secrets_refused"])
+				assert.Equal(t, 1.0, must.Do(metricstest.Of(r.Metrics)).Samples["svidkit_kubesecrets_secrets_refused"])
 				put(w.api, "gw/s", with(other, data{"ca.crt": roots}))
 				w.is("kubernetes://s", pair(other))
 				assert.Equal(t, []string{"kubernetes://gw/s", "kubernetes://s"}, w.heard(), "the roots are the same")
@@ -375,12 +370,11 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 // TestRootsOfTheirOwn has a Secret NAME-cacert that is not good from the beginning: it counts alone, as it may be
 // there to trust less than NAME does.
 func TestRootsOfTheirOwn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		other := spiffetest.NewCA(t, "other.test")
 		roots, others := ca.Bundle().MarshalPEM(), other.Bundle().MarshalPEM()
 		d := with(tls(t, ca.SVID("/a")), data{"ca.crt": roots})
-		w := newWorld(t, kubesecrets.Config{})
+		w.start(kubesecrets.Config{})
 		for text, bad := range map[string]data{
 			"damaged":                             {"cacert": others[:100]},
 			"the Secret has nothing of this kind": {"ca.pem": others},
@@ -413,10 +407,8 @@ func TestRootsOfTheirOwn(t *testing.T) {
 
 // TestSomeRoots leaves out what is no root.
 func TestSomeRoots(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{})
 		leaf := tls(t, ca.SVID("/a"))["tls.crt"]
 		put(w.api, "gw/s-cacert", data{"cacert": slices.Concat(leaf, ca.Bundle().MarshalPEM())})
 		w.is("kubernetes://s-cacert", string(ca.Bundle().MarshalPEM()))
@@ -427,10 +419,8 @@ func TestSomeRoots(t *testing.T) {
 
 // TestTimes has certificates that begin and end.
 func TestTimes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{})
 		now, later := tls(t, ca.SVID("/a", valid(-time.Hour, 2*time.Hour))), tls(t, ca.SVID("/a", valid(time.Hour, 4*time.Hour)))
 		put(w.api, "gw/s", now)
 		put(w.api, "gw/late", later)
@@ -464,10 +454,8 @@ func TestTimes(t *testing.T) {
 // TestPassedOver has a certificate begin and end while nothing runs, as in a suspension: it does not replace one that
 // is still valid.
 func TestPassedOver(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{})
 		var hang atomic.Bool
 		defer w.src.Subscribe(func(string) {
 			if hang.Swap(false) {
@@ -501,10 +489,8 @@ func TestPassedOver(t *testing.T) {
 
 // TestOneCallAtATime has a certificate become valid while another one arrives.
 func TestOneCallAtATime(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{})
 		put(w.api, "gw/later", tls(t, ca.SVID("/a", valid(time.Hour, 4*time.Hour))))
 		w.heard()
 		var calls, active atomic.Int32
@@ -523,13 +509,10 @@ func TestOneCallAtATime(t *testing.T) {
 
 // TestWithdrawn deletes Secrets, and has them leave the selection, while they are watched and while nothing is.
 func TestWithdrawn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 		d := with(tls(t, ca.SVID("/a")), data{"ca.crt": ca.Bundle().MarshalPEM()})
 		other := spiffetest.NewCA(t, "other.test").Bundle().MarshalPEM()
 		labels := func(v string) map[string]any { return map[string]any{"labels": map[string]any{"gateway": v}} }
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		put(w.api, "gw/none", d)
 		w.start(kubesecrets.Config{LabelSelector: "gateway=yes"})
 		all := []string{"kubernetes://gw/s-cacert", "kubernetes://s-cacert", "kubernetes://gw/s", "kubernetes://s"}
@@ -547,8 +530,7 @@ func TestWithdrawn(t *testing.T) {
 				w.api.Remove(path("gw/s"))
 				w.api.Compact()
 				time.Sleep(time.Minute)
-				got, err := w.get("kubernetes://s")
-				require.NoError(t, err)
+				got := must.Do(w.get("kubernetes://s"))
 				assert.Equal(t, pair(d), got, "nothing is withdrawn because nothing can be read")
 				assert.Error(t, w.src.Status().Err)
 				assert.Error(t, w.src.Report().Upstreams[0].Err)
@@ -582,12 +564,10 @@ func TestWithdrawn(t *testing.T) {
 // TestReplaced has a Secret that was deleted and made anew where no watch saw it: what the old one had is not the
 // last good content of the new one.
 func TestReplaced(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 		d := with(tls(t, ca.SVID("/a")), data{"ca.crt": ca.Bundle().MarshalPEM()})
 		good := tls(t, ca.SVID("/b"))
-		w := newWorld(t, kubesecrets.Config{}.WithMaxBytes(12<<10))
+		w.start(kubesecrets.Config{}.WithMaxBytes(12 << 10))
 		unseen := func(change func()) {
 			w.api.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Code: 503, Reason: "ServiceUnavailable"} })
 			w.api.EndWatches()
@@ -617,8 +597,7 @@ func TestReplaced(t *testing.T) {
 			} else {
 				w.fails("kubernetes://s", test.err)
 			}
-			_, err := w.get("kubernetes://s-cacert")
-			require.Error(t, err, name)
+			require.Error(t, must.Err(w.get("kubernetes://s-cacert")), name)
 			assert.Equal(t, all, w.heard(), name)
 			w.api.Remove(path("gw/s"))
 			synctest.Wait()
@@ -646,10 +625,8 @@ func many(t testing.TB, n int) (roots []byte) {
 
 // TestFollow loses no change over all that happens to watches, and asks no more often than it should.
 func TestFollow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		w := newWorld(t, kubesecrets.Config{AllNamespaces: true})
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
+		w.start(kubesecrets.Config{AllNamespaces: true})
 		n := 0
 		renew := func() {
 			t.Helper()
@@ -714,9 +691,7 @@ func TestFollow(t *testing.T) {
 		w.api.EndWatches()
 		time.Sleep(time.Hour)
 		assert.ErrorContains(t, w.src.Status().Err, "ClusterRole")
-		m, err := metricstest.Of(w.src.Report().Metrics)
-		require.NoError(t, err)
-		assert.Zero(t, m.Samples["svidkit_kubesecrets_up"])
+		assert.Zero(t, must.Do(metricstest.Of(w.src.Report().Metrics)).Samples["svidkit_kubesecrets_up"])
 		w.api.Faults(nil)
 		time.Sleep(time.Minute)
 		renew()
@@ -728,11 +703,8 @@ func TestOneEvent(t *testing.T) {
 	t.Parallel()
 	for name, crowded := range map[string]bool{"gone": false, "ended": false, "crowded": true} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
+			inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 				d := tls(t, ca.SVID("/a"))
-				w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 				var cfg kubesecrets.Config
 				put(w.api, "gw/s", d)
 				if crowded {
@@ -777,11 +749,8 @@ func TestOneEvent(t *testing.T) {
 // TestPages has more Secrets than fit into one answer.
 func TestPages(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 		d := tls(t, ca.SVID("/a"))
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		for i := range 120 {
 			put(w.api, fmt.Sprintf("gw/s%03d", i), d)
 		}
@@ -809,12 +778,9 @@ func TestPages(t *testing.T) {
 
 // TestRoom bounds what is kept.
 func TestRoom(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
+	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
 		d := tls(t, ca.SVID("/a", valid(-time.Hour, 100*time.Hour)))
 		large := with(d, data{"ca.crt": bytes.Repeat(ca.Bundle().MarshalPEM(), 20)})
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		for i := range 10 {
 			put(w.api, fmt.Sprint("gw/s", i), d)
 			put(w.api, fmt.Sprint("gw/password", i), data{"x": make([]byte, 1<<10)})
@@ -872,13 +838,11 @@ func TestStart(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, `Role in namespace "gw"`)
 
-		src, err := kubesecrets.New(cfg)
-		require.NoError(t, err)
+		src := must.Do(kubesecrets.New(cfg))
 		require.NoError(t, src.Run(canceled(t)))
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
-		_, err = src.GenerateSecret(short, "kubernetes://s")
-		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(src.GenerateSecret(short, "kubernetes://s")), spiffe.ErrNotReady)
 		api.Faults(nil)
 		require.NoError(t, src.Close())
 		require.ErrorIs(t, src.Ready(t.Context()), spiffe.ErrNotReady)
@@ -913,19 +877,15 @@ func TestConfig(t *testing.T) {
 		require.ErrorContains(t, err, "kubesecrets: invalid Config")
 	}
 	good.Namespace, good.AllNamespaces = "", true
-	src, err := kubesecrets.New(good)
-	require.NoError(t, err)
-	_, err = src.GenerateSecret(t.Context(), "kubernetes://s")
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	src := must.Do(kubesecrets.New(good))
+	require.ErrorIs(t, must.Err(src.GenerateSecret(t.Context(), "kubernetes://s")), fs.ErrNotExist)
 	assert.Equal(t, "kubesecrets.Source(all namespaces)", fmt.Sprintf("%v", src))
 }
 
 // TestSelection has the server select by type.
 func TestSelection(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *spiffetest.CA, w *world) {
 		d := tls(t, spiffetest.NewCA(t, "example.org").SVID("/a"))
-		w := &world{t: t, api: kubetest.StartOn(t, 1, memconn.Listen())}
 		put(w.api, "gw/opaque", d)
 		put(w.api, "gw/tls", d, "type", "kubernetes.io/tls")
 		w.start(kubesecrets.Config{Type: "kubernetes.io/tls"})

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/sdssource"
@@ -39,8 +40,7 @@ func onlyUnix(t testing.TB) {
 
 func start(t testing.TB, cfg sdssource.FilesConfig) *sdssource.Files {
 	t.Helper()
-	f, err := sdssource.StartFiles(t.Context(), cfg)
-	require.NoError(t, err)
+	f := must.Do(sdssource.StartFiles(t.Context(), cfg))
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	return f
 }
@@ -67,8 +67,7 @@ func valid(from, to time.Duration) func(*x509.Certificate) {
 
 func get(t testing.TB, f *sdssource.Files, name string) *pki.Secret {
 	t.Helper()
-	s, err := f.GenerateSecret(t.Context(), name)
-	require.NoError(t, err)
+	s := must.Do(f.GenerateSecret(t.Context(), name))
 	require.Equal(t, name, s.Name())
 	return s
 }
@@ -99,25 +98,6 @@ func statusOf(f *sdssource.Files, name string) sdssource.FilesStatus {
 		}
 	}
 	return sdssource.FilesStatus{}
-}
-
-type diary struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (d *diary) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.b.Write(p)
-}
-
-func (d *diary) logger() *slog.Logger { return slog.New(slog.NewTextHandler(d, nil)) }
-
-func (d *diary) count(text string) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return strings.Count(d.b.String(), text)
 }
 
 // swap makes a new version of a volume of Kubernetes, as the kubelet does, and deletes the one before.
@@ -156,8 +136,8 @@ func TestFiles(t *testing.T) {
 	onlyUnix(t)
 	ca := spiffetest.NewCA(t, td.String())
 	dir := t.TempDir()
-	var log diary
-	f := start(t, sdssource.FilesConfig{Allow: []string{dir}, Logger: log.logger()})
+	var log logtest.Buffer
+	f := start(t, sdssource.FilesConfig{Allow: []string{dir}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	var news told
 	t.Cleanup(f.Subscribe(news.add))
 	one := ca.SVID("/web")
@@ -197,7 +177,7 @@ func TestFiles(t *testing.T) {
 	write(t, key, keyFile)
 	await(t, f, pair, two)
 	news.await(t, pair)
-	assert.GreaterOrEqual(t, log.count("the last good ones stay in use"), 4)
+	assert.GreaterOrEqual(t, strings.Count(log.String(), "the last good ones stay in use"), 4)
 
 	// A key that others can read is not used, and is once they cannot.
 	good = get(t, f, pair)
@@ -310,16 +290,14 @@ func TestFilesOfClients(t *testing.T) {
 	f := start(t, sdssource.FilesConfig{Allow: []string{dir + "/", one, out}, Refuse: []string{alias}})
 
 	for _, path := range []string{filepath.Join(dir, "ca.crt"), filepath.Join(dir, "more", "ca.crt"), filepath.Join(dir, "inside.crt"), one} {
-		_, err := f.GenerateSecret(t.Context(), "file-root:"+path)
-		assert.NoError(t, err, path)
+		assert.NoError(t, must.Err(f.GenerateSecret(t.Context(), "file-root:"+path)), path)
 	}
 	for path, text := range map[string]string{
 		filepath.Join(dir, "leak.crt"): "is a link to a file that is not below", filepath.Join(dir, "leak", "ca.crt"): "is a link to a file that is not below",
 		filepath.Join(dir, "own.crt"): "to which this program writes", filepath.Join(out, "ca.crt"): "to which this program writes",
 		filepath.Join(out, "back.crt"): "to which this program writes", dir: "is not a regular file",
 	} {
-		_, err := f.GenerateSecret(t.Context(), "file-root:"+path)
-		assert.ErrorContains(t, err, text, path)
+		assert.ErrorContains(t, must.Err(f.GenerateSecret(t.Context(), "file-root:"+path)), text, path)
 	}
 	names := len(f.Status())
 	for _, path := range []string{
@@ -332,12 +310,10 @@ func TestFilesOfClients(t *testing.T) {
 	}
 	for _, rest := range []string{"", "~", "a~b", dir + "/a", dir + "/a~", "~" + dir + "/a",
 		dir + "/a~" + dir + "/b~" + dir + "/c", dir + "/a~/etc/shadow", "/etc/shadow~" + dir + "/a"} {
-		_, err := f.GenerateSecret(t.Context(), "file-cert:"+rest)
-		assert.ErrorIs(t, err, fs.ErrNotExist, rest)
+		assert.ErrorIs(t, must.Err(f.GenerateSecret(t.Context(), "file-cert:"+rest)), fs.ErrNotExist, rest)
 	}
 	for _, name := range []string{"", "default", "ROOTCA", "file-root:" + dir + "/a~b", "file-certs:" + dir, "FILE-ROOT:" + dir + "/ca.crt"} {
-		_, err := f.GenerateSecret(t.Context(), name)
-		assert.ErrorIs(t, err, fs.ErrNotExist, name)
+		assert.ErrorIs(t, must.Err(f.GenerateSecret(t.Context(), name)), fs.ErrNotExist, name)
 	}
 	assert.Len(t, f.Status(), names, "none of them is followed")
 	none := start(t, sdssource.FilesConfig{})
@@ -347,8 +323,7 @@ func TestFilesOfClients(t *testing.T) {
 	// A client that names the roots of others as the key of a pair costs them nothing.
 	shared := filepath.Join(dir, "ca.crt")
 	require.NoError(t, os.Chmod(shared, 0o644))
-	_, err = f.GenerateSecret(t.Context(), "file-cert:"+shared+"~"+shared)
-	require.Error(t, err)
+	require.Error(t, must.Err(f.GenerateSecret(t.Context(), "file-cert:"+shared+"~"+shared)))
 	ca.Rotate()
 	require.NoError(t, os.WriteFile(shared, ca.Bundle().MarshalPEM(), 0o644))
 	require.Eventually(t, func() bool {
@@ -357,8 +332,7 @@ func TestFilesOfClients(t *testing.T) {
 	}, patience, time.Millisecond)
 	assert.NoError(t, statusOf(f, "file-root:"+shared).Err)
 	for _, bad := range []sdssource.FilesConfig{{Allow: []string{""}}, {Allow: []string{"/"}}, {MaxNames: -1}} {
-		_, err := sdssource.NewFiles(bad)
-		assert.Error(t, err)
+		assert.Error(t, must.Err(sdssource.NewFiles(bad)))
 	}
 }
 
@@ -370,8 +344,7 @@ func TestFilesBound(t *testing.T) {
 	ca := spiffetest.NewCA(t, td.String())
 	roots := "file-root:" + write(t, ca.Bundle().MarshalPEM(), dir, "ca.crt")
 	synctest.Test(t, func(t *testing.T) {
-		f, err := sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}, MaxNames: 2})
-		require.NoError(t, err)
+		f := must.Do(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}, MaxNames: 2}))
 		name := func(n int) string { return fmt.Sprintf("file-root:%s/%d", dir, n) }
 		ask := func(name string) error { // nothing runs, so nothing is read
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -390,8 +363,7 @@ func TestFilesBound(t *testing.T) {
 	})
 	f := start(t, sdssource.FilesConfig{Allow: []string{dir}, MaxNames: 1})
 	get(t, f, roots)
-	_, err := f.GenerateSecret(t.Context(), "file-root:"+dir+"/other")
-	require.ErrorContains(t, err, "MaxNames")
+	require.ErrorContains(t, must.Err(f.GenerateSecret(t.Context(), "file-root:"+dir+"/other")), "MaxNames")
 	require.NoError(t, f.Close())
 	get(t, f, roots) // stays readable
 	require.NoError(t, f.Close())
@@ -454,9 +426,8 @@ func FuzzName(f *testing.F) {
 	cancel()
 	f.Fuzz(func(t *testing.T, name string) {
 		name = strings.ReplaceAll(name, "DIR", dir)
-		src, err := sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}})
-		require.NoError(t, err)
-		_, err = src.GenerateSecret(done, name)
+		src := must.Do(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}}))
+		_, err := src.GenerateSecret(done, name)
 		require.Error(t, err)
 		cert, isCert := strings.CutPrefix(name, "file-cert:")
 		root, isRoot := strings.CutPrefix(name, "file-root:")
@@ -471,9 +442,7 @@ func FuzzName(f *testing.F) {
 			require.Len(t, paths, 2, "%q", name)
 		}
 		for _, path := range paths {
-			rel, err := filepath.Rel(dir, path)
-			require.NoError(t, err)
-			require.True(t, filepath.IsLocal(rel), "%q", path)
+			require.True(t, filepath.IsLocal(must.Do(filepath.Rel(dir, path))), "%q", path)
 			require.True(t, filepath.Clean(path) == path && filepath.IsAbs(path) && !strings.ContainsAny(path, "\x00~"), "%q", path)
 		}
 	})
@@ -484,16 +453,15 @@ func TestRefusedNamesAreLogged(t *testing.T) {
 	t.Parallel()
 	onlyUnix(t)
 	dir := t.TempDir()
-	var log diary
-	f := start(t, sdssource.FilesConfig{Allow: []string{dir}, Logger: log.logger()})
+	var log logtest.Buffer
+	f := start(t, sdssource.FilesConfig{Allow: []string{dir}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	for _, name := range []string{"a", "b"} {
 		at := "file-root:" + filepath.Join(dir, name)
 		for range 3 {
-			_, err := f.GenerateSecret(t.Context(), at)
-			require.Error(t, err)
+			require.Error(t, must.Err(f.GenerateSecret(t.Context(), at)))
 		}
-		require.Eventually(t, func() bool { return log.count(at) > 0 }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return strings.Count(log.String(), at) > 0 }, patience, time.Millisecond)
 	}
-	assert.Equal(t, 2, log.count("there is no secret for a name"))
-	assert.Zero(t, log.count("count="), "of the second name alone")
+	assert.Equal(t, 2, strings.Count(log.String(), "there is no secret for a name"))
+	assert.Zero(t, strings.Count(log.String(), "count="), "of the second name alone")
 }

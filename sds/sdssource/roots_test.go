@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
@@ -22,9 +23,7 @@ import (
 // rootsOf returns the roots of a secret, each once, by what they are.
 func rootsOf(t testing.TB, src sds.Source, name string) map[string]int {
 	t.Helper()
-	secret, err := src.GenerateSecret(t.Context(), name)
-	require.NoError(t, err)
-	rest, ok := secret.Roots()
+	rest, ok := must.Do(src.GenerateSecret(t.Context(), name)).Roots()
 	require.True(t, ok)
 	all := map[string]int{}
 	for {
@@ -58,19 +57,15 @@ func TestAllRoots(t *testing.T) {
 		set := func(f *live, all ...*spiffe.Bundle) { f.set(spiffe.NewSnapshot(foreign, bundles(t, all...)), nil) }
 		set(&files.live, abroad.Bundle())
 		set(&federated.live, abroad.Bundle(), third.Bundle())
-		all, err := source.NewMerge(td, manager, files, federated)
-		require.NoError(t, err)
+		all := must.Do(source.NewMerge(td, manager, files, federated))
 		defer all.Close()
 		src, plain := sdssource.FromIdentityWithAllRoots(all), sdssource.FromIdentity(all)
-		first, err := src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		first := must.Do(src.GenerateSecret(t.Context(), "ROOTCA"))
 		assert.Equal(t, once(ca.Root(), third.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
 		assert.Equal(t, once(ca.Root()), rootsOf(t, plain, "ROOTCA"), "of the own trust domain")
 		for _, s := range []sds.Source{src, plain} {
 			assert.Equal(t, once(abroad.Root()), rootsOf(t, s, "spiffe://partner.test"))
-			secret, err := s.GenerateSecret(t.Context(), "ALL")
-			require.NoError(t, err)
-			domains, _ := secret.TrustDomains()
+			domains, _ := must.Do(s.GenerateSecret(t.Context(), "ALL")).TrustDomains()
 			assert.Len(t, domains, 3)
 		}
 
@@ -110,12 +105,10 @@ func TestAllRoots(t *testing.T) {
 		assert.GreaterOrEqual(t, leaves, 4)
 
 		// A root that moves from one place to another makes no other secret.
-		before, err := src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		before := must.Do(src.GenerateSecret(t.Context(), "ROOTCA"))
 		set(&files.live)
 		synctest.Wait()
-		after, err := src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		after := must.Do(src.GenerateSecret(t.Context(), "ROOTCA"))
 		a, _ := before.Roots()
 		b, _ := after.Roots()
 		assert.Equal(t, string(a), string(b))
@@ -123,9 +116,7 @@ func TestAllRoots(t *testing.T) {
 		assert.NotEqual(t, string(f), string(a))
 
 		// What is empty is a statement.
-		empty, err := spiffe.NewBundle(partner, spiffe.BundleContents{})
-		require.NoError(t, err)
-		set(&federated.live, empty)
+		set(&federated.live, must.Do(spiffe.NewBundle(partner, spiffe.BundleContents{})))
 		synctest.Wait()
 		assert.Equal(t, once(ca.Root()), rootsOf(t, src, "ROOTCA"))
 		_, err = src.GenerateSecret(t.Context(), "spiffe://partner.test")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -86,9 +87,7 @@ func (gone) Withdrawn() bool { return true }
 
 func bundles(t testing.TB, all ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	set, err := spiffe.NewBundleSet(all...)
-	require.NoError(t, err)
-	return set
+	return must.Do(spiffe.NewBundleSet(all...))
 }
 
 // told keeps the names that a source tells of.
@@ -158,8 +157,7 @@ func TestFromIdentity(t *testing.T) {
 			time.Sleep(time.Second)
 			l.set(spiffe.NewSnapshot(one, both), nil)
 		}()
-		s, err := src.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		s := must.Do(src.GenerateSecret(t.Context(), "default"))
 		assert.Equal(t, certsOf(t, one), chainOf(t, s))
 		synctest.Wait()
 		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "spiffe://partner.test", "default", "spiffe://example.org/web"}, news.take(), "bundles first")
@@ -173,13 +171,11 @@ func TestFromIdentity(t *testing.T) {
 			assert.Equal(t, want, string(roots), name)
 			assert.Equal(t, name, s.Name())
 		}
-		s, err = src.GenerateSecret(t.Context(), "ALL")
-		require.NoError(t, err)
+		s = must.Do(src.GenerateSecret(t.Context(), "ALL"))
 		domains, _ := s.TrustDomains()
 		assert.ElementsMatch(t, []spiffe.TrustDomain{td, partner}, slices.Collect(maps.Keys(domains)))
 		for _, name := range []string{"", "rootca", "spiffe://example.org/api", "spiffe://none.test", "spiffe://", "kubernetes://a"} {
-			_, err := src.GenerateSecret(t.Context(), name)
-			assert.ErrorIs(t, err, fs.ErrNotExist, name)
+			assert.ErrorIs(t, must.Err(src.GenerateSecret(t.Context(), name)), fs.ErrNotExist, name)
 		}
 
 		l.set(spiffe.NewSnapshot(two, both), nil)
@@ -188,13 +184,11 @@ func TestFromIdentity(t *testing.T) {
 		l.set(spiffe.NewSnapshot(two, both), nil)
 		synctest.Wait()
 		assert.Empty(t, news.take(), "nothing has changed")
-		empty, err := spiffe.NewBundle(partner, spiffe.BundleContents{})
-		require.NoError(t, err)
+		empty := must.Do(spiffe.NewBundle(partner, spiffe.BundleContents{}))
 		l.set(spiffe.NewSnapshot(two, bundles(t, ca.Bundle(), empty)), nil)
 		synctest.Wait()
 		assert.Subset(t, news.take(), []string{"ALL", "spiffe://partner.test"})
-		_, err = src.GenerateSecret(t.Context(), "spiffe://partner.test")
-		assert.ErrorIs(t, err, spiffe.ErrNoAuthority)
+		assert.ErrorIs(t, must.Err(src.GenerateSecret(t.Context(), "spiffe://partner.test")), spiffe.ErrNoAuthority)
 
 		// A source that fails keeps its names; one that was told to stop does not.
 		l.set(nil, errAway)
@@ -202,19 +196,16 @@ func TestFromIdentity(t *testing.T) {
 		assert.NotErrorIs(t, err, fs.ErrNotExist)
 		assert.ErrorIs(t, err, errAway)
 		l.set(nil, gone{})
-		_, err = src.GenerateSecret(t.Context(), "ROOTCA")
-		assert.ErrorIs(t, err, fs.ErrNotExist)
+		assert.ErrorIs(t, must.Err(src.GenerateSecret(t.Context(), "ROOTCA")), fs.ErrNotExist)
 
 		// What has expired is not handed out, and its successor is waited for.
 		l.set(spiffe.NewSnapshot(two, both), nil)
 		time.Sleep(time.Until(two.NotAfter()))
 		short, stop = context.WithTimeout(t.Context(), time.Second)
 		defer stop()
-		_, err = src.GenerateSecret(short, "default")
-		require.ErrorContains(t, err, "has expired")
+		require.ErrorContains(t, must.Err(src.GenerateSecret(short, "default")), "has expired")
 		go l.set(spiffe.NewSnapshot(ca.SVID("/web"), both), nil)
-		_, err = src.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
+		must.Do(src.GenerateSecret(t.Context(), "default"))
 
 		synctest.Wait()
 		news.take()
@@ -265,8 +256,7 @@ func TestFromWorkload(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := src.GenerateSecret(ctx, name)
-		require.ErrorIs(t, err, want, name)
+		require.ErrorIs(t, must.Err(src.GenerateSecret(ctx, name)), want, name)
 	}
 	publish(spiffe.NewSnapshot(web, set), nil, set, web, db)
 	news.await(t, "ALL", "ROOTCA", td.ID().String(), "default", db.ID().String(), web.ID().String())
@@ -291,19 +281,15 @@ func TestFromBundles(t *testing.T) {
 		src, federated := sdssource.FromBundles(l, td), sdssource.FromBundles(l, spiffe.TrustDomain{})
 		var news told
 		defer src.Subscribe(news.add)()
-		_, err := src.GenerateSecret(t.Context(), "ROOTCA")
-		require.ErrorIs(t, err, fs.ErrNotExist, "not yet")
+		require.ErrorIs(t, must.Err(src.GenerateSecret(t.Context(), "ROOTCA")), fs.ErrNotExist, "not yet")
 		l.set(spiffe.NewSnapshot(ca.SVID("/web"), bundles(t, ca.Bundle(), other.Bundle())), nil)
 		synctest.Wait()
 		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "spiffe://partner.test"}, news.take())
-		s, err := src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
-		roots, _ := s.Roots()
+		roots, _ := must.Do(src.GenerateSecret(t.Context(), "ROOTCA")).Roots()
 		assert.Equal(t, string(ca.Bundle().MarshalPEM()), string(roots))
-		_, err = federated.GenerateSecret(t.Context(), "ROOTCA")
+		_, err := federated.GenerateSecret(t.Context(), "ROOTCA")
 		assert.ErrorIs(t, err, fs.ErrNotExist, "there is no own trust domain")
-		_, err = federated.GenerateSecret(t.Context(), "spiffe://partner.test")
-		assert.NoError(t, err)
+		assert.NoError(t, must.Err(federated.GenerateSecret(t.Context(), "spiffe://partner.test")))
 		for _, name := range []string{"default", "spiffe://example.org/web"} {
 			_, err = src.GenerateSecret(t.Context(), name)
 			assert.ErrorIs(t, err, fs.ErrNotExist, "%s: there is no identity", name)
@@ -344,8 +330,7 @@ func TestMux(t *testing.T) {
 	var asked told
 	a, b, c := &named{name: "a", subs: &asked}, &named{name: "b", subs: &asked}, &named{name: "c", subs: &asked}
 	routes := map[string]sds.Source{"default": a, "ROOTCA": a, "file-*": b, "file-root:*": c, "file-root:system": b, "spiffe://*": a}
-	m, err := sdssource.Mux(routes)
-	require.NoError(t, err)
+	m := must.Do(sdssource.Mux(routes))
 	delete(routes, "default") // it was copied
 	for name, want := range map[string]string{
 		"default": "a", "ROOTCA": "a", "file-cert:x~y": "b", "file-": "b", "file-root:x": "c", "file-root:": "c", "file-root:system": "b",
@@ -356,8 +341,7 @@ func TestMux(t *testing.T) {
 		assert.Equal(t, []string{want + " " + name}, asked.take(), name)
 	}
 	for _, name := range []string{"", "defaul", "default2", "DEFAULT", "file", "*", "ALL"} {
-		_, err := m.GenerateSecret(t.Context(), name)
-		assert.ErrorIs(t, err, fs.ErrNotExist, name)
+		assert.ErrorIs(t, must.Err(m.GenerateSecret(t.Context(), name)), fs.ErrNotExist, name)
 		assert.Empty(t, asked.take(), name)
 	}
 
@@ -376,13 +360,11 @@ func TestMux(t *testing.T) {
 	all, err := sdssource.Mux(map[string]sds.Source{"*": a, "x": m})
 	require.NoError(t, err, "a mux of a mux")
 	_, _ = all.GenerateSecret(t.Context(), "anything")
-	_, err = all.GenerateSecret(t.Context(), "x")
-	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(all.GenerateSecret(t.Context(), "x")), fs.ErrNotExist)
 	assert.Equal(t, []string{"a anything"}, asked.take())
 
 	for _, bad := range []map[string]sds.Source{nil, {}, {"": a}, {"a": nil}, {"a*b": a}, {"**": a}, {"*a": a}} {
-		_, err := sdssource.Mux(bad)
-		assert.Error(t, err, "%v", slices.Collect(maps.Keys(bad)))
+		assert.Error(t, must.Err(sdssource.Mux(bad)), "%v", slices.Collect(maps.Keys(bad)))
 	}
 }
 
@@ -410,11 +392,8 @@ func TestMountedIdentity(t *testing.T) {
 	t.Cleanup(src.Subscribe(news.add))
 	has := func(svid *spiffe.SVID) {
 		t.Helper()
-		s, err := src.GenerateSecret(t.Context(), "default")
-		require.NoError(t, err)
-		assert.Equal(t, certsOf(t, svid), chainOf(t, s))
-		_, err = src.GenerateSecret(t.Context(), "ROOTCA")
-		require.NoError(t, err)
+		assert.Equal(t, certsOf(t, svid), chainOf(t, must.Do(src.GenerateSecret(t.Context(), "default"))))
+		must.Do(src.GenerateSecret(t.Context(), "ROOTCA"))
 	}
 	has(one)
 	require.NoError(t, os.Remove(filepath.Join(dir, "tls.crt")))

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -62,12 +63,9 @@ func startFaulty(t testing.TB, fault func(f *faulty, name string, s *pki.Secret)
 			call()
 		}
 	}()
-	h, err := sds.NewHandler(f, nil)
-	require.NoError(t, err)
-	dir, err := os.MkdirTemp("", "sds")
-	require.NoError(t, err)
-	l, err := net.Listen("unix", filepath.Join(dir, "s"))
-	require.NoError(t, err)
+	h := must.Do(sds.NewHandler(f, nil))
+	dir := must.Do(os.MkdirTemp("", "sds"))
+	l := must.Do(net.Listen("unix", filepath.Join(dir, "s")))
 	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} //nolint:gosec // a test
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan struct{})

@@ -12,9 +12,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -52,8 +51,7 @@ func (s *source) set(name string, secret *pki.Secret) {
 // start starts our server on a Unix socket.
 func start(t testing.TB, o sdstest.Options) *sdstest.Server {
 	src := &source{secrets: make(map[string]*pki.Secret)}
-	h, err := sds.NewHandler(src, &sds.Options{MaxNames: o.MaxNames})
-	require.NoError(t, err)
+	h := must.Do(sds.NewHandler(src, &sds.Options{MaxNames: o.MaxNames}))
 	path := listen(t, h)
 	c := sds.UnixClient(path)
 	t.Cleanup(func() { _ = h.Close(); c.CloseIdleConnections() })
@@ -63,11 +61,9 @@ func start(t testing.TB, o sdstest.Options) *sdstest.Server {
 // listen serves a handler on a socket, whose path it returns.
 func listen(t testing.TB, h http.Handler) (path string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sds") // short enough for a socket
-	require.NoError(t, err)
+	dir := must.Do(os.MkdirTemp("", "sds")) // short enough for a socket
 	path = filepath.Join(dir, "s")
-	l, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	l := must.Do(net.Listen("unix", path))
 	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} //nolint:gosec // a test
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)

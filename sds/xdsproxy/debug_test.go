@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
@@ -113,10 +114,8 @@ func TestDebug(t *testing.T) {
 				"/debug": "istio.io/debug", "/debug/": "istio.io/debug", "/debug/syncz": "istio.io/debug/syncz",
 				"/debug/config_dump?resourceName=web.default%26x": "istio.io/debug/config_dump",
 			} {
-				resp, err := http.Get(server.URL + path)
-				require.NoError(t, err)
-				body, err := io.ReadAll(resp.Body)
-				require.NoError(t, err)
+				resp := must.Do(http.Get(server.URL + path))
+				body := must.Do(io.ReadAll(resp.Body))
 				require.NoError(t, resp.Body.Close())
 				require.Equal(t, http.StatusOK, resp.StatusCode, "%s", body)
 				assert.Equal(t, "application/json", resp.Header.Get("Content-Type"))
@@ -152,8 +151,7 @@ func TestDebugNode(t *testing.T) {
 		asked := make(chan *envoysds.DiscoveryRequest, 1)
 		n.serve(t, "control", debugPlane(t, asked))
 		h := newProxy(t, n, withToken)
-		n.serve(t, "proxy", h)
-		c := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage)
+		c := n.through(t, h)
 		open := func(id string, size int) *grpchttp.Stream {
 			s := c.Open(t.Context(), stream, nil)
 			require.NoError(t, s.Send(encode(t, &envoysds.DiscoveryRequest{Node: &envoysds.Node{Id: id, Cluster: strings.Repeat("c", size)}, TypeUrl: clusters})))
@@ -310,8 +308,7 @@ func TestDebugFails(t *testing.T) {
 			return f(ctx, c, r.GetTypeUrl())
 		}))
 		h := newProxy(t, n, withToken)
-		n.serve(t, "proxy", h)
-		c := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage)
+		c := n.through(t, h)
 		assert.Equal(t, 503, getDebug(h, "/debug").Code)
 		s := c.Open(t.Context(), stream, nil)
 		require.NoError(t, s.Send(ask(t, clusters)))
@@ -396,8 +393,7 @@ func TestDebugClients(t *testing.T) {
 		n := memory()
 		n.serve(t, "control", debugPlane(t, make(chan *envoysds.DiscoveryRequest, 10), &anypb.Any{TypeUrl: "istio.io/debug", Value: bytes.Repeat([]byte("x"), 4<<20)}))
 		h := newProxy(t, n, withToken)
-		n.serve(t, "proxy", h)
-		s := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage).Open(t.Context(), stream, nil)
+		s := n.through(t, h).Open(t.Context(), stream, nil)
 		defer s.Close()
 		require.NoError(t, s.Send(ask(t, clusters)))
 		receive(t, s)
@@ -412,12 +408,9 @@ func TestDebugClients(t *testing.T) {
 		client := &http.Client{Transport: tr}
 		user := "slow"
 		get := func(path string) *http.Response {
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil)
-			require.NoError(t, err)
+			r := must.Do(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil))
 			r.Header.Set("User", user)
-			resp, err := client.Do(r)
-			require.NoError(t, err)
-			return resp
+			return must.Do(client.Do(r))
 		}
 		slow := get("/debug")
 		second := get("/debug")
@@ -425,20 +418,15 @@ func TestDebugClients(t *testing.T) {
 		_ = second.Body.Close()
 		user = "other"
 		again := get("/debug") // a client that is slow holds up no other
-		size, err := io.Copy(io.Discard, again.Body)
-		require.NoError(t, err)
-		assert.Greater(t, size, int64(4<<20))
+		assert.Greater(t, must.Do(io.Copy(io.Discard, again.Body)), int64(4<<20))
 		_ = again.Body.Close()
 		time.Sleep(31 * time.Second)
-		_, err = io.Copy(io.Discard, slow.Body)
-		require.Error(t, err)
+		require.Error(t, must.Err(io.Copy(io.Discard, slow.Body)))
 		_ = slow.Body.Close()
 
 		for range 2 {
 			resp := get("/debug")
-			size, err := io.Copy(io.Discard, resp.Body)
-			require.NoError(t, err)
-			assert.Greater(t, size, int64(4<<20))
+			assert.Greater(t, must.Do(io.Copy(io.Discard, resp.Body)), int64(4<<20))
 			_ = resp.Body.Close()
 			time.Sleep(time.Minute)
 			resp = get("/debug?bad=1")

@@ -32,6 +32,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/pki"
@@ -129,16 +130,13 @@ func runAgent(config string) error {
 // startAgent starts an agent as a process of its own, and returns how to kill it.
 func startAgent(t *testing.T, c agentConfig) (kill func()) {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	config, err := json.Marshal(c)
-	require.NoError(t, err)
+	self := must.Do(os.Executable())
+	config := must.Do(json.Marshal(c))
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), agentKey+"="+string(config))
 	var printed bytes.Buffer // read when the process has ended
 	cmd.Stderr = &printed
-	in, err := cmd.StdinPipe() // which ends when this process does, however that ends
-	require.NoError(t, err)
+	in := must.Do(cmd.StdinPipe()) // which ends when this process does, however that ends
 	require.NoError(t, cmd.Start())
 	kill = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill() // it may have ended
@@ -329,9 +327,8 @@ func testRotation(t *testing.T, bin string, delta bool) {
 		listeners = "type.googleapis.com/envoy.config.listener.v3.Listener"
 		life      = 10 * time.Second
 	)
-	within := 30 * time.Second          // for what may wait for others on a busy machine
-	dir, err := os.MkdirTemp("", "rot") // t.TempDir is too long for a Unix socket
-	require.NoError(t, err)
+	within := 30 * time.Second               // for what may wait for others on a busy machine
+	dir := must.Do(os.MkdirTemp("", "rot")) // t.TempDir is too long for a Unix socket
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -344,15 +341,13 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	running.Go(func() { assert.NoError(t, authority.Run(ctx)) })
 	signer := &issued{Authority: authority, last: map[spiffe.ID]time.Time{}, all: map[spiffe.ID][]string{}}
 	id := func(name string) spiffe.ID {
-		id, err := td.KubernetesID("demo", name)
-		require.NoError(t, err)
-		return id
+		return must.Do(td.KubernetesID("demo", name))
 	}
 	rootsFile, at := filepath.Join(dir, "roots.pem"), "127.0.0.1:0"
 	startCA := func() (stop func()) {
 		served := struct{ served }{signer}
 		identity := caservertest.Identity(t, served, id("ca"), pki.IPSAN(net.IPv4(127, 0, 0, 1)))
-		server, err := caserver.New(caserver.Options{
+		server := must.Do(caserver.New(caserver.Options{
 			CA: served, TrustDomain: td, Identity: identity, RootsFile: rootsFile, RenewByCertificate: -1,
 			Istio: &istioca.Options{Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
 				if name, ok := bearer.Token(r.Header); ok && bearer.Confidential(r) {
@@ -360,10 +355,8 @@ func testRotation(t *testing.T, bin string, delta bool) {
 				}
 				return nil, errors.New("test: no token")
 			})},
-		})
-		require.NoError(t, err)
-		l, err := net.Listen("tcp", at)
-		require.NoError(t, err)
+		}))
+		l := must.Do(net.Listen("tcp", at))
 		at = l.Addr().String()
 		ctx, cancel := context.WithCancel(ctx)
 		done := make(chan struct{})
@@ -383,9 +376,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	port := func(address string) uint64 {
 		_, port, err := net.SplitHostPort(address)
 		require.NoError(t, err)
-		n, err := strconv.ParseUint(port, 10, 16)
-		require.NoError(t, err)
-		return n
+		return must.Do(strconv.ParseUint(port, 10, 16))
 	}
 	n := sockets(t)
 	startPlane := func(s *side) { s.stopPlane = n.serve(t, s.ID.String(), control(s.plane.serve)) }
@@ -429,15 +420,11 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	through := startRequests(t, plain, "http://"+client.ListenerAddr("egress", within), "URI=spiffe://example.org/ns/demo/sa/frontend")
 
 	// The other workload, which has its identity from the CA without the network.
-	issuer, err := local.New(authority, id("probe"))
-	require.NoError(t, err)
-	probe, err := secretcache.Start(t.Context(), secretcache.Config{ID: id("probe"), CA: issuer})
-	require.NoError(t, err)
+	issuer := must.Do(local.New(authority, id("probe")))
+	probe := must.Do(secretcache.Start(t.Context(), secretcache.Config{ID: id("probe"), CA: issuer}))
 	t.Cleanup(func() { _ = probe.Close() })
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: probe, Peers: probe, Allow: spiffe.AllowIDs(back.ID)})
-	require.NoError(t, err)
-	tr, err := endpoint.Transport()
-	require.NoError(t, err)
+	endpoint := must.Do(spiffetls.New(spiffetls.Config{Self: probe, Peers: probe, Allow: spiffe.AllowIDs(back.ID)}))
+	tr := must.Do(endpoint.Transport())
 	tr.DisableKeepAlives = true
 	direct := startRequests(t, &http.Client{Timeout: 10 * time.Second, Transport: tr}, "https://"+backend, "URI=spiffe://example.org/ns/demo/sa/probe")
 
@@ -473,8 +460,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	renewed("the first renewal")
 
 	old := authority.Status().Roots[0]
-	_, err = authority.Rotate(t.Context())
-	require.NoError(t, err)
+	must.Do(authority.Rotate(t.Context()))
 	phase("root rotation begins")
 	configure(2)
 	revised(2)

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/envoytest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -78,12 +79,11 @@ func extension(n protofield.Number, typeURL string, fields ...field) field {
 	return message(n, text(1, "type.googleapis.com/envoy.extensions."+typeURL), message(2, fields...))
 }
 func resource(t testing.TB, fields ...field) []byte {
-	b, err := protofield.Write(func(w *protofield.Writer) {
+	b := must.Do(protofield.Write(func(w *protofield.Writer) {
 		for _, f := range fields {
 			f(w)
 		}
-	})
-	require.NoError(t, err)
+	}))
 	return b
 }
 func address(port uint64) field {
@@ -143,31 +143,23 @@ func testEnvoy(t *testing.T, api string) {
 	app.TLS = &tls.Config{Certificates: []tls.Certificate{*ca.SVID("/app").TLSCertificate()}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
 	app.StartTLS()
 	t.Cleanup(app.Close)
-	appURL, err := url.Parse(app.URL)
-	require.NoError(t, err)
-	port, err := strconv.ParseUint(appURL.Port(), 10, 16)
-	require.NoError(t, err)
+	port := must.Do(strconv.ParseUint(must.Do(url.Parse(app.URL)).Port(), 10, 16))
 
 	src := new(secretSource)
 	rotate := func() string {
 		svid := ca.SVID("/web")
-		s, err := pki.NewKeyPairSecret("default", svid)
-		require.NoError(t, err)
-		src.set("default", s)
+		src.set("default", must.Do(pki.NewKeyPairSecret("default", svid)))
 		return svid.Leaf().SerialNumber.String()
 	}
 	first := rotate()
-	roots, err := pki.NewTrustSecret("ROOTCA", ca.Bundle())
-	require.NoError(t, err)
-	src.set("ROOTCA", roots)
+	src.set("ROOTCA", must.Do(pki.NewTrustSecret("ROOTCA", ca.Bundle())))
 
 	n, p := sockets(t), newPlane()
 	p.set(listeners, "ingress", listener(t))
 	p.set(clusters, "backend", cluster(t, port, 5))
 	stopPlane := n.serve(t, "control", control(p.serve))
 	h := newProxy(t, n, secrets(t, src, nil))
-	dir, err := os.MkdirTemp("", "xds")
-	require.NoError(t, err)
+	dir := must.Do(os.MkdirTemp("", "xds"))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	server := &unixsocket.Server{Path: filepath.Join(dir, "xds.sock"), Handler: h}
 	require.NoError(t, server.Listen())

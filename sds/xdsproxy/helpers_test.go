@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
@@ -55,8 +56,7 @@ func sockets(t testing.TB) network {
 			if addr == "" {
 				addr = "127.0.0.1:0"
 			}
-			l, err := net.Listen("tcp", addr)
-			require.NoError(t, err)
+			l := must.Do(net.Listen("tcp", addr))
 			at[name] = l.Addr().String()
 			return l
 		},
@@ -118,6 +118,12 @@ func (n network) client(t testing.TB, name string) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
+// through serves h as "proxy" until the test ends, and returns a client of it.
+func (n network) through(t testing.TB, h http.Handler) *grpchttp.Client {
+	n.serve(t, "proxy", h)
+	return grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage)
+}
+
 // control returns the handler of a control plane.
 func control(f func(ctx context.Context, c *grpchttp.Call, delta bool) error) http.Handler {
 	method := func(delta bool) grpchttp.Method {
@@ -137,16 +143,14 @@ func newProxy(t testing.TB, n network, edit ...func(*xdsproxy.Config)) *xdsproxy
 	for _, f := range edit {
 		f(&cfg)
 	}
-	h, err := xdsproxy.NewHandler(cfg)
-	require.NoError(t, err)
+	h := must.Do(xdsproxy.NewHandler(cfg))
 	t.Cleanup(func() { require.NoError(t, h.Close()) })
 	return h
 }
 
 // onSocket serves h on a Unix socket, and returns a client.
 func onSocket(t testing.TB, h http.Handler) *grpchttp.Client {
-	dir, err := os.MkdirTemp("", "xds") // the folders of t.TempDir are too long for a socket
-	require.NoError(t, err)
+	dir := must.Do(os.MkdirTemp("", "xds")) // the folders of t.TempDir are too long for a socket
 	s := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: h}
 	require.NoError(t, s.Listen())
 	ctx, cancel := context.WithCancel(context.Background())
@@ -186,9 +190,7 @@ func (f *secretSource) Subscribe(fn func(string)) (cancel func()) {
 }
 
 func (f *secretSource) put(t testing.TB, ca *spiffetest.CA, name string) {
-	s, err := pki.NewKeyPairSecret(name, ca.SVID("/web"))
-	require.NoError(t, err)
-	f.set(name, s)
+	f.set(name, must.Do(pki.NewKeyPairSecret(name, ca.SVID("/web"))))
 }
 
 func (f *secretSource) set(name string, s *pki.Secret) {
@@ -206,16 +208,13 @@ func (f *secretSource) set(name string, s *pki.Secret) {
 
 // secrets returns a handler of src.
 func secrets(t testing.TB, src sds.Source, opts *sds.Options) func(*xdsproxy.Config) {
-	h, err := sds.NewHandler(src, opts)
-	require.NoError(t, err)
+	h := must.Do(sds.NewHandler(src, opts))
 	t.Cleanup(func() { require.NoError(t, h.Close()) })
 	return func(c *xdsproxy.Config) { c.Secrets = h }
 }
 
 func encode(t testing.TB, m proto.Message) []byte {
-	b, err := proto.Marshal(m)
-	require.NoError(t, err)
-	return b
+	return must.Do(proto.Marshal(m))
 }
 
 func ask(t testing.TB, typeURL string, names ...string) []byte {
@@ -229,8 +228,7 @@ func askDelta(t testing.TB, typeURL string, names ...string) []byte {
 // receive returns the next response of s, a DiscoveryResponse.
 func receive(t testing.TB, s *grpchttp.Stream) *envoysds.DiscoveryResponse {
 	t.Helper()
-	msg, err := s.Receive()
-	require.NoError(t, err)
+	msg := must.Do(s.Receive())
 	var r envoysds.DiscoveryResponse
 	require.NoError(t, proto.Unmarshal(msg, &r))
 	return &r

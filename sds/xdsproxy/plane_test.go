@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -450,8 +451,7 @@ func script(t *testing.T, ca *spiffetest.CA, seed uint64) {
 	s := envoys[0].c.Open(ctx, delta, nil)
 	require.NoError(t, s.Send(askDelta(t, secretType, names...)))
 	for missing := len(src.secrets); len(final) < missing; {
-		msg, err := s.Receive()
-		require.NoError(t, err)
+		msg := must.Do(s.Receive())
 		var resp envoysds.DeltaDiscoveryResponse
 		require.NoError(t, proto.Unmarshal(msg, &resp))
 		for _, x := range resp.GetResources() {

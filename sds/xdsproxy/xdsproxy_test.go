@@ -30,6 +30,7 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/sds"
@@ -132,12 +133,9 @@ func TestTransparent(t *testing.T) {
 					s.CloseSend()
 				}()
 				for i, want := range responses {
-					msg, err := s.Receive()
-					require.NoError(t, err)
-					require.True(t, bytes.Equal(want, msg), "response %d", i)
+					require.True(t, bytes.Equal(want, must.Do(s.Receive())), "response %d", i)
 				}
-				_, err := s.Receive()
-				assert.Equal(t, io.EOF, err, "the end with OK passes, too")
+				assert.Equal(t, io.EOF, must.Err(s.Receive()), "the end with OK passes, too")
 				in := <-got
 				require.Len(t, in, len(requests))
 				for i := range requests {
@@ -253,8 +251,7 @@ func TestWithoutControlPlane(t *testing.T) {
 		require.NoError(t, s.Send(ask(t, secretType, "default")))
 		require.Len(t, receive(t, s).GetResources(), 1)
 		s.CloseSend()
-		_, err := s.Receive()
-		require.Equal(t, io.EOF, err)
+		require.Equal(t, io.EOF, must.Err(s.Receive()))
 	}
 	_, err := c.Unary(t.Context(), "/other/Method", nil, nil)
 	assert.Equal(t, grpchttp.Unimplemented, asError(t, err).Code)
@@ -263,8 +260,7 @@ func TestWithoutControlPlane(t *testing.T) {
 
 	s := c.Open(t.Context(), stream, nil)
 	s.CloseSend()
-	_, err = s.Receive()
-	assert.Equal(t, io.EOF, err, "nothing is asked for")
+	assert.Equal(t, io.EOF, must.Err(s.Receive()), "nothing is asked for")
 	s = c.Open(t.Context(), stream, nil)
 	require.NoError(t, s.Send([]byte("\xff")))
 	_, err = s.Receive()
@@ -331,11 +327,9 @@ func TestMutualDeadlock(t *testing.T) {
 				s.CloseSend()
 			}()
 			for range count {
-				_, err := s.Receive()
-				require.NoError(t, err)
+				must.Do(s.Receive())
 			}
-			_, err := s.Receive()
-			require.Equal(t, io.EOF, err)
+			require.Equal(t, io.EOF, must.Err(s.Receive()))
 			assert.Equal(t, 18*len(msg), <-read)
 		})
 	}
@@ -351,8 +345,7 @@ func TestStalled(t *testing.T) {
 			return nil
 		}))
 		h := newProxy(t, n)
-		n.serve(t, "proxy", h)
-		c := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage)
+		c := n.through(t, h)
 		start := time.Now()
 		s := c.Open(t.Context(), stream, nil)
 		go func() {
@@ -440,8 +433,7 @@ func TestControlPlaneGone(t *testing.T) {
 					c.SetLimits(0, 4000, 0, 0)
 					c.Logger = slog.New(slog.NewTextHandler(&logs, nil))
 				})
-				n.serve(t, "proxy", h)
-				c := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage)
+				c := n.through(t, h)
 				start := time.Now()
 				s := c.Open(t.Context(), stream, nil)
 				require.NoError(t, s.Send(ask(t, clusters)))
@@ -503,8 +495,7 @@ func TestHalfClosedAfterEnd(t *testing.T) {
 				}))
 				src := new(secretSource)
 				src.put(t, ca, "default")
-				n.serve(t, "proxy", newProxy(t, n, secrets(t, src, nil)))
-				s := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage).Open(t.Context(), stream, nil)
+				s := n.through(t, newProxy(t, n, secrets(t, src, nil))).Open(t.Context(), stream, nil)
 				start := time.Now()
 				require.NoError(t, s.Send(ask(t, clusters)))
 				if asks != nil {
@@ -601,8 +592,7 @@ func TestSecretsRefused(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) { // without the header
 		n := memory()
-		n.serve(t, "proxy", newProxy(t, n, secrets(t, new(secretSource), &sds.Options{RequireHeader: true})))
-		s := grpchttp.NewClient(n.client(t, "proxy"), "http://localhost", maxMessage).Open(t.Context(), stream, nil)
+		s := n.through(t, newProxy(t, n, secrets(t, new(secretSource), &sds.Options{RequireHeader: true}))).Open(t.Context(), stream, nil)
 		require.NoError(t, s.Send(ask(t, secretType, "default")))
 		_, err := s.Receive()
 		assert.Equal(t, grpchttp.InvalidArgument, asError(t, err).Code)
@@ -649,8 +639,7 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	token := func(context.Context) (string, error) { return "", nil }
 	good := xdsproxy.Config{URL: "https://istiod:15012/", HTTPClient: &http.Client{}, Header: http.Header{"X": {"secret-in-header"}}}
-	h, err := xdsproxy.NewHandler(good)
-	require.NoError(t, err)
+	h := must.Do(xdsproxy.NewHandler(good))
 	for _, v := range []any{good, &good, h, []any{h, good}} {
 		for _, text := range []string{fmt.Sprintf("%v", v), fmt.Sprintf("%+v", v), fmt.Sprintf("%#v", v), fmt.Sprint(slog.AnyValue(v).Resolve())} {
 			assert.NotContains(t, text, "secret-in-header")
@@ -707,8 +696,7 @@ func TestLeak(t *testing.T) { // not in parallel, as goroutines are counted
 			assert.NoError(t, s.Send(msg))
 		}
 		if i%5 != 0 {
-			_, err := s.Receive()
-			assert.NoError(t, err)
+			assert.NoError(t, must.Err(s.Receive()))
 		}
 		if i%7 == 0 {
 			s.CloseSend()
@@ -772,11 +760,10 @@ func TestTLS(t *testing.T) {
 		RootsFile: file("root-cert.pem"), CertificateFile: file("cert-chain.pem"), KeyFile: file("key.pem"), ServerName: "istiod.test",
 	})
 	require.NoError(t, err)
-	h, err := xdsproxy.NewHandler(xdsproxy.Config{
+	h := must.Do(xdsproxy.NewHandler(xdsproxy.Config{
 		URL: plane.URL, HTTPClient: client, Header: http.Header{"X-Own": {" own"}},
 		Token: func(context.Context) (string, error) { return "sesame-sesame-sesame", nil },
-	})
-	require.NoError(t, err)
+	}))
 	defer h.Close()
 	c := onSocket(t, h)
 	pass := func() error {

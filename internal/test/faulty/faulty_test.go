@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func say(text string) http.Handler {
@@ -108,8 +108,7 @@ func TestTLS(t *testing.T) {
 	certificates := httptest.NewUnstartedServer(nil)
 	certificates.StartTLS()
 	defer certificates.Close()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	requests := make(chan string, 10)
 	s := faulty.Start(t, faulty.Config{Listener: l, TLS: certificates.TLS.Clone(), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests <- r.URL.Path

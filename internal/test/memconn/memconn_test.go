@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func TestReadAndWrite(t *testing.T) {
@@ -35,11 +36,9 @@ func TestReadAndWrite(t *testing.T) {
 		require.NoError(t, err, "a write does not wait for a reader")
 		assert.Equal(t, 5, n)
 		buf := make([]byte, 3)
-		n, err = dir[1].Read(buf)
-		require.NoError(t, err)
+		n = must.Do(dir[1].Read(buf))
 		assert.Equal(t, "hel", string(buf[:n]))
-		n, err = dir[1].Read(buf)
-		require.NoError(t, err)
+		n = must.Do(dir[1].Read(buf))
 		assert.Equal(t, "lo", string(buf[:n]))
 	}
 	assert.Equal(t, "mem", a.LocalAddr().Network())
@@ -62,8 +61,7 @@ func TestLargeTransfer(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
 	sent := make([]byte, 1<<20)
-	_, err := rand.Read(sent)
-	require.NoError(t, err)
+	must.Do(rand.Read(sent))
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		n, err := a.Write(sent)
@@ -71,9 +69,7 @@ func TestLargeTransfer(t *testing.T) {
 		assert.Equal(t, len(sent), n)
 		assert.NoError(t, a.Close())
 	})
-	got, err := io.ReadAll(b)
-	require.NoError(t, err)
-	assert.True(t, bytes.Equal(sent, got))
+	assert.True(t, bytes.Equal(sent, must.Do(io.ReadAll(b))))
 	wg.Wait()
 }
 
@@ -84,13 +80,11 @@ func TestConcurrentWritesDoNotMix(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range writers {
 		wg.Go(func() {
-			_, err := a.Write(bytes.Repeat([]byte{byte(i)}, size))
-			assert.NoError(t, err)
+			assert.NoError(t, must.Err(a.Write(bytes.Repeat([]byte{byte(i)}, size))))
 		})
 	}
 	got := make([]byte, size*writers)
-	_, err := io.ReadFull(b, got)
-	require.NoError(t, err)
+	must.Do(io.ReadFull(b, got))
 	wg.Wait()
 	for chunk := range writers {
 		part := got[chunk*size : (chunk+1)*size]
@@ -101,18 +95,14 @@ func TestConcurrentWritesDoNotMix(t *testing.T) {
 func TestClose(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
-	_, err := a.Write([]byte("last words"))
-	require.NoError(t, err)
-	_, err = b.Write([]byte("unread"))
-	require.NoError(t, err)
+	must.Do(a.Write([]byte("last words")))
+	must.Do(b.Write([]byte("unread")))
 	require.NoError(t, a.Close())
 	require.NoError(t, a.Close(), "again")
 
-	_, err = a.Read(make([]byte, 1))
-	assert.ErrorIs(t, err, net.ErrClosed)
-	_, err = a.Write([]byte("x"))
-	assert.ErrorIs(t, err, net.ErrClosed)
-	_, err = b.Write([]byte("x"))
+	assert.ErrorIs(t, must.Err(a.Read(make([]byte, 1))), net.ErrClosed)
+	assert.ErrorIs(t, must.Err(a.Write([]byte("x"))), net.ErrClosed)
+	_, err := b.Write([]byte("x"))
 	assert.ErrorIs(t, err, syscall.EPIPE)
 	_, isOp := errors.AsType[*net.OpError](err)
 	assert.True(t, isOp)
@@ -120,28 +110,22 @@ func TestClose(t *testing.T) {
 	got, err := io.ReadAll(b)
 	assert.NoError(t, err)
 	assert.Equal(t, "last words", string(got))
-	_, err = b.Read(make([]byte, 1))
-	assert.Equal(t, io.EOF, err, "plain, as callers compare it")
+	assert.Equal(t, io.EOF, must.Err(b.Read(make([]byte, 1))), "plain, as callers compare it")
 	assert.NoError(t, a.SetDeadline(time.Now()), "of a closed connection: no effect")
 }
 
 func TestCloseWrite(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
-	_, err := a.Write([]byte("question"))
-	require.NoError(t, err)
+	must.Do(a.Write([]byte("question")))
 	require.NoError(t, a.CloseWrite())
-	got, err := io.ReadAll(b)
-	require.NoError(t, err)
+	got := must.Do(io.ReadAll(b))
 	assert.Equal(t, "question", string(got))
-	_, err = b.Write([]byte("answer"))
-	require.NoError(t, err)
+	must.Do(b.Write([]byte("answer")))
 	require.NoError(t, b.Close())
-	got, err = io.ReadAll(a)
-	require.NoError(t, err)
+	got = must.Do(io.ReadAll(a))
 	assert.Equal(t, "answer", string(got))
-	_, err = a.Write([]byte("x"))
-	assert.ErrorIs(t, err, net.ErrClosed)
+	assert.ErrorIs(t, must.Err(a.Write([]byte("x"))), net.ErrClosed)
 }
 
 // TestCloseWakes closes either end while a read or a write waits.
@@ -228,15 +212,12 @@ func TestDeadlines(t *testing.T) {
 func TestPassedDeadlineWins(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
-	_, err := b.Write([]byte("x"))
-	require.NoError(t, err)
+	must.Do(b.Write([]byte("x")))
 	require.NoError(t, a.SetReadDeadline(time.Unix(1, 0)))
-	_, err = a.Read(make([]byte, 1))
+	_, err := a.Read(make([]byte, 1))
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded, "even if there is something to read, as on a socket")
 	require.NoError(t, a.SetReadDeadline(time.Time{}))
-	n, err := a.Read(make([]byte, 1))
-	require.NoError(t, err)
-	assert.Equal(t, 1, n, "and nothing is lost")
+	assert.Equal(t, 1, must.Do(a.Read(make([]byte, 1))), "and nothing is lost")
 }
 
 func TestListener(t *testing.T) {
@@ -247,49 +228,39 @@ func TestListener(t *testing.T) {
 		gone := errors.New("gone")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, gone)
 		defer cancel()
-		_, err := l.Dial(ctx)
-		assert.ErrorIs(t, err, gone, "the listener is closed")
+		assert.ErrorIs(t, must.Err(l.Dial(ctx)), gone, "the listener is closed")
 
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			c, err := l.Accept()
 			if assert.NoError(t, err) {
-				_, err = io.WriteString(c, "hello")
-				assert.NoError(t, err)
+				assert.NoError(t, must.Err(io.WriteString(c, "hello")))
 				assert.NoError(t, c.Close())
 			}
-			_, err = l.Accept()
-			assert.ErrorIs(t, err, net.ErrClosed)
+			assert.ErrorIs(t, must.Err(l.Accept()), net.ErrClosed)
 		})
-		c, err := l.DialContext(t.Context(), "tcp", "example.org:443")
-		require.NoError(t, err)
-		got, err := io.ReadAll(c)
-		require.NoError(t, err)
+		got := must.Do(io.ReadAll(must.Do(l.DialContext(t.Context(), "tcp", "example.org:443"))))
 		assert.Equal(t, "hello", string(got))
 		synctest.Wait()
 		require.NoError(t, l.Close())
 		require.NoError(t, l.Close(), "again")
 		wg.Wait()
-		_, err = l.Dial(t.Context())
-		assert.ErrorIs(t, err, syscall.ECONNREFUSED)
+		assert.ErrorIs(t, must.Err(l.Dial(t.Context())), syscall.ECONNREFUSED)
 	})
 }
 
 // configs returns a server's and a client's TLS configuration that can resume sessions.
 func configs(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),
 		DNSNames:     []string{"server.test"},
 		NotBefore:    time.Now(),
 		NotAfter:     time.Now().Add(time.Hour),
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	der := must.Do(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+	cert := must.Do(x509.ParseCertificate(der))
 	roots := x509.NewCertPool()
 	roots.AddCert(cert)
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}},
@@ -312,18 +283,15 @@ func TestTLSResumption(t *testing.T) {
 					var wg sync.WaitGroup
 					wg.Go(func() {
 						assert.NoError(t, server.HandshakeContext(t.Context()))
-						_, err := io.Copy(server, server)
-						assert.NoError(t, err)
+						assert.NoError(t, must.Err(io.Copy(server, server)))
 						assert.NoError(t, server.Close())
 					})
 					require.NoError(t, client.HandshakeContext(t.Context()))
 					assert.Equal(t, version, client.ConnectionState().Version)
 					assert.Equal(t, i > 0, client.ConnectionState().DidResume)
-					_, err := io.WriteString(client, "echo")
-					require.NoError(t, err)
+					must.Do(io.WriteString(client, "echo"))
 					require.NoError(t, client.CloseWrite())
-					got, err := io.ReadAll(client) // the session ticket comes with it
-					require.NoError(t, err)
+					got := must.Do(io.ReadAll(client)) // the session ticket comes with it
 					assert.Equal(t, "echo", string(got))
 					require.NoError(t, client.Close())
 					wg.Wait()
@@ -349,8 +317,7 @@ func TestHTTP(t *testing.T) {
 						assert.Equal(t, major, r.ProtoMajor)
 						body, err := io.ReadAll(r.Body)
 						assert.NoError(t, err)
-						_, err = w.Write(body)
-						assert.NoError(t, err)
+						assert.NoError(t, must.Err(w.Write(body)))
 					}),
 				}
 				l := memconn.Listen()

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -22,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/test/sequence"
@@ -67,10 +67,10 @@ func TestDemo(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	d := &meshDemo{Trace: newTrace(t.Output()), t: t, program: filepath.Join(dir, "linkerd-proxy"), dir: memory(t)}
-	err := d.show(ctx)
-	cancel()
-	d.wg.Wait()
-	require.NoError(t, cmp.Or(err, d.failure()))
+	defer d.wg.Wait()
+	defer cancel()
+	d.show(ctx)
+	require.NoError(t, d.failure())
 	programtest.Section(t, *update, "../../../examples/linkerd-proxy/README.md", "```mermaid\n", "```\n", d.Diagram())
 }
 
@@ -119,44 +119,25 @@ func (d *meshDemo) failure() error {
 	return d.failed
 }
 
-func (d *meshDemo) show(ctx context.Context) (err error) {
+func (d *meshDemo) show(ctx context.Context) {
 	// The service comes later, and the proxies know its address.
 	d.mesh = meshtest.New(d.t, meshtest.Options{Life: life, Mesh: mesh, Stopped: true, Review: d.reviewed})
 	d.PhaseWith("Before the identity service is there", injector, proxyOf("web"), "environment")
-	web, err := d.start("web", d.application(ctx, "web"))
-	if err != nil {
-		return err
-	}
+	web := d.start("web", d.application(ctx, "web"))
 	d.Event(proxyOf("web"), proxyOf("web"), "checks anchors, token and store, then makes key.der, csr.p8 and trust-anchors.pem, each 0400")
-	if err := d.checkStore(web); err != nil {
-		return err
-	}
-	if err := d.probe(web, "ready", http.StatusServiceUnavailable); err != nil {
-		return err
-	}
+	d.checkStore(web)
+	d.probe(web, "ready", http.StatusServiceUnavailable)
 
 	// Certificates end with whole seconds: two that are made in one second end together, and are renewed together.
 	wait(ctx, time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 	d.PhaseWith("Certification", identity, identity, "begins to serve")
 	d.mesh.Start(d.t)
-	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
-		return err
-	}
+	d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK })
 	d.Event(identity, proxyOf("web"), "certificate for the name of web, alone")
-	if err := d.probe(web, "ready", http.StatusOK); err != nil {
-		return err
-	}
-	name, err := mesh.Name("emojivoto", "web")
-	if err != nil {
-		return err
-	}
-	voting, err := d.start("voting", d.application(ctx, "voting"), "-route", "web.emojivoto:80="+web.inbound+"="+name)
-	if err != nil {
-		return err
-	}
-	if err := d.until(ctx, func() bool { return d.status(voting, "ready") == http.StatusOK }); err != nil {
-		return err
-	}
+	d.probe(web, "ready", http.StatusOK)
+	name := must.Do(mesh.Name("emojivoto", "web"))
+	voting := d.start("voting", d.application(ctx, "voting"), "-route", "web.emojivoto:80="+web.inbound+"="+name)
+	d.until(ctx, func() bool { return d.status(voting, "ready") == http.StatusOK })
 	d.Event(identity, proxyOf("voting"), "certificate for the name of voting, alone")
 	if strings.HasPrefix(d.dir, "/dev/shm/") { // or it warns of a key on a disk
 		voting.log.Healthy(d.t)
@@ -165,81 +146,52 @@ func (d *meshDemo) show(ctx context.Context) (err error) {
 	entry := voting.outbound
 	d.PhaseWith("Requests", "voting", proxyOf("voting"), get(false))
 	for _, http2 := range []bool{false, true} {
-		if err := d.request(entry, http2, true); err != nil {
-			return err
-		}
+		require.NoError(d.t, d.request(entry, http2, true))
 	}
 	var good, bad atomic.Int64
 	pause := d.traffic(ctx, entry, &good, &bad)
 
 	d.renewing.Store(new("web"))
 	d.PhaseWith("Renewal, with a new token", kubelet, proxyOf("web"), "another token in the token file")
-	first, err := d.renewals(web, voting)
-	if err != nil {
-		return err
-	}
+	first := d.renewals(web, voting)
 	d.give("web-2", web)
-	if err := d.renewed(ctx, first); err != nil {
-		return err
-	}
+	d.renewed(ctx, first)
 	d.Event(identity, proxyOf("web"), "certificate for the same key")
 
-	end, err := d.expiry(web)
-	if err != nil {
-		return err
-	}
+	end := d.expiry(web)
 	left := time.Until(end)
 	wait(ctx, time.Until(end)-left/100*85)
 	d.PhaseWith("The identity service is down for 45 % of a life", operator, identity, "stops it")
 	d.mesh.Stop()
-	before, err := d.renewals(web, voting)
-	if err != nil {
-		return err
-	}
+	before := d.renewals(web, voting)
 	wait(ctx, time.Until(end)-left/100*40)
 	d.Event(operator, identity, "starts it")
 	d.mesh.Life(shortLife)
 	d.mesh.Start(d.t)
-	if err := d.renewed(ctx, before); err != nil {
-		return err
-	}
-	if !time.Now().Before(end) {
-		return errors.New("the renewal has come after the end of the certificate")
-	}
+	d.renewed(ctx, before)
+	require.Less(d.t, time.Now(), end, "the renewal has come after the end of the certificate")
 	d.Event(identity, proxyOf("web"), "certificate, before the one from before ends")
 	pause()
-	if bad.Load() > 0 || good.Load() == 0 {
-		return fmt.Errorf("%d requests have failed, and %d not", bad.Load(), good.Load())
-	}
+	require.Zero(d.t, bad.Load(), "requests that have failed")
+	require.Positive(d.t, good.Load())
 
 	d.PhaseWith("The account is deleted", operator, apiServer, "deletes the account web")
 	d.mesh.Delete("web")
-	if err := d.until(ctx, func() bool { return d.status(web, "live") == http.StatusServiceUnavailable }); err != nil {
-		return err
-	}
-	if err := d.probe(web, "live", http.StatusServiceUnavailable); err != nil {
-		return err
-	}
+	d.until(ctx, func() bool { return d.status(web, "live") == http.StatusServiceUnavailable })
+	d.probe(web, "live", http.StatusServiceUnavailable)
 	c, err := tls.Dial("tcp", web.inbound, &tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // it is to fail
 	if err == nil {
 		_ = c.Close()
-		return errors.New("a proxy with an expired certificate has accepted a new connection")
 	}
+	require.Error(d.t, err, "a proxy with an expired certificate has accepted a new connection")
 	d.Event(operator, proxyOf("web"), "TLS for the name of web: refused")
 
 	d.PhaseWith("The account is there again", operator, apiServer, "makes the account web anew, with another token")
 	d.give("web-3", web)
-	if err := d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK }); err != nil {
-		return err
-	}
-	if err := d.probe(web, "live", http.StatusOK); err != nil {
-		return err
-	}
-	if err := d.request(entry, true, true); err != nil {
-		return err
-	}
+	d.until(ctx, func() bool { return d.status(web, "ready") == http.StatusOK })
+	d.probe(web, "live", http.StatusOK)
+	require.NoError(d.t, d.request(entry, true, true))
 	d.Say(fmt.Sprintf("requests through renewal and outage %d, failed %d", good.Load(), bad.Load()))
-	return d.failure()
 }
 
 // reviewed is told of each review of a token.
@@ -283,33 +235,22 @@ func (d *meshDemo) application(ctx context.Context, name string) (addr string) {
 }
 
 // start runs the program beside an application, with the environment of an injector.
-func (d *meshDemo) start(name, app string, flags ...string) (*workload, error) {
+func (d *meshDemo) start(name, app string, flags ...string) *workload {
 	w := &workload{name: name, token: filepath.Join(d.dir, name+"-token"), store: filepath.Join(d.dir, name+"-store")}
-	if err := os.Mkdir(w.store, 0o700); err != nil {
-		return nil, err
-	}
+	require.NoError(d.t, os.Mkdir(w.store, 0o700))
 	d.give(name+"-1", w)
-	environ, err := d.environ(w)
-	if err != nil {
-		return nil, err
-	}
+	environ := d.environ(w)
 	d.Event(injector, proxyOf(name), "environment")
 	args := append([]string{"-app", app, "-inbound", "127.0.0.1:0", "-outbound", "127.0.0.1:0", "-admin", "127.0.0.1:0", "-client-id"}, flags...)
 	p := programtest.Start(d.t, d.program, &w.log, environ, args...)
 	w.inbound, w.outbound, w.admin = p.Addr("inbound"), p.Addr("outbound"), p.Addr("admin")
-	return w, nil
+	return w
 }
 
 // environ returns what an injector tells the proxy of a workload.
-func (d *meshDemo) environ(w *workload) ([]string, error) {
-	own, err := mesh.Name("emojivoto", w.name)
-	if err != nil {
-		return nil, err
-	}
-	certifier, err := mesh.Certifier()
-	if err != nil {
-		return nil, err
-	}
+func (d *meshDemo) environ(w *workload) []string {
+	own := must.Do(mesh.Name("emojivoto", w.name))
+	certifier := must.Do(mesh.Certifier())
 	return []string{
 		"LINKERD2_PROXY_LOCAL_IDENTITY_NAME=" + own,
 		"LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB=" + base64.StdEncoding.EncodeToString(d.mesh.Authority.Bundle().MarshalPEM()),
@@ -319,25 +260,20 @@ func (d *meshDemo) environ(w *workload) ([]string, error) {
 		"LINKERD2_PROXY_IDENTITY_IDENTITY=" + certifier,
 		"LINKERD2_PROXY_IDENTITY_MIN_REFRESH=100ms", // certificates live for two seconds here
 		"LINKERD2_PROXY_IDENTITY_MAX_REFRESH=1s",
-	}, nil
+	}
 }
 
 // checkStore waits for the three files, and looks at their modes.
-func (d *meshDemo) checkStore(w *workload) error {
+func (d *meshDemo) checkStore(w *workload) {
 	for _, name := range []string{"trust-anchors.pem", "key.der", "csr.p8"} {
 		var info os.FileInfo
-		if err := d.until(context.Background(), func() (ok bool) {
+		d.until(context.Background(), func() (ok bool) {
 			var err error
 			info, err = os.Stat(filepath.Join(w.store, name))
 			return err == nil
-		}); err != nil {
-			return err
-		}
-		if info.Mode() != 0o400 {
-			return fmt.Errorf("%s has mode %v", name, info.Mode())
-		}
+		})
+		require.Equal(d.t, os.FileMode(0o400), info.Mode(), name)
 	}
-	return nil
 }
 
 // status asks the admin port of a proxy.
@@ -350,62 +286,45 @@ func (d *meshDemo) status(w *workload, path string) int {
 	return resp.StatusCode
 }
 
-func (d *meshDemo) probe(w *workload, path string, want int) error {
+func (d *meshDemo) probe(w *workload, path string, want int) {
 	got := d.status(w, path)
-	if got != want {
-		return fmt.Errorf("the proxy of %s answers /%s with %d, want %d", w.name, path, got, want)
-	}
+	require.Equal(d.t, want, got, "/%s of the proxy of %s", path, w.name)
 	d.Event(kubelet, proxyOf(w.name), fmt.Sprintf("GET /%s: %d", path, got))
-	return nil
 }
 
 // metric returns a metric of a proxy.
-func (d *meshDemo) metric(w *workload, name string) (value float64, err error) {
-	resp, err := http.Get("http://" + w.admin + "/metrics")
-	if err != nil {
-		return 0, err
-	}
+func (d *meshDemo) metric(w *workload, name string) (value float64) {
+	resp := must.Do(http.Get("http://" + w.admin + "/metrics"))
 	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return 0, err
-	}
+	text := must.Do(io.ReadAll(resp.Body))
 	for line := range strings.Lines(string(text)) {
 		if n, _ := fmt.Sscanf(line, name+" %g", &value); n == 1 {
-			return value, nil
+			return value
 		}
 	}
-	return 0, fmt.Errorf("the proxy of %s has no metric %s", w.name, name)
+	require.FailNow(d.t, "there is no metric", "%s of the proxy of %s", name, w.name)
+	return 0
 }
 
 // expiry returns when the certificate of a proxy ends.
-func (d *meshDemo) expiry(w *workload) (time.Time, error) {
-	seconds, err := d.metric(w, "control_identity_cert_expiration_timestamp_seconds")
-	return time.Unix(int64(seconds), 0), err
+func (d *meshDemo) expiry(w *workload) time.Time {
+	return time.Unix(int64(d.metric(w, "control_identity_cert_expiration_timestamp_seconds")), 0)
 }
 
 // renewals returns how many certificates each proxy has got.
-func (d *meshDemo) renewals(all ...*workload) (counts map[*workload]float64, err error) {
+func (d *meshDemo) renewals(all ...*workload) (counts map[*workload]float64) {
 	counts = map[*workload]float64{}
 	for _, w := range all {
-		if counts[w], err = d.metric(w, `control_identity_cert_refreshes_total{result="ok"}`); err != nil {
-			return nil, err
-		}
+		counts[w] = d.metric(w, `control_identity_cert_refreshes_total{result="ok"}`)
 	}
-	return counts, nil
+	return counts
 }
 
 // renewed waits until all proxies have got more certificates than before.
-func (d *meshDemo) renewed(ctx context.Context, before map[*workload]float64) error {
+func (d *meshDemo) renewed(ctx context.Context, before map[*workload]float64) {
 	for w, count := range before {
-		if err := d.until(ctx, func() bool {
-			now, err := d.renewals(w)
-			return err == nil && now[w] > count
-		}); err != nil {
-			return err
-		}
+		d.until(ctx, func() bool { return d.renewals(w)[w] > count })
 	}
-	return nil
 }
 
 // get is how the trace calls a request.
@@ -472,19 +391,13 @@ func client(proxy string, http2 bool) *http.Client {
 }
 
 // until waits until f is true.
-func (d *meshDemo) until(ctx context.Context, f func() bool) error {
+func (d *meshDemo) until(ctx context.Context, f func() bool) {
 	for end := time.Now().Add(20 * time.Second); !f(); {
-		switch err := d.failure(); {
-		case err != nil:
-			return err
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case time.Now().After(end):
-			return errors.New("it took too long: " + d.Current())
-		}
+		require.NoError(d.t, d.failure())
+		require.NoError(d.t, ctx.Err())
+		require.Less(d.t, time.Now(), end, "it took too long: %s", d.Current())
 		wait(ctx, 10*time.Millisecond)
 	}
-	return nil
 }
 
 func wait(ctx context.Context, d time.Duration) {

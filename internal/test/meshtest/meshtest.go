@@ -16,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -189,7 +190,7 @@ func (c *Controller) Start(t testing.TB) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- server.Run(ctx, caserver.Listeners{Linkerd: counting{l, &c.open}, LinkerdPlaintext: c.o.Plaintext})
+		done <- server.Run(ctx, caserver.Listeners{Linkerd: memconn.Counting{Listener: l, Open: &c.open}, LinkerdPlaintext: c.o.Plaintext})
 	}()
 	c.stop = sync.OnceFunc(func() {
 		cancel()
@@ -235,29 +236,4 @@ func (c *Controller) Certified(t testing.TB, name string, edit ...func(*linkerdp
 	}
 	t.Cleanup(func() { _ = id.Close() })
 	return id
-}
-
-// counting counts the connections of a listener that are open.
-type counting struct {
-	net.Listener
-	open *atomic.Int64
-}
-
-func (l counting) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	l.open.Add(1)
-	return &counted{Conn: c, closed: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
-}
-
-type counted struct {
-	net.Conn
-	closed func()
-}
-
-func (c *counted) Close() error {
-	c.closed()
-	return c.Conn.Close()
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -94,26 +95,22 @@ func buildWatched(t *testing.T, dir string, clock bool, names ...string) {
 		require.NoError(t, os.WriteFile(path, []byte(source), 0o600))
 		replaced[at] = path
 	}
-	root, err := filepath.Abs("../../../examples")
-	require.NoError(t, err)
+	root := must.Do(filepath.Abs("../../../examples"))
 	args := []string{"build", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"), "-o", dir + "/"}
 	for _, name := range names {
 		put(filepath.Join(root, name, "usage_of_the_soak.go"), "usage.go", usageSource)
 		args = append(args, "github.com/svidkit/svidkit/examples/"+name)
 	}
 	if clock {
-		goroot, err := exec.Command("go", "env", "GOROOT").Output()
-		require.NoError(t, err)
+		goroot := must.Do(exec.Command("go", "env", "GOROOT").Output())
 		std := filepath.Join(strings.TrimSpace(string(goroot)), "src/time")
-		text, err := os.ReadFile(filepath.Join(std, "time.go"))
-		require.NoError(t, err)
+		text := must.Do(os.ReadFile(filepath.Join(std, "time.go")))
 		const now = "func Now() Time {\n\tsec, nsec, mono := runtimeNow()\n"
 		require.Contains(t, string(text), now)
 		put(filepath.Join(std, "time.go"), "time.go", strings.Replace(string(text), now, now+"\tsec += *set\n", 1))
 		put(filepath.Join(std, "clock_of_the_soak.go"), "clock.go", clockSource)
 	}
-	text, err := json.Marshal(map[string]any{"Replace": replaced})
-	require.NoError(t, err)
+	text := must.Do(json.Marshal(map[string]any{"Replace": replaced}))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600))
 	out, err := exec.Command("go", args...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -132,8 +129,7 @@ type watched struct {
 
 func newWatched(t *testing.T, dir, name string, env []string, args ...string) *watched {
 	t.Helper()
-	clock, err := os.OpenFile(filepath.Join(dir, name+".clock"), os.O_CREATE|os.O_RDWR, 0o600)
-	require.NoError(t, err)
+	clock := must.Do(os.OpenFile(filepath.Join(dir, name+".clock"), os.O_CREATE|os.O_RDWR, 0o600))
 	t.Cleanup(func() { _ = clock.Close() })
 	w := &watched{t: t, name: name, dir: dir, path: filepath.Join(dir, name), args: args, clock: clock}
 	w.env = append(slices.Clone(env), "PATH=/bin:/usr/bin", clockKey+"="+clock.Name(), usageKey+"="+filepath.Join(dir, name+".usage"))
@@ -149,8 +145,7 @@ func newWatched(t *testing.T, dir, name string, env []string, args ...string) *w
 }
 
 func (w *watched) start() {
-	log, err := os.OpenFile(filepath.Join(w.dir, w.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	require.NoError(w.t, err)
+	log := must.Do(os.OpenFile(filepath.Join(w.dir, w.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer log.Close()
 	w.cmd = exec.Command("/bin/sh", append([]string{"-c", fmt.Sprint("ulimit -n ", descriptors, ` && exec "$0" "$@"`), w.path}, w.args...)...)
 	w.cmd.Env, w.cmd.Stderr = w.env, log
@@ -168,8 +163,7 @@ func (w *watched) signal(s os.Signal) {
 
 // ahead sets the wall clock of the program.
 func (w *watched) ahead(seconds int64) {
-	_, err := w.clock.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(seconds)), 0)
-	require.NoError(w.t, err)
+	must.Do(w.clock.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(seconds)), 0))
 }
 
 // sample reads what the program has last written of itself.
@@ -206,8 +200,7 @@ const (
 
 func newRelay(t *testing.T, to string) *relay {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	r := &relay{to: to, addr: l.Addr().String(), conns: map[net.Conn]bool{}}
 	t.Cleanup(func() { _ = l.Close(); r.cut() })
 	go func() {
@@ -286,8 +279,7 @@ func TestFaults(t *testing.T) {
 		rounds.Slow(t)
 	}
 	const life = 30 * time.Second
-	dir, err := os.MkdirTemp("", "svidkit-faults")
-	require.NoError(t, err)
+	dir := must.Do(os.MkdirTemp("", "svidkit-faults"))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o755))
 	buildWatched(t, dir, *long, "ca", "agent")
@@ -312,13 +304,11 @@ func TestFaults(t *testing.T) {
 	token := filepath.Join(root, "var/run/secrets/tokens/istio-token")
 	require.NoError(t, os.MkdirAll(filepath.Dir(token), 0o755))
 	writeToken := func() { // of a CA without Kubernetes, which has another secret at each start
-		secret, err := os.ReadFile(filepath.Join(state, "token-secret"))
-		require.NoError(t, err)
+		secret := must.Do(os.ReadFile(filepath.Join(state, "token-secret")))
 		require.NoError(t, os.WriteFile(token, fmt.Appendf(nil, "%s:demo/web", secret), 0o600))
 	}
 	writeToken()
-	roots, err := os.ReadFile(filepath.Join(state, "root-cert.pem"))
-	require.NoError(t, err)
+	roots := must.Do(os.ReadFile(filepath.Join(state, "root-cert.pem")))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "roots.pem"), roots, 0o600))
 	_, debug, err := net.SplitHostPort(ports[4])
 	require.NoError(t, err)
@@ -346,12 +336,8 @@ func TestFaults(t *testing.T) {
 			targets[i].Pause = 10 * time.Second
 		}
 	}
-	text, err := json.Marshal(targets)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), text, 0o644))
-	self, err := os.ReadFile("/proc/self/exe")
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), self, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), must.Do(json.Marshal(targets)), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), must.Do(os.ReadFile("/proc/self/exe")), 0o755))
 	attack := start(t, filepath.Join(dir, "test"), dir, "siege", badUser)
 
 	// The faults. Each is over after some seconds, and then what it was done to must be well again.
@@ -382,8 +368,7 @@ func TestFaults(t *testing.T) {
 		faults = append(faults, fault{name: "disk full", begin: func() {
 			f, err := os.Create(full)
 			if assert.NoError(t, err) {
-				_, err = io.Copy(f, neverEnding{})
-				assert.ErrorIs(t, err, syscall.ENOSPC)
+				assert.ErrorIs(t, must.Err(io.Copy(f, neverEnding{})), syscall.ENOSPC)
 				_ = f.Close()
 			}
 		}, end: func() { assert.NoError(t, os.Remove(full)) }})

@@ -27,6 +27,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -51,10 +52,7 @@ const attackers = 600 // connections to each target, of one user
 // siege holds attackers connections to each target until its input ends: idle, half a request, half a body, and half a TLS
 // handshake. It opens others for those that it loses. A line that it reads is answered with how many it holds of each.
 func siege(_ context.Context, dir string, in *bufio.Scanner) error {
-	text, err := os.ReadFile(filepath.Join(dir, "targets"))
-	if err != nil {
-		return err
-	}
+	text := must.Do(os.ReadFile(filepath.Join(dir, "targets")))
 	var targets []target
 	if err := json.Unmarshal(text, &targets); err != nil {
 		return err
@@ -208,8 +206,7 @@ func identityEnd(ctx context.Context, socket string) (time.Time, error) {
 func free(t *testing.T, n int) (addrs []string) {
 	t.Helper()
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 		defer l.Close()
 		addrs = append(addrs, l.Addr().String())
 	}
@@ -224,8 +221,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	t.Helper()
 	const life = programLife
 	programs := programtest.Build(t, "ca", "agent", "workload-agent", "linkerd-proxy", "service", "athenz-agent", "athenz-provider", "athenz-sia")
-	dir, err := os.MkdirTemp("", "svidkit-siege") // and not t.TempDir, which the attacker may not enter
-	require.NoError(t, err)
+	dir = must.Do(os.MkdirTemp("", "svidkit-siege")) // and not t.TempDir, which the attacker may not enter
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o755))
 	ports := free(t, 9)
@@ -239,8 +235,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	root := filepath.Join(dir, "agent")
 	token := filepath.Join(root, "var/run/secrets/tokens/istio-token")
 	require.NoError(t, os.MkdirAll(filepath.Dir(token), 0o755))
-	secret, err := os.ReadFile(filepath.Join(state, "token-secret"))
-	require.NoError(t, err)
+	secret := must.Do(os.ReadFile(filepath.Join(state, "token-secret")))
 	require.NoError(t, os.WriteFile(token, fmt.Appendf(nil, "%s:demo/web", secret), 0o600))
 	_, debug, err := net.SplitHostPort(ports[4])
 	require.NoError(t, err)
@@ -264,8 +259,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 
 	// The proxy of a mesh, and its application.
 	mesh := meshtest.New(t, meshtest.Options{Life: 3 * life}) // a proxy waits 10 s at least
-	app, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	app := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") })}
 	go func() { _ = server.Serve(app) }()
 	t.Cleanup(func() { _ = server.Close() })
@@ -378,12 +372,8 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 		}},
 		{Name: "workload-agent: admin", program: machine, Path: "/metrics", Network: "tcp", Addr: ports[7], good: get("http://" + ports[7] + "/ready")},
 	}
-	text, err := json.Marshal(targets)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), text, 0o644))
-	self, err := os.ReadFile("/proc/self/exe")
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), self, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), must.Do(json.Marshal(targets)), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), must.Do(os.ReadFile("/proc/self/exe")), 0o755))
 	return dir, targets
 }
 
@@ -407,17 +397,10 @@ func workloadSVID(ctx context.Context, socket string) (*spiffe.SVID, error) {
 func keyPair(t *testing.T, addr, roots, token string) []byte {
 	t.Helper()
 	endpoint := caclient.Endpoint{URL: "https://" + addr, TrustDomain: spiffe.MustParseTrustDomain("example.org"), RootsFile: roots, TokenFile: token}
-	issuer, err := istioca.New(istioca.Options{Endpoint: endpoint})
-	require.NoError(t, err)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
-	chain, err := issuer.Sign(t.Context(), csr, time.Hour)
-	require.NoError(t, err)
-	text, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
-	return append(pki.MarshalCertificatesPEM(chain...), text...)
+	issuer := must.Do(istioca.New(istioca.Options{Endpoint: endpoint}))
+	key := must.Do(pki.NewKey(pki.ECDSAP256))
+	chain := must.Do(issuer.Sign(t.Context(), must.Do(pki.NewCSR(key, pki.CSROptions{})), time.Hour))
+	return append(pki.MarshalCertificatesPEM(chain...), must.Do(pki.MarshalPrivateKeyPEM(key))...)
 }
 
 // TestPrograms: with 512 descriptors each, and each of their ports and sockets held by 600 connections of one local user, the

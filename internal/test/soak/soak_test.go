@@ -37,6 +37,7 @@ import (
 	clientistioca "github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -120,10 +121,8 @@ func start(t *testing.T, binary, dir, role string, user uint32) *process {
 	if user != 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	}
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	in := must.Do(cmd.StdinPipe())
+	out := must.Do(cmd.StdoutPipe())
 	require.NoError(t, cmd.Start())
 	p := &process{cmd: cmd, in: in, out: bufio.NewScanner(out)}
 	t.Cleanup(func() { p.stop() })
@@ -132,8 +131,7 @@ func start(t *testing.T, binary, dir, role string, user uint32) *process {
 
 func (p *process) ask(t *testing.T, question string, answer any) {
 	t.Helper()
-	_, err := io.WriteString(p.in, question+"\n")
-	require.NoError(t, err)
+	must.Do(io.WriteString(p.in, question+"\n"))
 	require.True(t, p.out.Scan(), "the process has ended")
 	require.NoError(t, json.Unmarshal(p.out.Bytes(), answer))
 }
@@ -174,10 +172,7 @@ func TestSoak(t *testing.T) {
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // the clients are other users
 		require.NoError(t, os.Chmod(d, 0o755))
 	}
-	self, err := os.Executable()
-	require.NoError(t, err)
-	data, err := os.ReadFile(self)
-	require.NoError(t, err)
+	data := must.Do(os.ReadFile(must.Do(os.Executable())))
 	binary := filepath.Join(dir, "soak")
 	require.NoError(t, os.WriteFile(binary, data, 0o755))
 
@@ -242,10 +237,7 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 	})
 	apiServer := httptest.NewServer(api)
 	defer apiServer.Close()
-	authority, err := ca.New(ca.Config{TrustDomain: td, Logger: log})
-	if err != nil {
-		return err
-	}
+	authority := must.Do(ca.New(ca.Config{TrustDomain: td, Logger: log}))
 	options := &istioca.Options{}
 	k := caserver.Kubernetes{TrustDomain: td, API: kube.ReviewerOptions{APIServer: apiServer.URL, HTTPClient: apiServer.Client()}}
 	if _, err := k.Set(options, nil); err != nil {
@@ -253,37 +245,22 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 	}
 	ready := make(chan struct{})
 	serverID, localhost := spiffe.MustParseID("spiffe://example.org/ca"), pki.DNSSAN("localhost")
-	own, err := local.NewServer(authority, serverID, localhost)
-	if err != nil {
-		return err
-	}
+	own := must.Do(local.NewServer(authority, serverID, localhost))
 	identity, err := secretcache.Start(ctx, secretcache.Config{ID: serverID, CA: own, Names: []pki.SAN{localhost}, Logger: log})
 	if err != nil {
 		return err
 	}
 	defer identity.Close()
-	server, err := caserver.New(caserver.Options{
+	server := must.Do(caserver.New(caserver.Options{
 		CA: authority, TrustDomain: td, Identity: identity,
 		Istio: options, RootsFile: filepath.Join(dir, "roots.pem"), Ready: func() { close(ready) }, Logger: log,
-	})
-	if err != nil {
-		return err
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
+	}))
+	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	if err := os.WriteFile(filepath.Join(dir, "ca"), []byte(l.Addr().String()), 0o644); err != nil {
 		return err
 	}
-	forWeb, err := local.New(authority, web)
-	if err != nil {
-		return err
-	}
-	manager, err := secretcache.New(secretcache.Config{ID: web, CA: forWeb, Lifetime: time.Minute, Logger: log})
-	if err != nil {
-		return err
-	}
+	forWeb := must.Do(local.New(authority, web))
+	manager := must.Do(secretcache.New(secretcache.Config{ID: web, CA: forWeb, Lifetime: time.Minute, Logger: log}))
 	entitled := func(ctx context.Context) error {
 		if peer, ok := unixsocket.PeerFromContext(ctx); !ok || peer.UID != goodUser {
 			return errors.New("no entry for this user")
@@ -345,10 +322,7 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		open, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			return err
-		}
+		open := must.Do(os.ReadDir("/proc/self/fd"))
 		mu.Lock()
 		say(usage{Goroutines: runtime.NumGoroutine(), Descriptors: len(open), Heap: m.HeapAlloc, PeakHeap: max(peak, m.HeapAlloc)})
 		peak = 0
@@ -361,14 +335,8 @@ func socketPath(dir string) string { return filepath.Join(dir, "agent.sock") }
 
 // caClient returns a client of the CA with a token. Its connections come from that address.
 func caClient(dir, token string, from net.IP) (*clientistioca.CA, error) {
-	addr, err := os.ReadFile(filepath.Join(dir, "ca"))
-	if err != nil {
-		return nil, err
-	}
-	roots, err := os.ReadFile(filepath.Join(dir, "roots.pem"))
-	if err != nil {
-		return nil, err
-	}
+	addr := must.Do(os.ReadFile(filepath.Join(dir, "ca")))
+	roots := must.Do(os.ReadFile(filepath.Join(dir, "roots.pem")))
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(roots)
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}
@@ -380,10 +348,7 @@ func caClient(dir, token string, from net.IP) (*clientistioca.CA, error) {
 }
 
 func newCSR() (*pki.CSR, error) {
-	key, err := pki.NewKey(pki.ECDSAP256)
-	if err != nil {
-		return nil, err
-	}
+	key := must.Do(pki.NewKey(pki.ECDSAP256))
 	return pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web)}})
 }
 
@@ -391,19 +356,10 @@ func newCSR() (*pki.CSR, error) {
 // what they measured.
 func behave(ctx context.Context, dir string, in *bufio.Scanner) error {
 	agent := sds.NewClient(sds.UnixClient(socketPath(dir)), "http://localhost")
-	api, err := workloadapi.NewClient("unix://"+socketPath(dir), nil)
-	if err != nil {
-		return err
-	}
+	api := must.Do(workloadapi.NewClient("unix://"+socketPath(dir), nil))
 	defer api.CloseIdleConnections()
-	authority, err := caClient(dir, goodToken, net.IPv4(127, 0, 0, 1))
-	if err != nil {
-		return err
-	}
-	csr, err := newCSR()
-	if err != nil {
-		return err
-	}
+	authority := must.Do(caClient(dir, goodToken, net.IPv4(127, 0, 0, 1)))
+	csr := must.Do(newCSR())
 	work := map[string]func(ctx context.Context) error{
 		"SDS": func(ctx context.Context) error {
 			for _, err := range agent.Watch(ctx, "default") {
@@ -423,10 +379,7 @@ func behave(ctx context.Context, dir string, in *bufio.Scanner) error {
 		},
 	}
 	for in.Scan() {
-		d, err := time.ParseDuration(in.Text())
-		if err != nil {
-			return err
-		}
+		d := must.Do(time.ParseDuration(in.Text()))
 		result := latencies{P50: map[string]time.Duration{}, P99: map[string]time.Duration{}, Count: map[string]int{}}
 		var mu sync.Mutex
 		var wg sync.WaitGroup
@@ -516,10 +469,7 @@ func names(ctx context.Context, dir string, in *bufio.Scanner) error {
 func streams(ctx context.Context, dir string, in *bufio.Scanner) error {
 	ctx = until(ctx, in)
 	for range 20 {
-		api, err := workloadapi.NewClient("unix://"+socketPath(dir), nil)
-		if err != nil {
-			return err
-		}
+		api := must.Do(workloadapi.NewClient("unix://"+socketPath(dir), nil))
 		defer api.CloseIdleConnections()
 		for range 100 {
 			go func() {
@@ -541,15 +491,9 @@ func streams(ctx context.Context, dir string, in *bufio.Scanner) error {
 // tokens asks the CA for certificates, with 100 tokens a second that are good for nothing.
 func tokens(ctx context.Context, dir string, in *bufio.Scanner) error {
 	ctx = until(ctx, in)
-	csr, err := newCSR()
-	if err != nil {
-		return err
-	}
+	csr := must.Do(newCSR())
 	for n := range 20 {
-		authority, err := caClient(dir, fmt.Sprint("bad", n), net.IPv4(127, 0, 0, 2))
-		if err != nil {
-			return err
-		}
+		authority := must.Do(caClient(dir, fmt.Sprint("bad", n), net.IPv4(127, 0, 0, 2)))
 		go func() {
 			for ctx.Err() == nil {
 				_, _ = authority.Sign(ctx, csr, 0)
