@@ -533,8 +533,10 @@ func testRegistrationAuthority(t *testing.T, c *cluster) {
 	t.Run("no signer", func(t *testing.T) {
 		c.Account(t, namespace, "other")
 		grant(t, c.Cluster, namespace, "other", "ClusterRole", strings.ReplaceAll(documented(t, "pki/ra"), signerName, "example.com/none"))
-		a := s.registration(t, c.ClientOf(t, namespace, "other"), func(c *ra.Config) { c.Signer, c.Timeout = "example.com/none", 2*time.Second })
-		_, err := a.Sign(t.Context(), ca.Request{CSR: csrFor(t, webID), ID: webID})
+		a := s.registration(t, c.ClientOf(t, namespace, "other"), func(c *ra.Config) { c.Signer = "example.com/none" })
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err := a.Sign(ctx, ca.Request{CSR: csrFor(t, webID), ID: webID})
 		assert.ErrorIs(t, err, spiffe.ErrNotReady)
 		assert.ErrorContains(t, err, "does the signer")
 		assert.Zero(t, s.pending(t, namespace, "other"))
