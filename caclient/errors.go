@@ -61,7 +61,7 @@ var _ retry.Error = (*Error)(nil)
 // MayPass is set. Package secretcache plans by it, and so can callers, who find it in any error of a CA with
 // [errors.AsType].
 func (e *Error) Retryable() (after time.Duration, ok bool) {
-	if e.Kind == ErrUnavailable || e.MayPass { //nolint:errorlint // the kind itself
+	if e.Kind == ErrUnavailable || e.MayPass { // the kind itself
 		return e.RetryAfter, true
 	}
 	return 0, false

@@ -200,7 +200,7 @@ func testEnvoyKinds(t *testing.T, api string) {
 
 	// get makes a request in a new connection.
 	get := func(listener string, c *tls.Certificate) error {
-		config := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // the client is what is verified
+		config := &tls.Config{InsecureSkipVerify: true} // the client is what is verified
 		if c != nil {
 			config.Certificates = []tls.Certificate{*c}
 		}
@@ -248,7 +248,7 @@ func testEnvoyKinds(t *testing.T, api string) {
 	sessions := tls.NewLRUClientSessionCache(1)
 	resumes := func(version uint16) bool {
 		c, err := tls.Dial("tcp", e.ListenerAddr("tickets", patient), &tls.Config{
-			InsecureSkipVerify: true, ServerName: "x", ClientSessionCache: sessions, MinVersion: version, MaxVersion: version, //nolint:gosec // a test
+			InsecureSkipVerify: true, ServerName: "x", ClientSessionCache: sessions, MinVersion: version, MaxVersion: version, // a test
 		})
 		require.NoError(t, err)
 		defer c.Close()

@@ -157,7 +157,7 @@ func (e *edge) put(secrets ...*pki.Secret) {
 func (e *edge) dial(name string) (c *tls.Conn, took time.Duration, err error) {
 	begin := time.Now()
 	c, err = tls.DialWithDialer(&net.Dialer{Timeout: patient}, "tcp", e.addr, &tls.Config{
-		InsecureSkipVerify: true, ServerName: name, Certificates: []tls.Certificate{e.client}, //nolint:gosec // the caller looks
+		InsecureSkipVerify: true, ServerName: name, Certificates: []tls.Certificate{e.client}, // the caller looks
 	})
 	if took = time.Since(begin); err == nil {
 		err = says(c, "ok")
@@ -220,7 +220,7 @@ func ownMemory() int {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return int(m.HeapAlloc + m.StackInuse) //nolint:gosec // it fits
+	return int(m.HeapAlloc + m.StackInuse) // it fits
 }
 
 // load connects for names of the first n workloads until stop is called, which returns the failures.
@@ -324,7 +324,7 @@ func testOnDemand(t *testing.T, e *edge, n int, one bool) {
 	// A resumed session would go on with a certificate that was withdrawn.
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		config := &tls.Config{
-			InsecureSkipVerify: true, ServerName: serverName(0), Certificates: []tls.Certificate{e.client}, //nolint:gosec // as above
+			InsecureSkipVerify: true, ServerName: serverName(0), Certificates: []tls.Certificate{e.client}, // as above
 			MinVersion: version, MaxVersion: version, ClientSessionCache: tls.NewLRUClientSessionCache(2),
 		}
 		for range 2 {

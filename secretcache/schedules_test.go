@@ -431,7 +431,7 @@ func (w *world) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	mode := w.mode
 	w.mu.Unlock()
 	if mode.kind == "garbage" && mode.n%2 == 0 {
-		return nil, nil //nolint:nilnil // which is the garbage
+		return nil, nil // which is the garbage
 	}
 	set, err := w.ca.FetchBundles(ctx)
 	w.mu.Lock()

@@ -147,7 +147,7 @@ func (p *keyCache) fetch(ctx context.Context, path string, l *limit.Limiter) (cr
 	}
 	err := jsonapi.Call(ctx, p.client, http.MethodGet, p.url+path, nil, &body)
 	if e, ok := errors.AsType[*jsonapi.StatusError](err); ok && e.Code == http.StatusNotFound {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil // there is none
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask ZTS for a public key: %w", err)

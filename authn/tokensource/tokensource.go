@@ -95,7 +95,7 @@ type noToken struct{ reason error }
 func (e *noToken) Error() string { return "no token: " + e.reason.Error() }
 func (e *noToken) Unwrap() error { return e.reason }
 
-//nolint:errorlint // themselves
+// themselves
 func (e *noToken) Is(target error) bool { return target == ErrNoToken || target == fs.ErrNotExist }
 
 // Source gives tokens. It is safe for concurrent use. However it is printed, the token does not show.

@@ -64,7 +64,7 @@ func TestStaticAndFile(t *testing.T) {
 				for _, e := range []error{tokensource.ErrNoToken, tokensource.ErrExpired} {
 					assert.Equal(t, e == c.is, errors.Is(err, e), "%v", e)
 				}
-				assert.Equal(t, c.is == tokensource.ErrNoToken, errors.Is(err, fs.ErrNotExist)) //nolint:errorlint // of the table
+				assert.Equal(t, c.is == tokensource.ErrNoToken, errors.Is(err, fs.ErrNotExist)) // of the table
 			}
 		})
 	}

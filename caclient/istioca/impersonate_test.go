@@ -138,7 +138,7 @@ func newNode(t testing.TB, pods int) *node {
 	var protocols http.Protocols
 	protocols.SetHTTP2(true)
 	tr := &http.Transport{Protocols: &protocols, TLSClientConfig: &tls.Config{
-		MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, //nolint:gosec // who the server is does not matter here
+		MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, // who the server is does not matter here
 	}}
 	t.Cleanup(tr.CloseIdleConnections)
 	n.ca = istioca.Options{

@@ -144,7 +144,7 @@ func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
 		return &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			ServerName:         certifier,
-			InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies a name that no host may have
+			InsecureSkipVerify: true, // VerifyConnection verifies a name that no host may have
 			VerifyConnection: func(state tls.ConnectionState) error {
 				_, err := c.want.Verify(state.PeerCertificates, anchors, spiffe.ServerRole, time.Now())
 				if err != nil {
@@ -266,7 +266,7 @@ func (c *CA) name(csr *pki.CSR) (string, error) {
 
 // callError gives an error the meaning that its code has in this API.
 func (c *CA) callError(failure, cause error) error {
-	e, ok := failure.(*caclient.Error) //nolint:errorlint // it was made by carpc
+	e, ok := failure.(*caclient.Error) // it was made by carpc
 	if !ok {
 		return failure
 	}

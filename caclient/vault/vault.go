@@ -287,7 +287,7 @@ func (c *CA) call(ctx context.Context, r caconn.Request, token string, answer an
 	s, ok := errors.AsType[*caconn.Status](err)
 	if told && ok {
 		refine(e, s, token != "" || r.Op == "sign")
-		if e.Kind == caclient.ErrUnavailable { //nolint:errorlint // the kind itself
+		if e.Kind == caclient.ErrUnavailable { // the kind itself
 			c.conn.Reconnect() // a proxy in front may choose another server
 		}
 	}

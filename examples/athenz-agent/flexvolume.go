@@ -63,7 +63,7 @@ func mountVolume(s program.Settings, path, options string) error {
 	seen := filepath.Join(s.Text("VOLUMES_DIR"), handle, "mount")
 	err = cmp.Or( // in this order; each is tried, and all of them are undone
 		os.MkdirAll(path, 0o750),
-		os.MkdirAll(filepath.Join(seen, "connect"), 0o755), //nolint:gosec // each user in the pod may enter
+		os.MkdirAll(filepath.Join(seen, "connect"), 0o755), // each user in the pod may enter
 		bind(seen, path),
 		bind(filepath.Dir(s.Text("AGENT_SOCKET")), filepath.Join(path, "connect")),
 	)

@@ -238,7 +238,7 @@ func (o *options) find(ctx context.Context, destinations *linkerdproxy.Destinati
 		defer cancel()
 		all, err := destinations.Endpoints(ctx, host)
 		if err == nil {
-			e := all[rand.IntN(len(all))] //nolint:gosec // which one is no secret
+			e := all[rand.IntN(len(all))] // which one is no secret
 			return endpoint{e.Addr.String(), e.Identity, e.ServerName}, nil
 		}
 		if why = err; !errors.Is(err, fs.ErrNotExist) {

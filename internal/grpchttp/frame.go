@@ -42,7 +42,7 @@ func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int
 		if from = max(from, uncounted); grow == nil || to <= from {
 			return nil
 		}
-		return grow(int(to - from)) //nolint:gosec // at most limit
+		return grow(int(to - from)) // at most limit
 	}
 	have := min(size, firstRead)
 	if err := more(0, have); err != nil {

@@ -106,14 +106,14 @@ func (f *Field) Bytes(to *[]byte) {
 // Int64 sets to to the value of an int64.
 func (f *Field) Int64(to *int64) {
 	if f.Type == protowire.VarintType {
-		*to = int64(f.Value) //nolint:gosec // negative numbers are encoded so
+		*to = int64(f.Value) // negative numbers are encoded so
 	}
 }
 
 // Int32 sets to to the value of an int32.
 func (f *Field) Int32(to *int32) {
 	if f.Type == protowire.VarintType {
-		*to = int32(f.Value) //nolint:gosec // generated code drops the upper bits, too
+		*to = int32(f.Value) // generated code drops the upper bits, too
 	}
 }
 

@@ -387,13 +387,13 @@ func (q queue[T]) Len() int           { return len(q) }
 func (q queue[T]) Less(i, j int) bool { return q[i].entry().due < q[j].entry().due }
 func (q queue[T]) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
-	q[i].entry().index, q[j].entry().index = int32(i+1), int32(j+1) //nolint:gosec // entries fit into memory
+	q[i].entry().index, q[j].entry().index = int32(i+1), int32(j+1) // entries fit into memory
 }
 
 func (q *queue[T]) Push(x any) {
 	e := x.(T)
 	*q = append(*q, e)
-	e.entry().index = int32(len(*q)) //nolint:gosec // entries fit into memory
+	e.entry().index = int32(len(*q)) // entries fit into memory
 }
 
 func (q *queue[T]) Pop() any {

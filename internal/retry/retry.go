@@ -33,7 +33,7 @@ const (
 // refusal for good wins over a wait, and the longest wait over none; their order does not matter. [ErrNotReady] means
 // [Again].
 func After(err error) (wait time.Duration, advice Advice) {
-	switch e := err.(type) { //nolint:errorlint // this node of the tree
+	switch e := err.(type) { // this node of the tree
 	case Error:
 		after, again := e.Retryable()
 		if !again {
@@ -49,7 +49,7 @@ func After(err error) (wait time.Duration, advice Advice) {
 		}
 		return wait, advice
 	}
-	if err == ErrNotReady { //nolint:errorlint // this node of the tree
+	if err == ErrNotReady { // this node of the tree
 		return 0, Again
 	}
 	return 0, Unknown

@@ -35,7 +35,7 @@ func connect(t *testing.T, first int32, protos ...string) (client, server *tls.C
 	})
 	raw, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
-	client, err = tlsalert.Client(t.Context(), raw, &tls.Config{InsecureSkipVerify: true, NextProtos: protos}, first) //nolint:gosec // the server is of this test
+	client, err = tlsalert.Client(t.Context(), raw, &tls.Config{InsecureSkipVerify: true, NextProtos: protos}, first) // the server is of this test
 	require.NoError(t, err)
 	wg.Wait()
 	t.Cleanup(func() { _ = client.Close(); _ = below.Close() })

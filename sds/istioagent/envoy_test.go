@@ -88,7 +88,7 @@ func TestEnvoy(t *testing.T) {
 	require.Eventually(t, func() bool {
 		svid := must.Do(a.Source().SVID())
 		conn, err := tls.Dial("tcp", at, &tls.Config{RootCAs: c.authority.Bundle().CertPool(), InsecureSkipVerify: true,
-			Certificates: []tls.Certificate{*svid.TLSCertificate()}}) //nolint:gosec // the certificate is compared
+			Certificates: []tls.Certificate{*svid.TLSCertificate()}}) // the certificate is compared
 		if err != nil {
 			return false
 		}

@@ -66,7 +66,7 @@ func startFaulty(t testing.TB, fault func(f *faulty, name string, s *pki.Secret)
 	h := must.Do(sds.NewHandler(f, nil))
 	dir := must.Do(os.MkdirTemp("", "sds"))
 	l := must.Do(net.Listen("unix", filepath.Join(dir, "s")))
-	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} //nolint:gosec // a test
+	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} // a test
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan struct{})
 	go func() {

@@ -64,7 +64,7 @@ func listen(t testing.TB, h http.Handler) (path string) {
 	dir := must.Do(os.MkdirTemp("", "sds")) // short enough for a socket
 	path = filepath.Join(dir, "s")
 	l := must.Do(net.Listen("unix", path))
-	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} //nolint:gosec // a test
+	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} // a test
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan struct{})

@@ -173,7 +173,7 @@ func TestMiddlewarePeer(t *testing.T) {
 	}
 	assert.Equal(t, http.StatusOK, get(as(webID.Path())).StatusCode)
 	assert.Empty(t, log.String())
-	anonymous := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the server is of this test
+	anonymous := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // the server is of this test
 	t.Cleanup(anonymous.CloseIdleConnections)
 	for who, rt := range map[string]*http.Transport{"the client of the connection is ": as(webID.Path() + "/x"), "presented no certificate": anonymous} {
 		resp := get(rt)

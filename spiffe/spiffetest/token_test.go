@@ -66,6 +66,6 @@ func TestServe(t *testing.T) {
 		body := must.Get(io.ReadAll(resp.Body))(t)
 		assert.Equal(t, web.ID().String(), string(body))
 	})
-	_, err = client.Get(url) //nolint:bodyclose // there is none
+	_, err = client.Get(url) // there is none
 	assert.Error(t, err)
 }

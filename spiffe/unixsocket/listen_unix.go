@@ -33,7 +33,7 @@ func listenUnix(root *os.Root, dir, name string, mode fs.FileMode) (l net.Listen
 	if err := root.Mkdir(folder, 0o700); err != nil {
 		return nil, nil, err
 	}
-	defer root.Remove(folder) //nolint:errcheck // if it is not empty, it is not what was made
+	defer root.Remove(folder) // if it is not empty, it is not what was made
 	inside, err := openFolder(root, folder)
 	if err != nil {
 		return nil, nil, err
@@ -138,7 +138,7 @@ func bind(inside *os.Root, path, byDescriptor string, mode fs.FileMode) (net.Lis
 
 // publish gives the socket that is called made in the directory inside its name in root.
 func publish(root, inside *os.Root, folder, made, name string) (fs.FileInfo, error) {
-	defer inside.Remove(made) //nolint:errcheck // after Rename it is not there
+	defer inside.Remove(made) // after Rename it is not there
 	own, err := inside.Lstat(made)
 	if err != nil {
 		return nil, err

@@ -134,13 +134,13 @@ func issuerError(id spiffe.ID, err error) error {
 
 // hasFailed reports whether err is a failure of a part, and neither an answer nor the end of the call.
 func hasFailed(ctx context.Context, err error) bool {
-	e, ok := err.(*callError) //nolint:errorlint // not one that a hook has wrapped
+	e, ok := err.(*callError) // not one that a hook has wrapped
 	return ok && e.failed && ctx.Err() == nil
 }
 
 // told returns the status that the caller is told of err. It logs refusals and failures.
 func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
-	switch e := err.(type) { //nolint:errorlint // not one that a hook has wrapped
+	switch e := err.(type) { // not one that a hook has wrapped
 	case nil, *grpchttp.Error:
 		return err
 	case *callError:

@@ -267,7 +267,7 @@ func Refused(err error) bool {
 // send; missing is nil if there was one.
 func ExplainMissing(err, missing error) {
 	e, ok := errors.AsType[*caclient.Error](err)
-	if ok && missing != nil && e.Kind == caclient.ErrUnauthenticated { //nolint:errorlint // the kind itself
+	if ok && missing != nil && e.Kind == caclient.ErrUnauthenticated { // the kind itself
 		e.Err = fmt.Errorf("%w (there was no token to send: %w)", e.Err, missing)
 	}
 }
@@ -449,7 +449,7 @@ func (c *Conn) judge(r Request, resp *http.Response, body []byte) ([]byte, error
 		s.Message = bearer.Redact(r.Message(body), r.Secrets...)
 	}
 	e := c.Error(r.Op, kindOf(s.Code), s)
-	if e.Kind == caclient.ErrUnavailable { //nolint:errorlint // the kind itself
+	if e.Kind == caclient.ErrUnavailable { // the kind itself
 		e.RetryAfter = kube.RetryAfter(resp.Header)
 	}
 	switch e.Kind {

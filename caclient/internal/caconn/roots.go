@@ -230,7 +230,7 @@ func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
 		}
 		return b, nil
 	}
-	return nil, nil //nolint:nilnil // there is no source
+	return nil, nil // there is no source
 }
 
 // ReadBundle returns the CA certificates in a file as the bundle of a trust domain.

@@ -447,8 +447,8 @@ func TestAgentWire(t *testing.T) {
 	assert.Equal(t, http.StatusForbidden, code)
 
 	// What is known of a volume is damaged: no file's path, with the handle in it, is told or logged.
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "context.json"), []byte("x"), 0o666)) //nolint:gosec // a wrong mode
-	require.NoError(t, os.Chmod(filepath.Join(folder, "context.json"), 0o666))                  //nolint:gosec // a wrong mode
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "context.json"), []byte("x"), 0o666)) // a wrong mode
+	require.NoError(t, os.Chmod(filepath.Join(folder, "context.json"), 0o666))                  // a wrong mode
 	for _, op := range []string{"init", "refresh"} {
 		code, text = call(t, agent, http.MethodPost, "/v1/"+op+"/"+handle, own)
 		assert.GreaterOrEqual(t, code, 400)

@@ -115,7 +115,7 @@ func (v Volumes) writeID(handle string) error {
 	if err := root.Mkdir("mount", 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	//nolint:gosec // above it only this user may enter, and the pod has nothing else
+	// above it only this user may enter, and the pod has nothing else
 	return root.WriteFile("mount/id", []byte(handle), 0o644)
 }
 

@@ -163,7 +163,7 @@ func TestServerCertificateFromFiles(t *testing.T) {
 	l := new(logs)
 	_, at := serve(t, l, env{}.get, "-tls-cert", cert, "-tls-key", key)
 	presented := func() string {
-		conn, err := tls.Dial("tcp", at.Istio.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // to look
+		conn, err := tls.Dial("tcp", at.Istio.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) // to look
 		require.NoError(t, err)
 		defer conn.Close()
 		return strings.Join(conn.ConnectionState().PeerCertificates[0].DNSNames, ",")

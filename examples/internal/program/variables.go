@@ -98,7 +98,7 @@ const Off = "off"
 // Listen opens the port of a variable, and writes to out where. It returns nil if that is [Off].
 func (s Settings) Listen(name string, out io.Writer) (net.Listener, error) {
 	if s.Text(name) == Off {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil // there is none
 	}
 	l, err := net.Listen("tcp", s.Text(name))
 	if err != nil {

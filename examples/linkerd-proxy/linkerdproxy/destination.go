@@ -111,7 +111,7 @@ func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpo
 	if !t.answered {
 		// The error of the last attempt is text alone: one that wraps fs.ErrNotExist does not mean that there is no
 		// such service.
-		//nolint:errorlint // see above
+		// see above
 		err = fmt.Errorf("%w: %v", cmp.Or(context.Cause(ctx), context.Cause(d.ctx)), err)
 	}
 	if err != nil {
@@ -287,7 +287,7 @@ func readAddr(f *protofield.Field) netip.AddrPort {
 				switch f.Number {
 				case 1: // IPv4
 					f.Fixed(&part[0])
-					//nolint:gosec // it has 32 bits
+					// it has 32 bits
 					ip = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(part[0]))))
 				case 2: // IPv6, in two numbers
 					f.Message(func(f *protofield.Field) { f.Fixed(&part[(f.Number-1)%2]) })

@@ -143,7 +143,7 @@ func parsePeriod(value string) (time.Duration, error) {
 	if err != nil || !ok || n > uint64(math.MaxInt64/unit) {
 		return 0, errors.New("set it to digits and one of ms, s, m, h and d, such as 10s")
 	}
-	return time.Duration(n) * unit, nil //nolint:gosec // bounded above
+	return time.Duration(n) * unit, nil // bounded above
 }
 
 func checkPeriod(value string) error {

@@ -7,6 +7,6 @@ func inMemory(dir string) bool {
 	const tmpfs, ramfs = 0x01021994, 0x858458f6
 	var s syscall.Statfs_t
 	err := syscall.Statfs(dir, &s)
-	kind := uint32(s.Type) //nolint:gosec // which has 32 bits
+	kind := uint32(s.Type) // which has 32 bits
 	return err != nil || kind == tmpfs || kind == ramfs
 }

@@ -117,7 +117,7 @@ func TestCryptography(t *testing.T) {
 	peer := server.Clone()
 	peer.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		hello <- h
-		return nil, nil //nolint:nilnil // the configuration that there is
+		return nil, nil // the configuration that there is
 	}
 	_, _, clientErr, serverErr := shake(t, client, peer)
 	require.NoError(t, errors.Join(clientErr, serverErr))

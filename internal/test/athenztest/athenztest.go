@@ -33,7 +33,7 @@ import (
 // Names in the cluster.
 const (
 	Suffix    = "svc.cluster.local"
-	Secret    = "athenz-init-secret" //nolint:gosec // the name of the key
+	Secret    = "athenz-init-secret" // the name of the key
 	Account   = "frontend"
 	Namespace = "media-sports"
 	Node      = "k8s.admin.k8s-node"

@@ -196,7 +196,7 @@ const serverName = "localhost"
 func (f *Fake) Endpoint() caclient.Endpoint {
 	t := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{
 		MinVersion:         tls.VersionTLS12,
-		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection does it with the roots of the moment
+		InsecureSkipVerify: true, // VerifyConnection does it with the roots of the moment
 		VerifyConnection: func(state tls.ConnectionState) error {
 			above := x509.NewCertPool() // of a CA that is an intermediate
 			for _, c := range state.PeerCertificates[1:] {

@@ -179,7 +179,7 @@ func (d *meshDemo) show(ctx context.Context) {
 	d.mesh.Delete("web")
 	d.until(ctx, func() bool { return d.status(web, "live") == http.StatusServiceUnavailable })
 	d.probe(web, "live", http.StatusServiceUnavailable)
-	c, err := tls.Dial("tcp", web.inbound, &tls.Config{ServerName: name, InsecureSkipVerify: true}) //nolint:gosec // it is to fail
+	c, err := tls.Dial("tcp", web.inbound, &tls.Config{ServerName: name, InsecureSkipVerify: true}) // it is to fail
 	if err == nil {
 		_ = c.Close()
 	}

@@ -51,7 +51,7 @@ func (denied) Withdrawn() bool { return true }
 type noToken struct{ denied }
 
 func (noToken) Error() string        { return "no token for this caller" }
-func (noToken) Is(target error) bool { return target == ErrDenied } //nolint:errorlint // itself
+func (noToken) Is(target error) bool { return target == ErrDenied } // itself
 
 // Profile says how the responses of a profile are laid out.
 type Profile struct {

@@ -189,7 +189,7 @@ func (s *Service) answer(ctx context.Context, c *Call) (response []byte, err err
 	defer func() {
 		switch p := recover(); p {
 		case nil:
-		case http.ErrAbortHandler: //nolint:errorlint // the very value, as in net/http
+		case http.ErrAbortHandler: // the very value, as in net/http
 			panic(p)
 		default: // of a part that the embedder supplied
 			err = Refuse(grpchttp.Internal, "internal error", fmt.Errorf("%w: %v\n%s", errPanic, p, debug.Stack()))
