@@ -198,7 +198,7 @@ func idleStreams(tb testing.TB, newServer func(testing.TB) pushed, n, size int) 
 	var streams []sotw
 	start := func(c *http.Client) {
 		s := openSotW(tb, c)
-		must.Do(s.in.Write(request))
+		must.Get(s.in.Write(request))(tb)
 		s.ack(s.recv(), "default")
 		streams = append(streams, s)
 	}

@@ -326,13 +326,13 @@ func TestWatchKeepsValid(t *testing.T) {
 		}
 		roots := func() *pki.Secret {
 			ca.Rotate()
-			return must.Do(pki.NewTrustSecret("ROOTCA", ca.Bundle()))
+			return must.Get(pki.NewTrustSecret("ROOTCA", ca.Bundle()))(t)
 		}
 		src := newFakeSource()
 		good := issue(0, 3*time.Hour)
 		src.put("web", good)
 		src.put("ROOTCA", roots())
-		h := must.Do(sds.NewHandler(src, nil))
+		h := must.Get(sds.NewHandler(src, nil))(t)
 		defer h.Close()
 		c := inMemory(t, h)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -404,7 +404,7 @@ func TestWatchOutage(t *testing.T) {
 				}
 				src := newFakeSource()
 				src.put("web", issue())
-				h := must.Do(sds.NewHandler(src, nil))
+				h := must.Get(sds.NewHandler(src, nil))(t)
 				defer h.Close()
 				var away atomic.Bool
 				down := make(chan struct{}, 1)

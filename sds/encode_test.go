@@ -24,7 +24,7 @@ import (
 
 func pair(t testing.TB, ca *spiffetest.CA, name string, edits ...func(*x509.Certificate)) *pki.Secret {
 	t.Helper()
-	return must.Do(pki.NewKeyPairSecret(name, ca.SVID("/"+name, edits...)))
+	return must.Get(pki.NewKeyPairSecret(name, ca.SVID("/"+name, edits...)))(t)
 }
 
 func inlined(pem []byte) *envoysds.DataSource {
@@ -33,7 +33,7 @@ func inlined(pem []byte) *envoysds.DataSource {
 
 func roots(t testing.TB, ca *spiffetest.CA, name string) *pki.Secret {
 	t.Helper()
-	return must.Do(pki.NewTrustSecret(name, ca.Bundle()))
+	return must.Get(pki.NewTrustSecret(name, ca.Bundle()))(t)
 }
 
 // What is put together by hand is what the generated code makes of the same messages.
@@ -44,11 +44,11 @@ func TestResponseBytes(t *testing.T) {
 	web, trust := pair(t, ca, "default"), roots(t, ca, "ROOTCA")
 	chain, key, _ := web.KeyPair()
 	rootsPEM, _ := trust.Roots()
-	a := must.Do(newEntry("default", web, nil))
-	b := must.Do(newEntry("ROOTCA", trust, nil))
+	a := must.Get(newEntry("default", web, nil))(t)
+	b := must.Get(newEntry("ROOTCA", trust, nil))(t)
 
 	pack := func(s *envoysds.Secret) *anypb.Any {
-		value := must.Do(proto.Marshal(s))
+		value := must.Get(proto.Marshal(s))(t)
 		return &anypb.Any{TypeUrl: "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", Value: value}
 	}
 	packedA := pack(&envoysds.Secret{Name: "default", Type: &envoysds.Secret_TlsCertificate{TlsCertificate: &envoysds.TlsCertificate{
@@ -60,20 +60,20 @@ func TestResponseBytes(t *testing.T) {
 	v := a.version.xor(b.version)
 
 	got := (&response{holding: holding{false, v}, entries: []*entry{a, b}}).encode("7")
-	want := must.Do(proto.Marshal(&envoysds.DiscoveryResponse{
+	want := must.Get(proto.Marshal(&envoysds.DiscoveryResponse{
 		VersionInfo: v.String(), Resources: []*anypb.Any{packedA, packedB}, TypeUrl: typeURL, Nonce: "7",
-	}))
+	}))(t)
 	assert.Equal(t, want, got)
 
 	got = (&response{holding: holding{true, v}, entries: []*entry{a, b}, removed: []string{"x", "y"}}).encode("8")
-	want = must.Do(proto.Marshal(&envoysds.DeltaDiscoveryResponse{
+	want = must.Get(proto.Marshal(&envoysds.DeltaDiscoveryResponse{
 		SystemVersionInfo: v.String(),
 		Resources: []*envoysds.Resource{
 			{Version: a.version.String(), Resource: packedA, Name: "default"},
 			{Version: b.version.String(), Resource: packedB, Name: "ROOTCA"},
 		},
 		TypeUrl: typeURL, Nonce: "8", RemovedResources: []string{"x", "y"},
-	}))
+	}))(t)
 	assert.Equal(t, want, got)
 }
 
@@ -82,7 +82,7 @@ func TestResponseBytes(t *testing.T) {
 func TestFrames(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	a := must.Do(newEntry("default", pair(t, ca, "default"), nil))
+	a := must.Get(newEntry("default", pair(t, ca, "default"), nil))(t)
 	f := newFrames()
 	alone := &response{holding: holding{false, a.version}, entries: []*entry{a}}
 	first := f.of(alone, 0)
@@ -115,10 +115,10 @@ func TestEntryVersion(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
 	of := func(name string, s *pki.Secret) string {
-		return must.Do(newEntry(name, s, nil)).version.String()
+		return must.Get(newEntry(name, s, nil))(t).version.String()
 	}
 	secret := func(name string) *pki.Secret {
-		return must.Do(pki.NewKeyPairSecret(name, svid))
+		return must.Get(pki.NewKeyPairSecret(name, svid))(t)
 	}
 	v := of("default", secret("default"))
 	assert.Len(t, v, 32)
@@ -136,7 +136,7 @@ func TestEntryVersion(t *testing.T) {
 // An entry holds a key, and has no verb that shows it.
 func TestEntryDoesNotPrint(t *testing.T) {
 	t.Parallel()
-	e := must.Do(newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"), nil))
+	e := must.Get(newEntry("default", pair(t, spiffetest.NewCA(t, "example.org"), "default"), nil))(t)
 	want := "default@" + e.version.String()
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 		got := fmt.Sprintf(verb, e)
@@ -149,7 +149,7 @@ func TestEntryDoesNotPrint(t *testing.T) {
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	marshal := func(m proto.Message) []byte {
-		return must.Do(proto.Marshal(m))
+		return must.Get(proto.Marshal(m))(t)
 	}
 	node := protowire.AppendBytes(protowire.AppendTag(marshal(&envoysds.Node{Id: "n", Cluster: "c"}), 3, protowire.BytesType), make([]byte, 5000))
 	sotw := marshal(&envoysds.DiscoveryRequest{
@@ -157,14 +157,14 @@ func TestDecode(t *testing.T) {
 	})
 	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 2, protowire.BytesType), node)
 	sotw = protowire.AppendBytes(protowire.AppendTag(sotw, 7, protowire.BytesType), []byte("resource_locators"))
-	got := must.Do(decode(sotw, false, 3))
+	got := must.Get(decode(sotw, false, 3))(t)
 	assert.Equal(t, &request{node: "n", names: []string{"a", "", "a"}, typeURL: "t", nonce: "7", rejected: true, reason: "no"}, got)
 
 	delta := marshal(&envoysds.DeltaDiscoveryRequest{
 		Node: &envoysds.Node{Id: "n"}, TypeUrl: "t", ResourceNamesSubscribe: []string{"a"}, ResourceNamesUnsubscribe: []string{"b"},
 		InitialResourceVersions: map[string]string{"a": "1", "c": "2"}, ResponseNonce: "7", ErrorDetail: &envoysds.Status{},
 	})
-	got = must.Do(decode(delta, true, 3))
+	got = must.Get(decode(delta, true, 3))(t)
 	assert.Equal(t, &request{
 		node: "n", names: []string{"a"}, drop: []string{"b"}, have: map[string]string{"a": "1", "c": "2"},
 		typeURL: "t", nonce: "7", rejected: true,

@@ -76,7 +76,7 @@ func newModel(t *testing.T, seed uint64) *model {
 			ca.Rotate()
 			ca.DropOldRoots()
 			name := fmt.Sprint("name-", i)
-			s := must.Do(pki.NewSecretPEM(name, nil, nil, pki.MarshalCertificatesPEM(ca.Root()), time.Time{}))
+			s := must.Get(pki.NewSecretPEM(name, nil, nil, pki.MarshalCertificatesPEM(ca.Root()), time.Time{}))(t)
 			m.secrets[name] = append(m.secrets[name], s)
 			m.current[name] = -1
 		}
@@ -87,7 +87,7 @@ func newModel(t *testing.T, seed uint64) *model {
 	for i := range m.rights {
 		m.rights[i] = make(map[string]string)
 	}
-	m.h = must.Do(NewHandler(m, &Options{Resolve: func(ctx context.Context, name string) (string, error) {
+	m.h = must.Get(NewHandler(m, &Options{Resolve: func(ctx context.Context, name string) (string, error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		source := m.rights[ctx.Value(modelCaller{}).(int)][name]
@@ -95,7 +95,7 @@ func newModel(t *testing.T, seed uint64) *model {
 			return "", errors.New("no")
 		}
 		return source, nil
-	}}))
+	}}))(t)
 	for i := range modelStreams {
 		m.streams = append(m.streams, m.open(i%2 == 0))
 	}

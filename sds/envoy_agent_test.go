@@ -30,7 +30,7 @@ func TestEnvoyOfAgent(t *testing.T) {
 
 	authority := spiffetest.NewCA(t, "example.org")
 	agent := workloadapitest.NewServer(t, authority, "/ns/demo/sa/frontend", "/ns/demo/sa/backend")
-	src := must.Do(workloadapi.New(agent.Config()))
+	src := must.Get(workloadapi.New(agent.Config()))(t)
 	run("source", src.Run)
 	h := handler(t, sdssource.FromIdentity(src), &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
 		if name == "default" {

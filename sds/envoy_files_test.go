@@ -32,7 +32,7 @@ func TestEnvoyOfFiles(t *testing.T) {
 	files, err := sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{filepath.Join(dir, "frontend"), filepath.Join(dir, "backend")}})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = files.Close() })
-	src := must.Do(sdssource.Mux(map[string]sds.Source{"file-cert:*": files, "file-root:*": files}))
+	src := must.Get(sdssource.Mux(map[string]sds.Source{"file-cert:*": files, "file-root:*": files}))(t)
 	s := &unixsocket.Server{Path: filepath.Join(dir, "sds.sock"), Handler: handler(t, src, nil)}
 	run("SDS", s.Run)
 

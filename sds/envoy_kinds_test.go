@@ -100,7 +100,7 @@ func listOf(t testing.TB, root *x509.Certificate, key crypto.Signer, number int6
 	for _, c := range revoked {
 		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: c.SerialNumber, RevocationTime: list.ThisUpdate})
 	}
-	der := must.Do(x509.CreateRevocationList(rand.Reader, list, root, key))
+	der := must.Get(x509.CreateRevocationList(rand.Reader, list, root, key))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
 }
 
@@ -129,20 +129,20 @@ func testEnvoyKinds(t *testing.T, api string) {
 	// Two trust domains, and one that is trusted by none.
 	one, two, three := spiffetest.NewCA(t, "one.example"), spiffetest.NewCA(t, "two.example"), spiffetest.NewCA(t, "three.example")
 	set := func(bundles ...*spiffe.Bundle) *spiffe.BundleSet {
-		return must.Do(spiffe.NewBundleSet(bundles...))
+		return must.Get(spiffe.NewBundleSet(bundles...))(t)
 	}
 	put(pki.NewTrustDomainsSecret("ALL", set(one.Bundle(), two.Bundle())))
 
 	// A CA that revokes.
-	key := must.Do(pki.NewKey(pki.ECDSAP256))
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	td := spiffe.MustParseTrustDomain("crl.example")
 	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	leaf := func(path string) *tls.Certificate {
-		k := must.Do(pki.NewKey(pki.ECDSAP256))
-		c := must.Do(root.Issue(pki.CertificateOptions{PublicKey: k.Public(),
+		k := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		c := must.Get(root.Issue(pki.CertificateOptions{PublicKey: k.Public(),
 			SANs:      []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://crl.example" + path))},
-			NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}))
+			NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}))(t)
 		return &tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: k, Leaf: c}
 	}
 	good, bad := leaf("/good"), leaf("/bad")
@@ -151,11 +151,11 @@ func testEnvoyKinds(t *testing.T, api string) {
 	revoke := func(number int64, revoked ...*x509.Certificate) {
 		t.Helper()
 		list := listOf(t, root.Certificate(), key, number, revoked...)
-		trust := must.Do(pki.NewTrustSecret("ROOTCA", bundle))
+		trust := must.Get(pki.NewTrustSecret("ROOTCA", bundle))(t)
 		put(trust.WithCRLs(list, false))
-		trust = must.Do(pki.NewTrustSecret("leaf-crl", bundle))
+		trust = must.Get(pki.NewTrustSecret("leaf-crl", bundle))(t)
 		put(trust.WithCRLs(list, true))
-		domains := must.Do(pki.NewTrustDomainsSecret("ALL-crl", set(bundle, one.Bundle())))
+		domains := must.Get(pki.NewTrustDomainsSecret("ALL-crl", set(bundle, one.Bundle())))(t)
 		put(domains.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{td: list}))
 	}
 	revoke(1, bad.Leaf)
@@ -169,10 +169,10 @@ func testEnvoyKinds(t *testing.T, api string) {
 	put(pki.NewTicketKeysSecret("tickets", oldKey))
 	put(pki.NewGenericSecret("token", map[string][]byte{"": []byte("Bearer first")}))
 	chain, _, _ := m.pair("x").KeyPair()
-	provider := must.Do(protofield.Write(func(w *protofield.Writer) {
+	provider := must.Get(protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, "no-such-provider")
 		w.Message(3, func(w *protofield.Writer) { w.Text(1, "type.googleapis.com/google.protobuf.Empty") })
-	}))
+	}))(t)
 	put(pki.NewKeyProviderSecret("by-provider", chain, provider))
 
 	h := handler(t, src, nil)
@@ -182,7 +182,7 @@ func testEnvoyKinds(t *testing.T, api string) {
 		_, _ = io.WriteString(w, r.Header.Get("Authorization"))
 	}))
 	t.Cleanup(app.Close)
-	appURL := must.Do(url.Parse(app.URL))
+	appURL := must.Get(url.Parse(app.URL))(t)
 	var bootstrap strings.Builder
 	bootstrap.WriteString(kindsBootstrap)
 	for _, l := range []struct{ name, cert, extra, context string }{
@@ -212,7 +212,7 @@ func testEnvoyKinds(t *testing.T, api string) {
 		return err
 	}
 	certificate := func(ca *spiffetest.CA, id string) *tls.Certificate {
-		u := must.Do(url.Parse(id))
+		u := must.Get(url.Parse(id))(t)
 		chain, key := ca.Certificate("/x", func(c *x509.Certificate) { c.URIs = []*url.URL{u} })
 		c := &tls.Certificate{PrivateKey: key}
 		for _, x := range chain {
@@ -252,8 +252,8 @@ func testEnvoyKinds(t *testing.T, api string) {
 		})
 		require.NoError(t, err)
 		defer c.Close()
-		must.Do(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
-		must.Do(io.Copy(io.Discard, c)) // a ticket of TLS 1.3 comes with it
+		must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))(t)
+		must.Get(io.Copy(io.Discard, c))(t) // a ticket of TLS 1.3 comes with it
 		return c.ConnectionState().DidResume
 	}
 	updates := func() int64 { return e.Stat("sds.tickets.update_success") }
@@ -280,8 +280,8 @@ func testEnvoyKinds(t *testing.T, api string) {
 
 	// The value of a generic secret gets where it is used.
 	injected := func() string {
-		resp := must.Do(http.Get("http://" + e.ListenerAddr("plain", patient)))
-		body := must.Do(io.ReadAll(resp.Body))
+		resp := must.Get(http.Get("http://" + e.ListenerAddr("plain", patient)))(t)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		require.NoError(t, resp.Body.Close())
 		return string(body)
 	}

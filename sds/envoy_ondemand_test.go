@@ -51,7 +51,7 @@ const (
 
 // bootstrapOf returns the configuration of the page, by ADS or with a stream for each name.
 func bootstrapOf(t testing.TB, ads bool) string {
-	page := must.Do(os.ReadFile("../examples/ENVOY.md"))
+	page := must.Get(os.ReadFile("../examples/ENVOY.md"))(t)
 	blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
 	require.Len(t, blocks, 2)
 	replace := func(s, old, with string) string {
@@ -83,7 +83,7 @@ func startEdge(t testing.TB, bin, bootstrap string, names int) *edge {
 	dir := socketDir(t)
 	e.socket = filepath.Join(dir, "s.sock")
 	e.serve(names)
-	app := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+	app := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var conns sync.WaitGroup
 	t.Cleanup(func() { _ = app.Close(); conns.Wait() }) // when Envoy has gone
 	conns.Go(func() {
@@ -268,7 +268,7 @@ func TestEnvoyOnDemand(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			var major, minor int
-			must.Do(fmt.Sscanf(version, "%d.%d", &major, &minor))
+			must.Get(fmt.Sscanf(version, "%d.%d", &major, &minor))(t)
 			if major == 1 && minor < 38 {
 				t.Skipf("Envoy %s has no certificates on demand, or (1.37.0) resumes sessions that it must not: this is for 1.38 and later", version)
 			}
@@ -328,7 +328,7 @@ func testOnDemand(t *testing.T, e *edge, n int, one bool) {
 			MinVersion: version, MaxVersion: version, ClientSessionCache: tls.NewLRUClientSessionCache(2),
 		}
 		for range 2 {
-			c := must.Do(tls.Dial("tcp", e.addr, config))
+			c := must.Get(tls.Dial("tcp", e.addr, config))(t)
 			require.NoError(t, says(c, "ok")) // a ticket of TLS 1.3 would be there
 			assert.False(t, c.ConnectionState().DidResume, "%x", version)
 			require.NoError(t, c.Close())
@@ -383,7 +383,7 @@ func testOnDemand(t *testing.T, e *edge, n int, one bool) {
 	e.h.Refresh()
 	require.Eventually(t, gone(denied), patient, time.Millisecond)
 	e.fails(denied)
-	must.Do(io.WriteString(open, "still here"))
+	must.Get(io.WriteString(open, "still here"))(t)
 	require.NoError(t, says(open, "still here"))
 	e.put(second[n-1])
 	e.shows(serverName(n-1), second[n-1])

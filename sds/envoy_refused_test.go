@@ -79,7 +79,7 @@ func (e *early) serial() string {
 func leafSerial(t testing.TB, s *pki.Secret) string {
 	t.Helper()
 	chain, _, _ := s.KeyPair()
-	return envoytest.Serial(must.Do(pki.ParseCertificatesPEM(chain))[0].SerialNumber)
+	return envoytest.Serial(must.Get(pki.ParseCertificatesPEM(chain))(t)[0].SerialNumber)
 }
 
 // TestEnvoyEntitlement has an Envoy that starts before it may have its certificate: it gets it once it may, with

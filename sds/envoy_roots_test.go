@@ -60,7 +60,7 @@ func TestEnvoyAllRoots(t *testing.T) {
 	mesh.put()
 	serve := func(name string, ca *spiffetest.CA) {
 		t.Helper()
-		all := must.Do(source.NewMerge(ca.TrustDomain(), whole{ca.Source("/ns/demo/sa/" + name)}, &mesh))
+		all := must.Get(source.NewMerge(ca.TrustDomain(), whole{ca.Source("/ns/demo/sa/" + name)}, &mesh))(t)
 		t.Cleanup(func() { _ = all.Close() })
 		s := &unixsocket.Server{Path: filepath.Join(dir, name+".sock"), Handler: handler(t, sdssource.FromIdentityWithAllRoots(all), nil)}
 		run(name, s.Run)

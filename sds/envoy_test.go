@@ -199,14 +199,14 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	run := background(t)
 
 	td := spiffe.MustParseTrustDomain("example.org")
-	authority := must.Do(ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second,
-		Backdate: time.Second, Rotation: ca.Rotation{Propagation: 3 * time.Second}}))
+	authority := must.Get(ca.New(ca.Config{TrustDomain: td, DefaultTTL: 8 * time.Second, MaxTTL: 8 * time.Second,
+		Backdate: time.Second, Rotation: ca.Rotation{Propagation: 3 * time.Second}}))(t)
 	run("ca", authority.Run)
 	start := func(name string) workload {
-		id := must.Do(td.KubernetesID("demo", name))
-		m := must.Do(secretcache.New(secretcache.Config{ID: id, CA: must.Do(local.New(authority, id))}))
+		id := must.Get(td.KubernetesID("demo", name))(t)
+		m := must.Get(secretcache.New(secretcache.Config{ID: id, CA: must.Get(local.New(authority, id))(t)}))(t)
 		run(name, m.Run)
-		h := must.Do(sds.NewHandler(m, nil))
+		h := must.Get(sds.NewHandler(m, nil))(t)
 		socket := filepath.Join(dir, name+".sock")
 		s := &unixsocket.Server{Path: socket, Handler: h}
 		run(name+" SDS", s.Run)
@@ -231,8 +231,8 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	require.Eventually(t, sees(server, backend.manager), time.Minute, 50*time.Millisecond)
 
 	// A leaf rotation.
-	firstFront := must.Do(frontend.manager.SVID())
-	firstBack := must.Do(backend.manager.SVID())
+	firstFront := must.Get(frontend.manager.SVID())(t)
+	firstBack := must.Get(backend.manager.SVID())(t)
 	require.Eventually(t, func() bool {
 		f, ferr := frontend.manager.SVID()
 		b, berr := backend.manager.SVID()
@@ -243,7 +243,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 	// A root rotation, all four steps.
 	before := authority.Status().Roots
 	require.Len(t, before, 1)
-	must.Do(authority.Rotate(t.Context()))
+	must.Get(authority.Rotate(t.Context()))(t)
 	require.Eventually(t, func() bool {
 		roots := authority.Status().Roots
 		return len(roots) == 1 && roots[0].ID != before[0].ID

@@ -21,7 +21,7 @@ import (
 
 func mustMarshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
-	return must.Do(proto.Marshal(m))
+	return must.Get(proto.Marshal(m))(t)
 }
 
 func http1(t testing.TB, socket string) *http.Client {
@@ -83,7 +83,7 @@ func TestFetchLarge(t *testing.T) {
 	pem := bytes.Repeat(pki.MarshalCertificatesPEM(m.ca.Root()), 900)
 	var names []string
 	for _, name := range []string{"a", "b", "c", "d"} {
-		src.put(name, must.Do(pki.NewSecretPEM(name, nil, nil, pem, time.Time{})))
+		src.put(name, must.Get(pki.NewSecretPEM(name, nil, nil, pem, time.Time{}))(t))
 		names = append(names, name)
 	}
 	require.Greater(t, len(pem)*len(names), 2<<20)

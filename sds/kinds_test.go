@@ -21,7 +21,7 @@ import (
 func kindsOf(t testing.TB) map[string]*pki.Secret {
 	t.Helper()
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.example")
-	set := must.Do(spiffe.NewBundleSet(ca.Bundle(), other.Bundle()))
+	set := must.Get(spiffe.NewBundleSet(ca.Bundle(), other.Bundle()))(t)
 	web := pair(t, ca, "s")
 	chain, _, _ := web.KeyPair()
 	all := map[string]*pki.Secret{"pair": web, "roots": roots(t, ca, "s")}
@@ -41,12 +41,12 @@ func kindsOf(t testing.TB) map[string]*pki.Secret {
 
 func providerOf(t testing.TB, name, url string) []byte {
 	t.Helper()
-	b := must.Do(protofield.Write(func(w *protofield.Writer) {
+	b := must.Get(protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, name)
 		if url != "" {
 			w.Message(3, func(w *protofield.Writer) { w.Text(1, url) })
 		}
-	}))
+	}))(t)
 	return b
 }
 
@@ -67,8 +67,8 @@ func TestKindVersions(t *testing.T) {
 	t.Parallel()
 	versions := make(map[version]string)
 	for kind, s := range kindsOf(t) {
-		a := must.Do(newEntry("s", s, []byte("salt")))
-		b := must.Do(newEntry("s", s, []byte("pepper")))
+		a := must.Get(newEntry("s", s, []byte("salt")))(t)
+		b := must.Get(newEntry("s", s, []byte("pepper")))(t)
 		assert.Empty(t, versions[a.version])
 		versions[a.version] = kind
 		guessable := kind == "generic" || kind == "values" || kind == "provider"
@@ -91,7 +91,7 @@ func TestKindsRefused(t *testing.T) {
 	for name, provider := range map[string][]byte{
 		"no name": providerOf(t, "", "x"), "no configuration": providerOf(t, "hsm", ""), "garbage": []byte("garbage"), "cut short": providerOf(t, "hsm", "x")[:4],
 	} {
-		_, err := newEntry("s", must.Do(pki.NewKeyProviderSecret("s", chain, provider)), nil)
+		_, err := newEntry("s", must.Get(pki.NewKeyProviderSecret("s", chain, provider))(t), nil)
 		assert.ErrorContains(t, err, "key provider", name)
 	}
 	assert.ErrorContains(t, must.Err(newEntry("s", new(pki.Secret), nil)), "empty")
@@ -102,7 +102,7 @@ func TestParseSecret(t *testing.T) {
 	t.Parallel()
 	kinds := kindsOf(t)
 	for kind, want := range kinds {
-		e := must.Do(newEntry("s", want, nil))
+		e := must.Get(newEntry("s", want, nil))(t)
 		var m secret
 		require.NoError(t, protofield.Read(valueOf(t, e), m.read))
 		got, err := m.parse()
@@ -174,7 +174,7 @@ func TestParseSecret(t *testing.T) {
 		"values and a value":       {in(5, message(inline(1, key), in(2, message(func(w *protofield.Writer) { w.Text(1, "k") }, inline(2, key))))), "alone"},
 		"an unknown kind":          {in(9, message()), "without content"},
 	} {
-		b := must.Do(protofield.Write(message(func(w *protofield.Writer) { w.Text(1, "s") }, tc.write)))
+		b := must.Get(protofield.Write(message(func(w *protofield.Writer) { w.Text(1, "s") }, tc.write)))(t)
 		var m secret
 		err := protofield.Read(b, m.read)
 		if err == nil {
@@ -207,7 +207,7 @@ func FuzzSecret(f *testing.F) {
 		}
 		var again secret
 		require.NoError(t, protofield.Read(valueOf(t, e), again.read))
-		back := must.Do(again.parse())
+		back := must.Get(again.parse())(t)
 		require.True(t, sameSecret(s, back))
 		a, _ := s.Generic()
 		b, _ := back.Generic()

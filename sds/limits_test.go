@@ -29,7 +29,7 @@ import (
 // each, which are peers of their own.
 func serveTCP(t testing.TB, h http.Handler) (connect func() *http.Client) {
 	t.Helper()
-	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	serve(t, h, func(s *unixsocket.Server) { s.Listener = l })
 	return func() *http.Client {
 		var protocols http.Protocols

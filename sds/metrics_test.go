@@ -20,7 +20,7 @@ func TestWriteMetrics(t *testing.T) {
 	src.fail("down", errors.New("CA down"))
 	h := handler(t, src, &sds.Options{MaxPeerStreams: 2})
 	read := func() map[string]float64 {
-		return must.Do(metricstest.Of(h.Report().Metrics)).Samples
+		return must.Get(metricstest.Of(h.Report().Metrics))(t).Samples
 	}
 	for name, v := range read() {
 		assert.Zero(t, v, name)

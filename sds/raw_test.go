@@ -139,7 +139,7 @@ func withPair(t testing.TB, name string) (mint, *fakeSource, *pki.Secret) {
 // socketDir is short enough for a socket, which the folders of t.TempDir are not.
 func socketDir(t testing.TB) string {
 	t.Helper()
-	dir := must.Do(os.MkdirTemp("", "sds"))
+	dir := must.Get(os.MkdirTemp("", "sds"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -170,7 +170,7 @@ func serve(t testing.TB, h http.Handler, edit ...func(*unixsocket.Server)) (sock
 
 func handler(t testing.TB, src sds.Source, opts *sds.Options) *sds.Handler {
 	t.Helper()
-	h := must.Do(sds.NewHandler(src, opts))
+	h := must.Get(sds.NewHandler(src, opts))(t)
 	t.Cleanup(func() { require.NoError(t, h.Close()) })
 	return h
 }
@@ -208,14 +208,14 @@ func open(t testing.TB, c *http.Client, method string, edit ...func(*http.Reques
 		_ = w.CloseWithError(context.Canceled) // the transport does not look at ctx while it reads the body
 	}
 	t.Cleanup(cancel)
-	req := must.Do(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r))
+	req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r))(t)
 	req.Header.Set("Content-Type", "application/grpc")
 	req.Header.Set("Te", "trailers")
 	for _, f := range edit {
 		f(req)
 	}
 	timer := time.AfterFunc(patient, cancel)
-	resp := must.Do(c.Do(req))
+	resp := must.Get(c.Do(req))(t)
 	timer.Stop()
 	t.Cleanup(func() { _ = resp.Body.Close() })
 	return &raw{t: t, in: w, resp: resp, cancel: cancel}

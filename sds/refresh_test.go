@@ -306,9 +306,9 @@ func TestResolveSeesCaller(t *testing.T) {
 	check := func(t *testing.T, c *http.Client, url string, seen func(context.Context) bool, hook *func(context.Context) bool) {
 		*hook = seen
 		r, w := io.Pipe()
-		req := must.Do(http.NewRequestWithContext(t.Context(), http.MethodPost, url+service+"StreamSecrets", r))
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, url+service+"StreamSecrets", r))(t)
 		req.Header.Set("Content-Type", "application/grpc")
-		resp := must.Do(c.Do(req))
+		resp := must.Get(c.Do(req))(t)
 		defer resp.Body.Close()
 		defer w.Close()
 		s := sotw{&raw{t: t, in: w, resp: resp, cancel: func() {}}}
@@ -335,15 +335,15 @@ func TestResolveSeesCaller(t *testing.T) {
 	}
 
 	self, client := m.ca.SVID("/sds"), m.ca.SVID("/envoy")
-	bundles := must.Do(spiffe.NewBundleSet(m.ca.Bundle()))
+	bundles := must.Get(spiffe.NewBundleSet(m.ca.Bundle()))(t)
 	server := &http.Server{Handler: h}
-	endpoint := must.Do(spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())}))
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: bundles, Allow: spiffe.AllowIDs(client.ID())}))(t)
 	require.NoError(t, endpoint.ConfigureServer(server))
-	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	go func() { _ = server.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = server.Close() })
-	endpoint = must.Do(spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())}))
-	tr := must.Do(endpoint.Transport())
+	endpoint = must.Get(spiffetls.New(spiffetls.Config{Self: client, Peers: bundles, Allow: spiffe.AllowIDs(self.ID())}))(t)
+	tr := must.Get(endpoint.Transport())(t)
 	t.Cleanup(tr.CloseIdleConnections)
 	check(t, &http.Client{Transport: tr}, "https://"+l.Addr().String(), func(ctx context.Context) bool {
 		p, ok := spiffetls.PeerFromContext(ctx)

@@ -65,7 +65,7 @@ func named(t testing.TB, s *pki.Secret, name string) *pki.Secret {
 	t.Helper()
 	chain, key, _ := s.KeyPair()
 	roots, _ := s.Roots()
-	return must.Do(pki.NewSecretPEM(name, chain, key, roots, time.Time{}))
+	return must.Get(pki.NewSecretPEM(name, chain, key, roots, time.Time{}))(t)
 }
 
 // quiet asserts that nothing comes on a stream before its client ends it.
@@ -274,7 +274,7 @@ func TestCallersMove(t *testing.T) {
 	src.put("next", m.pair("next"))
 	h.let("web", "default", "old")
 	h.Refresh()
-	old = must.Do(src.GenerateSecret(t.Context(), "old"))
+	old = must.Get(src.GenerateSecret(t.Context(), "old"))(t)
 	take(old)
 
 	// While a response is out, the change of the secret and of the name both wait, and the newest is sent.

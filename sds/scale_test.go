@@ -239,9 +239,9 @@ func TestScaleCycles(t *testing.T) { // not parallel: it measures
 		defer r.Close()
 		defer w.Close()
 		method := []string{"StreamSecrets", "DeltaSecrets"}[i%2]
-		req := must.Do(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r))
+		req := must.Get(http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+method, r))(t)
 		req.Header.Set("Content-Type", "application/grpc")
-		resp := must.Do(c.Do(req))
+		resp := must.Get(c.Do(req))(t)
 		defer resp.Body.Close()
 		names := []string{"default", fmt.Sprint("missing-", i)}
 		var ask proto.Message = &envoysds.DiscoveryRequest{ResourceNames: names, TypeUrl: typeURL}
@@ -251,15 +251,15 @@ func TestScaleCycles(t *testing.T) { // not parallel: it measures
 		if i%3 == 0 {
 			return
 		}
-		must.Do(w.Write(frame(0, mustMarshal(t, ask))))
+		must.Get(w.Write(frame(0, mustMarshal(t, ask))))(t)
 		if i%3 == 1 {
 			return
 		}
 		var head [5]byte
-		must.Do(io.ReadFull(resp.Body, head[:]))
+		must.Get(io.ReadFull(resp.Body, head[:]))(t)
 		if i%5 == 0 {
 			require.NoError(t, w.Close())
-			must.Do(io.Copy(io.Discard, resp.Body))
+			must.Get(io.Copy(io.Discard, resp.Body))(t)
 		}
 	}
 	c := sds.UnixClient(socket)
@@ -307,12 +307,12 @@ func TestScaleRestart(t *testing.T) { // not parallel: it measures
 				CertFile: filepath.Join(dir, "cert-chain.pem"), KeyFile: filepath.Join(dir, "key.pem"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "root-cert.pem")}},
 			})
 			require.NoError(t, err)
-			previous = must.Do(src.Snapshot())
+			previous = must.Get(src.Snapshot())(t)
 			require.NoError(t, src.Close())
 		}
-		m := must.Do(secretcache.Start(t.Context(), secretcache.Config{ID: id, CA: authority, Previous: previous}))
-		sink := must.Do(filesink.Start(t.Context(), filesink.Config{Source: m, Dir: dir}))
-		h := must.Do(sds.NewHandler(m, nil))
+		m := must.Get(secretcache.Start(t.Context(), secretcache.Config{ID: id, CA: authority, Previous: previous}))(t)
+		sink := must.Get(filesink.Start(t.Context(), filesink.Config{Source: m, Dir: dir}))(t)
+		h := must.Get(sds.NewHandler(m, nil))(t)
 		s := &unixsocket.Server{Path: path, Handler: h}
 		require.NoError(t, s.Listen())
 		ctx, cancel := context.WithCancel(context.Background())
@@ -374,7 +374,7 @@ func TestScaleRestart(t *testing.T) { // not parallel: it measures
 			})
 		}
 	}
-	svid := must.Do(first.SVID())
+	svid := must.Get(first.SVID())(t)
 	chain := pki.MarshalCertificatesPEM(svid.Chain()...)
 	all := func() {
 		for range streams {
@@ -399,6 +399,6 @@ func TestScaleRestart(t *testing.T) { // not parallel: it measures
 	t.Logf("%d streams are served %v after the start", streams, took)
 	assert.LessOrEqual(t, took, 5*time.Second)
 	assert.Equal(t, signed, authority.Signed())
-	assert.Equal(t, svid.Leaf().Raw, must.Do(second.SVID()).Leaf().Raw)
+	assert.Equal(t, svid.Leaf().Raw, must.Get(second.SVID())(t).Leaf().Raw)
 	cancel()
 }

@@ -430,14 +430,14 @@ func TestRefusals(t *testing.T) {
 			"/v3/discovery:secrets":                    {"application/json", http.StatusNotFound},
 			"/":                                        {"", http.StatusNotFound},
 		} {
-			resp := must.Do(c.Post("http://localhost"+path, test.contentType, strings.NewReader("{}")))
+			resp := must.Get(c.Post("http://localhost"+path, test.contentType, strings.NewReader("{}")))(t)
 			assert.NoError(t, resp.Body.Close())
 			assert.Equal(t, test.want, resp.StatusCode, path)
 		}
 	})
 	t.Run("HTTP/1.1", func(t *testing.T) {
 		t.Parallel()
-		resp := must.Do(http1(t, socket).Post("http://localhost"+service+"StreamSecrets", "application/grpc", nil))
+		resp := must.Get(http1(t, socket).Post("http://localhost"+service+"StreamSecrets", "application/grpc", nil))(t)
 		assert.NoError(t, resp.Body.Close())
 		assert.Equal(t, http.StatusHTTPVersionNotSupported, resp.StatusCode)
 	})
@@ -462,7 +462,7 @@ func (s *slowCloser) Close() error { return nil }
 func TestClose(t *testing.T) {
 	t.Parallel()
 	_, src, _ := withPair(t, "default")
-	h := must.Do(sds.NewHandler(src, nil))
+	h := must.Get(sds.NewHandler(src, nil))(t)
 	require.Equal(t, 1, src.subscribers())
 	socket, _ := serve(t, h)
 	c := dial(t, socket)
@@ -534,7 +534,7 @@ func TestManyStreams(t *testing.T) {
 	const n = 1100
 	m, src, _ := withPair(t, "default")
 	before := runtime.NumGoroutine()
-	h := must.Do(sds.NewHandler(src, nil))
+	h := must.Get(sds.NewHandler(src, nil))(t)
 	var conns int
 	socket, stop := serve(t, h, func(s *unixsocket.Server) {
 		s.ConnContext = func(ctx context.Context, _ net.Conn) context.Context { conns++; return ctx }
@@ -632,7 +632,7 @@ func TestManyNames(t *testing.T) {
 	for i := range n {
 		name := fmt.Sprint("name-", i)
 		names = append(names, name)
-		src.put(name, must.Do(pki.NewKeyPairSecret(name, svid)))
+		src.put(name, must.Get(pki.NewKeyPairSecret(name, svid))(t))
 	}
 	_, c := serving(t, src, &sds.Options{MaxNames: n})
 	s := asking(t, c, names[0])
@@ -647,7 +647,7 @@ func TestManyNames(t *testing.T) {
 		}
 	}
 	t.Logf("%d names in %v", n, time.Since(start))
-	fresh := must.Do(pki.NewKeyPairSecret(names[7], m.ca.SVID("/web")))
+	fresh := must.Get(pki.NewKeyPairSecret(names[7], m.ca.SVID("/web")))(t)
 	src.put(names[7], fresh)
 	want(t, s.recv(), fresh)
 }

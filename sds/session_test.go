@@ -271,7 +271,7 @@ func TestSessionAllows(t *testing.T) {
 			return it.name != denied
 		}
 		send := func(r *request) string {
-			must.Do(d.send(*r))
+			must.Get(d.send(*r))(t)
 			return d.receive()
 		}
 		assert.Equal(t, "#1 a=1", send(ask("a")))
@@ -326,37 +326,37 @@ func TestSessionRefuses(t *testing.T) {
 	t.Run("delta refuses one by one, over requests", func(t *testing.T) {
 		t.Parallel()
 		d := drive(t, true, map[string]string{"1": "1", "6": "1", "7": "1"})
-		out := must.Do(d.send(request{names: many[:4]}))
+		out := must.Get(d.send(request{names: many[:4]}))(t)
 		assert.Zero(t, out.over)
 		assert.Equal(t, "#1 1=1 -2 -3 -4", d.receive())
 		bytes := d.s.bytes
-		out = must.Do(d.send(request{names: []string{"3", "5", "6", "6"}}))
+		out = must.Get(d.send(request{names: []string{"3", "5", "6", "6"}}))(t)
 		assert.Equal(t, 2, out.over)
 		assert.Empty(t, d.receive(), "the first response is not answered yet")
 		assert.Equal(t, bytes+2, d.s.bytes, "what waits is counted")
-		must.Do(d.send(request{nonce: "1", drop: many[1:4], names: []string{"7"}}))
+		must.Get(d.send(request{nonce: "1", drop: many[1:4], names: []string{"7"}}))(t)
 		assert.Equal(t, "#2 7=1 -5 -6", d.receive())
 		assert.Equal(t, 3, d.s.bytes)
-		must.Do(d.send(request{nonce: "2", names: []string{"6"}}))
+		must.Get(d.send(request{nonce: "2", names: []string{"6"}}))(t)
 		assert.Equal(t, "#3 6=1", d.receive(), "there is room again")
 	})
 	t.Run("delta, of a client that answers nothing", func(t *testing.T) {
 		t.Parallel()
 		d := drive(t, true, map[string]string{})
-		must.Do(d.send(request{names: many[:10]}))
+		must.Get(d.send(request{names: many[:10]}))(t)
 		_, err := d.send(request{names: many[4:]})
 		assert.Equal(t, grpchttp.ResourceExhausted, codeOf(t, err))
 	})
 	t.Run("SotW counts the wanted ones", func(t *testing.T) {
 		t.Parallel()
 		d := drive(t, false, map[string]string{})
-		must.Do(d.send(request{names: many[:5]}))
-		must.Do(d.send(request{names: many[1:6]}))
+		must.Get(d.send(request{names: many[:5]}))(t)
+		must.Get(d.send(request{names: many[1:6]}))(t)
 		assert.Len(t, d.s.items, 5)
 	})
 	t.Run("own type", func(t *testing.T) {
 		t.Parallel()
-		must.Do(drive(t, false, map[string]string{}).send(request{typeURL: typeURL, names: []string{"a"}}))
+		must.Get(drive(t, false, map[string]string{}).send(request{typeURL: typeURL, names: []string{"a"}}))(t)
 	})
 }
 
@@ -364,7 +364,7 @@ func TestSessionNode(t *testing.T) {
 	t.Parallel()
 	d := drive(t, false, map[string]string{"a": "1"})
 	for _, r := range []request{{names: []string{"a"}}, {node: "first", names: []string{"a"}}, {names: []string{"a"}}, {node: "second", names: []string{"a"}}} {
-		must.Do(d.send(r))
+		must.Get(d.send(r))(t)
 	}
 	require.Equal(t, "#1 a=1", d.receive())
 	out, err := d.send(request{nonce: "1", names: []string{"a"}, rejected: true, reason: strings.Repeat("é", maxText)})
@@ -380,12 +380,12 @@ func TestSessionVersion(t *testing.T) {
 	t.Parallel()
 	world := func() map[string]string { return map[string]string{"a": "1", "b": "1"} }
 	straight := drive(t, false, world())
-	must.Do(straight.send(*ask("a", "b")))
+	must.Get(straight.send(*ask("a", "b")))(t)
 	want := straight.s.next().version
 
 	crooked := drive(t, false, world())
 	for _, r := range []*request{ask("b"), ack("1", "b", "c", "a"), ack("2", "a"), ack("2", "a", "b")} {
-		must.Do(crooked.send(*r))
+		must.Get(crooked.send(*r))(t)
 		if resp := crooked.s.next(); resp != nil && len(crooked.s.items) == 2 {
 			assert.Equal(t, want, resp.version)
 		}
@@ -393,7 +393,7 @@ func TestSessionVersion(t *testing.T) {
 	assert.Equal(t, want, crooked.s.version)
 
 	single := drive(t, false, world())
-	must.Do(single.send(*ask("a")))
+	must.Get(single.send(*ask("a")))(t)
 	assert.Equal(t, fakeEntry("a", "1").version, single.s.next().version)
 }
 
@@ -401,7 +401,7 @@ func TestSessionVersion(t *testing.T) {
 func TestSessionSplits(t *testing.T) {
 	t.Parallel()
 	s := newSession(false, 10, &frames{})
-	out := must.Do(s.request(ask("a", "b", "c", "d", "e")))
+	out := must.Get(s.request(ask("a", "b", "c", "d", "e")))(t)
 	for _, it := range out.added {
 		e := fakeEntry(it.name, it.name)
 		e.any = make([]byte, maxResponse/2)
@@ -410,7 +410,7 @@ func TestSessionSplits(t *testing.T) {
 	var got []int
 	for r := s.next(); r != nil; r = s.next() {
 		got = append(got, len(r.entries))
-		must.Do(s.request(ack(r.frame.nonce, "a", "b", "c", "d", "e")))
+		must.Get(s.request(ack(r.frame.nonce, "a", "b", "c", "d", "e")))(t)
 	}
 	assert.Equal(t, []int{2, 2, 1}, got)
 }
@@ -421,7 +421,7 @@ func TestSessionChurn(t *testing.T) {
 	d := drive(t, true, map[string]string{"a": "1", "b": "1"})
 	for range 1000 {
 		for _, r := range []request{{names: []string{"a", "b"}}, {drop: []string{"a", "b"}}} {
-			must.Do(d.send(r))
+			must.Get(d.send(r))(t)
 			d.s.next()
 		}
 	}

@@ -31,19 +31,19 @@ func (w writer) Write(p []byte) (int, error) {
 func TestStreamEndWaitsForPush(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	e := must.Do(newEntry("web", pair(t, ca, "web"), nil))
+	e := must.Get(newEntry("web", pair(t, ca, "web"), nil))(t)
 	src := newAnswers()
 	src.set("web", func(ctx context.Context) (*pki.Secret, error) {
 		<-ctx.Done() // so that no news but that of the test comes
 		return nil, ctx.Err()
 	})
-	h := must.Do(NewHandler(src, nil))
+	h := must.Get(NewHandler(src, nil))(t)
 	defer h.Close()
 
 	var it *item
 	ended, writes := make(chan struct{}), 0
 	method := func(ctx context.Context, call *grpchttp.Call) error {
-		s := must.Do(h.newStream(ctx, call, false))
+		s := must.Get(h.newStream(ctx, call, false))(t)
 		out, err := s.session.request(ask("web"))
 		if err != nil {
 			return err
@@ -84,18 +84,18 @@ func TestStreamEndWaitsForPush(t *testing.T) {
 func TestStreamEndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	e := must.Do(newEntry("web", pair(t, ca, "web"), nil))
+	e := must.Get(newEntry("web", pair(t, ca, "web"), nil))(t)
 	denied := false
-	h := must.Do(NewHandler(newAnswers(), &Options{Resolve: Allow(func(context.Context, string) error {
+	h := must.Get(NewHandler(newAnswers(), &Options{Resolve: Allow(func(context.Context, string) error {
 		if denied {
 			return errDown
 		}
 		return nil
-	})}))
+	})}))(t)
 	defer h.Close()
 	method := func(ctx context.Context, call *grpchttp.Call) error {
-		s := must.Do(h.newStream(ctx, call, false))
-		out := must.Do(s.session.request(ask("web")))
+		s := must.Get(h.newStream(ctx, call, false))(t)
+		out := must.Get(s.session.request(ask("web")))(t)
 		s.mu.Lock() // the table pushes as soon as it has looked the name up
 		s.begin(out.added[0])
 		s.mu.Unlock()

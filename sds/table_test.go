@@ -207,7 +207,7 @@ func TestTableExpired(t *testing.T) {
 		// A stream that has not looked at its news yet finds nothing new.
 		s := &stream{h: &Handler{table: table}, session: newSession(true, 1, &frames{})}
 		s.inbox.wake = func() {}
-		must.Do(s.session.request(ask("web")))
+		must.Get(s.session.request(ask("web")))(t)
 		it := s.session.items["web"]
 		it.watch = table.watch("web", "web", &s.inbox, it, table.turn.Load())
 		synctest.Wait()
@@ -263,7 +263,7 @@ func TestTableLooksUpOnce(t *testing.T) {
 			}
 			require.Same(t, e, got)
 		}
-		assert.Equal(t, must.Do(newEntry("web", secrets[1], nil)).version, e.version)
+		assert.Equal(t, must.Get(newEntry("web", secrets[1], nil))(t).version, e.version)
 
 		// The same content again is no news.
 		close(release)

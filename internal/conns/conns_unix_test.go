@@ -22,7 +22,7 @@ import (
 // The test says which peer a connection belongs to.
 func TestListener(t *testing.T) {
 	t.Parallel()
-	inner := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer inner.Close()
 	var mu sync.Mutex
 	peers := map[string]string{}
@@ -38,7 +38,7 @@ func TestListener(t *testing.T) {
 	})
 	t.Cleanup(l.CloseAll)
 	next := func(peer string) net.Conn {
-		c := must.Do(net.Dial("tcp", inner.Addr().String()))
+		c := must.Get(net.Dial("tcp", inner.Addr().String()))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		mu.Lock()
 		defer mu.Unlock()
@@ -46,7 +46,7 @@ func TestListener(t *testing.T) {
 		return c
 	}
 	accept := func() net.Conn {
-		c := must.Do(l.Accept())
+		c := must.Get(l.Accept())(t)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
@@ -189,8 +189,8 @@ func TestPeer(t *testing.T) {
 			continue
 		}
 		defer l.Close()
-		client := must.Do(net.Dial("tcp", l.Addr().String()))
-		c := must.Do(l.Accept())
+		client := must.Get(net.Dial("tcp", l.Addr().String()))(t)
+		c := must.Get(l.Accept())(t)
 		defer c.Close()
 		want := conns.Peer{Names: []string{address}}
 		if runtime.GOOS == "linux" {

@@ -30,8 +30,8 @@ func TestDialed(t *testing.T) {
 		_, err := ends[i].Write([]byte("x")) // of a pipe, which waits for a reader
 		return err != nil
 	}
-	a := must.Do(dial(t.Context(), "tcp", "a:1"))
-	b := must.Do(dial(t.Context(), "tcp", "b:1"))
+	a := must.Get(dial(t.Context(), "tcp", "a:1"))(t)
+	b := must.Get(dial(t.Context(), "tcp", "b:1"))(t)
 	require.NoError(t, a.Close())
 	assert.True(t, gone(0))
 	d.Close()
@@ -43,7 +43,7 @@ func TestDialed(t *testing.T) {
 	assert.True(t, gone(2))
 
 	waits = func() {}
-	c := must.Do(dial(t.Context(), "tcp", "a:1"))
+	c := must.Get(dial(t.Context(), "tcp", "a:1"))(t)
 	go func() { _, _ = c.Read(make([]byte, 1)) }()
 	assert.False(t, gone(3))
 	d.Close()

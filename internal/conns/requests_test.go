@@ -71,7 +71,7 @@ func (n *named) peer(c net.Conn) conns.Peer {
 func (n *named) connect(t *testing.T, peer string) net.Conn {
 	t.Helper()
 	n.next.Store(peer)
-	c := must.Do(n.DialContext(t.Context(), "", ""))
+	c := must.Get(n.DialContext(t.Context(), "", ""))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	synctest.Wait()
 	return c
@@ -196,12 +196,12 @@ func TestRequestsUnderWay(t *testing.T) {
 
 		second := n.connect(t, "a")
 		of := h2(t, second, 1<<20)
-		must.Do(io.WriteString(second, get(1, "a", "")))
+		must.Get(io.WriteString(second, get(1, "a", "")))(t)
 		assert.Equal(t, map[uint32]string{1: "200 hello"}, of(), "another connection of that peer")
 		other := n.connect(t, "c")
 		got := h2(t, other, 1<<20)
 		for i := range uint32(100) {
-			must.Do(io.WriteString(other, get(2*i+1, "a", "")))
+			must.Get(io.WriteString(other, get(2*i+1, "a", "")))(t)
 		}
 		time.Sleep(time.Second) // a connection is read no faster than it is followed
 		for id, answer := range got() {
@@ -246,24 +246,24 @@ func TestRequestsCount(t *testing.T) {
 		}, 10_000)
 		c := n.connect(t, "a")
 		h2(t, c, 1<<20)
-		must.Do(io.WriteString(c, get(1, "w", "")+get(3, "w", "")))
+		must.Get(io.WriteString(c, get(1, "w", "")+get(3, "w", "")))(t)
 		synctest.Wait()
 		assert.Equal(t, 2, conns.UnderWay())
-		must.Do(io.WriteString(c, get(5, "k", "")+get(7, "k", "")+get(9, "k", "")))
+		must.Get(io.WriteString(c, get(5, "k", "")+get(7, "k", "")+get(9, "k", "")))(t)
 		synctest.Wait()
 		assert.EqualValues(t, 3, known.Load())
 		assert.Equal(t, 2, conns.UnderWay(), "the handler counts the others")
 
 		plain := n.connect(t, "b")
-		must.Do(fmt.Fprintf(plain, "GET / HTTP/1.1\r\nHost: x\r\nX: %s\r\n\r\n", strings.Repeat("x", 20<<10)))
+		must.Get(fmt.Fprintf(plain, "GET / HTTP/1.1\r\nHost: x\r\nX: %s\r\n\r\n", strings.Repeat("x", 20<<10)))(t)
 		synctest.Wait()
 		assert.Equal(t, 2+3, conns.UnderWay())
 		assert.EqualValues(t, 6, inside.Load())
 
-		must.Do(io.WriteString(c, get(11, "l", "")))
+		must.Get(io.WriteString(c, get(11, "l", "")))(t)
 		synctest.Wait()
 		assert.Equal(t, 2+3+2, conns.UnderWay(), "a large message")
-		must.Do(io.WriteString(c, get(13, "r", "")))
+		must.Get(io.WriteString(c, get(13, "r", "")))(t)
 		synctest.Wait()
 		close(release)
 		synctest.Wait()
@@ -273,13 +273,13 @@ func TestRequestsCount(t *testing.T) {
 
 // A request by TCP counts twice.
 func TestRequestByTCP(t *testing.T) {
-	inner := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	l := conns.Listen(inner, conns.Options{})
 	counted := make(chan int, 1)
 	srv := l.Server(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { counted <- conns.UnderWay() }), 10, slog.DiscardHandler)
 	go func() { _ = srv.Serve(conns.Patient(l)) }()
 	defer srv.Close()
-	require.NoError(t, must.Do(http.Get("http://"+inner.Addr().String())).Body.Close())
+	require.NoError(t, must.Get(http.Get("http://"+inner.Addr().String()))(t).Body.Close())
 	assert.Equal(t, 2, <-counted)
 }
 
@@ -294,9 +294,9 @@ func TestRequestRefused(t *testing.T) {
 		c := n.connect(t, "a")
 		r := bufio.NewReader(c)
 		ask := func() *http.Response {
-			must.Do(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
-			resp := must.Do(http.ReadResponse(r, nil))
-			must.Do(io.Copy(io.Discard, resp.Body))
+			must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
+			resp := must.Get(http.ReadResponse(r, nil))(t)
+			must.Get(io.Copy(io.Discard, resp.Body))(t)
 			return resp
 		}
 		resp := ask()
@@ -307,9 +307,9 @@ func TestRequestRefused(t *testing.T) {
 		protocols.SetUnencryptedHTTP2(true)
 		tr := &http.Transport{Protocols: protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return n.DialContext(ctx, "", "") }}
 		defer tr.CloseIdleConnections()
-		req := must.Do(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://x/S/M", strings.NewReader("x")))
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://x/S/M", strings.NewReader("x")))(t)
 		req.Header.Set("Content-Type", "application/grpc")
-		resp = must.Do(tr.RoundTrip(req))
+		resp = must.Get(tr.RoundTrip(req))(t)
 		assert.Equal(t, http.StatusOK, resp.StatusCode)
 		assert.Equal(t, "8", resp.Header.Get("Grpc-Status"))
 		assert.Contains(t, resp.Header.Get("Grpc-Message"), "try again later")
@@ -318,11 +318,11 @@ func TestRequestRefused(t *testing.T) {
 		back()
 		assert.Equal(t, http.StatusOK, ask().StatusCode)
 		time.Sleep(2 * conns.AnswerTime) // which is not that of the next answer
-		must.Do(io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n"))
-		resp = must.Do(http.ReadResponse(r, nil))
+		must.Get(io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n"))(t)
+		resp = must.Get(http.ReadResponse(r, nil))(t)
 		assert.Equal(t, http.StatusContinue, resp.StatusCode)
-		must.Do(io.WriteString(c, "x"))
-		resp = must.Do(http.ReadResponse(r, nil))
+		must.Get(io.WriteString(c, "x"))(t)
+		resp = must.Get(http.ReadResponse(r, nil))(t)
 		assert.Equal(t, http.StatusOK, resp.StatusCode)
 	})
 }
@@ -348,7 +348,7 @@ func TestRequestsEnd(t *testing.T) {
 				}
 			}
 			n.meet.Store(&meet)
-			must.Do(io.WriteString(c, get(1, "a", "")+get(3, "a", "")))
+			must.Get(io.WriteString(c, get(1, "a", "")+get(3, "a", "")))(t)
 			synctest.Wait()
 			n.meet.Store(nil)
 			close(second)
@@ -393,7 +393,7 @@ func TestRequestOfClosed(t *testing.T) {
 		n.meet.Store(&meet)
 		c := n.connect(t, "a")
 		h2(t, c, 1<<20)
-		must.Do(io.WriteString(c, get(1, "a", "")))
+		must.Get(io.WriteString(c, get(1, "a", "")))(t)
 		synctest.Wait()
 		assert.Equal(t, 1, conns.Waiting())
 		require.NoError(t, c.Close())
@@ -420,7 +420,7 @@ func TestDeadlineAfterHandler(t *testing.T) {
 		c := n.connect(t, "a")
 		answers := h2(t, c, 1<<20)
 		for _, stream := range []uint32{1, 3} {
-			must.Do(io.WriteString(c, get(stream, "a", "")))
+			must.Get(io.WriteString(c, get(stream, "a", "")))(t)
 			time.Sleep(2 * time.Second)
 			assert.Equal(t, "200 hello", answers()[stream])
 		}
@@ -445,7 +445,7 @@ func TestDeadlineOfEnded(t *testing.T) {
 			}), 10_000, slog.DiscardHandler)
 			go func() { _ = srv.Serve(conns.Patient(limited)) }()
 			defer srv.Close()
-			c := must.Do(l.DialContext(t.Context(), "", ""))
+			c := must.Get(l.DialContext(t.Context(), "", ""))(t)
 			defer c.Close()
 			go func() { _, _ = io.Copy(io.Discard, c) }()
 			inUse := func() int64 {
@@ -455,9 +455,9 @@ func TestDeadlineOfEnded(t *testing.T) {
 				return int64(m.HeapAlloc)
 			}
 			before := inUse()
-			must.Do(io.WriteString(c, preface+frame(4, 0, 0, "")))
+			must.Get(io.WriteString(c, preface+frame(4, 0, 0, "")))(t)
 			for i := range uint32(streams) {
-				must.Do(io.WriteString(c, get(2*i+1, "a", "")+frame(3, 0, 2*i+1, "\x00\x00\x00\x08")))
+				must.Get(io.WriteString(c, get(2*i+1, "a", "")+frame(3, 0, 2*i+1, "\x00\x00\x00\x08")))(t)
 			}
 			handled.Wait()
 			assert.Eventually(t, func() bool { return inUse()-before < streams*300 }, time.Minute, 10*time.Millisecond) // bytes of each
@@ -522,7 +522,7 @@ func (o one) Accept() (net.Conn, error) { return o.c, nil }
 func TestPatientRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := net.Pipe()
-		c := must.Do(conns.Patient(one{c: server}).Accept())
+		c := must.Get(conns.Patient(one{c: server}).Accept())(t)
 		assert.Same(t, server, conns.Raw(c))
 		go func() { _, _ = io.WriteString(c, "x") }()
 		synctest.Wait()
@@ -534,7 +534,7 @@ func TestPatientRead(t *testing.T) {
 		}()
 		synctest.Wait()
 		assert.Zero(t, read.Load())
-		must.Do(io.ReadFull(client, make([]byte, 1)))
+		must.Get(io.ReadFull(client, make([]byte, 1)))(t)
 		synctest.Wait()
 		assert.EqualValues(t, 1, read.Load())
 	})
@@ -563,9 +563,9 @@ func TestQuietStream(t *testing.T) {
 				transport := &http.Transport{DialContext: inner.DialContext, Protocols: new(http.Protocols)}
 				defer transport.CloseIdleConnections()
 				only(transport.Protocols)
-				resp := must.Do((&http.Client{Transport: transport}).Get("http://server.test/"))
+				resp := must.Get((&http.Client{Transport: transport}).Get("http://server.test/"))(t)
 				defer resp.Body.Close()
-				assert.Equal(t, "event 0\nevent 1\nevent 2\n", string(must.Do(io.ReadAll(resp.Body))))
+				assert.Equal(t, "event 0\nevent 1\nevent 2\n", string(must.Get(io.ReadAll(resp.Body))(t)))
 			})
 		})
 	}

@@ -62,7 +62,7 @@ func TestDialedClosesOnce(t *testing.T) {
 	})
 	for range 2 {
 		for range 3 {
-			c := must.Do(dial(t.Context(), "tcp", "127.0.0.1:1"))
+			c := must.Get(dial(t.Context(), "tcp", "127.0.0.1:1"))(t)
 			if len(made)%3 == 1 {
 				require.NoError(t, c.Close())
 			}

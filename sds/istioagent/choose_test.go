@@ -24,7 +24,7 @@ import (
 // folder returns a folder whose name is short enough for Unix sockets.
 func folder(t *testing.T) string {
 	t.Helper()
-	dir := must.Do(os.MkdirTemp("", "ia"))
+	dir := must.Get(os.MkdirTemp("", "ia"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -32,7 +32,7 @@ func folder(t *testing.T) string {
 // config returns the configuration of an environment, in a folder.
 func config(t *testing.T, root, environ string) Config {
 	t.Helper()
-	cfg := must.Do(FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "{root}", root))))
+	cfg := must.Get(FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "{root}", root))))(t)
 	cfg.Root = root
 	return cfg
 }
@@ -55,7 +55,7 @@ func write(t *testing.T, root, name string, data []byte) {
 // writeSVID writes an identity and its roots to a folder.
 func writeSVID(t *testing.T, root, dir string, ca *spiffetest.CA, svid *spiffe.SVID) {
 	t.Helper()
-	key := must.Do(pki.MarshalPrivateKeyPEM(svid.Signer()))
+	key := must.Get(pki.MarshalPrivateKeyPEM(svid.Signer()))(t)
 	write(t, root, dir+"/root-cert.pem", ca.Bundle().MarshalPEM())
 	write(t, root, dir+"/key.pem", key)
 	write(t, root, dir+"/cert-chain.pem", pki.MarshalCertificatesPEM(svid.Chain()...))
@@ -81,7 +81,7 @@ func serve(t *testing.T, socket string) {
 func dead(t *testing.T, socket string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
-	l := must.Do(net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}))
+	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	require.NoError(t, l.Close())
 }
@@ -121,12 +121,12 @@ func TestChoose(t *testing.T) {
 		{"folder in the place of the socket", "", func(t *testing.T, root string) { write(t, root, workloadSocket+"/x", text) }, "", "is no socket: remove it"},
 		{"silent server", "", func(t *testing.T, root string) {
 			require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
-			l := must.Do(net.Listen("unix", filepath.Join(root, workloadSocket))) // it never accepts
+			l := must.Get(net.Listen("unix", filepath.Join(root, workloadSocket)))(t) // it never accepts
 			t.Cleanup(func() { _ = l.Close() })
 		}, "", "does not answer with HTTP/2"},
 		{"other server", "", func(t *testing.T, root string) {
 			require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
-			l := must.Do(net.Listen("unix", filepath.Join(root, workloadSocket)))
+			l := must.Get(net.Listen("unix", filepath.Join(root, workloadSocket)))(t)
 			t.Cleanup(func() { _ = l.Close() })
 			go func() {
 				if conn, err := l.Accept(); err == nil {
@@ -220,7 +220,7 @@ func TestChooseEnds(t *testing.T) {
 	t.Parallel()
 	root := folder(t)
 	require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
-	l := must.Do(net.Listen("unix", filepath.Join(root, workloadSocket)))
+	l := must.Get(net.Listen("unix", filepath.Join(root, workloadSocket)))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()

@@ -18,7 +18,7 @@ func TestDefaults(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-9.2-2", "IST-9.2-12", "IST-9.2-13", "IST-9.2-14", "IST-9.2-17", "IST-9.2-21", "IST-9.2-22", "IST-9.2-44", "IST-9.5-1",
 		"IST-1.1-7")
-	c := must.Do(FromEnvironment(nil))
+	c := must.Get(FromEnvironment(nil))(t)
 	assert.Equal(t, "cluster.local", c.trustDomain.String())
 	assert.Equal(t, 24*time.Hour, c.ttl)
 	assert.InDelta(t, 0.5, c.graceRatio, 0)
@@ -34,7 +34,7 @@ func TestDefaults(t *testing.T) {
 	assert.False(t, c.pkcs8Key)
 	assert.Contains(t, c.AllowFiles, "./etc/certs")
 	assert.Empty(t, c.notes)
-	assert.Equal(t, c, must.Do(FromEnvironment([]string{"JWT_POLICY=third-party-jwt"})), "it is the default")
+	assert.Equal(t, c, must.Get(FromEnvironment([]string{"JWT_POLICY=third-party-jwt"}))(t), "it is the default")
 	var help strings.Builder
 	require.NoError(t, WriteHelp(&help, true))
 	assert.Contains(t, help.String(), "\n| `JWT_POLICY` | text | `third-party-jwt` |")
@@ -149,7 +149,7 @@ func TestEnvironment(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			c.check(t, must.Do(FromEnvironment(strings.Fields(c.environ))))
+			c.check(t, must.Get(FromEnvironment(strings.Fields(c.environ)))(t))
 		})
 	}
 }
@@ -202,7 +202,7 @@ func TestDocumentTable(t *testing.T) {
 // TestIstioVariables holds that each variable that Istio's agent reads is used, or named at the start with the reason.
 func TestIstioVariables(t *testing.T) {
 	t.Parallel()
-	names := must.Do(os.ReadFile("testdata/variables.txt"))
+	names := must.Get(os.ReadFile("testdata/variables.txt"))(t)
 	var table strings.Builder
 	require.NoError(t, WriteHelp(&table, true))
 	for name := range strings.Lines(string(names)) {
@@ -227,7 +227,7 @@ func TestServiceLinks(t *testing.T) {
 		links = append(links, service+"_SERVICE_HOST=10.0.0.1", service+"_SERVICE_PORT=80", service+"_SERVICE_PORT_HTTP=80", service+"_PORT=tcp://10.0.0.1:80",
 			service+"_PORT_80_TCP=tcp://10.0.0.1:80", service+"_PORT_80_TCP_PROTO=tcp", service+"_PORT_80_TCP_PORT=80", service+"_PORT_80_TCP_ADDR=10.0.0.1")
 	}
-	assert.Equal(t, must.Do(FromEnvironment(nil)), must.Do(FromEnvironment(links)))
+	assert.Equal(t, must.Get(FromEnvironment(nil))(t), must.Get(FromEnvironment(links))(t))
 }
 
 func FuzzFromEnvironment(f *testing.F) {

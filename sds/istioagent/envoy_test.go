@@ -45,7 +45,7 @@ func TestBootstrap(t *testing.T) {
 	cfg := config(t, folder(t), pod+`CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1 XDS_ROOT_CA=SYSTEM POD_NAME=web-1 INSTANCE_IP=10.0.0.1 ISTIO_META_MESH_ID=m1 ISTIO_META_QUOTE="\`)
 	for _, xds := range []bool{false, true} {
 		cfg.Envoy.XDS = xds
-		a := must.Do(New(chosen(cfg, fromCA)))
+		a := must.Get(New(chosen(cfg, fromCA)))(t)
 		t.Cleanup(func() { _ = a.Close() })
 		var b bytes.Buffer
 		require.NoError(t, a.Bootstrap(&b))
@@ -86,7 +86,7 @@ func TestEnvoy(t *testing.T) {
 	at := envoy.ListenerAddr("mtls", wait)
 	seen := make(map[string]bool)
 	require.Eventually(t, func() bool {
-		svid := must.Do(a.Source().SVID())
+		svid := must.Get(a.Source().SVID())(t)
 		conn, err := tls.Dial("tcp", at, &tls.Config{RootCAs: c.authority.Bundle().CertPool(), InsecureSkipVerify: true,
 			Certificates: []tls.Certificate{*svid.TLSCertificate()}}) // the certificate is compared
 		if err != nil {

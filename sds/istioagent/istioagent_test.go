@@ -71,7 +71,7 @@ func (c *control) Authenticate(r *http.Request) (*authn.Caller, error) {
 
 func newControl(t *testing.T) *control {
 	t.Helper()
-	c := &control{authority: must.Do(ca.New(ca.Config{TrustDomain: web.TrustDomain()})), addr: "127.0.0.1:0"}
+	c := &control{authority: must.Get(ca.New(ca.Config{TrustDomain: web.TrustDomain()}))(t), addr: "127.0.0.1:0"}
 	c.start(t)
 	t.Cleanup(func() { c.stop() })
 	return c
@@ -80,15 +80,15 @@ func newControl(t *testing.T) *control {
 // start starts the server, at the same address as before.
 func (c *control) start(t *testing.T) {
 	t.Helper()
-	l := must.Do(net.Listen("tcp", c.addr))
+	l := must.Get(net.Listen("tcp", c.addr))(t)
 	c.addr = l.Addr().String()
 	ready := make(chan struct{})
 	id := spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/istiod")
 	identity := caservertest.Identity(t, c.authority, id, pki.IPSAN(net.IPv4(127, 0, 0, 1)), pki.DNSSAN("istiod.example.org"))
-	server := must.Do(caserver.New(caserver.Options{
+	server := must.Get(caserver.New(caserver.Options{
 		CA: c.authority, TrustDomain: id.TrustDomain(), Identity: identity,
 		Istio: &istioca.Options{Authenticator: c}, Ready: func() { close(ready) },
-	}))
+	}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
@@ -118,7 +118,7 @@ func start(t *testing.T, cfg Config) *Agent {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
-	a := must.Do(Start(ctx, cfg))
+	a := must.Get(Start(ctx, cfg))(t)
 	t.Cleanup(func() { _ = a.Close() })
 	return a
 }
@@ -126,7 +126,7 @@ func start(t *testing.T, cfg Config) *Agent {
 // run runs an agent, which need not become ready, until the test ends.
 func run(t *testing.T, cfg Config) *Agent {
 	t.Helper()
-	a := must.Do(New(must.Do(Choose(t.Context(), cfg))))
+	a := must.Get(New(must.Get(Choose(t.Context(), cfg))(t)))(t)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- a.Run(ctx) }()
@@ -181,7 +181,7 @@ func serial(t *testing.T, s *pki.Secret) string {
 	t.Helper()
 	chain, _, ok := s.KeyPair()
 	require.True(t, ok)
-	return must.Do(pki.ParseCertificatesPEM(chain))[0].SerialNumber.String()
+	return must.Get(pki.ParseCertificatesPEM(chain))(t)[0].SerialNumber.String()
 }
 
 // TestFromCA has a pod's agent: the identity by a token, served by SDS, renewed and pushed.
@@ -198,7 +198,7 @@ func TestFromCA(t *testing.T) {
 	assert.Equal(t, fromCA, a.cfg.Origin)
 	assert.Equal(t, filepath.Join(root, workloadSocket), a.cfg.Socket)
 	assert.Equal(t, "c1 m1", c.cluster.Load())
-	svid := must.Do(a.Source().SVID())
+	svid := must.Get(a.Source().SVID())(t)
 	assert.Equal(t, web, svid.ID())
 	assert.InDelta(t, 3*time.Second, time.Until(svid.NotAfter()), float64(2*time.Second))
 
@@ -221,7 +221,7 @@ func TestFromCA(t *testing.T) {
 		assert.Contains(t, text, `istio_agent_cert_expiry_seconds{part="agent",resource_name="default"}`)
 		assert.Contains(t, text, "istio_agent_startup_duration_seconds")
 		assert.Contains(t, text, "svidkit_sds_streams")
-		must.Do(metricstest.Page(text))
+		must.Get(metricstest.Page(text))(t)
 		assert.Regexp(t, `istio_agent_num_outgoing_requests\{part="agent",request_type="csr"\} [1-9]`, text)
 		assert.Contains(t, text, `istio_agent_num_failed_outgoing_requests{part="agent",request_type="csr"} 0`)
 		assert.Contains(t, text, `istio_agent_num_outgoing_retries{part="agent",request_type="csr"} 0`)
@@ -232,7 +232,7 @@ func TestFromCA(t *testing.T) {
 		names = append(names, name)
 	}
 	assert.Equal(t, []string{"origin", "identity", "files", "sds"}, names)
-	assert.Equal(t, os.ModeSocket|0o600, must.Do(os.Stat(a.cfg.Socket)).Mode())
+	assert.Equal(t, os.ModeSocket|0o600, must.Get(os.Stat(a.cfg.Socket))(t).Mode())
 	require.NoError(t, a.Close())
 	require.ErrorIs(t, must.Err(os.Stat(a.cfg.Socket)), os.ErrNotExist, "the socket is gone")
 	require.Error(t, a.Run(t.Context()), "an agent runs once")
@@ -253,17 +253,17 @@ func TestMachine(t *testing.T) {
 	a := start(t, cfg)
 	assert.Positive(t, c.tokens.Load(), "proven by the token")
 	output := func(name string) []byte {
-		return must.Do(os.ReadFile(filepath.Join(root, "certs", name)))
+		return must.Get(os.ReadFile(filepath.Join(root, "certs", name)))(t)
 	}
-	svid := must.Do(a.Source().SVID())
+	svid := must.Get(a.Source().SVID())(t)
 	require.Eventually(t, func() bool {
 		data, _ := os.ReadFile(filepath.Join(root, "certs/cert-chain.pem"))
 		return bytes.Equal(data, pki.MarshalCertificatesPEM(svid.Chain()...))
 	}, wait, 5*time.Millisecond)
-	must.Do(pki.ParsePrivateKeyPEM(output("key.pem")))
+	must.Get(pki.ParsePrivateKeyPEM(output("key.pem")))(t)
 	assert.Equal(t, c.authority.Bundle().MarshalPEM(), output("root-cert.pem"))
 	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
-		assert.Equal(t, os.FileMode(0o600), must.Do(os.Stat(filepath.Join(root, "certs", name))).Mode(), name)
+		assert.Equal(t, os.FileMode(0o600), must.Get(os.Stat(filepath.Join(root, "certs", name)))(t).Mode(), name)
 	}
 	require.NoError(t, a.Close())
 	before, rejected := c.tokens.Load(), c.rejected.Load()
@@ -271,7 +271,7 @@ func TestMachine(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(root, "var/run/secrets/tokens/istio-token")))
 	again := start(t, cfg)
 	assert.Equal(t, fromCA, again.cfg.Origin, "its own output is no input: %s", again.cfg)
-	renewed := must.Do(again.Source().SVID())
+	renewed := must.Get(again.Source().SVID())(t)
 	assert.Equal(t, web, renewed.ID())
 	assert.NotEqual(t, svid.Leaf().SerialNumber, renewed.Leaf().SerialNumber, "it is new")
 	assert.Equal(t, before, c.tokens.Load(), "proven by the certificate")
@@ -303,17 +303,17 @@ func TestKeyForms(t *testing.T) {
 				writeSVID(t, root, credentials, files, files.SVID("/ns/shop/sa/web"))
 			}
 			a := start(t, config(t, root, environ+" CA_ADDR="+c.addr+" OUTPUT_CERTS=out"))
-			svid := must.Do(a.Source().SVID())
+			svid := must.Get(a.Source().SVID())(t)
 			matches := func(keyPEM []byte) {
 				block, rest := pem.Decode(keyPEM)
 				require.NotNil(t, block)
 				assert.Empty(t, rest)
 				assert.Equal(t, test.want, block.Type)
-				key := must.Do(pki.ParsePrivateKeyPEM(keyPEM))
+				key := must.Get(pki.ParsePrivateKeyPEM(keyPEM))(t)
 				assert.True(t, pki.PublicKeysEqual(svid.Leaf().PublicKey, key.Public()))
 			}
 			for _, name := range []string{"default", web.String()} {
-				s := must.Do(fetch(t, a.cfg.Socket, name)) // as it is on the wire
+				s := must.Get(fetch(t, a.cfg.Socket, name))(t) // as it is on the wire
 				assert.Equal(t, name, s.GetName())
 				assert.Equal(t, pki.MarshalCertificatesPEM(svid.Chain()...), s.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
 				matches(s.GetTlsCertificate().GetPrivateKey().GetInlineBytes())
@@ -389,7 +389,7 @@ func fetch(t *testing.T, socket, name string) (*envoysds.Secret, error) {
 	t.Helper()
 	client := sds.UnixClient(socket)
 	defer client.CloseIdleConnections()
-	request := must.Do(proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{name}}))
+	request := must.Get(proto.Marshal(&envoysds.DiscoveryRequest{ResourceNames: []string{name}}))(t)
 	answer, err := grpchttp.NewClient(client, "http://localhost", 1<<20).Unary(t.Context(), "/envoy.service.secret.v3.SecretDiscoveryService/FetchSecrets", nil, request)
 	if err != nil {
 		return nil, err
@@ -466,9 +466,9 @@ func TestOutputInPod(t *testing.T) {
 	first := next(nil)
 	next(first) // without a subscriber
 	for _, name := range []string{"cert-chain.pem", "key.pem", "root-cert.pem"} {
-		assert.Equal(t, os.FileMode(0o644), must.Do(os.Stat(filepath.Join(root, "out", name))).Mode(), name)
+		assert.Equal(t, os.FileMode(0o644), must.Get(os.Stat(filepath.Join(root, "out", name)))(t).Mode(), name)
 	}
-	entries := must.Do(os.ReadDir(filepath.Join(root, "out")))
+	entries := must.Get(os.ReadDir(filepath.Join(root, "out")))(t)
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), "..") { // such as the files of the next version, for a moment
 			assert.True(t, e.Type().IsRegular(), e.Name())
@@ -489,7 +489,7 @@ func TestFiles(t *testing.T) {
 	writeSVID(t, root, credentials, authority, authority.SVID("/ns/shop/sa/files"))
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr))
 	assert.Equal(t, fromFiles, a.cfg.Origin)
-	assert.Equal(t, "/ns/shop/sa/files", must.Do(a.Source().SVID()).ID().Path())
+	assert.Equal(t, "/ns/shop/sa/files", must.Get(a.Source().SVID())(t).ID().Path())
 	next := watch(t, a.cfg.Socket, "default")
 	first := serial(t, next())
 
@@ -568,7 +568,7 @@ func TestMounted(t *testing.T) {
 	writeSVID(t, root, "mnt", authority, authority.SVID("/ns/shop/sa/files"))
 	a := start(t, config(t, root, `MINIMUM_DRAIN_DURATION=0s PROXY_XDS_DEBUG_VIA_AGENT=false FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_CERT_CHAIN={root}/mnt/cert-chain.pem
 		ISTIO_META_TLS_CLIENT_KEY=mnt/key.pem ISTIO_META_TLS_CLIENT_ROOT_CERT=mnt/root-cert.pem`))
-	svid := must.Do(a.Source().SVID())
+	svid := must.Get(a.Source().SVID())(t)
 	assert.Equal(t, "/ns/shop/sa/files", svid.ID().Path())
 	name := fmt.Sprintf("file-cert:%s~%s", a.cfg.cert, a.cfg.key)
 	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, a.cfg.Socket, name)()))
@@ -610,9 +610,9 @@ func TestOtherAgentDrains(t *testing.T) {
 	cfg.otherGone = 2 * time.Second
 	before := start(t, cfg)
 	ended := make(chan error, 1)
-	next := must.Do(Choose(t.Context(), cfg))
+	next := must.Get(Choose(t.Context(), cfg))(t)
 	require.Equal(t, fromSocket, next.Origin)
-	a := must.Do(New(next))
+	a := must.Get(New(next))(t)
 	go func() { ended <- a.Run(t.Context()) }()
 	require.NoError(t, before.Close())
 	time.Sleep(time.Second)
@@ -638,9 +638,9 @@ func TestSocketInUse(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	choice := must.Do(Choose(t.Context(), cfg))
+	choice := must.Get(Choose(t.Context(), cfg))(t)
 	serve(t, choice.Socket)
-	a := must.Do(New(choice))
+	a := must.Get(New(choice))(t)
 	require.ErrorIs(t, a.Run(t.Context()), unixsocket.ErrInUse)
 	require.ErrorIs(t, a.Ready(t.Context()), unixsocket.ErrInUse)
 	code, text := get(t, a, "/healthz/live")
@@ -658,14 +658,14 @@ func TestOutage(t *testing.T) {
 	root := c.root(t)
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=2s"))
 	c.stop()
-	svid := must.Do(a.Source().SVID())
+	svid := must.Get(a.Source().SVID())(t)
 	for time.Until(svid.NotAfter()) > 200*time.Millisecond {
 		code, text := get(t, a, "/healthz/live")
 		require.Equal(t, http.StatusOK, code, text)
 		code, text = get(t, a, "/healthz/ready")
 		require.Equal(t, http.StatusOK, code, text)
 		time.Sleep(50 * time.Millisecond)
-		svid = must.Do(a.Source().SVID())
+		svid = must.Get(a.Source().SVID())(t)
 	}
 	time.Sleep(time.Until(svid.NotAfter()) + 10*time.Millisecond)
 	for _, path := range []string{"/healthz/live", "/healthz/ready"} {
@@ -694,8 +694,8 @@ func TestDrain(t *testing.T) {
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
 	cfg.drain = 300 * time.Millisecond
-	choice := must.Do(Choose(t.Context(), cfg))
-	a := must.Do(New(choice))
+	choice := must.Get(Choose(t.Context(), cfg))(t)
+	a := must.Get(New(choice))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
@@ -749,8 +749,8 @@ func TestOrders(t *testing.T) {
 	cfg.drain = 300 * time.Millisecond
 	var log lines
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	choice := must.Do(Choose(t.Context(), cfg))
-	a := must.Do(New(choice))
+	choice := must.Get(Choose(t.Context(), cfg))(t)
+	a := must.Get(New(choice))(t)
 	paths := []string{"/drain", "/quitquitquit"}
 	for _, path := range paths {
 		code, _ := order(t, a, path, nil)
@@ -984,7 +984,7 @@ func TestBadConfig(t *testing.T) {
 func TestNothingPrints(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, folder(t), pod+"CA_HEADER_x-key=hunter2 CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
-	a := must.Do(New(chosen(cfg, fromCA)))
+	a := must.Get(New(chosen(cfg, fromCA)))(t)
 	t.Cleanup(func() { _ = a.Close() })
 	var log bytes.Buffer
 	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "cfg", cfg, "agent", a)

@@ -33,7 +33,7 @@ func TestLoneRoots(t *testing.T) {
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h"))
 	assert.Equal(t, fromCA, a.cfg.Origin)
 	assert.Contains(t, a.cfg.why, "ROOTCA is")
-	assert.Equal(t, web, must.Do(a.Source().SVID()).ID())
+	assert.Equal(t, web, must.Get(a.Source().SVID())(t).ID())
 	for _, want := range [][]byte{mine, later} {
 		require.Eventually(t, func() bool {
 			secret, err := fetch(t, a.cfg.Socket, "ROOTCA")
@@ -46,7 +46,7 @@ func TestLoneRoots(t *testing.T) {
 	// That of the folder to which the agent writes is its own output.
 	own := c.root(t)
 	write(t, own, "etc/certs/root-cert.pem", mine)
-	choice := must.Do(Choose(t.Context(), config(t, own, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/etc/certs")))
+	choice := must.Get(Choose(t.Context(), config(t, own, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/etc/certs")))(t)
 	assert.Empty(t, choice.roots)
 }
 
@@ -60,7 +60,7 @@ func TestDisabledEnvoy(t *testing.T) {
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h DISABLE_ENVOY=true")
 	assert.True(t, cfg.Envoy.Disabled)
 	a := start(t, cfg)
-	secret := must.Do(fetch(t, a.cfg.Socket, "default"))
+	secret := must.Get(fetch(t, a.cfg.Socket, "default"))(t)
 	assert.NotEmpty(t, secret.GetTlsCertificate().GetCertificateChain().GetInlineBytes())
 	assert.FileExists(t, filepath.Join(root, "out/cert-chain.pem"))
 	code, text := get(t, a, "/healthz/ready")
@@ -93,7 +93,7 @@ func TestPostQuantum(t *testing.T) {
 		write(t, root, "roots.pem", pki.MarshalCertificatesPEM(server.Certificate()))
 		cfg := config(t, root, environ+pod+"CA_ROOT_CA=roots.pem XDS_ROOT_CA=roots.pem CA_ADDR="+server.Listener.Addr().String())
 		cfg.Envoy.XDS, cfg.discovery = true, server.Listener.Addr().String()
-		a := must.Do(New(must.Do(Choose(t.Context(), cfg))))
+		a := must.Get(New(must.Get(Choose(t.Context(), cfg))(t)))(t)
 		ended := make(chan error, 1)
 		go func() { ended <- a.Run(t.Context()) }()
 		check := func(h hello) {
@@ -129,7 +129,7 @@ func TestBootstrapOfPod(t *testing.T) {
 	write(t, root, "etc/istio/pod/labels", []byte("app=\"web\"\nquote=\"a\\\"b\"\n"))
 	cfg := config(t, root, pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1 POD_NAME=gw-1 INSTANCE_IP=2001:db8::7 ENVOY_STATUS_PORT=15121 COMPLIANCE_POLICY=pqc")
 	cfg.Envoy.Started, cfg.Envoy.Role, cfg.Envoy.Domain = true, "router", "shop.svc.example.org"
-	a := must.Do(New(chosen(cfg, fromCA)))
+	a := must.Get(New(chosen(cfg, fromCA)))(t)
 	t.Cleanup(func() { _ = a.Close() })
 	var b bytes.Buffer
 	require.NoError(t, a.Bootstrap(&b))

@@ -65,9 +65,9 @@ func TestProxyConfig(t *testing.T) {
 		assert.Equal(t, fromJSON, fromYAML)
 		var all map[string]any
 		require.NoError(t, json.Unmarshal([]byte(c.json), &all))
-		assert.JSONEq(t, c.json, string(must.Do(json.Marshal(fromYAML.all))), "as a reader of JSON has it")
+		assert.JSONEq(t, c.json, string(must.Get(json.Marshal(fromYAML.all))(t)), "as a reader of JSON has it")
 	}
-	p := must.Do(readProxyConfig(proxyConfigs[0].yaml))
+	p := must.Get(readProxyConfig(proxyConfigs[0].yaml))(t)
 	assert.Equal(t, "istiod.istio-system.svc:15012", p.DiscoveryAddress)
 	assert.Equal(t, duration(20*time.Second), p.TerminationDrainDuration)
 	assert.Equal(t, uint32(2), p.Concurrency)
@@ -127,14 +127,14 @@ func FuzzProxyConfig(f *testing.F) {
 		if err != nil || p.all == nil { // nothing but comments
 			return
 		}
-		data := must.Do(json.Marshal(p.all))
+		data := must.Get(json.Marshal(p.all))(t)
 		unfit := func(r rune) bool { return unicode.IsControl(r) || r == '\ufeff' || r == '\ufffe' || r == '\uffff' } // without escape
 		if len(data) > 1<<10 || strings.ContainsFunc(string(data), unfit) {                                           // and keys of YAML have 1 KiB
 			return
 		}
 		again, err := readProxyConfig(string(data))
 		require.NoError(t, err, "%s", data)
-		require.JSONEq(t, string(data), string(must.Do(json.Marshal(again.all))))
+		require.JSONEq(t, string(data), string(must.Get(json.Marshal(again.all))(t)))
 		again.all = p.all // whose numbers may have other types
 		require.Equal(t, p, again)
 	})

@@ -118,12 +118,12 @@ func TestControlPlane(t *testing.T) {
 	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s ECC_SIGNATURE_ALGORITHM=ECDSA XDS_ROOT_CA={root}/xds-root.pem
 		PROV_CERT=prov CA_ROOT_CA=var/run/secrets/istio/root-cert.pem XDS_HEADER_X-One=1 ISTIO_META_CLUSTER_ID=c1 CA_ADDR=`+c.addr)
 	cfg.discovery = p.Listener.Addr().String()
-	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	cfg.debugAddress = l.Addr().String()
 	require.NoError(t, l.Close())
 	cfg.grpcBootstrap, cfg.outputCerts = "etc/grpc/bootstrap.json", "out"
 	a := start(t, cfg)
-	data := must.Do(os.ReadFile(filepath.Join(root, cfg.grpcBootstrap)))
+	data := must.Get(os.ReadFile(filepath.Join(root, cfg.grpcBootstrap)))(t)
 	var grpc struct {
 		Servers []struct {
 			URI string `json:"server_uri"`
@@ -142,10 +142,10 @@ func TestControlPlane(t *testing.T) {
 	assert.Equal(t, []string{"Bearer good-token", "c1", "1", "spiffe://example.org/ns/shop/sa/machine"},
 		[]string{p.header.Get("Authorization"), p.header.Get("ClusterID"), p.header.Get("X-One"), p.peer})
 	p.mu.Unlock()
-	svid := must.Do(a.Source().SVID())
+	svid := must.Get(a.Source().SVID())(t)
 	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, socket, "default")()))
 
-	resp := must.Do(http.Get("http://" + cfg.debugAddress + "/debug/syncz"))
+	resp := must.Get(http.Get("http://" + cfg.debugAddress + "/debug/syncz"))(t)
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "no Envoy is connected")
 	_, text := get(t, a, "/metrics")
@@ -160,7 +160,7 @@ func TestFakeCA(t *testing.T) {
 	authority := spiffetest.NewCA(t, "example.org")
 	fake := caclienttest.NewIstio(t, authority, "/ns/shop/sa/web")
 	root := folder(t)
-	write(t, root, "var/run/secrets/tokens/istio-token", []byte(must.Do(fake.Endpoint().Token(t.Context()))))
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte(must.Get(fake.Endpoint().Token(t.Context()))(t)))
 	public := spiffetest.NewCA(t, "example.net") // vouches for servers alone
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), public.Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
@@ -173,10 +173,10 @@ func TestFakeCA(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	fake.Mend()
 	a := start(t, cfg)
-	svid := must.Do(a.Source().SVID())
+	svid := must.Get(a.Source().SVID())(t)
 	assert.Equal(t, web, svid.ID())
 	assert.InDelta(t, time.Hour, time.Until(svid.NotAfter()), float64(time.Minute))
-	b := must.Do(a.Source().Bundle(web.TrustDomain()))
+	b := must.Get(a.Source().Bundle(web.TrustDomain()))(t)
 	assert.Equal(t, authority.Bundle().MarshalPEM(), b.MarshalPEM(), "learned from the CA, as CA_ROOT_CA vouches for the server alone")
 }
 
@@ -189,13 +189,13 @@ func TestIntermediateEnds(t *testing.T) {
 	end := time.Now().Add(3 * time.Second)
 	fake := caclienttest.NewIstio(t, authority.Intermediate(func(c *x509.Certificate) { c.NotAfter = end }), "/ns/shop/sa/web")
 	root := folder(t)
-	write(t, root, "var/run/secrets/tokens/istio-token", []byte(must.Do(fake.Endpoint().Token(t.Context()))))
+	write(t, root, "var/run/secrets/tokens/istio-token", []byte(must.Get(fake.Endpoint().Token(t.Context()))(t)))
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), spiffetest.NewCA(t, "example.net").Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
 	cfg.discovery = fake.Endpoint().URL[len("https://"):]
 	a := start(t, cfg)
 	fake.Drop()
-	require.Greater(t, time.Until(must.Do(a.Source().SVID()).NotAfter()), 30*time.Minute)
+	require.Greater(t, time.Until(must.Get(a.Source().SVID())(t).NotAfter()), 30*time.Minute)
 	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
 		code, text := get(t, a, path)
 		require.Equal(t, http.StatusOK, code, text)
@@ -213,7 +213,7 @@ func TestGoogle(t *testing.T) {
 	conformance.Covers(t, "IST-6.5-2", "IST-9.2-2", "IST-9.2-22", "IST-9.2-23", "IST-9.3-1")
 	authority := spiffetest.NewCA(t, "example.org")
 	fake := cafake.NewGoogleCAS(t, authority, "/ns/shop/sa/web")
-	token := must.Do(fake.Endpoint().Token(t.Context()))
+	token := must.Get(fake.Endpoint().Token(t.Context()))(t)
 	metadata := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		assert.Equal(t, "example.org", r.URL.Query().Get("audience"))
 		w.Header().Set("Metadata-Flavor", "Google")
@@ -233,7 +233,7 @@ func TestGoogle(t *testing.T) {
 		pod+"CA_PROVIDER=GoogleCA CA_ADDR="+cafake.GoogleCASPool+" CA_ROOT_CA={root}/root.pem CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CREDENTIAL_IDENTITY_PROVIDER=provider")
 	cfg.urls.service, cfg.urls.exchange, cfg.urls.metadata = fake.Endpoint().URL, exchange.URL, metadata.URL
 	a := start(t, cfg)
-	assert.Equal(t, web, must.Do(a.Source().SVID()).ID())
+	assert.Equal(t, web, must.Get(a.Source().SVID())(t).ID())
 }
 
 // TestTiming holds that ratios are those of Istio's agent, but for the first and the last hundredth.
@@ -351,7 +351,7 @@ func TestKeys(t *testing.T) {
 		"": 2048, "WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
 	} {
 		a := start(t, config(t, c.root(t), strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA", "", 1)+"CA_ADDR="+c.addr+" "+environ))
-		svid := must.Do(a.Source().SVID())
+		svid := must.Get(a.Source().SVID())(t)
 		switch key := svid.Leaf().PublicKey.(type) {
 		case *rsa.PublicKey:
 			assert.Equal(t, bits, key.N.BitLen(), environ)
@@ -382,7 +382,7 @@ func TestGRPCBootstrapOfAnother(t *testing.T) {
 	folder := filepath.Join(root, "theirs")
 	require.NoError(t, os.Mkdir(folder, 0o755))
 	require.NoError(t, os.Chown(folder, 65534, 65534))
-	a := must.Do(New(must.Do(Choose(t.Context(), cfg))))
+	a := must.Get(New(must.Get(Choose(t.Context(), cfg))(t)))(t)
 	require.ErrorContains(t, a.Run(t.Context()), "GRPC_XDS_BOOTSTRAP")
 	assert.NoFileExists(t, filepath.Join(folder, "bootstrap.json"))
 }

@@ -25,7 +25,7 @@ func TestSocketBusy(t *testing.T) {
 	require.Equal(t, fromSocket, a.cfg.Origin)
 
 	require.NoError(t, os.Remove(socket))
-	fd := must.Do(syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))
+	fd := must.Get(syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0))(t)
 	defer syscall.Close(fd)
 	require.NoError(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: socket}))
 	require.NoError(t, syscall.Listen(fd, 0))

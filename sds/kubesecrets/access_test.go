@@ -142,7 +142,7 @@ func TestResolve(t *testing.T) {
 
 func TestResolveWithoutConfig(t *testing.T) {
 	t.Parallel()
-	src := must.Do(kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1"}))
+	src := must.Get(kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1"}))(t)
 	_, err := src.Resolve(byID(t, "spiffe://example.org/ns/gw/sa/gateway"), "kubernetes://s")
 	require.ErrorContains(t, err, "Config.TrustDomain")
 }
@@ -150,7 +150,7 @@ func TestResolveWithoutConfig(t *testing.T) {
 // TestManyCallers bounds the callers that are known, in all and of one namespace.
 func TestManyCallers(t *testing.T) {
 	t.Parallel()
-	src := must.Do(kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1", TrustDomain: td}))
+	src := must.Get(kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: "https://127.0.0.1", TrustDomain: td}))(t)
 	refused := func(namespace, account, text string) {
 		t.Helper()
 		_, err := src.Resolve(byID(t, fmt.Sprintf("spiffe://example.org/ns/%s/sa/%s", namespace, account)), "kubernetes://s")
@@ -259,7 +259,7 @@ func TestReviewsStopped(t *testing.T) {
 		caller := byID(t, "spiffe://example.org/ns/gw/sa/gateway")
 		require.Error(t, must.Err(w.src.Resolve(caller, "kubernetes://s")))
 		synctest.Wait()
-		must.Do(w.src.Resolve(caller, "kubernetes://s"))
+		must.Get(w.src.Resolve(caller, "kubernetes://s"))(t)
 		require.NoError(t, w.src.Close())
 		time.Sleep(2 * time.Hour)
 		_, err := w.src.Resolve(caller, "kubernetes://s")
@@ -282,14 +282,14 @@ func TestEntitlement(t *testing.T) {
 	put(w.api, "gw/s", first)
 	put(w.api, "app/s", first)
 	w.start(kubesecrets.Config{AllNamespaces: true, TrustDomain: td, ReviewInterval: time.Second})
-	handler := must.Do(sds.NewHandler(w.src, &sds.Options{Resolve: w.src.Resolve}))
+	handler := must.Get(sds.NewHandler(w.src, &sds.Options{Resolve: w.src.Resolve}))(t)
 	defer handler.Close()
 	defer w.src.OnAccess(handler.Refresh)()
 	method := authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		id, err := spiffe.ParseID(r.Header.Get("caller"))
 		return &authn.Caller{ID: id, Method: "test"}, err
 	})
-	dir := must.Do(os.MkdirTemp("", "ks"))
+	dir := must.Get(os.MkdirTemp("", "ks"))(t)
 	defer os.RemoveAll(dir)
 	server := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: authn.Require(method, handler, nil)}
 	require.NoError(t, server.Listen())

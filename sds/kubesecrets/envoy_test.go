@@ -93,7 +93,7 @@ func TestEnvoyGateway(t *testing.T) {
 }
 
 func testEnvoyGateway(t *testing.T, api string) {
-	dir := must.Do(os.MkdirTemp("", "gw")) // t.TempDir is too long for a Unix socket
+	dir := must.Get(os.MkdirTemp("", "gw"))(t) // t.TempDir is too long for a Unix socket
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	servers, clients := spiffetest.NewCA(t, "servers.test"), spiffetest.NewCA(t, "clients.test")
 	w := &world{t: t, api: kubetest.Start(t)}
@@ -103,7 +103,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 		return with(tls(t, current), data{"ca.crt": clients.Bundle().MarshalPEM()})
 	}
 	w.start(kubesecrets.Config{})
-	handler := must.Do(sds.NewHandler(w.src, nil))
+	handler := must.Get(sds.NewHandler(w.src, nil))(t)
 	t.Cleanup(func() { _ = handler.Close() })
 	server := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: handler}
 	require.NoError(t, server.Listen())
@@ -122,7 +122,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 	pool.AddCert(servers.Root())
 	certs, key, err := clients.SVID("/client").MarshalPEM()
 	require.NoError(t, err)
-	certificate := must.Do(cryptotls.X509KeyPair(certs, key))
+	certificate := must.Get(cryptotls.X509KeyPair(certs, key))(t)
 	ask := func() (serial string, err error) {
 		transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &cryptotls.Config{
 			RootCAs: pool, ServerName: "gateway.test", Certificates: []cryptotls.Certificate{certificate}, MinVersion: cryptotls.VersionTLS12,
@@ -167,7 +167,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 	put(w.api, "gw/web", bad)
 	require.Eventually(t, func() bool { return w.src.SecretStatus("gw", "web").PairErr != nil }, time.Minute, time.Millisecond)
 	time.Sleep(300 * time.Millisecond)
-	serial := must.Do(ask())
+	serial := must.Get(ask())(t)
 	assert.NotEqual(t, envoytest.Serial(last.Leaf().SerialNumber), serial, "the certificate whose key is another one")
 	put(w.api, "gw/web", renew())
 	served()

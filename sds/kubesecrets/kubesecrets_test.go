@@ -178,21 +178,21 @@ type issuer struct {
 
 func newIssuer(t testing.TB) *issuer {
 	t.Helper()
-	key := must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(100 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, SubjectKeyId: []byte{1, 2, 3},
 	}
-	der := must.Do(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
-	cert := must.Do(x509.ParseCertificate(der))
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	cert := must.Get(x509.ParseCertificate(der))(t)
 	return &issuer{cert, key, pki.MarshalCertificatesPEM(cert)}
 }
 
 func (i *issuer) crl(t testing.TB, end time.Duration) []byte {
 	t.Helper()
-	der := must.Do(x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
+	der := must.Get(x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(1), ThisUpdate: time.Now().Add(-time.Hour), NextUpdate: time.Now().Add(end),
-	}, i.cert, i.key))
+	}, i.cert, i.key))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
 }
 
@@ -342,7 +342,7 @@ func TestNothingGoodIsReplaced(t *testing.T) {
 					assert.ErrorIs(t, r.Problems[0], st.RootsErr)
 				}
 				assert.True(t, r.Upstreams[0].OK)
-				assert.Equal(t, 1.0, must.Do(metricstest.Of(r.Metrics)).Samples["svidkit_kubesecrets_secrets_refused"])
+				assert.Equal(t, 1.0, must.Get(metricstest.Of(r.Metrics))(t).Samples["svidkit_kubesecrets_secrets_refused"])
 				put(w.api, "gw/s", with(other, data{"ca.crt": roots}))
 				w.is("kubernetes://s", pair(other))
 				assert.Equal(t, []string{"kubernetes://gw/s", "kubernetes://s"}, w.heard(), "the roots are the same")
@@ -530,7 +530,7 @@ func TestWithdrawn(t *testing.T) {
 				w.api.Remove(path("gw/s"))
 				w.api.Compact()
 				time.Sleep(time.Minute)
-				got := must.Do(w.get("kubernetes://s"))
+				got := must.Get(w.get("kubernetes://s"))(t)
 				assert.Equal(t, pair(d), got, "nothing is withdrawn because nothing can be read")
 				assert.Error(t, w.src.Status().Err)
 				assert.Error(t, w.src.Report().Upstreams[0].Err)
@@ -691,7 +691,7 @@ func TestFollow(t *testing.T) {
 		w.api.EndWatches()
 		time.Sleep(time.Hour)
 		assert.ErrorContains(t, w.src.Status().Err, "ClusterRole")
-		assert.Zero(t, must.Do(metricstest.Of(w.src.Report().Metrics)).Samples["svidkit_kubesecrets_up"])
+		assert.Zero(t, must.Get(metricstest.Of(w.src.Report().Metrics))(t).Samples["svidkit_kubesecrets_up"])
 		w.api.Faults(nil)
 		time.Sleep(time.Minute)
 		renew()
@@ -838,7 +838,7 @@ func TestStart(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, `Role in namespace "gw"`)
 
-		src := must.Do(kubesecrets.New(cfg))
+		src := must.Get(kubesecrets.New(cfg))(t)
 		require.NoError(t, src.Run(canceled(t)))
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
@@ -877,7 +877,7 @@ func TestConfig(t *testing.T) {
 		require.ErrorContains(t, err, "kubesecrets: invalid Config")
 	}
 	good.Namespace, good.AllNamespaces = "", true
-	src := must.Do(kubesecrets.New(good))
+	src := must.Get(kubesecrets.New(good))(t)
 	require.ErrorIs(t, must.Err(src.GenerateSecret(t.Context(), "kubernetes://s")), fs.ErrNotExist)
 	assert.Equal(t, "kubesecrets.Source(all namespaces)", fmt.Sprintf("%v", src))
 }

@@ -40,7 +40,7 @@ func onlyUnix(t testing.TB) {
 
 func start(t testing.TB, cfg sdssource.FilesConfig) *sdssource.Files {
 	t.Helper()
-	f := must.Do(sdssource.StartFiles(t.Context(), cfg))
+	f := must.Get(sdssource.StartFiles(t.Context(), cfg))(t)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	return f
 }
@@ -67,7 +67,7 @@ func valid(from, to time.Duration) func(*x509.Certificate) {
 
 func get(t testing.TB, f *sdssource.Files, name string) *pki.Secret {
 	t.Helper()
-	s := must.Do(f.GenerateSecret(t.Context(), name))
+	s := must.Get(f.GenerateSecret(t.Context(), name))(t)
 	require.Equal(t, name, s.Name())
 	return s
 }
@@ -344,7 +344,7 @@ func TestFilesBound(t *testing.T) {
 	ca := spiffetest.NewCA(t, td.String())
 	roots := "file-root:" + write(t, ca.Bundle().MarshalPEM(), dir, "ca.crt")
 	synctest.Test(t, func(t *testing.T) {
-		f := must.Do(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}, MaxNames: 2}))
+		f := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}, MaxNames: 2}))(t)
 		name := func(n int) string { return fmt.Sprintf("file-root:%s/%d", dir, n) }
 		ask := func(name string) error { // nothing runs, so nothing is read
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -426,7 +426,7 @@ func FuzzName(f *testing.F) {
 	cancel()
 	f.Fuzz(func(t *testing.T, name string) {
 		name = strings.ReplaceAll(name, "DIR", dir)
-		src := must.Do(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}}))
+		src := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}}))(t)
 		_, err := src.GenerateSecret(done, name)
 		require.Error(t, err)
 		cert, isCert := strings.CutPrefix(name, "file-cert:")
@@ -442,7 +442,7 @@ func FuzzName(f *testing.F) {
 			require.Len(t, paths, 2, "%q", name)
 		}
 		for _, path := range paths {
-			require.True(t, filepath.IsLocal(must.Do(filepath.Rel(dir, path))), "%q", path)
+			require.True(t, filepath.IsLocal(must.Get(filepath.Rel(dir, path))(t)), "%q", path)
 			require.True(t, filepath.Clean(path) == path && filepath.IsAbs(path) && !strings.ContainsAny(path, "\x00~"), "%q", path)
 		}
 	})

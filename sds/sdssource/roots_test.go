@@ -23,7 +23,7 @@ import (
 // rootsOf returns the roots of a secret, each once, by what they are.
 func rootsOf(t testing.TB, src sds.Source, name string) map[string]int {
 	t.Helper()
-	rest, ok := must.Do(src.GenerateSecret(t.Context(), name)).Roots()
+	rest, ok := must.Get(src.GenerateSecret(t.Context(), name))(t).Roots()
 	require.True(t, ok)
 	all := map[string]int{}
 	for {
@@ -57,15 +57,15 @@ func TestAllRoots(t *testing.T) {
 		set := func(f *live, all ...*spiffe.Bundle) { f.set(spiffe.NewSnapshot(foreign, bundles(t, all...)), nil) }
 		set(&files.live, abroad.Bundle())
 		set(&federated.live, abroad.Bundle(), third.Bundle())
-		all := must.Do(source.NewMerge(td, manager, files, federated))
+		all := must.Get(source.NewMerge(td, manager, files, federated))(t)
 		defer all.Close()
 		src, plain := sdssource.FromIdentityWithAllRoots(all), sdssource.FromIdentity(all)
-		first := must.Do(src.GenerateSecret(t.Context(), "ROOTCA"))
+		first := must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		assert.Equal(t, once(ca.Root(), third.Root(), abroad.Root()), rootsOf(t, src, "ROOTCA"))
 		assert.Equal(t, once(ca.Root()), rootsOf(t, plain, "ROOTCA"), "of the own trust domain")
 		for _, s := range []sds.Source{src, plain} {
 			assert.Equal(t, once(abroad.Root()), rootsOf(t, s, "spiffe://partner.test"))
-			domains, _ := must.Do(s.GenerateSecret(t.Context(), "ALL")).TrustDomains()
+			domains, _ := must.Get(s.GenerateSecret(t.Context(), "ALL"))(t).TrustDomains()
 			assert.Len(t, domains, 3)
 		}
 
@@ -105,10 +105,10 @@ func TestAllRoots(t *testing.T) {
 		assert.GreaterOrEqual(t, leaves, 4)
 
 		// A root that moves from one place to another makes no other secret.
-		before := must.Do(src.GenerateSecret(t.Context(), "ROOTCA"))
+		before := must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		set(&files.live)
 		synctest.Wait()
-		after := must.Do(src.GenerateSecret(t.Context(), "ROOTCA"))
+		after := must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))(t)
 		a, _ := before.Roots()
 		b, _ := after.Roots()
 		assert.Equal(t, string(a), string(b))
@@ -116,7 +116,7 @@ func TestAllRoots(t *testing.T) {
 		assert.NotEqual(t, string(f), string(a))
 
 		// What is empty is a statement.
-		set(&federated.live, must.Do(spiffe.NewBundle(partner, spiffe.BundleContents{})))
+		set(&federated.live, must.Get(spiffe.NewBundle(partner, spiffe.BundleContents{}))(t))
 		synctest.Wait()
 		assert.Equal(t, once(ca.Root()), rootsOf(t, src, "ROOTCA"))
 		_, err = src.GenerateSecret(t.Context(), "spiffe://partner.test")

@@ -87,7 +87,7 @@ func (gone) Withdrawn() bool { return true }
 
 func bundles(t testing.TB, all ...*spiffe.Bundle) *spiffe.BundleSet {
 	t.Helper()
-	return must.Do(spiffe.NewBundleSet(all...))
+	return must.Get(spiffe.NewBundleSet(all...))(t)
 }
 
 // told keeps the names that a source tells of.
@@ -157,7 +157,7 @@ func TestFromIdentity(t *testing.T) {
 			time.Sleep(time.Second)
 			l.set(spiffe.NewSnapshot(one, both), nil)
 		}()
-		s := must.Do(src.GenerateSecret(t.Context(), "default"))
+		s := must.Get(src.GenerateSecret(t.Context(), "default"))(t)
 		assert.Equal(t, certsOf(t, one), chainOf(t, s))
 		synctest.Wait()
 		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "spiffe://partner.test", "default", "spiffe://example.org/web"}, news.take(), "bundles first")
@@ -171,7 +171,7 @@ func TestFromIdentity(t *testing.T) {
 			assert.Equal(t, want, string(roots), name)
 			assert.Equal(t, name, s.Name())
 		}
-		s = must.Do(src.GenerateSecret(t.Context(), "ALL"))
+		s = must.Get(src.GenerateSecret(t.Context(), "ALL"))(t)
 		domains, _ := s.TrustDomains()
 		assert.ElementsMatch(t, []spiffe.TrustDomain{td, partner}, slices.Collect(maps.Keys(domains)))
 		for _, name := range []string{"", "rootca", "spiffe://example.org/api", "spiffe://none.test", "spiffe://", "kubernetes://a"} {
@@ -184,7 +184,7 @@ func TestFromIdentity(t *testing.T) {
 		l.set(spiffe.NewSnapshot(two, both), nil)
 		synctest.Wait()
 		assert.Empty(t, news.take(), "nothing has changed")
-		empty := must.Do(spiffe.NewBundle(partner, spiffe.BundleContents{}))
+		empty := must.Get(spiffe.NewBundle(partner, spiffe.BundleContents{}))(t)
 		l.set(spiffe.NewSnapshot(two, bundles(t, ca.Bundle(), empty)), nil)
 		synctest.Wait()
 		assert.Subset(t, news.take(), []string{"ALL", "spiffe://partner.test"})
@@ -205,7 +205,7 @@ func TestFromIdentity(t *testing.T) {
 		defer stop()
 		require.ErrorContains(t, must.Err(src.GenerateSecret(short, "default")), "has expired")
 		go l.set(spiffe.NewSnapshot(ca.SVID("/web"), both), nil)
-		must.Do(src.GenerateSecret(t.Context(), "default"))
+		must.Get(src.GenerateSecret(t.Context(), "default"))(t)
 
 		synctest.Wait()
 		news.take()
@@ -285,7 +285,7 @@ func TestFromBundles(t *testing.T) {
 		l.set(spiffe.NewSnapshot(ca.SVID("/web"), bundles(t, ca.Bundle(), other.Bundle())), nil)
 		synctest.Wait()
 		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "spiffe://partner.test"}, news.take())
-		roots, _ := must.Do(src.GenerateSecret(t.Context(), "ROOTCA")).Roots()
+		roots, _ := must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))(t).Roots()
 		assert.Equal(t, string(ca.Bundle().MarshalPEM()), string(roots))
 		_, err := federated.GenerateSecret(t.Context(), "ROOTCA")
 		assert.ErrorIs(t, err, fs.ErrNotExist, "there is no own trust domain")
@@ -330,7 +330,7 @@ func TestMux(t *testing.T) {
 	var asked told
 	a, b, c := &named{name: "a", subs: &asked}, &named{name: "b", subs: &asked}, &named{name: "c", subs: &asked}
 	routes := map[string]sds.Source{"default": a, "ROOTCA": a, "file-*": b, "file-root:*": c, "file-root:system": b, "spiffe://*": a}
-	m := must.Do(sdssource.Mux(routes))
+	m := must.Get(sdssource.Mux(routes))(t)
 	delete(routes, "default") // it was copied
 	for name, want := range map[string]string{
 		"default": "a", "ROOTCA": "a", "file-cert:x~y": "b", "file-": "b", "file-root:x": "c", "file-root:": "c", "file-root:system": "b",
@@ -392,8 +392,8 @@ func TestMountedIdentity(t *testing.T) {
 	t.Cleanup(src.Subscribe(news.add))
 	has := func(svid *spiffe.SVID) {
 		t.Helper()
-		assert.Equal(t, certsOf(t, svid), chainOf(t, must.Do(src.GenerateSecret(t.Context(), "default"))))
-		must.Do(src.GenerateSecret(t.Context(), "ROOTCA"))
+		assert.Equal(t, certsOf(t, svid), chainOf(t, must.Get(src.GenerateSecret(t.Context(), "default"))(t)))
+		must.Get(src.GenerateSecret(t.Context(), "ROOTCA"))(t)
 	}
 	has(one)
 	require.NoError(t, os.Remove(filepath.Join(dir, "tls.crt")))

@@ -63,9 +63,9 @@ func startFaulty(t testing.TB, fault func(f *faulty, name string, s *pki.Secret)
 			call()
 		}
 	}()
-	h := must.Do(sds.NewHandler(f, nil))
-	dir := must.Do(os.MkdirTemp("", "sds"))
-	l := must.Do(net.Listen("unix", filepath.Join(dir, "s")))
+	h := must.Get(sds.NewHandler(f, nil))(t)
+	dir := must.Get(os.MkdirTemp("", "sds"))(t)
+	l := must.Get(net.Listen("unix", filepath.Join(dir, "s")))(t)
 	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} // a test
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan struct{})

@@ -51,7 +51,7 @@ func (s *source) set(name string, secret *pki.Secret) {
 // start starts our server on a Unix socket.
 func start(t testing.TB, o sdstest.Options) *sdstest.Server {
 	src := &source{secrets: make(map[string]*pki.Secret)}
-	h := must.Do(sds.NewHandler(src, &sds.Options{MaxNames: o.MaxNames}))
+	h := must.Get(sds.NewHandler(src, &sds.Options{MaxNames: o.MaxNames}))(t)
 	path := listen(t, h)
 	c := sds.UnixClient(path)
 	t.Cleanup(func() { _ = h.Close(); c.CloseIdleConnections() })
@@ -61,9 +61,9 @@ func start(t testing.TB, o sdstest.Options) *sdstest.Server {
 // listen serves a handler on a socket, whose path it returns.
 func listen(t testing.TB, h http.Handler) (path string) {
 	t.Helper()
-	dir := must.Do(os.MkdirTemp("", "sds")) // short enough for a socket
+	dir := must.Get(os.MkdirTemp("", "sds"))(t) // short enough for a socket
 	path = filepath.Join(dir, "s")
-	l := must.Do(net.Listen("unix", path))
+	l := must.Get(net.Listen("unix", path))(t)
 	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} // a test
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)

@@ -114,8 +114,8 @@ func TestDebug(t *testing.T) {
 				"/debug": "istio.io/debug", "/debug/": "istio.io/debug", "/debug/syncz": "istio.io/debug/syncz",
 				"/debug/config_dump?resourceName=web.default%26x": "istio.io/debug/config_dump",
 			} {
-				resp := must.Do(http.Get(server.URL + path))
-				body := must.Do(io.ReadAll(resp.Body))
+				resp := must.Get(http.Get(server.URL + path))(t)
+				body := must.Get(io.ReadAll(resp.Body))(t)
 				require.NoError(t, resp.Body.Close())
 				require.Equal(t, http.StatusOK, resp.StatusCode, "%s", body)
 				assert.Equal(t, "application/json", resp.Header.Get("Content-Type"))
@@ -408,9 +408,9 @@ func TestDebugClients(t *testing.T) {
 		client := &http.Client{Transport: tr}
 		user := "slow"
 		get := func(path string) *http.Response {
-			r := must.Do(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil))
+			r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil))(t)
 			r.Header.Set("User", user)
-			return must.Do(client.Do(r))
+			return must.Get(client.Do(r))(t)
 		}
 		slow := get("/debug")
 		second := get("/debug")
@@ -418,7 +418,7 @@ func TestDebugClients(t *testing.T) {
 		_ = second.Body.Close()
 		user = "other"
 		again := get("/debug") // a client that is slow holds up no other
-		assert.Greater(t, must.Do(io.Copy(io.Discard, again.Body)), int64(4<<20))
+		assert.Greater(t, must.Get(io.Copy(io.Discard, again.Body))(t), int64(4<<20))
 		_ = again.Body.Close()
 		time.Sleep(31 * time.Second)
 		require.Error(t, must.Err(io.Copy(io.Discard, slow.Body)))
@@ -426,7 +426,7 @@ func TestDebugClients(t *testing.T) {
 
 		for range 2 {
 			resp := get("/debug")
-			assert.Greater(t, must.Do(io.Copy(io.Discard, resp.Body)), int64(4<<20))
+			assert.Greater(t, must.Get(io.Copy(io.Discard, resp.Body))(t), int64(4<<20))
 			_ = resp.Body.Close()
 			time.Sleep(time.Minute)
 			resp = get("/debug?bad=1")

@@ -130,13 +130,13 @@ func runAgent(config string) error {
 // startAgent starts an agent as a process of its own, and returns how to kill it.
 func startAgent(t *testing.T, c agentConfig) (kill func()) {
 	t.Helper()
-	self := must.Do(os.Executable())
-	config := must.Do(json.Marshal(c))
+	self := must.Get(os.Executable())(t)
+	config := must.Get(json.Marshal(c))(t)
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), agentKey+"="+string(config))
 	var printed bytes.Buffer // read when the process has ended
 	cmd.Stderr = &printed
-	in := must.Do(cmd.StdinPipe()) // which ends when this process does, however that ends
+	in := must.Get(cmd.StdinPipe())(t) // which ends when this process does, however that ends
 	require.NoError(t, cmd.Start())
 	kill = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill() // it may have ended
@@ -328,7 +328,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 		life      = 10 * time.Second
 	)
 	within := 30 * time.Second              // for what may wait for others on a busy machine
-	dir := must.Do(os.MkdirTemp("", "rot")) // t.TempDir is too long for a Unix socket
+	dir := must.Get(os.MkdirTemp("", "rot"))(t) // t.TempDir is too long for a Unix socket
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -341,13 +341,13 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	running.Go(func() { assert.NoError(t, authority.Run(ctx)) })
 	signer := &issued{Authority: authority, last: map[spiffe.ID]time.Time{}, all: map[spiffe.ID][]string{}}
 	id := func(name string) spiffe.ID {
-		return must.Do(td.KubernetesID("demo", name))
+		return must.Get(td.KubernetesID("demo", name))(t)
 	}
 	rootsFile, at := filepath.Join(dir, "roots.pem"), "127.0.0.1:0"
 	startCA := func() (stop func()) {
 		served := struct{ served }{signer}
 		identity := caservertest.Identity(t, served, id("ca"), pki.IPSAN(net.IPv4(127, 0, 0, 1)))
-		server := must.Do(caserver.New(caserver.Options{
+		server := must.Get(caserver.New(caserver.Options{
 			CA: served, TrustDomain: td, Identity: identity, RootsFile: rootsFile, RenewByCertificate: -1,
 			Istio: &istioca.Options{Authenticator: authn.Func(func(r *http.Request) (*authn.Caller, error) {
 				if name, ok := bearer.Token(r.Header); ok && bearer.Confidential(r) {
@@ -355,8 +355,8 @@ func testRotation(t *testing.T, bin string, delta bool) {
 				}
 				return nil, errors.New("test: no token")
 			})},
-		}))
-		l := must.Do(net.Listen("tcp", at))
+		}))(t)
+		l := must.Get(net.Listen("tcp", at))(t)
 		at = l.Addr().String()
 		ctx, cancel := context.WithCancel(ctx)
 		done := make(chan struct{})
@@ -376,7 +376,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	port := func(address string) uint64 {
 		_, port, err := net.SplitHostPort(address)
 		require.NoError(t, err)
-		return must.Do(strconv.ParseUint(port, 10, 16))
+		return must.Get(strconv.ParseUint(port, 10, 16))(t)
 	}
 	n := sockets(t)
 	startPlane := func(s *side) { s.stopPlane = n.serve(t, s.ID.String(), control(s.plane.serve)) }
@@ -420,11 +420,11 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	through := startRequests(t, plain, "http://"+client.ListenerAddr("egress", within), "URI=spiffe://example.org/ns/demo/sa/frontend")
 
 	// The other workload, which has its identity from the CA without the network.
-	issuer := must.Do(local.New(authority, id("probe")))
-	probe := must.Do(secretcache.Start(t.Context(), secretcache.Config{ID: id("probe"), CA: issuer}))
+	issuer := must.Get(local.New(authority, id("probe")))(t)
+	probe := must.Get(secretcache.Start(t.Context(), secretcache.Config{ID: id("probe"), CA: issuer}))(t)
 	t.Cleanup(func() { _ = probe.Close() })
-	endpoint := must.Do(spiffetls.New(spiffetls.Config{Self: probe, Peers: probe, Allow: spiffe.AllowIDs(back.ID)}))
-	tr := must.Do(endpoint.Transport())
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: probe, Peers: probe, Allow: spiffe.AllowIDs(back.ID)}))(t)
+	tr := must.Get(endpoint.Transport())(t)
 	tr.DisableKeepAlives = true
 	direct := startRequests(t, &http.Client{Timeout: 10 * time.Second, Transport: tr}, "https://"+backend, "URI=spiffe://example.org/ns/demo/sa/probe")
 
@@ -460,7 +460,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	renewed("the first renewal")
 
 	old := authority.Status().Roots[0]
-	must.Do(authority.Rotate(t.Context()))
+	must.Get(authority.Rotate(t.Context()))(t)
 	phase("root rotation begins")
 	configure(2)
 	revised(2)

@@ -79,11 +79,11 @@ func extension(n protofield.Number, typeURL string, fields ...field) field {
 	return message(n, text(1, "type.googleapis.com/envoy.extensions."+typeURL), message(2, fields...))
 }
 func resource(t testing.TB, fields ...field) []byte {
-	b := must.Do(protofield.Write(func(w *protofield.Writer) {
+	b := must.Get(protofield.Write(func(w *protofield.Writer) {
 		for _, f := range fields {
 			f(w)
 		}
-	}))
+	}))(t)
 	return b
 }
 func address(port uint64) field {
@@ -143,23 +143,23 @@ func testEnvoy(t *testing.T, api string) {
 	app.TLS = &tls.Config{Certificates: []tls.Certificate{*ca.SVID("/app").TLSCertificate()}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
 	app.StartTLS()
 	t.Cleanup(app.Close)
-	port := must.Do(strconv.ParseUint(must.Do(url.Parse(app.URL)).Port(), 10, 16))
+	port := must.Get(strconv.ParseUint(must.Get(url.Parse(app.URL))(t).Port(), 10, 16))(t)
 
 	src := new(secretSource)
 	rotate := func() string {
 		svid := ca.SVID("/web")
-		src.set("default", must.Do(pki.NewKeyPairSecret("default", svid)))
+		src.set("default", must.Get(pki.NewKeyPairSecret("default", svid))(t))
 		return svid.Leaf().SerialNumber.String()
 	}
 	first := rotate()
-	src.set("ROOTCA", must.Do(pki.NewTrustSecret("ROOTCA", ca.Bundle())))
+	src.set("ROOTCA", must.Get(pki.NewTrustSecret("ROOTCA", ca.Bundle()))(t))
 
 	n, p := sockets(t), newPlane()
 	p.set(listeners, "ingress", listener(t))
 	p.set(clusters, "backend", cluster(t, port, 5))
 	stopPlane := n.serve(t, "control", control(p.serve))
 	h := newProxy(t, n, secrets(t, src, nil))
-	dir := must.Do(os.MkdirTemp("", "xds"))
+	dir := must.Get(os.MkdirTemp("", "xds"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	server := &unixsocket.Server{Path: filepath.Join(dir, "xds.sock"), Handler: h}
 	require.NoError(t, server.Listen())

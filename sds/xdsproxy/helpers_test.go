@@ -56,7 +56,7 @@ func sockets(t testing.TB) network {
 			if addr == "" {
 				addr = "127.0.0.1:0"
 			}
-			l := must.Do(net.Listen("tcp", addr))
+			l := must.Get(net.Listen("tcp", addr))(t)
 			at[name] = l.Addr().String()
 			return l
 		},
@@ -143,14 +143,14 @@ func newProxy(t testing.TB, n network, edit ...func(*xdsproxy.Config)) *xdsproxy
 	for _, f := range edit {
 		f(&cfg)
 	}
-	h := must.Do(xdsproxy.NewHandler(cfg))
+	h := must.Get(xdsproxy.NewHandler(cfg))(t)
 	t.Cleanup(func() { require.NoError(t, h.Close()) })
 	return h
 }
 
 // onSocket serves h on a Unix socket, and returns a client.
 func onSocket(t testing.TB, h http.Handler) *grpchttp.Client {
-	dir := must.Do(os.MkdirTemp("", "xds")) // the folders of t.TempDir are too long for a socket
+	dir := must.Get(os.MkdirTemp("", "xds"))(t) // the folders of t.TempDir are too long for a socket
 	s := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: h}
 	require.NoError(t, s.Listen())
 	ctx, cancel := context.WithCancel(context.Background())
@@ -190,7 +190,7 @@ func (f *secretSource) Subscribe(fn func(string)) (cancel func()) {
 }
 
 func (f *secretSource) put(t testing.TB, ca *spiffetest.CA, name string) {
-	f.set(name, must.Do(pki.NewKeyPairSecret(name, ca.SVID("/web"))))
+	f.set(name, must.Get(pki.NewKeyPairSecret(name, ca.SVID("/web")))(t))
 }
 
 func (f *secretSource) set(name string, s *pki.Secret) {
@@ -208,13 +208,13 @@ func (f *secretSource) set(name string, s *pki.Secret) {
 
 // secrets returns a handler of src.
 func secrets(t testing.TB, src sds.Source, opts *sds.Options) func(*xdsproxy.Config) {
-	h := must.Do(sds.NewHandler(src, opts))
+	h := must.Get(sds.NewHandler(src, opts))(t)
 	t.Cleanup(func() { require.NoError(t, h.Close()) })
 	return func(c *xdsproxy.Config) { c.Secrets = h }
 }
 
 func encode(t testing.TB, m proto.Message) []byte {
-	return must.Do(proto.Marshal(m))
+	return must.Get(proto.Marshal(m))(t)
 }
 
 func ask(t testing.TB, typeURL string, names ...string) []byte {
@@ -228,7 +228,7 @@ func askDelta(t testing.TB, typeURL string, names ...string) []byte {
 // receive returns the next response of s, a DiscoveryResponse.
 func receive(t testing.TB, s *grpchttp.Stream) *envoysds.DiscoveryResponse {
 	t.Helper()
-	msg := must.Do(s.Receive())
+	msg := must.Get(s.Receive())(t)
 	var r envoysds.DiscoveryResponse
 	require.NoError(t, proto.Unmarshal(msg, &r))
 	return &r

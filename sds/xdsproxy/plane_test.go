@@ -451,7 +451,7 @@ func script(t *testing.T, ca *spiffetest.CA, seed uint64) {
 	s := envoys[0].c.Open(ctx, delta, nil)
 	require.NoError(t, s.Send(askDelta(t, secretType, names...)))
 	for missing := len(src.secrets); len(final) < missing; {
-		msg := must.Do(s.Receive())
+		msg := must.Get(s.Receive())(t)
 		var resp envoysds.DeltaDiscoveryResponse
 		require.NoError(t, proto.Unmarshal(msg, &resp))
 		for _, x := range resp.GetResources() {

@@ -133,7 +133,7 @@ func TestTransparent(t *testing.T) {
 					s.CloseSend()
 				}()
 				for i, want := range responses {
-					require.True(t, bytes.Equal(want, must.Do(s.Receive())), "response %d", i)
+					require.True(t, bytes.Equal(want, must.Get(s.Receive())(t)), "response %d", i)
 				}
 				assert.Equal(t, io.EOF, must.Err(s.Receive()), "the end with OK passes, too")
 				in := <-got
@@ -327,7 +327,7 @@ func TestMutualDeadlock(t *testing.T) {
 				s.CloseSend()
 			}()
 			for range count {
-				must.Do(s.Receive())
+				must.Get(s.Receive())(t)
 			}
 			require.Equal(t, io.EOF, must.Err(s.Receive()))
 			assert.Equal(t, 18*len(msg), <-read)
@@ -639,7 +639,7 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	token := func(context.Context) (string, error) { return "", nil }
 	good := xdsproxy.Config{URL: "https://istiod:15012/", HTTPClient: &http.Client{}, Header: http.Header{"X": {"secret-in-header"}}}
-	h := must.Do(xdsproxy.NewHandler(good))
+	h := must.Get(xdsproxy.NewHandler(good))(t)
 	for _, v := range []any{good, &good, h, []any{h, good}} {
 		for _, text := range []string{fmt.Sprintf("%v", v), fmt.Sprintf("%+v", v), fmt.Sprintf("%#v", v), fmt.Sprint(slog.AnyValue(v).Resolve())} {
 			assert.NotContains(t, text, "secret-in-header")
@@ -760,10 +760,10 @@ func TestTLS(t *testing.T) {
 		RootsFile: file("root-cert.pem"), CertificateFile: file("cert-chain.pem"), KeyFile: file("key.pem"), ServerName: "istiod.test",
 	})
 	require.NoError(t, err)
-	h := must.Do(xdsproxy.NewHandler(xdsproxy.Config{
+	h := must.Get(xdsproxy.NewHandler(xdsproxy.Config{
 		URL: plane.URL, HTTPClient: client, Header: http.Header{"X-Own": {" own"}},
 		Token: func(context.Context) (string, error) { return "sesame-sesame-sesame", nil },
-	}))
+	}))(t)
 	defer h.Close()
 	c := onSocket(t, h)
 	pass := func() error {

@@ -108,7 +108,7 @@ func TestTLS(t *testing.T) {
 	certificates := httptest.NewUnstartedServer(nil)
 	certificates.StartTLS()
 	defer certificates.Close()
-	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	requests := make(chan string, 10)
 	s := faulty.Start(t, faulty.Config{Listener: l, TLS: certificates.TLS.Clone(), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests <- r.URL.Path

@@ -36,9 +36,9 @@ func TestReadAndWrite(t *testing.T) {
 		require.NoError(t, err, "a write does not wait for a reader")
 		assert.Equal(t, 5, n)
 		buf := make([]byte, 3)
-		n = must.Do(dir[1].Read(buf))
+		n = must.Get(dir[1].Read(buf))(t)
 		assert.Equal(t, "hel", string(buf[:n]))
-		n = must.Do(dir[1].Read(buf))
+		n = must.Get(dir[1].Read(buf))(t)
 		assert.Equal(t, "lo", string(buf[:n]))
 	}
 	assert.Equal(t, "mem", a.LocalAddr().Network())
@@ -61,7 +61,7 @@ func TestLargeTransfer(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
 	sent := make([]byte, 1<<20)
-	must.Do(rand.Read(sent))
+	must.Get(rand.Read(sent))(t)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		n, err := a.Write(sent)
@@ -69,7 +69,7 @@ func TestLargeTransfer(t *testing.T) {
 		assert.Equal(t, len(sent), n)
 		assert.NoError(t, a.Close())
 	})
-	assert.True(t, bytes.Equal(sent, must.Do(io.ReadAll(b))))
+	assert.True(t, bytes.Equal(sent, must.Get(io.ReadAll(b))(t)))
 	wg.Wait()
 }
 
@@ -84,7 +84,7 @@ func TestConcurrentWritesDoNotMix(t *testing.T) {
 		})
 	}
 	got := make([]byte, size*writers)
-	must.Do(io.ReadFull(b, got))
+	must.Get(io.ReadFull(b, got))(t)
 	wg.Wait()
 	for chunk := range writers {
 		part := got[chunk*size : (chunk+1)*size]
@@ -95,8 +95,8 @@ func TestConcurrentWritesDoNotMix(t *testing.T) {
 func TestClose(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
-	must.Do(a.Write([]byte("last words")))
-	must.Do(b.Write([]byte("unread")))
+	must.Get(a.Write([]byte("last words")))(t)
+	must.Get(b.Write([]byte("unread")))(t)
 	require.NoError(t, a.Close())
 	require.NoError(t, a.Close(), "again")
 
@@ -117,13 +117,13 @@ func TestClose(t *testing.T) {
 func TestCloseWrite(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
-	must.Do(a.Write([]byte("question")))
+	must.Get(a.Write([]byte("question")))(t)
 	require.NoError(t, a.CloseWrite())
-	got := must.Do(io.ReadAll(b))
+	got := must.Get(io.ReadAll(b))(t)
 	assert.Equal(t, "question", string(got))
-	must.Do(b.Write([]byte("answer")))
+	must.Get(b.Write([]byte("answer")))(t)
 	require.NoError(t, b.Close())
-	got = must.Do(io.ReadAll(a))
+	got = must.Get(io.ReadAll(a))(t)
 	assert.Equal(t, "answer", string(got))
 	assert.ErrorIs(t, must.Err(a.Write([]byte("x"))), net.ErrClosed)
 }
@@ -212,12 +212,12 @@ func TestDeadlines(t *testing.T) {
 func TestPassedDeadlineWins(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
-	must.Do(b.Write([]byte("x")))
+	must.Get(b.Write([]byte("x")))(t)
 	require.NoError(t, a.SetReadDeadline(time.Unix(1, 0)))
 	_, err := a.Read(make([]byte, 1))
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded, "even if there is something to read, as on a socket")
 	require.NoError(t, a.SetReadDeadline(time.Time{}))
-	assert.Equal(t, 1, must.Do(a.Read(make([]byte, 1))), "and nothing is lost")
+	assert.Equal(t, 1, must.Get(a.Read(make([]byte, 1)))(t), "and nothing is lost")
 }
 
 func TestListener(t *testing.T) {
@@ -239,7 +239,7 @@ func TestListener(t *testing.T) {
 			}
 			assert.ErrorIs(t, must.Err(l.Accept()), net.ErrClosed)
 		})
-		got := must.Do(io.ReadAll(must.Do(l.DialContext(t.Context(), "tcp", "example.org:443"))))
+		got := must.Get(io.ReadAll(must.Get(l.DialContext(t.Context(), "tcp", "example.org:443"))(t)))(t)
 		assert.Equal(t, "hello", string(got))
 		synctest.Wait()
 		require.NoError(t, l.Close())
@@ -252,15 +252,15 @@ func TestListener(t *testing.T) {
 // configs returns a server's and a client's TLS configuration that can resume sessions.
 func configs(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
-	key := must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),
 		DNSNames:     []string{"server.test"},
 		NotBefore:    time.Now(),
 		NotAfter:     time.Now().Add(time.Hour),
 	}
-	der := must.Do(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
-	cert := must.Do(x509.ParseCertificate(der))
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	cert := must.Get(x509.ParseCertificate(der))(t)
 	roots := x509.NewCertPool()
 	roots.AddCert(cert)
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}},
@@ -289,9 +289,9 @@ func TestTLSResumption(t *testing.T) {
 					require.NoError(t, client.HandshakeContext(t.Context()))
 					assert.Equal(t, version, client.ConnectionState().Version)
 					assert.Equal(t, i > 0, client.ConnectionState().DidResume)
-					must.Do(io.WriteString(client, "echo"))
+					must.Get(io.WriteString(client, "echo"))(t)
 					require.NoError(t, client.CloseWrite())
-					got := must.Do(io.ReadAll(client)) // the session ticket comes with it
+					got := must.Get(io.ReadAll(client))(t) // the session ticket comes with it
 					assert.Equal(t, "echo", string(got))
 					require.NoError(t, client.Close())
 					wg.Wait()

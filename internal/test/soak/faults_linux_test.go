@@ -95,22 +95,22 @@ func buildWatched(t *testing.T, dir string, clock bool, names ...string) {
 		require.NoError(t, os.WriteFile(path, []byte(source), 0o600))
 		replaced[at] = path
 	}
-	root := must.Do(filepath.Abs("../../../examples"))
+	root := must.Get(filepath.Abs("../../../examples"))(t)
 	args := []string{"build", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"), "-o", dir + "/"}
 	for _, name := range names {
 		put(filepath.Join(root, name, "usage_of_the_soak.go"), "usage.go", usageSource)
 		args = append(args, "github.com/svidkit/svidkit/examples/"+name)
 	}
 	if clock {
-		goroot := must.Do(exec.Command("go", "env", "GOROOT").Output())
+		goroot := must.Get(exec.Command("go", "env", "GOROOT").Output())(t)
 		std := filepath.Join(strings.TrimSpace(string(goroot)), "src/time")
-		text := must.Do(os.ReadFile(filepath.Join(std, "time.go")))
+		text := must.Get(os.ReadFile(filepath.Join(std, "time.go")))(t)
 		const now = "func Now() Time {\n\tsec, nsec, mono := runtimeNow()\n"
 		require.Contains(t, string(text), now)
 		put(filepath.Join(std, "time.go"), "time.go", strings.Replace(string(text), now, now+"\tsec += *set\n", 1))
 		put(filepath.Join(std, "clock_of_the_soak.go"), "clock.go", clockSource)
 	}
-	text := must.Do(json.Marshal(map[string]any{"Replace": replaced}))
+	text := must.Get(json.Marshal(map[string]any{"Replace": replaced}))(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600))
 	out, err := exec.Command("go", args...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -129,7 +129,7 @@ type watched struct {
 
 func newWatched(t *testing.T, dir, name string, env []string, args ...string) *watched {
 	t.Helper()
-	clock := must.Do(os.OpenFile(filepath.Join(dir, name+".clock"), os.O_CREATE|os.O_RDWR, 0o600))
+	clock := must.Get(os.OpenFile(filepath.Join(dir, name+".clock"), os.O_CREATE|os.O_RDWR, 0o600))(t)
 	t.Cleanup(func() { _ = clock.Close() })
 	w := &watched{t: t, name: name, dir: dir, path: filepath.Join(dir, name), args: args, clock: clock}
 	w.env = append(slices.Clone(env), "PATH=/bin:/usr/bin", clockKey+"="+clock.Name(), usageKey+"="+filepath.Join(dir, name+".usage"))
@@ -200,7 +200,7 @@ const (
 
 func newRelay(t *testing.T, to string) *relay {
 	t.Helper()
-	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	r := &relay{to: to, addr: l.Addr().String(), conns: map[net.Conn]bool{}}
 	t.Cleanup(func() { _ = l.Close(); r.cut() })
 	go func() {
@@ -279,7 +279,7 @@ func TestFaults(t *testing.T) {
 		rounds.Slow(t)
 	}
 	const life = 30 * time.Second
-	dir := must.Do(os.MkdirTemp("", "svidkit-faults"))
+	dir := must.Get(os.MkdirTemp("", "svidkit-faults"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o755))
 	buildWatched(t, dir, *long, "ca", "agent")
@@ -304,11 +304,11 @@ func TestFaults(t *testing.T) {
 	token := filepath.Join(root, "var/run/secrets/tokens/istio-token")
 	require.NoError(t, os.MkdirAll(filepath.Dir(token), 0o755))
 	writeToken := func() { // of a CA without Kubernetes, which has another secret at each start
-		secret := must.Do(os.ReadFile(filepath.Join(state, "token-secret")))
+		secret := must.Get(os.ReadFile(filepath.Join(state, "token-secret")))(t)
 		require.NoError(t, os.WriteFile(token, fmt.Appendf(nil, "%s:demo/web", secret), 0o600))
 	}
 	writeToken()
-	roots := must.Do(os.ReadFile(filepath.Join(state, "root-cert.pem")))
+	roots := must.Get(os.ReadFile(filepath.Join(state, "root-cert.pem")))(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "roots.pem"), roots, 0o600))
 	_, debug, err := net.SplitHostPort(ports[4])
 	require.NoError(t, err)
@@ -336,8 +336,8 @@ func TestFaults(t *testing.T) {
 			targets[i].Pause = 10 * time.Second
 		}
 	}
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), must.Do(json.Marshal(targets)), 0o644))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), must.Do(os.ReadFile("/proc/self/exe")), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), must.Get(json.Marshal(targets))(t), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), must.Get(os.ReadFile("/proc/self/exe"))(t), 0o755))
 	attack := start(t, filepath.Join(dir, "test"), dir, "siege", badUser)
 
 	// The faults. Each is over after some seconds, and then what it was done to must be well again.

@@ -206,7 +206,7 @@ func identityEnd(ctx context.Context, socket string) (time.Time, error) {
 func free(t *testing.T, n int) (addrs []string) {
 	t.Helper()
 	for range n {
-		l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		defer l.Close()
 		addrs = append(addrs, l.Addr().String())
 	}
@@ -221,7 +221,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	t.Helper()
 	const life = programLife
 	programs := programtest.Build(t, "ca", "agent", "workload-agent", "linkerd-proxy", "service", "athenz-agent", "athenz-provider", "athenz-sia")
-	dir = must.Do(os.MkdirTemp("", "svidkit-siege")) // and not t.TempDir, which the attacker may not enter
+	dir = must.Get(os.MkdirTemp("", "svidkit-siege"))(t) // and not t.TempDir, which the attacker may not enter
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o755))
 	ports := free(t, 9)
@@ -235,7 +235,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	root := filepath.Join(dir, "agent")
 	token := filepath.Join(root, "var/run/secrets/tokens/istio-token")
 	require.NoError(t, os.MkdirAll(filepath.Dir(token), 0o755))
-	secret := must.Do(os.ReadFile(filepath.Join(state, "token-secret")))
+	secret := must.Get(os.ReadFile(filepath.Join(state, "token-secret")))(t)
 	require.NoError(t, os.WriteFile(token, fmt.Appendf(nil, "%s:demo/web", secret), 0o600))
 	_, debug, err := net.SplitHostPort(ports[4])
 	require.NoError(t, err)
@@ -259,7 +259,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 
 	// The proxy of a mesh, and its application.
 	mesh := meshtest.New(t, meshtest.Options{Life: 3 * life}) // a proxy waits 10 s at least
-	app := must.Do(net.Listen("tcp", "127.0.0.1:0"))
+	app := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") })}
 	go func() { _ = server.Serve(app) }()
 	t.Cleanup(func() { _ = server.Close() })
@@ -372,8 +372,8 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 		}},
 		{Name: "workload-agent: admin", program: machine, Path: "/metrics", Network: "tcp", Addr: ports[7], good: get("http://" + ports[7] + "/ready")},
 	}
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), must.Do(json.Marshal(targets)), 0o644))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), must.Do(os.ReadFile("/proc/self/exe")), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "targets"), must.Get(json.Marshal(targets))(t), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), must.Get(os.ReadFile("/proc/self/exe"))(t), 0o755))
 	return dir, targets
 }
 
@@ -397,10 +397,10 @@ func workloadSVID(ctx context.Context, socket string) (*spiffe.SVID, error) {
 func keyPair(t *testing.T, addr, roots, token string) []byte {
 	t.Helper()
 	endpoint := caclient.Endpoint{URL: "https://" + addr, TrustDomain: spiffe.MustParseTrustDomain("example.org"), RootsFile: roots, TokenFile: token}
-	issuer := must.Do(istioca.New(istioca.Options{Endpoint: endpoint}))
-	key := must.Do(pki.NewKey(pki.ECDSAP256))
-	chain := must.Do(issuer.Sign(t.Context(), must.Do(pki.NewCSR(key, pki.CSROptions{})), time.Hour))
-	return append(pki.MarshalCertificatesPEM(chain...), must.Do(pki.MarshalPrivateKeyPEM(key))...)
+	issuer := must.Get(istioca.New(istioca.Options{Endpoint: endpoint}))(t)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	chain := must.Get(issuer.Sign(t.Context(), must.Get(pki.NewCSR(key, pki.CSROptions{}))(t), time.Hour))(t)
+	return append(pki.MarshalCertificatesPEM(chain...), must.Get(pki.MarshalPrivateKeyPEM(key))(t)...)
 }
 
 // TestPrograms: with 512 descriptors each, and each of their ports and sockets held by 600 connections of one local user, the

@@ -121,8 +121,8 @@ func start(t *testing.T, binary, dir, role string, user uint32) *process {
 	if user != 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	}
-	in := must.Do(cmd.StdinPipe())
-	out := must.Do(cmd.StdoutPipe())
+	in := must.Get(cmd.StdinPipe())(t)
+	out := must.Get(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	p := &process{cmd: cmd, in: in, out: bufio.NewScanner(out)}
 	t.Cleanup(func() { p.stop() })
@@ -131,7 +131,7 @@ func start(t *testing.T, binary, dir, role string, user uint32) *process {
 
 func (p *process) ask(t *testing.T, question string, answer any) {
 	t.Helper()
-	must.Do(io.WriteString(p.in, question+"\n"))
+	must.Get(io.WriteString(p.in, question+"\n"))(t)
 	require.True(t, p.out.Scan(), "the process has ended")
 	require.NoError(t, json.Unmarshal(p.out.Bytes(), answer))
 }
@@ -172,7 +172,7 @@ func TestSoak(t *testing.T) {
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // the clients are other users
 		require.NoError(t, os.Chmod(d, 0o755))
 	}
-	data := must.Do(os.ReadFile(must.Do(os.Executable())))
+	data := must.Get(os.ReadFile(must.Get(os.Executable())(t)))(t)
 	binary := filepath.Join(dir, "soak")
 	require.NoError(t, os.WriteFile(binary, data, 0o755))
 
