@@ -327,7 +327,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 		listeners = "type.googleapis.com/envoy.config.listener.v3.Listener"
 		life      = 10 * time.Second
 	)
-	within := 30 * time.Second              // for what may wait for others on a busy machine
+	within := 30 * time.Second                  // for what may wait for others on a busy machine
 	dir := must.Get(os.MkdirTemp("", "rot"))(t) // t.TempDir is too long for a Unix socket
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	ctx, cancel := context.WithCancel(context.Background())

@@ -21,10 +21,10 @@ import (
 // whose server is verified; see [PeerFromConn]. Connecting takes at most 30 seconds, and the handshake at most
 // HandshakeTimeout. An address without a policy in Hosts is not dialled. Sessions are not resumed.
 func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	if e.noClient != nil {
-		return nil, fmt.Errorf("spiffetls: dial: %w", e.noClient)
+	if e.asClient() != nil {
+		return nil, fmt.Errorf("spiffetls: dial: %w", e.asClient())
 	}
-	return e.dial(ctx, dialing{newNetDialer().DialContext, e.client, e.config.HandshakeTimeout, 0}, network, addr)
+	return e.dial(ctx, dialing{newNetDialer().DialContext, e.client(), e.config.HandshakeTimeout, 0}, network, addr)
 }
 
 // Client does the handshake of a client on a connection that the caller has made, through a proxy or with STARTTLS
@@ -32,7 +32,7 @@ func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.C
 // port may be missing: its host is sent to the server and verified with WebRoots, and Hosts finds the policy by it.
 // Client owns below from now on, and closes it on an error.
 func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tls.Conn, error) {
-	err := e.noClient
+	err := e.asClient()
 	if err != nil {
 		err = fmt.Errorf("spiffetls: client: %w", err)
 	} else {
@@ -42,7 +42,7 @@ func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tl
 		_ = below.Close()
 		return nil, err
 	}
-	return e.handshake(ctx, below, dialing{config: e.client, timeout: e.config.HandshakeTimeout}, addr)
+	return e.handshake(ctx, below, dialing{config: e.client(), timeout: e.config.HandshakeTimeout}, addr)
 }
 
 // Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1. The host in a URL is where to connect; Allow
@@ -56,8 +56,8 @@ func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tl
 // transport has then; a clone continues to use those of the original. Without it no server is accepted. A client that
 // is refused gets the server's alert.
 func (e *Endpoint) Transport() (*http.Transport, error) {
-	if e.noClient != nil {
-		return nil, fmt.Errorf("spiffetls: transport: %w", e.noClient)
+	if e.asClient() != nil {
+		return nil, fmt.Errorf("spiffetls: transport: %w", e.asClient())
 	}
 	c := e.clientConfig()
 	c.RootCAs = x509.NewCertPool()                                      // accepts no server without DialTLSContext

@@ -29,8 +29,8 @@ import (
 // [slog.Default] at Warn. Other lines go to the standard logger.
 func (e *Endpoint) ConfigureServer(s *http.Server) error {
 	switch {
-	case e.noServer != nil:
-		return fmt.Errorf("spiffetls: configure server: %w", e.noServer)
+	case e.asServer() != nil:
+		return fmt.Errorf("spiffetls: configure server: %w", e.asServer())
 	case s == nil:
 		return errors.New("spiffetls: configure server: no server")
 	case s.TLSConfig != nil:

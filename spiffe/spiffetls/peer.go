@@ -74,9 +74,9 @@ func rawConnOf(c net.Conn) (*rawConn, error) {
 // presented no certificate, or a server was verified by its host name. The policies of Hosts depend on the address,
 // which the state does not have: see [PeerFromConn].
 func (e *Endpoint) PeerFromState(role spiffe.Role, cs tls.ConnectionState) (*spiffe.Peer, error) {
-	no := e.noServer
+	no := e.asServer()
 	if role == spiffe.ServerRole {
-		no = e.noClient
+		no = e.asClient()
 	}
 	switch {
 	case role != spiffe.ClientRole && role != spiffe.ServerRole:

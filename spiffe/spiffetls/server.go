@@ -33,8 +33,8 @@ import (
 // until their handshakes have ended. For net/http use [Endpoint.ConfigureServer].
 func (e *Endpoint) Listener(inner net.Listener) (net.Listener, error) {
 	switch {
-	case e.noServer != nil:
-		return nil, fmt.Errorf("spiffetls: listener: %w", e.noServer)
+	case e.asServer() != nil:
+		return nil, fmt.Errorf("spiffetls: listener: %w", e.asServer())
 	case inner == nil:
 		return nil, errors.New("spiffetls: listener: no listener to accept from")
 	}
@@ -139,12 +139,12 @@ func (l *listener) handshake(c net.Conn) {
 // verified, within HandshakeTimeout. [PeerFromConn] returns the client. Server owns below from now on, and closes it
 // on an error.
 func (e *Endpoint) Server(ctx context.Context, below net.Conn) (*tls.Conn, error) {
-	if e.noServer != nil {
+	if e.asServer() != nil {
 		_ = below.Close()
-		return nil, fmt.Errorf("spiffetls: server: %w", e.noServer)
+		return nil, fmt.Errorf("spiffetls: server: %w", e.asServer())
 	}
 	raw := &rawConn{Conn: below, e: e}
-	raw.tls = tls.Server(raw, e.server)
+	raw.tls = tls.Server(raw, e.server())
 	ctx, cancel := context.WithTimeout(ctx, e.config.HandshakeTimeout)
 	defer cancel()
 	if err := raw.tls.HandshakeContext(ctx); err != nil { // which configFor has recorded, if there was a hello

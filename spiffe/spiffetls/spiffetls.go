@@ -186,10 +186,12 @@ type Endpoint struct {
 	verifier *spiffe.Verifier // by Allow; nil without
 	anyHost  *spiffe.Verifier // of servers, before their policy in hosts
 	hosts    hosts            // nil without
-	server   *tls.Config      // of Listener and Server; nil if it cannot be a server
-	client   *tls.Config      // of DialContext and Client
 	log      *ratelog.Log     // nil for none
 	changers []changer        // the sources that announce changes
+
+	// Listener and Server, DialContext and Client use these. They are behind functions, as a configuration may hold a
+	// key and fmt prints fields. Without the side, server is nil; client is always there.
+	server, client func() *tls.Config
 
 	noServer, noClient error // why it cannot be one
 }
@@ -248,6 +250,24 @@ func (c *Config) check() error {
 		return c.Governor.check()
 	}
 	return nil
+}
+
+var errZero = errors.New("the Endpoint is a zero value: New makes one")
+
+// asServer says why e cannot be a server.
+func (e *Endpoint) asServer() error {
+	if e.client == nil {
+		return errZero
+	}
+	return e.noServer
+}
+
+// asClient says why e cannot be a client.
+func (e *Endpoint) asClient() error {
+	if e.client == nil {
+		return errZero
+	}
+	return e.noClient
 }
 
 // noServer says why there can be no server.
@@ -322,14 +342,16 @@ func (e *Endpoint) prepare() (err error) {
 		}
 	}
 	if e.noServer == nil {
-		e.server = e.serverConfig()
-		e.server.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		server := e.serverConfig()
+		server.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			raw := hello.Conn.(*rawConn)
 			raw.heard = true
-			return e.configFor(e.server, hello, raw), nil
+			return e.configFor(server, hello, raw), nil
 		}
+		e.server = func() *tls.Config { return server }
 	}
-	e.client = e.clientConfig()
+	client := e.clientConfig()
+	e.client = func() *tls.Config { return client }
 	return nil
 }
 
@@ -344,8 +366,8 @@ func (e *Endpoint) prepare() (err error) {
 // both stay or both go. Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
 func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 	switch {
-	case e.noServer != nil:
-		return nil, fmt.Errorf("spiffetls: server: %w", e.noServer)
+	case e.asServer() != nil:
+		return nil, fmt.Errorf("spiffetls: server: %w", e.asServer())
 	case e.config.Governor != nil:
 		return nil, errors.New("spiffetls: server: a Governor cannot end the connections of a configuration; " +
 			"use ConfigureServer, Listener or Server")
@@ -384,8 +406,8 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 // GetClientCertificate (with empty Certificates) and InsecureSkipVerify, and may wrap VerifyConnection.
 func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 	switch {
-	case e.noClient != nil:
-		return nil, fmt.Errorf("spiffetls: client: %w", e.noClient)
+	case e.asClient() != nil:
+		return nil, fmt.Errorf("spiffetls: client: %w", e.asClient())
 	case e.config.Governor != nil:
 		return nil, errors.New("spiffetls: client: a Governor cannot end the connections of a configuration; " +
 			"use Transport, DialContext or Client")

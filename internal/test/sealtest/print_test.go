@@ -227,6 +227,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"spiffe/exp/witsvid.Prover":                    {&witsvid.Prover{Source: func() (*witsvid.SVID, error) { return witSVID, nil }}, []crypto.Signer{other}},
 		"spiffe/exp/witsvid.SVID":                      {witSVID, []crypto.Signer{other}},
 		"spiffe/spiffetls.Endpoint":                    {proving, keys},
+		"spiffe/spiffetls.Governor":                    {new(spiffetls.Governor), nil},
 		"spiffe/spiffetest.CA":                         {testCA, nil},
 		"spiffe/spiffetest/federationtest.Endpoint":    {endpoint, nil},
 		"spiffe/spiffetest/workloadapitest.Server":     {served, nil},
