@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -313,13 +314,8 @@ func TestLife(t *testing.T) {
 	defer cancel()
 	err := s.Ready(soon)
 	require.ErrorIs(t, err, fs.ErrNotExist, "the reason, and not only that it has taken too long")
-	again, ok := errors.AsType[interface {
-		error
-		Retryable() (time.Duration, bool)
-	}](err)
-	require.True(t, ok)
-	_, retry := again.Retryable()
-	assert.True(t, retry)
+	_, advice := retry.After(err)
+	assert.Equal(t, retry.Again, advice)
 	require.ErrorContains(t, s.Run(t.Context()), "alternatives")
 
 	putAll(t, dir, ca.SVID("/web"), ca.Bundle())
@@ -676,7 +672,7 @@ func TestModes(t *testing.T) {
 		next(0o640, helper)
 		require.NoError(t, os.Chown(dir, helper, -1))
 		require.NoError(t, os.Chmod(dir, 0o750))
-		_, err := filesource.Start(shortly(t), layout(dir))
+		err := refused(t, layout(dir))
 		must.Fail(t, err, private.ErrUnsafe, "or have the program trust user 54321 (Config.Owners)")
 
 		cfg := layout(dir)
@@ -706,7 +702,7 @@ func TestModes(t *testing.T) {
 			return cfg
 		}
 		for _, cfg := range []filesource.Config{{Folder: dir}, named(td, partner)} {
-			_, err := filesource.Start(shortly(t), cfg)
+			err := refused(t, cfg)
 			must.Fail(t, err, private.ErrUnsafe, "chmod o-w")
 			require.ErrorContains(t, err, "or have the program accept such a folder (Config.AllowWritable)")
 			var log diary

@@ -83,11 +83,18 @@ func start(t testing.TB, cfg filesource.Config) *filesource.Source {
 	return s
 }
 
-// shortly returns a context that ends soon, for a start that fails.
-func shortly(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	t.Cleanup(cancel)
-	return ctx
+// refused returns why the first reading of cfg's files fails.
+func refused(t testing.TB, cfg filesource.Config) error {
+	t.Helper()
+	s := must.Get(filesource.New(cfg))(t)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	defer func() {
+		stop()
+		require.NoError(t, <-ended)
+	}()
+	return awaitErr(t, s, "")
 }
 
 func serial(t testing.TB, s spiffe.SVIDSource) string {

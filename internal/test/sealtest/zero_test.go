@@ -244,7 +244,6 @@ var open = map[string]string{
 	"spiffe/spiffetest.Source":                  fixture,
 	"spiffe/spiffetest/federationtest.Endpoint": "the tls.Config of its dialer takes certificates from functions",
 	"spiffe/spiffetls.Endpoint":                 "its tls.Config takes certificates from functions",
-	"spiffe/spiffetls.Governor":                 {new(spiffetls.Governor), nil},
 	"spiffe/spiffetest/workloadapitest.Server":  "the tls.Config of its dialer takes certificates from functions",
 }
 
