@@ -837,23 +837,6 @@ func TestOtherKeysInBundle(t *testing.T) {
 	})
 }
 
-// slowFetch is a CA whose fetches take long when told to, and give what was true before.
-type slowFetch struct {
-	*watched
-	slow atomic.Bool
-}
-
-func (s *slowFetch) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	b, err := s.watched.FetchBundles(ctx)
-	if s.slow.CompareAndSwap(true, false) {
-		select {
-		case <-time.After(20 * time.Second):
-		case <-ctx.Done():
-		}
-	}
-	return b, err
-}
-
 // TestUnknownRootIsCheap shows that many certificates without a known root do not cost a fetch each.
 func TestUnknownRootIsCheap(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {

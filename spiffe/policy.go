@@ -263,14 +263,15 @@ func (d *denial) reason() string {
 	if err := d.policy.usable(); err != nil {
 		return ErrDenied.Error() + ": " + err.Error()
 	}
-	text := ErrDenied.Error()
+	var text strings.Builder
+	text.WriteString(ErrDenied.Error())
 	if len(d.policy.s.rules) > 0 || len(d.refusals) == 0 {
-		text += ", which allows " + d.policy.s.short() + d.policy.s.hint(d.id)
+		text.WriteString(", which allows " + d.policy.s.short() + d.policy.s.hint(d.id))
 	}
 	for _, err := range d.refusals {
-		text += ": " + redact.Clip(err.Error(), maxInError)
+		text.WriteString(": " + redact.Clip(err.Error(), maxInError))
 	}
-	return text
+	return text.String()
 }
 
 // hint returns a note if a rule is an ID above id, which was probably meant to cover id too.

@@ -123,7 +123,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 func (o *ServeOptions) check() error {
 	switch {
 	case o.Handler == nil:
-		return errors.New("Handler is nil")
+		return errors.New("ServeOptions.Handler is nil")
 	case o.TLS == nil && !o.Plaintext:
 		return errors.New("TLS is nil; set Plaintext to serve without it")
 	case o.TLS != nil && o.Plaintext:

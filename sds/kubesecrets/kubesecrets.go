@@ -239,12 +239,12 @@ func (c *Config) complete() error {
 	c.maxBytes, c.ReviewInterval = cmp.Or(c.maxBytes, maxBytes), cmp.Or(c.ReviewInterval, reviewInterval)
 	switch {
 	case c.Namespace != "" && !kube.ValidLabel(c.Namespace):
-		return fmt.Errorf("Namespace %.300q cannot be that of a Secret", c.Namespace)
+		return fmt.Errorf("Config.Namespace %.300q cannot be that of a Secret", c.Namespace)
 	case c.ReviewInterval < time.Second || c.ReviewInterval > reviewGood/2:
 		return fmt.Errorf("ReviewInterval is %v, want a second at least, and %v at most",
 			c.ReviewInterval, reviewGood/2)
 	case strings.ContainsAny(c.Type, ",=!"):
-		return fmt.Errorf("Type %.300q is not one type of Secrets", c.Type)
+		return fmt.Errorf("Config.Type %.300q is not one type of Secrets", c.Type)
 	}
 	return nil
 }

@@ -22,7 +22,6 @@ func (site_) SVID() (*spiffe.SVID, error)                               { panic(
 func (siteRoots) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error)     { panic("never asked") }
 func (hostPolicies) Policy() spiffe.Policy                              { panic("never asked") }
 func noIdentity() spiffe.SVIDSource                                     { return noSVID{} }
-func optionalIdentity(self spiffe.SVIDSource) spiffe.SVIDSource         { return noSVID{self} }
 func webRoots(roots func() (*x509.CertPool, error)) spiffe.BundleSource { return siteRoots(roots) }
 func webCertificate(get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) spiffe.SVIDSource {
 	return site_(get)

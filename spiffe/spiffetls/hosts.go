@@ -42,7 +42,7 @@ func newHosts(policies map[string]spiffe.PolicySource) (hosts, error) {
 		return nil, nil
 	}
 	if len(policies) == 0 {
-		return nil, errors.New("Hosts has no host")
+		return nil, errors.New("Config.Hosts has no host")
 	}
 	h := make(hosts, len(policies))
 	for _, key := range slices.Sorted(maps.Keys(policies)) {

@@ -45,8 +45,6 @@ const (
 	maxFile  = 1 << 20
 
 	maxAnswer = 32 // certificates in an answer, before roots and repetitions are left out
-
-	handshake = 10 * time.Second
 )
 
 // Config is what differs between the clients.

@@ -88,7 +88,7 @@ func checkECDSA(pub *ecdsa.PublicKey) error {
 	default:
 		return fmt.Errorf("ECDSA key on curve %s, want P-256, P-384 or P-521: %w", pub.Curve.Params().Name, ErrWeakKey)
 	}
-	// lint:ignore SA1019 Bytes panics without them
+	//lint:ignore SA1019 Bytes panics without them
 	if pub.X == nil || pub.Y == nil {
 		return fmt.Errorf("ECDSA key without a point: %w", ErrWeakKey)
 	}

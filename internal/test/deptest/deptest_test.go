@@ -483,11 +483,12 @@ func TestMetrics(t *testing.T) {
 	}))
 	slices.SortFunc(all, func(a, b metric) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.pkg, b.pkg)) })
 	require.Greater(t, len(all), 50)
-	table := "\n| metric | meaning | package |\n|---|---|---|\n"
+	var table strings.Builder
+	table.WriteString("\n| metric | meaning | package |\n|---|---|---|\n")
 	for _, m := range slices.Compact(all) {
-		table += fmt.Sprintf("| `%s` | %s | [`%s`](../%s) |\n", m.name, m.help, m.pkg, m.pkg)
+		table.WriteString(fmt.Sprintf("| `%s` | %s | [`%s`](../%s) |\n", m.name, m.help, m.pkg, m.pkg))
 	}
-	programtest.Section(t, *update, "../../../examples/METRICS.md", "<!-- metrics -->", "<!-- /metrics -->", table)
+	programtest.Section(t, *update, "../../../examples/METRICS.md", "<!-- metrics -->", "<!-- /metrics -->", table.String())
 }
 
 func metricsOf(decl ast.Decl, consts map[string]string, pkg string) []metric {
