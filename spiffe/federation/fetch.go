@@ -40,8 +40,8 @@ const (
 // long; [spiffe.ErrTooLarge], or a [*spiffe.ParseError], for an answer that is no bundle document; the cause of the
 // caller's context; or an error of the network.
 //
-// A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more
-// . Fetch does not compare sequence numbers; a [Manager] does.
+// A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more.
+// Fetch does not compare sequence numbers; a [Manager] does.
 func Fetch(ctx context.Context, r Relationship, cfg *Config) (*spiffe.Bundle, error) {
 	var o Config
 	if cfg != nil {
