@@ -30,7 +30,7 @@ func ParsePolicy(text string) (Policy, error) {
 		return Policy{}, fmt.Errorf("spiffe: invalid policy: %d bytes, the limit is %d: %w", len(text),
 			maxPolicyText, ErrTooLarge)
 	}
-	rules := make(map[string]struct{}, 1+strings.Count(text, ","))
+	rules := make(map[string]struct{})
 	for at := 0; ; {
 		word, rest, more := strings.Cut(text[at:], ",")
 		rule, err := parseRule(word, at)

@@ -59,7 +59,9 @@
 package kube
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -225,11 +227,26 @@ const (
 	reviewKind    = "TokenReview"
 )
 
+// maxValues is how many values the answer to a review may have. That of a user in many groups has hundreds.
+const maxValues = 10_000
+
+// reviewed is an answer. Its number of values is bounded, because a million values of a byte or two, which fit
+// into 4 MiB, would take many times that in memory.
+type reviewed struct{ tokenReview }
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (a *reviewed) UnmarshalJSON(b []byte) error {
+	if n := bytes.Count(b, []byte{','}); n > maxValues {
+		return fmt.Errorf("it has more than %d values", maxValues)
+	}
+	return json.Unmarshal(b, &a.tokenReview)
+}
+
 // ask asks the API server about the token.
 func (r *Reviewer) ask(ctx context.Context, token string, audiences []string) (*status, error) {
 	question := tokenReview{APIVersion: reviewVersion, Kind: reviewKind}
 	question.Spec.Token, question.Spec.Audiences = token, audiences
-	var answer tokenReview
+	var answer reviewed
 	err := r.api.Create(ctx, k8s.Path("apis", "authentication.k8s.io", "v1", "tokenreviews"), &question, &answer)
 	switch {
 	case k8s.Forbidden(err):

@@ -263,7 +263,7 @@ func (l *Log) work() {
 		if b.reopen {
 			l.leave()
 		}
-		last, err := l.commit(b.lines)
+		last, err := l.commit(b)
 		if err != nil {
 			l.leave() // what the file holds is unknown now; the next attempt looks
 			err = fmt.Errorf("%s: %w", l.path, err)
@@ -347,9 +347,9 @@ func (l *Log) Close() error {
 	return nil
 }
 
-// commit writes lines at the end of the file that is at path now, waits for the disk, and returns the hash of the last
-// line. Without lines it looks whether there is room for one.
-func (l *Log) commit(lines [][]byte) (last digest, err error) {
+// commit writes the lines of b at the end of the file that is at path now, waits for the disk, and returns the hash of
+// the last line. Without lines it looks whether there is room for one, but not to reopen: a program starts on a full disk.
+func (l *Log) commit(b *batch) (last digest, err error) {
 	last, torn, err := l.settle()
 	if err != nil {
 		return last, err
@@ -363,16 +363,16 @@ func (l *Log) commit(lines [][]byte) (last digest, err error) {
 	if torn {
 		text = append(text, '\n')
 	}
-	for _, line := range lines {
+	for _, line := range b.lines {
 		last = link(line, last)
 		text = append(append(text, line...), '\n')
 	}
-	if len(lines) > 0 {
+	if len(b.lines) > 0 {
 		if n, err := l.write(l.file, text); err != nil || n < len(text) {
 			return last, cmp.Or(err, io.ErrShortWrite)
 		}
 	}
-	if err = l.sync(l.file); err != nil || len(lines) > 0 { // also of nothing: it says whether the disk is well
+	if err = l.sync(l.file); err != nil || len(b.lines) > 0 || b.reopen { // also of nothing: it says whether the disk is well
 		return last, err
 	}
 	if err = l.probe(); err != nil {
