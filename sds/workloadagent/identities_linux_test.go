@@ -179,7 +179,8 @@ func TestFoldersChange(t *testing.T) {
 	p.write(me(id("/web", strings.TrimSuffix(files("", "stays"), "]")+", "+strings.TrimPrefix(files(`, "layout": "split", "mode": "0400", "key_mode": "0400"`, "changes"), `"files": [`))))
 	require.Eventually(t, func() bool { return strings.Contains(read("changes", split), "PRIVATE KEY") }, passing, often)
 	require.Equal(t, 2, sinks())
-	gone, old := read("goes", delivery), read("changes", delivery)
+	gone, old := read("goes", delivery), "0 files: <nil>"
+	require.Eventually(t, func() bool { return read("changes", delivery) == old }, passing, often)
 	for range 5 {
 		stays, changes := read("stays", delivery), read("changes", split)
 		api.Rotate()
