@@ -513,3 +513,34 @@ func TestWatchWithoutChanged(t *testing.T) {
 		<-done
 	})
 }
+
+// late is a registration authority that learns its roots from what is signed.
+type late struct {
+	*ca.Authority
+	signed bool
+	err    error
+}
+
+func (l *late) Bundle() *spiffe.Bundle {
+	if !l.signed {
+		return nil
+	}
+	return l.Authority.Bundle()
+}
+
+func (l *late) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
+	if l.err != nil {
+		return nil, l.err
+	}
+	l.signed = true
+	return l.Authority.Sign(ctx, r)
+}
+
+func TestServerLearnsRoots(t *testing.T) {
+	t.Parallel()
+	signer := &late{Authority: newAuthority(t), err: errors.New("not now")}
+	own := must.Get(local.NewServer(signer, web))(t)
+	require.ErrorContains(t, must.Err(own.FetchBundles(t.Context())), "not now")
+	signer.err = nil
+	assert.Equal(t, 1, must.Get(own.FetchBundles(t.Context()))(t).Len())
+}

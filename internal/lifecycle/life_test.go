@@ -14,6 +14,7 @@ import (
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 var errWork = errors.New("work")
@@ -312,4 +313,41 @@ func TestContextOfWorkEnds(t *testing.T) {
 		_ = l.Run(t.Context(), func(ctx context.Context) error { of = ctx; return work(ctx) })
 		require.ErrorIs(t, of.Err(), context.Canceled)
 	}
+}
+
+// TestReady: the error says what is missing, why nothing is being done, and why the wait has ended, each once.
+func TestReady(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		var l lifecycle.Life
+		var news renew.Signal
+		var there atomic.Bool
+		var cause error
+		ready := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			return l.Ready(ctx, news.Changed, there.Load, func() error { return l.NotReady("part", cause, "nothing has come yet") })
+		}
+		err := ready()
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.ErrorIs(t, err, lifecycle.ErrNotStarted)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		cause = errWork
+		require.ErrorContains(t, ready(), "work; waited for it")
+
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- l.Run(ctx, untilDone) }()
+		synctest.Wait()
+		cause = nil
+		require.EqualError(t, ready(), "part: not ready: nothing has come yet; waited for it: context deadline exceeded")
+		there.Store(true)
+		require.NoError(t, ready())
+		there.Store(false)
+		stop()
+		require.NoError(t, <-ended)
+		require.NoError(t, l.Close())
+		err = ready()
+		require.ErrorIs(t, err, lifecycle.ErrClosed)
+		require.NotContains(t, err.Error(), "waited for it", "it says why already")
+	})
 }
