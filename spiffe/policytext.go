@@ -89,7 +89,7 @@ func parseRule(rule string, at int) (string, error) {
 	return rule, nil
 }
 
-// checkStars refuses a star in id, a rule without its final "/*", that is not a whole segment.
+// checkStars refuses a star in id that is not a whole segment. id is a rule without its final "/*".
 func checkStars(id string) *ParseError {
 	rest, ok := strings.CutPrefix(id, scheme)
 	if !ok {
