@@ -1,7 +1,7 @@
 package spiffe
 
 // Pod is a Kubernetes pod that a caller runs in or a certificate is for. A field that is not proven is empty. The
-// JSON members are those in the audit records of package ca.
+// audit records of package ca have the same JSON members.
 type Pod struct {
 	Cluster        string `json:"cluster,omitempty"` // whose API server proved the rest; empty for the server's own
 	Namespace      string `json:"namespace,omitempty"`

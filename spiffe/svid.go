@@ -43,7 +43,7 @@ type SVID struct {
 //	X5-33  the key usage has keyCertSign or cRLSign
 //	X5-34  the scheme of the URI is not "spiffe"
 //	X5-35  the ID has no path: it names a trust domain, not a workload
-//	X5-36  more than one URI name, of whatever scheme
+//	X5-36  more than one URI name, of any scheme
 //	X5-37  the URI breaks another rule of SPIFFE-ID; Err is the ParseError of the ID
 //	X5-40  no key usage, or one without digitalSignature
 //

@@ -39,7 +39,7 @@ type VerifyError struct {
 	//	"policy"  the caller's policy: Err wraps [ErrDenied]
 	Stage string
 
-	ID   ID     // what the leaf claims, at each stage: its key is not proven here; zero if it carries no valid ID
+	ID   ID     // the leaf claims it, at each stage: its key is not proven here; zero if it carries no valid ID
 	Rule string // the id of the broken rule, as in [ParseError]; empty if none applies
 	Err  error
 }
@@ -90,7 +90,7 @@ type VerifierOptions struct {
 // refused at once. A refusal is never remembered.
 //
 // Unauthorized peers cannot fill the memory: only chains that the policy allows are remembered, of at most 32 KiB
-// and without certificates beside the path, and one for each leaf and role. 1,024 chains of the usual two
+// and without certificates outside the path, and one for each leaf and role. 1,024 chains of the usual two
 // certificates take 7 MiB. A chain's place is chosen by a hash with a random seed, and a hit compares all bytes, so
 // that a peer cannot choose its place or pass for another.
 type Verifier struct {

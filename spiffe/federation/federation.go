@@ -133,8 +133,8 @@ func (c *Config) withDefaults() error {
 	return nil
 }
 
-// Manager keeps the bundles of other trust domains. [Start] or [New] makes one. Its methods are safe for
-// concurrent use, and those that read work before, during and after [Manager.Run].
+// Manager keeps the bundles of other trust domains. [Start] or [New] makes one. Its methods are safe for concurrent
+// use, and the methods that read work before, during and after [Manager.Run].
 type Manager struct {
 	cfg Config
 
@@ -377,7 +377,7 @@ func (m *Manager) signalChange() {
 	m.changed.Notify()
 }
 
-// drop takes a relation out of service. The caller holds mu and has taken it out of the map.
+// drop takes a relation out of service. The caller holds mu and has removed the relation from the map.
 func (m *Manager) drop(r *relation) {
 	m.loop.Remove(r)
 	r.Cancel()

@@ -23,7 +23,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// Limits on an endpoint, beside the limits on a bundle document.
+// Limits on an endpoint, besides the limits on a bundle document.
 const (
 	maxRedirects = 5
 	maxHeader    = 64 << 10 // bytes of the header of an answer

@@ -24,7 +24,7 @@ const (
 
 // relation is a relationship and its state. There may be 10,000 of them.
 type relation struct {
-	renew.Entry // the Manager's mu guards it, and what follows after decree
+	renew.Entry // the Manager's mu guards it, and the fields after decree
 
 	e      *endpoint
 	bundle atomic.Pointer[spiffe.Bundle] // in force, for readers; nil before the first
@@ -42,7 +42,7 @@ type relation struct {
 	refused    *spiffe.Bundle
 	offers     bundleorder.Offers // holds a bundle whose number is not plausible
 	loaded     bool               // the stored bundle was looked for
-	saved      *spiffe.Bundle     // what is stored
+	saved      *spiffe.Bundle     // the bundle in the store
 }
 
 func (m *Manager) newRelation(e *endpoint) *relation {

@@ -50,8 +50,8 @@
 // # Errors
 //
 // The errors of sources are wrapped, so that errors.Is and errors.As work as before. go-spiffe has no error to test
-// for a missing bundle. So each error of its bundle sources wraps [spiffe.ErrUnknownTrustDomain] here, except that of
-// a closed source.
+// for a missing bundle. So each error of its bundle sources wraps [spiffe.ErrUnknownTrustDomain] here, except the
+// error of a closed source.
 //
 // # Limits
 //

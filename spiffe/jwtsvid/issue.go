@@ -91,7 +91,7 @@ type Request struct {
 	Lifetime time.Duration
 
 	// Claims are further claims, by name, encoded by [json.Marshal]. "sub", "aud", "exp", "nbf" and "iat" are
-	// refused in any case of letters, and so is "iss" with [IssuerOptions.Issuer]. Validators believe a claim until
+	// refused in upper and lower case, and so is "iss" with [IssuerOptions.Issuer]. Validators believe a claim until
 	// the token expires, so facts that change sooner do not belong here.
 	Claims map[string]any
 }

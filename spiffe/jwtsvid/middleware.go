@@ -52,8 +52,8 @@ type MiddlewareOptions struct {
 
 	// Peer is spiffetls.PeerFromRequest, or another function that returns the proven client of the connection. If it
 	// is set, only the workload that a token names can send it, so that an intercepted or forwarded token is
-	// useless: any other client gets 401, and so does a client for which Peer returns an error. It must be safe for
-	// concurrent use. Nil lets any client send a token.
+	// useless: any other client gets 401, and so does an unproven one. It must be safe for concurrent use. Nil lets
+	// any client send a token.
 	Peer func(*http.Request) (*spiffe.Peer, error)
 
 	// Logger gets warnings about refused requests: the first for each reason, and for each proven ID of the first

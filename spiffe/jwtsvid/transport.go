@@ -30,7 +30,7 @@ type TransportOptions struct {
 	UnixSocket string
 }
 
-// transport is what [NewTransport] returns.
+// transport implements the result of [NewTransport].
 type transport struct {
 	cache     *Cache
 	audiences map[string]string // by host and port

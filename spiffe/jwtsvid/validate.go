@@ -84,7 +84,7 @@ func newValidator(bundles spiffe.BundleSource, audience []string, opts *Validato
 //  2. The header: one of the nine algorithms before all else; then nothing but "alg", "kid" and "typ".
 //  3. The payload: one JSON object; "sub" is a SPIFFE ID.
 //  4. The bundle of that ID's trust domain.
-//  5. The key in it that "kid" names or, without "kid", those that fit the algorithm.
+//  5. The key in it that "kid" names or, without "kid", the keys that fit the algorithm.
 //  6. The signature.
 //  7. No "cnf", then "aud", then "exp", then "nbf". A token with "cnf" is bound to a key of its holder and is not a
 //     JWT-SVID: nothing here could prove the holder.

@@ -254,7 +254,7 @@ func infoOf(conn *tls.Conn) (AuthInfo, error) {
 	if state.NegotiatedProtocol != h2 {
 		return AuthInfo{}, errNotHTTP2
 	}
-	peer, _ := spiffetls.PeerFromConn(conn) // an error says that the other side has proved no ID
+	peer, _ := spiffetls.PeerFromConn(conn) // an error means that the other side has proved no ID
 	common := credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
 	return AuthInfo{CommonAuthInfo: common, Peer: peer, State: state}, nil
 }

@@ -143,7 +143,7 @@ func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, add
 	return conn, nil
 }
 
-// configAt returns base for one connection to an address, which stores what the handshake proves.
+// configAt returns base for one connection to an address. Its handshake stores the proof in proven.
 func (e *Endpoint) configAt(base *tls.Config, at hostport, proven *proof, state *tls.ConnectionState) *tls.Config {
 	c := base.Clone()
 	if c.ServerName == "" {

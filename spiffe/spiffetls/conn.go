@@ -134,7 +134,7 @@ func (c *served) cut() {
 	}
 }
 
-// idleIn waits a moment for HTTP/2, as net/http reports it idle before it has flushed the last response.
+// idleIn adds a moment for HTTP/2, as net/http reports a connection idle before it has flushed the last response.
 func (c *served) idleIn() time.Duration {
 	switch {
 	case c.active.Load():

@@ -65,7 +65,7 @@ func webRefusal(err error) bool {
 // clockSkew is the largest difference that is blamed on a clock.
 const clockSkew = 5 * time.Minute
 
-// refused makes the error for a peer that was not accepted.
+// refused returns the error for a peer that was not accepted.
 func (e *Endpoint) refused(role spiffe.Role, err error) *HandshakeError {
 	he := &HandshakeError{Server: role == spiffe.ClientRole, Err: err}
 	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)

@@ -80,7 +80,7 @@ type Governor struct {
 	// 0 none.
 	Grace time.Duration
 
-	// Jitter spreads the ends of connections: each is drained after a random part of it, so that their peers do not
+	// Jitter spreads the ends of connections: each end moves by a random part of it, so that their peers do not
 	// all reconnect at once. 0 means 10 seconds and less than 0 none.
 	Jitter time.Duration
 
@@ -216,7 +216,7 @@ func (g *Governor) all() []*governed {
 }
 
 // Run judges and ends connections until ctx is done, and then returns nil. Connections stay open
-// when it returns. It may be run once at a time.
+// when it returns. Only one call may run at a time.
 func (g *Governor) Run(ctx context.Context) error {
 	if err := g.check(); err != nil {
 		return fmt.Errorf("spiffetls: governor: %w", err)

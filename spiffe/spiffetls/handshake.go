@@ -53,7 +53,7 @@ type accepted interface {
 	finished() bool                           // whether the handshake has succeeded
 }
 
-// configFor returns base for the handshake of one client, which stores what it proves in conn, unless that is nil.
+// configFor returns base for the handshake of one client. The handshake stores its proof in conn, unless that is nil.
 func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn accepted) *tls.Config {
 	c := base.Clone()
 	c.GetConfigForClient = nil
@@ -235,7 +235,7 @@ func (e *Endpoint) webCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate,
 	return cert, nil
 }
 
-// proof is the result of a handshake: what the other side has proved.
+// proof is the identity or name that the other side has proved in a handshake.
 type proof struct {
 	peer     *spiffe.Peer // nil for a client without a certificate, and for a web server
 	name     string       // of a web server

@@ -139,7 +139,7 @@ func reasonOf(err error, otherwise string, all []known) string {
 	return otherwise
 }
 
-// chainReason says why a chain does not verify.
+// chainReason returns the reason why a chain does not verify.
 func chainReason(err error) string {
 	if errors.Is(err, errNoWebRoots) {
 		return "no_roots"

@@ -68,7 +68,7 @@ type listener struct {
 	running sync.WaitGroup
 }
 
-// result is what Accept returns.
+// result is the result of one Accept.
 type result struct {
 	conn net.Conn
 	err  error

@@ -148,8 +148,8 @@ type Config struct {
 	// MinVersion is the lowest TLS version: tls.VersionTLS13 or tls.VersionTLS12. 0 means TLS 1.3.
 	MinVersion uint16
 
-	// NextProtos are the protocols to negotiate by ALPN, best first. Nil means those of net/http in ConfigureServer
-	// and Transport, and none elsewhere.
+	// NextProtos are the protocols to negotiate by ALPN, best first. Nil means net/http's in ConfigureServer and
+	// Transport, and none elsewhere.
 	NextProtos []string
 
 	// HandshakeTimeout is how long a handshake may take in Listener, DialContext and Client, and in Transport unless

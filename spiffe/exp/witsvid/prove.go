@@ -21,8 +21,8 @@ const (
 	maxProofLifetime = 5 * time.Minute
 )
 
-// Call is the call that a proof is bound to: the receiver, and the other tokens in the call. The sender states what
-// it sends, the receiver what it received, and the two must be equal.
+// Call is the call that a proof is bound to: the receiver, and the other tokens in the call. The sender fills
+// in what it sends, the receiver what it received; the two must be equal.
 type Call struct {
 	// Target is the receiver and the resource that is called. Over HTTP it is the URI of the request without query
 	// and fragment; elsewhere both sides agree on it. A receiver takes it from its own configuration, not from the

@@ -31,9 +31,9 @@ type ValidatorOptions struct {
 	MaxLifetime time.Duration
 
 	// Proofs is how many used proofs of one holder are remembered, each until it expires, so that none is accepted
-	// twice. Further proofs of a holder with so many are refused with [ErrUnavailable], so set more than a client
-	// sends in a proof's lifetime and the leeway: two minutes for most. Each costs about 150 bytes. 0 means 100,000,
-	// at most 10,000,000; -1 means that a proof may be used any number of times until it expires.
+	// twice. A holder's proofs beyond this are refused with [ErrUnavailable], so set more than a client sends in a
+	// proof's lifetime and the leeway: two minutes for most. Each costs about 150 bytes. 0 means 100,000, at most
+	// 10,000,000; -1 means that a proof may be used any number of times until it expires.
 	//
 	// A holder is a key of an ID. All holders together have room for half as many again, and an ID with many keys
 	// has at most four fifths of that. Each further holder gets at most two thirds of the rest, so that no allowed
@@ -370,8 +370,8 @@ var claimRule = map[string]string{
 	"aud": "WPT-5", "jti": "WPT-8", "wth": "WPT-10", "ath": "WPT-11", "tth": "WPT-12", "oth": "WPT-13",
 }
 
-// checkTokens compares the other tokens of the call with those that the proof covers. It must cover all of them, and
-// no token that was removed on the way.
+// checkTokens compares the other tokens of the call with the tokens that the proof covers. The proof must cover all
+// of them, and no token that was removed on the way.
 func (p *proofClaims) checkTokens(c *Call) *token.Error {
 	for _, t := range []struct{ claim, rule, token, what string }{
 		{"ath", "WPT-11", c.AccessToken, "access token"}, {"tth", "WPT-12", c.TxnToken, "transaction token"},

@@ -14,9 +14,9 @@
 // It does not implement:
 //
 //   - HTTP message signatures, from draft-ietf-wimse-http-signature
-//   - what the working group has changed in the Workload Proof Token since August 2026: the proof is in
-//     Authorization, with the scheme WPT, instead of a field of its own; there is no claim "ath"; and a refusal
-//     is a 401 with a challenge instead of a 400. The two forms do not interoperate over HTTP
+//   - the working group's changes to the Workload Proof Token since August 2026: the proof is in Authorization, with
+//     the scheme WPT, instead of a field of its own; there is no claim "ath"; and a refusal is a 401 with a
+//     challenge instead of a 400. The two forms do not interoperate over HTTP
 //
 // Nothing else in this library imports the package, and a trust bundle has keys for it only after
 // [spiffe.ParseBundleWIT].
