@@ -28,9 +28,9 @@ type BundleContents struct {
 	// *ecdsa.PublicKey on P-256, P-384 or P-521, or *rsa.PublicKey of 2048 to 8192 bits.
 	JWTAuthorities map[string]crypto.PublicKey
 
-	// WITAuthorities are the keys that sign WIT-SVIDs, of the same kinds. A key ID must not be that of
-	// a JWT authority as well. The standard is Incubating, and older consumers may refuse a
-	// document that has these; see [Bundle.Marshal].
+	// WITAuthorities are the keys that sign WIT-SVIDs, of the same kinds. A key ID must not belong to a JWT
+	// authority as well. The standard is Incubating, and older consumers may refuse a document with these keys; see
+	// [Bundle.Marshal].
 	WITAuthorities map[string]crypto.PublicKey
 
 	// Sequence is nil for none. A publisher should set it, and must increase it with every change of
@@ -76,12 +76,11 @@ type authority struct {
 	key crypto.PublicKey // *ecdsa.PublicKey or *rsa.PublicKey
 }
 
-// NewBundle returns the bundle of td with a copy of the contents c. It refuses
-// a certificate that is not a CA's or has an RSA key of more than 8192 bits, a JWT or WIT key
-// that none of the nine algorithms of JWT-SVID can use, a key ID that is empty or belongs to
-// a JWT and a WIT key, and a refresh hint that is negative or not in whole seconds. More than
-// 1,000 authorities give an error that wraps [ErrTooLarge], the zero trust domain one that
-// wraps [ErrZero].
+// NewBundle returns the bundle of td with a copy of the contents c. It refuses a certificate that is not a CA
+// certificate or has an RSA key of more than 8192 bits, a JWT or WIT key that none of the nine algorithms of
+// JWT-SVID can use, a key ID that is empty or belongs to both a JWT and a WIT key, and a refresh hint that is
+// negative or not in whole seconds. More than 1,000 authorities give an error that wraps [ErrTooLarge], the zero
+// trust domain one that wraps [ErrZero].
 func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
@@ -197,8 +196,7 @@ func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) { return fi
 // from [NewBundle] or [ParseBundleWIT].
 func (b *Bundle) WITAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.wit) }
 
-// WITAuthority returns the WIT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey. A JWT
-// key of that ID is none.
+// WITAuthority returns the WIT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey, and never a JWT key.
 func (b *Bundle) WITAuthority(keyID string) (crypto.PublicKey, bool) { return find(b.wit, keyID) }
 
 func each(list []authority) iter.Seq2[string, crypto.PublicKey] {
@@ -223,13 +221,13 @@ func find(list []authority, keyID string) (crypto.PublicKey, bool) {
 // Sequence returns the sequence number and whether there is one; see [Bundle.Supersedes].
 func (b *Bundle) Sequence() (n uint64, ok bool) { return b.seq.n, b.seq.ok }
 
-// RefreshHint returns how often the publisher suggests to fetch the bundle, in whole seconds, and whether there is
-// a hint. A hostile publisher may send any positive number: callers must bound it.
+// RefreshHint returns the publisher's suggested interval between fetches, in whole seconds, and whether there is
+// one. A hostile publisher may send any positive number: callers must bound it.
 func (b *Bundle) RefreshHint() (d time.Duration, ok bool) { return b.hint, b.hint > 0 }
 
-// CertPool returns a new pool of the CA certificates, for use with other packages. It is empty, not
-// nil, if there are none: crypto/x509 takes nil for the roots of the host. To verify peers use a
-// [Verifier]: a pool does not know its trust domain.
+// CertPool returns a new pool of the CA certificates, for use with other packages. Without any it is empty, not nil,
+// because crypto/x509 reads nil as the roots of the host. To verify peers use a [Verifier]: a pool does not know its
+// trust domain.
 func (b *Bundle) CertPool() *x509.CertPool { return b.pool().Clone() }
 
 // pool is CertPool without the copy. The result must not be changed.
@@ -258,9 +256,8 @@ func (b *Bundle) Equal(other *Bundle) bool {
 		equalCertificates(b.x509, other.x509)
 }
 
-// Supersedes reports whether b, which was fetched after old, replaces old: yes, unless both have
-// sequence numbers and that of b is lower. A nil old is always superseded, a bundle of
-// another trust domain never.
+// Supersedes reports whether b, fetched after old, replaces it. It does, unless both have sequence numbers and b's
+// is lower. A nil old is always superseded, a bundle of another trust domain never.
 //
 // Callers should raise an alert for a lower number: an attacker replays an old bundle, or the publisher has lost its
 // counter, and an operator must decide. An equal number on a bundle that is not Equal is a fault of the publisher.
@@ -300,7 +297,7 @@ func sameKey(a, b crypto.PublicKey) bool {
 	return ok && k.Equal(b)
 }
 
-// equalCertificates compares as sets; neither slice has duplicates.
+// equalCertificates compares the slices as sets; neither has duplicates.
 func equalCertificates(a, b []*x509.Certificate) bool {
 	if len(a) != len(b) {
 		return false

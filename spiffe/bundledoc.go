@@ -36,37 +36,36 @@ const (
 
 var knownUses = [...]string{useX509, useJWT, useWIT}
 
-// ParseBundle parses the bundle document of td: a JWK Set in JSON, as [Bundle.Marshal] writes it
-// and bundle endpoints serve it. The document does not name its trust domain; td comes from the same
-// configuration as the document's address. The result shares no memory with doc.
+// ParseBundle parses the bundle document of td: a JWK Set in JSON, as [Bundle.Marshal] writes it and bundle
+// endpoints serve it. The document does not name its trust domain: take td from the configuration that has the
+// document's address. The result shares no memory with doc.
 //
 // A document that breaks the format is refused with a [*ParseError]: keep the last good bundle. A
 // document of more than 1 MiB or 1,000 entries is refused before more of it is read, and the error
 // wraps [ErrTooLarge]. The zero trust domain is an error that wraps [ErrZero].
 //
 // An entry that is unknown or damaged is skipped and does not hide the others (Trust Domain and Bundle section
-// 4.2.2); see [Bundle.Skipped]. A refresh hint that is no number of seconds is reported there, too, and counts
-// as absent. If no entry is left, the bundle is valid and no peer of the domain is trusted: do not keep the
-// last one. Keys that sign WIT-SVIDs are skipped as an unknown use; see [ParseBundleWIT].
+// 4.2.2); see [Bundle.Skipped]. A refresh hint that is not a number of seconds is reported there, too, and counts as
+// absent. If no entry is left, the bundle is valid and no peer of the domain is trusted: do not keep the previous
+// bundle. Keys that sign WIT-SVIDs are skipped as an unknown use; see [ParseBundleWIT].
 func ParseBundle(td TrustDomain, doc []byte) (*Bundle, error) {
 	return parseBundle(td, doc, 0, false)
 }
 
-// ParseBundleWIT is [ParseBundle] that also reads the keys that sign WIT-SVIDs, whose standard is
-// Incubating and may change. It accepts a WIT key whose ID is also that of a JWT key, as each is looked
-// up by its use; [NewBundle] refuses the [Bundle.Contents] of such a bundle.
+// ParseBundleWIT is like [ParseBundle], and also reads the keys that sign WIT-SVIDs. Their standard is Incubating
+// and may change. A WIT key and a JWT key may share an ID, as each is looked up by its use; [NewBundle] refuses the
+// [Bundle.Contents] of such a bundle.
 func ParseBundleWIT(td TrustDomain, doc []byte) (*Bundle, error) {
 	return parseBundle(td, doc, 0, true)
 }
 
 // ParseJWKS parses a JWK Set (RFC 7517) of another issuer of tokens, such as the key document of an OpenID Connect
 // provider, as the JWT authorities of td: any holder of one of its private keys can issue JWT-SVIDs of that trust
-// domain. Unlike in a bundle document, "use" may be missing or "sig". Keys of other uses are skipped, and so are
-// secret keys and those whose "key_ops" or "alg" forbid to verify a signature with one of the nine algorithms of
-// JWT-SVID.
+// domain. Unlike in a bundle document, "use" may be missing or "sig". Keys of other uses are skipped, as are secret
+// keys and keys whose "key_ops" or "alg" forbids verification with the nine algorithms of JWT-SVID.
 //
-// The result never has X.509 authorities, a sequence number or a refresh hint. The rest, with its limits and errors,
-// is as in [ParseBundle].
+// The result never has X.509 authorities, a sequence number or a refresh hint. Limits and errors are as in
+// [ParseBundle].
 func ParseJWKS(td TrustDomain, doc []byte) (*Bundle, error) {
 	if td.IsZero() {
 		return nil, errZero("trust domain")
@@ -103,7 +102,7 @@ type bundleParser struct {
 	entries []jwk
 	seen    bool     // the member "keys"
 	issuer  bool     // the document is a JWK Set of another issuer: see ParseJWKS
-	uses    []string // those of knownUses that this document may have
+	uses    []string // the elements of knownUses that this document may have
 
 	jwt, wit []found
 }
@@ -114,7 +113,7 @@ type found struct {
 	offset int
 }
 
-// jwk is an entry as it is in the document. A member that is missing or not a string is nil.
+// jwk is an entry, with its members as in the document. A member that is missing or not a string is nil.
 type jwk struct {
 	offset      int
 	object      bool
@@ -126,7 +125,7 @@ type jwk struct {
 	unfit string // why it is skipped
 }
 
-// fault returns the error of the whole document.
+// fault returns the error that refuses the whole document.
 func (p *bundleParser) fault(offset int, rule, reason string) *ParseError {
 	what := "bundle"
 	if p.issuer {
@@ -136,14 +135,14 @@ func (p *bundleParser) fault(offset int, rule, reason string) *ParseError {
 	return &ParseError{What: what, Offset: p.base + offset, Rule: rule, Reason: reason}
 }
 
-// tooLarge is fault for a limit.
+// tooLarge is like fault, for a document over a limit.
 func (p *bundleParser) tooLarge(offset int, reason string) *ParseError {
 	e := p.fault(offset, "BND-33", reason)
 	e.Err = ErrTooLarge
 	return e
 }
 
-// jsonFault gives e, whose document is not strict JSON, the offset and rule of err.
+// jsonFault returns e, whose document is not strict JSON, with the offset and the rule of err.
 func jsonFault(e *ParseError, err error) *ParseError {
 	se, _ := errors.AsType[*strictjson.Error](err)
 	e.Offset += se.Offset
@@ -200,7 +199,7 @@ func (p *bundleParser) parse() error {
 	return nil
 }
 
-// addEntries takes the authorities of all entries into the bundle, and notes the entries that it skips.
+// addEntries adds the authorities of all entries to the bundle, and records the entries that it skips.
 func (p *bundleParser) addEntries() (fault *ParseError) {
 	for i := range p.entries {
 		e := &p.entries[i]
@@ -221,7 +220,7 @@ func (p *bundleParser) addEntries() (fault *ParseError) {
 	return fault
 }
 
-// settle returns the keys of one use by key ID, each once, or the fault that two different ones have the same ID.
+// settle returns the keys of one use, sorted by key ID, each once. Two different keys with one ID are a fault.
 func (p *bundleParser) settle(keys []found) ([]authority, *ParseError) {
 	slices.SortStableFunc(keys, func(a, b found) int { return strings.Compare(a.id, b.id) })
 	list := make([]authority, 0, len(keys))
@@ -272,7 +271,7 @@ func (p *bundleParser) readKeys() *ParseError {
 	return nil
 }
 
-// readIssuer reads the value of the member name from r if it says what the key of another issuer may be used for.
+// readIssuer reads the member name from r if it restricts how a key of another issuer may be used.
 func (k *jwk) readIssuer(name []byte, r *strictjson.Reader) bool {
 	switch string(name) {
 	case "use":
@@ -348,7 +347,7 @@ func (p *bundleParser) integer(name string) ([]byte, *ParseError) {
 	return lit, nil
 }
 
-// add takes the authority of an entry into the bundle, or returns the rule that the entry breaks.
+// add adds the authority of an entry to the bundle, or returns the rule that the entry breaks.
 func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 	use := ""
 	if i := slices.IndexFunc(p.uses, func(u string) bool { return u == string(e.use) }); i >= 0 {
@@ -390,7 +389,7 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 	return "", "", nil
 }
 
-// addCertificate is add for the certificate of an authority.
+// addCertificate is like add, for an entry with a certificate.
 func (p *bundleParser) addCertificate(k *jwk) (rule, reason string, err error) {
 	if len(k.c) == 0 {
 		return "X5-55", `"x5c" is missing, empty or not an array of strings`, nil
@@ -414,7 +413,7 @@ func (p *bundleParser) addCertificate(k *jwk) (rule, reason string, err error) {
 	return "", "", nil
 }
 
-// isKeyOf reports whether the key members of k are those of the certificate's key.
+// isKeyOf reports whether k holds the public key of cert.
 func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 	switch pub := cert.PublicKey.(type) {
 	case *ecdsa.PublicKey:
@@ -430,10 +429,10 @@ func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 	return false
 }
 
-// Marshal returns the bundle document: compact JSON with the X.509 authorities in order, then the JWT
-// and then the WIT authorities by key ID, so that equal contents in equal order give the same bytes.
-// It has only the members that the standards define, and [ParseBundle] reads it back, or
-// [ParseBundleWIT] if there are WIT authorities. The result is the caller's own.
+// Marshal returns the bundle document: compact JSON with the X.509 authorities in order, then the JWT and then the
+// WIT authorities by key ID, so that equal contents in equal order give the same bytes. It has only the members that
+// the standards define. [ParseBundle] reads it back, or [ParseBundleWIT] if there are WIT authorities. The caller
+// owns the result.
 //
 // Some consumers refuse a document with an entry of an unknown use. For them, make another bundle from
 // [Bundle.Contents] with nil WITAuthorities.
@@ -487,7 +486,7 @@ func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
 	return doc, nil
 }
 
-// appendTokens appends the entries of keys that sign one kind of token.
+// appendTokens appends the entries for keys that sign one kind of token.
 func (b *Bundle) appendTokens(doc []byte, use string, list []authority) ([]byte, error) {
 	for _, a := range list {
 		if doc[len(doc)-1] != '[' {

@@ -7,16 +7,16 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// Limits on bundle maps. Each member has those of a bundle document as well.
+// Limits on bundle maps. The limits on bundle documents hold for each member as well.
 const (
 	maxMapSize    = 16 << 20 // bytes of a map
 	maxMapDomains = 10_000   // members of a map
 	maxMapKeys    = 100_000  // entries of all members together
 )
 
-// ParseBundleMap parses a bundle map, which holds the bundle documents of many trust domains by
-// their names, as [BundleSet.Marshal] writes it. The result is complete: it replaces the previous set, and a
-// domain that is not in it is removed. It shares no memory with doc.
+// ParseBundleMap parses a bundle map, which holds the bundle documents of many trust domains by name, as
+// [BundleSet.Marshal] writes it. The result is complete: it replaces the previous set, and a domain that is missing
+// from it is removed. It shares no memory with doc.
 //
 // If one member is malformed or duplicate, the whole map is refused with a [*ParseError], whose offset
 // counts from the start of the map: keep the last good set. In a member, entries that are unknown or
@@ -123,7 +123,7 @@ func readMapMembers(r *strictjson.Reader) (members []mapMember, fault *ParseErro
 // name, so that equal sets with equal orders of authorities give the same bytes. The members have no
 // refresh hint, and [ParseBundleMap] reads the result back. The result is the caller's own.
 //
-// It fails where [Bundle.Marshal] does, and for a map over the limits of ParseBundleMap, which wraps
+// It fails where [Bundle.Marshal] fails. A map over the limits of [ParseBundleMap] gives an error that wraps
 // [ErrTooLarge].
 func (s *BundleSet) Marshal() ([]byte, error) {
 	if s.Len() > maxMapDomains {

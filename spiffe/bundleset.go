@@ -41,7 +41,7 @@ func (s *BundleSet) Bundle(td TrustDomain) (*Bundle, error) {
 // All loops over the bundles, sorted by trust domain.
 func (s *BundleSet) All() iter.Seq[*Bundle] {
 	return func(yield func(*Bundle) bool) {
-		names := make([]string, 0, len(s.m)) // strings, as programs have the code that sorts those
+		names := make([]string, 0, len(s.m)) // strings, because programs already contain the code that sorts them
 		for td := range s.m {
 			names = append(names, td.name)
 		}
@@ -69,8 +69,7 @@ func (s *BundleSet) With(b *Bundle) *BundleSet {
 	return &BundleSet{m: m}
 }
 
-// Equal reports whether both sets have the same trust domains with bundles that are
-// [Bundle.Equal].
+// Equal reports whether both sets have the same trust domains with equal bundles; see [Bundle.Equal].
 func (s *BundleSet) Equal(other *BundleSet) bool {
 	if s == nil || other == nil {
 		return s == other

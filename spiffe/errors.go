@@ -43,14 +43,14 @@ func (e *ParseError) Unwrap() error { return e.Err }
 
 // Sentinels that callers can test with [errors.Is].
 var (
-	// ErrNotReady says that there is nothing to return yet: a source has no identity or bundle so far, or none that is
-	// still valid; files were not read or written yet; a CA cannot sign for the moment. The error around it has the
-	// cause of the last failure. A later attempt may succeed.
+	// ErrNotReady says that there is nothing to return yet: a source has no identity or bundle so far, or only
+	// expired ones; files were not read or written yet; a CA cannot sign for the moment. The error around it holds
+	// the cause of the last failure. A later attempt may succeed.
 	//
-	// Any error, such as that of a caller's own CA or source, may say more by a method
-	// Retryable() (after time.Duration, ok bool): whether repeating may help, and how long to wait before it; 0 means
-	// that this is not known. The method speaks for all that the error wraps. Where an error wraps several, one that
-	// refuses for good wins over one that may pass, and the longest wait over none. All packages plan by it.
+	// Any error, including one from a caller's own CA or source, may say more by a method Retryable() (after
+	// time.Duration, ok bool): whether another attempt may help, and how long to wait before it; 0 means unknown.
+	// The method speaks for all errors that its error wraps. Where an error wraps several, a permanent failure wins
+	// over a temporary one, and the longest wait over none. All packages plan their retries by it.
 	ErrNotReady = retry.ErrNotReady
 
 	// ErrZero says that a zero ID, TrustDomain or Policy was used where a valid one is needed.
@@ -83,5 +83,5 @@ func short(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// inner is the text of an error of this package inside another one, which already names the package.
+// inner returns the text of an error of this package without the package name, for use inside another error.
 func inner(err error) string { return strings.TrimPrefix(err.Error(), "spiffe: ") }

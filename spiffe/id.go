@@ -93,8 +93,7 @@ func (id ID) Path() string {
 // ID is a member of no trust domain.
 func (id ID) MemberOf(td TrustDomain) bool { return !id.IsZero() && id.TrustDomain() == td }
 
-// URL returns the ID as a new URL, as certificate templates of crypto/x509 want it. The zero ID
-// gives nil.
+// URL returns the ID as a new URL, for certificate templates of crypto/x509. The zero ID gives nil.
 func (id ID) URL() *url.URL {
 	if id.IsZero() {
 		return nil

@@ -24,8 +24,8 @@ type memoryKey struct {
 	role Role
 }
 
-// remembered is a chain that was verified. It never changes. It was valid for one bundle and in one span of
-// time, and the Verifier checks both.
+// remembered is a chain that was verified. It never changes. It holds for one bundle and one span of time; the
+// Verifier checks both.
 type remembered struct {
 	chain     []*x509.Certificate  // as it was presented
 	bundle    weak.Pointer[Bundle] // weak, so that remembered chains keep no old bundle alive
@@ -33,7 +33,7 @@ type remembered struct {
 	peer      *Peer
 }
 
-// find returns the chain if it is remembered in this role, and else nil. It compares all bytes.
+// find returns the chain if it is remembered in this role, or nil. It compares all bytes.
 func (v *Verifier) find(chain []*x509.Certificate, role Role) *remembered {
 	if v.memory == nil || chain[0] == nil || len(chain[0].Raw) > maxRememberedDER {
 		return nil
@@ -72,9 +72,9 @@ func (v *Verifier) keep(chain []*x509.Certificate, role Role, b *Bundle, peer *P
 	})
 }
 
-// lean reports whether chain has only certificates of its path, and keeps little memory alive. A peer
-// could present one leaf with different other certificates each time. A certificate keeps the message
-// alive that it came in, so the capacity of its bytes counts.
+// lean reports whether chain has only certificates of its path and keeps little memory alive. Otherwise a peer could
+// present one leaf with different extra certificates each time. A certificate keeps alive the message that it
+// arrived in, so the capacity of its bytes counts.
 func lean(chain, path []*x509.Certificate) bool {
 	size := 0
 	for _, c := range path {

@@ -1,7 +1,7 @@
 package spiffe
 
-// Pod is a Kubernetes pod, as far as a proof says: one that a caller runs in, or one that a certificate is for.
-// A field that is not known is empty. Its JSON members are those of the audit records of package ca.
+// Pod is a Kubernetes pod that a caller runs in or a certificate is for. A field that is not proven is empty. The
+// audit records of package ca have the same JSON members.
 type Pod struct {
 	Cluster        string `json:"cluster,omitempty"` // whose API server proved the rest; empty for the server's own
 	Namespace      string `json:"namespace,omitempty"`

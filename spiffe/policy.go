@@ -78,10 +78,10 @@ func AllowMembersOf(tds ...TrustDomain) Policy {
 	return newPolicy(rules)
 }
 
-// AllowPathPrefix allows the workloads of td whose path begins with all segments of prefix and has
-// more: "/ns/prod" allows /ns/prod/sa/web, and neither /ns/production/sa/web nor /ns/prod itself.
-// The prefix is written like a path, with a slash in front and none at the end. Another form and the
-// empty prefix are mistakes, see [Policy]; for the whole trust domain use [AllowMembersOf].
+// AllowPathPrefix allows the workloads of td whose path begins with all segments of prefix and has more: "/ns/prod"
+// allows /ns/prod/sa/web, but not /ns/production/sa/web or /ns/prod itself. The prefix is written like a path, with
+// a slash in front and none at the end. Another form and the empty prefix are mistakes, see [Policy]; for the whole
+// trust domain use [AllowMembersOf].
 func AllowPathPrefix(td TrustDomain, prefix string) Policy {
 	switch {
 	case td.IsZero():
@@ -121,8 +121,8 @@ func AllowFunc(allow func(ID) error) Policy {
 	return newPolicy(nil, allow)
 }
 
-// AnyOf allows an ID if at least one of the policies does. An empty list, the zero Policy and a policy with a
-// mistake are mistakes; see [Policy].
+// AnyOf allows an ID if at least one of the policies does. An empty list is a mistake, and so is a part that is the
+// zero Policy or has a mistake itself; see [Policy].
 func AnyOf(policies ...Policy) Policy {
 	if len(policies) == 0 {
 		return mistaken("AnyOf needs at least one policy")
@@ -164,9 +164,8 @@ func newPolicy(rules map[string]struct{}, funcs ...func(ID) error) Policy {
 
 func mistaken(why string) Policy { return Policy{s: &ruleSet{mistake: why}} }
 
-// Allows reports whether p allows id. It does not allocate, unless a function of [AllowFunc] does. Its time does not
-// grow with the number of rules, but with the number of those that have a star for a segment. The zero ID is never
-// allowed.
+// Allows reports whether p allows id. It does not allocate, unless a function of [AllowFunc] does. Its time grows
+// only with the number of rules that have a star for a segment. The zero ID is never allowed.
 //
 // An ID proves nothing by itself: pass the ID of a [Peer], or give the policy to a [Verifier].
 func (p Policy) Allows(id ID) bool {
@@ -289,7 +288,7 @@ func (s *ruleSet) hint(id ID) string {
 	}
 }
 
-// usable says why p can allow no peer, or returns nil.
+// usable returns an error that says why p can allow no peer, or nil.
 func (p Policy) usable() error {
 	switch {
 	case p.IsZero():
@@ -322,8 +321,7 @@ func (p Policy) String() string {
 	return p.s.text(0)
 }
 
-// text lists the rules in at most limit bytes; 0 means no limit. The first rule is always there, cut if it must
-// be.
+// text lists the rules in at most limit bytes; 0 means no limit. The first rule is always there, cut if necessary.
 func (s *ruleSet) text(limit int) string {
 	rules := slices.Sorted(maps.Keys(s.rules))
 	var b strings.Builder

@@ -9,8 +9,8 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// PolicySource returns the policy in force. It is asked again for every peer. A [Policy] is a source of itself;
-// the policy of a [LivePolicy] can be replaced. Policy must not block and must be safe for concurrent use. A
+// PolicySource returns the policy in force. Its method is called again for every peer. A [Policy] is a source of
+// itself; the policy of a [LivePolicy] can be replaced. Policy must not block and must be safe for concurrent use. A
 // source without a policy yet returns the zero Policy, which allows no peer.
 //
 // A source may also have a method Changed() <-chan struct{}, which returns a channel that is closed at the next
@@ -35,8 +35,8 @@ func CheckPolicySource(allow PolicySource) error {
 	return nil
 }
 
-// isNil reports whether a source is a nil pointer, such as one returned beside an error. It would panic at the
-// first handshake.
+// isNil reports whether a source is a nil pointer, such as a constructor returns beside an error. It would panic at
+// the first handshake.
 func isNil(source any) bool {
 	v := reflect.ValueOf(source)
 	return v.Kind() == reflect.Pointer && v.IsNil()

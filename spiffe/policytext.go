@@ -8,8 +8,8 @@ import (
 
 const maxPolicyText = 1 << 20 // bytes of a policy as text
 
-// ParsePolicy parses what [Policy.String] returns: rules with a comma and a space between them, in any
-// order. A rule is one of
+// ParsePolicy parses the output of [Policy.String]: rules with a comma and a space between them, in any order. The
+// rules are:
 //
 //	spiffe://example.org/web          this ID and nothing below it, as [AllowIDs]
 //	spiffe://example.org/*            every workload of the trust domain, as [AllowMembersOf]
@@ -89,7 +89,7 @@ func parseRule(rule string, at int) (string, error) {
 	return rule, nil
 }
 
-// checkStars refuses a star in id, a rule without its final "/*", that is not a whole segment.
+// checkStars refuses a star in id that is not a whole segment. id is a rule without its final "/*".
 func checkStars(id string) *ParseError {
 	rest, ok := strings.CutPrefix(id, scheme)
 	if !ok {

@@ -43,7 +43,7 @@ type SVID struct {
 //	X5-33  the key usage has keyCertSign or cRLSign
 //	X5-34  the scheme of the URI is not "spiffe"
 //	X5-35  the ID has no path: it names a trust domain, not a workload
-//	X5-36  more than one URI name, of whatever scheme
+//	X5-36  more than one URI name, of any scheme
 //	X5-37  the URI breaks another rule of SPIFFE-ID; Err is the ParseError of the ID
 //	X5-40  no key usage, or one without digitalSignature
 //
@@ -81,10 +81,9 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 	return &SVID{redacted: text, id: id, chain: slices.Clone(chain), tls: func() *tls.Certificate { return cert }}, nil
 }
 
-// ParseSVID parses an SVID in the form of the Workload API: certificates in DER, concatenated, leaf
-// first, and the private key in PKCS#8 DER, not encrypted. The rules and errors are
-// those of [NewSVID]; input of more than 1 MiB gives an error that wraps [ErrTooLarge]. No error carries the
-// input.
+// ParseSVID parses an SVID in the form of the Workload API: certificates in DER, concatenated, leaf first, and the
+// private key in PKCS#8 DER, not encrypted. The rules and errors are as in [NewSVID]; input of more than 1 MiB gives
+// an error that wraps [ErrTooLarge]. No error carries the input.
 func ParseSVID(certsDER, keyDER []byte) (*SVID, error) {
 	chain, err := parseChain(certsDER)
 	if err != nil {
@@ -122,10 +121,10 @@ func parseChain(der []byte) ([]*x509.Certificate, error) {
 	return chain, nil
 }
 
-// ParseSVIDPEM parses an SVID from PEM: the CERTIFICATE blocks of certsPEM, leaf first, and the one private
-// key of keyPEM, in PKCS#8, PKCS#1 or SEC1, not encrypted. A file that has both may be given twice: a private
-// key in certsPEM and certificates in keyPEM are ignored. The rules and errors are those of [NewSVID]; each input
-// may have up to 1 MiB. No error carries the input.
+// ParseSVIDPEM parses an SVID from PEM: the CERTIFICATE blocks of certsPEM, leaf first, and the one private key of
+// keyPEM, in PKCS#8, PKCS#1 or SEC1, not encrypted. A file that has both may be given twice: a private key in
+// certsPEM and certificates in keyPEM are ignored. The rules and errors are as in [NewSVID]; each input may have up
+// to 1 MiB. No error carries the input.
 func ParseSVIDPEM(certsPEM, keyPEM []byte) (*SVID, error) {
 	chain, err := certpem.CertificatesAmongKeys(certsPEM)
 	if err != nil {
@@ -154,12 +153,12 @@ func (s *SVID) Signer() crypto.Signer { return s.tls().PrivateKey.(crypto.Signer
 // NotAfter returns the end of the leaf's validity.
 func (s *SVID) NotAfter() time.Time { return s.chain[0].NotAfter }
 
-// TLSCertificate returns the SVID as crypto/tls wants it. It is built once, is shared and must not be
+// TLSCertificate returns the SVID as a certificate for crypto/tls. It is built once, is shared and must not be
 // changed. Unlike the SVID it may show the key when it is printed.
 func (s *SVID) TLSCertificate() *tls.Certificate { return s.tls() }
 
-// MarshalDER returns the SVID in the form that [ParseSVID] reads, the private key in the clear. A
-// key that cannot be exported, because it lives in hardware, is an error.
+// MarshalDER returns the SVID in the form that [ParseSVID] reads, with the private key in the clear. A key that
+// cannot be exported, because it lives in hardware, is an error.
 func (s *SVID) MarshalDER() (certs, key []byte, err error) {
 	key, err = x509.MarshalPKCS8PrivateKey(s.Signer())
 	if err != nil {
@@ -169,8 +168,8 @@ func (s *SVID) MarshalDER() (certs, key []byte, err error) {
 	return bytes.Join(s.tls().Certificate, nil), key, nil
 }
 
-// MarshalPEM returns the SVID in the form that [ParseSVIDPEM] reads, the private key in the clear as
-// PKCS#8. A key that cannot be exported, because it lives in hardware, is an error.
+// MarshalPEM returns the SVID in the form that [ParseSVIDPEM] reads, with the private key in the clear as PKCS#8. A
+// key that cannot be exported, because it lives in hardware, is an error.
 func (s *SVID) MarshalPEM() (certs, key []byte, err error) {
 	key, err = certpem.EncodePrivateKey(s.Signer())
 	if err != nil {
@@ -182,10 +181,9 @@ func (s *SVID) MarshalPEM() (certs, key []byte, err error) {
 // SVID returns s, which makes a fixed identity an [SVIDSource]. The error is always nil.
 func (s *SVID) SVID() (*SVID, error) { return s, nil }
 
-// IDFromCertificate returns the SPIFFE ID in cert: that of a workload or, in a CA certificate, that of
-// a trust domain, which has no path. It reads the bytes of the extension, because cert.URIs has been
-// normalised, and wants exactly one URI name, of whatever scheme. The error is a [*ParseError]
-// with a rule as in [NewSVID].
+// IDFromCertificate returns the SPIFFE ID in cert. A workload's certificate names the workload; a CA certificate
+// names a trust domain, without a path. It reads the bytes of the extension, because cert.URIs has been normalised,
+// and requires exactly one URI name, of any scheme. The error is a [*ParseError] with a rule as in [NewSVID].
 //
 // The result is a claim. A [Verifier] proves it.
 func IDFromCertificate(cert *x509.Certificate) (ID, error) {
@@ -267,8 +265,8 @@ func oneURI(san []byte) (string, error) {
 	return "", invalid("X5-36", fmt.Sprintf("there are %d URI names, one is allowed", found))
 }
 
-// checkSigners applies the rules for the certificates above the leaf, which peers would not build a path
-// with otherwise. A key usage that is absent restricts nothing (RFC 5280, 4.2.1.3).
+// checkSigners applies the rules for the certificates above the leaf. Peers would build no path with one that breaks
+// them. A key usage that is absent restricts nothing (RFC 5280, 4.2.1.3).
 func checkSigners(signers []*x509.Certificate) error {
 	for i, c := range signers {
 		switch {
@@ -281,7 +279,7 @@ func checkSigners(signers []*x509.Certificate) error {
 	return nil
 }
 
-// checkLeaf applies the rules for the leaf of a workload and returns its ID, with some errors too.
+// checkLeaf applies the rules for the leaf of a workload and returns its ID, even with some errors.
 func checkLeaf(leaf *x509.Certificate) (ID, error) {
 	id, err := IDFromCertificate(leaf)
 	if err != nil {

@@ -9,8 +9,7 @@ const maxTrustDomain = 255
 // small immutable value that works with == and as a map key. A name that looks like an IP address
 // or a DNS name is handled as plain bytes, without look-ups or normalisation (SPIFFE-ID section 2.1).
 //
-// The zero TrustDomain is not valid: IsZero reports true, String says so, and MarshalText refuses
-// it.
+// The zero TrustDomain is not valid: IsZero reports true, String says so, and MarshalText refuses it.
 type TrustDomain struct{ name string }
 
 // ParseTrustDomain parses a trust domain name of at most 255 bytes. It refuses the form of an ID,
@@ -62,9 +61,8 @@ func (td TrustDomain) ID() ID {
 	return ID{s: scheme + td.name, td: uint8(len(td.name))}
 }
 
-// WorkloadID returns the ID of td whose path is made of segments, each of which is one path
-// segment without slashes. Without segments it returns [TrustDomain.ID]. The error is a
-// [*ParseError].
+// WorkloadID returns the ID of td with a path of the given segments, each without slashes. Without segments it
+// returns [TrustDomain.ID]. The error is a [*ParseError].
 func (td TrustDomain) WorkloadID(segments ...string) (ID, error) {
 	if td.IsZero() {
 		return ID{}, errZero("trust domain")

@@ -24,7 +24,7 @@ const (
 	AnyRole    Role = iota // no extended key usage is required
 	ServerRole             // the peer is a server: serverAuth
 	ClientRole             // the peer is a client: clientAuth
-	BothRoles              // both usages: what a workload needs of its own certificate, to serve and to dial
+	BothRoles              // both usages, which a workload's own certificate needs to serve and to dial
 )
 
 // VerifyError says why a peer was not accepted.
@@ -39,13 +39,12 @@ type VerifyError struct {
 	//	"policy"  the caller's policy: Err wraps [ErrDenied]
 	Stage string
 
-	ID   ID     // what the leaf claims, at each stage: its key is not proven here; zero if it carries no valid ID
+	ID   ID     // the leaf claims it, at each stage: its key is not proven here; zero if it carries no valid ID
 	Rule string // the id of the broken rule, as in [ParseError]; empty if none applies
 	Err  error
 }
 
-// Error names the peer, the stage and the reason. It quotes what the peer sent, cut to at most
-// 2 KiB.
+// Error names the peer, the stage and the reason. It quotes at most 2 KiB of the peer's input.
 func (e *VerifyError) Error() string {
 	peer := ""
 	if !e.ID.IsZero() {
@@ -61,8 +60,8 @@ func (e *VerifyError) Error() string {
 // Unwrap returns e.Err.
 func (e *VerifyError) Unwrap() error { return e.Err }
 
-// Unvouched reports whether the bundles do not vouch for the chain, so that newer bundles could. No bundle
-// mends a wrong extended key usage.
+// Unvouched reports whether newer bundles could vouch for the chain. It is false for a wrong extended key usage,
+// which no bundle mends.
 func (e *VerifyError) Unvouched() bool {
 	return (e.Stage == "bundle" || e.Stage == "chain") && e.Rule != ruleKeyUsage
 }
@@ -91,7 +90,7 @@ type VerifierOptions struct {
 // refused at once. A refusal is never remembered.
 //
 // Unauthorized peers cannot fill the memory: only chains that the policy allows are remembered, of at most 32 KiB
-// and without certificates beside the path, and one for each leaf and role. 1,024 chains of the usual two
+// and without certificates outside the path, and one for each leaf and role. 1,024 chains of the usual two
 // certificates take 7 MiB. A chain's place is chosen by a hash with a random seed, and a hit compares all bytes, so
 // that a peer cannot choose its place or pass for another.
 type Verifier struct {
@@ -102,9 +101,9 @@ type Verifier struct {
 	seed    maphash.Seed
 }
 
-// NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust
-// domain only, and accepts the peers that allow allows. It returns the error of [CheckPolicySource]. The options
-// may be nil.
+// NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust domain only, and
+// accepts the peers that the policy allow permits. It returns the error of [CheckPolicySource]. The options may be
+// nil.
 func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions) (*Verifier, error) {
 	switch {
 	case bundles == nil:
@@ -133,11 +132,11 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 // VerifyChain verifies the certificates that a peer presented, leaf first, and returns the proof.
 // The caller must know that the peer holds the leaf's key, for example from a TLS handshake.
 //
-// The leaf must be an X.509-SVID of a workload (see [NewSVID]) and must have a path, over the rest of
-// the chain in any order, to an authority in the bundle of the trust domain that its own ID names. No
-// other bundle and no root of the host counts (X509-SVID section 5.1). The policy is asked last, so that an unproven
-// peer learns nothing about it. More than 16 certificates and RSA keys of more than 8192 bits are
-// refused before any signature is checked. A chain that is remembered gives the same *Peer again.
+// The leaf must be an X.509-SVID of a workload (see [NewSVID]). It must have a path, through the rest of the chain
+// in any order, to an authority in the bundle of the trust domain that its own ID names. No other bundle and no root
+// of the host counts (X509-SVID section 5.1). The policy comes last, so that an unproven peer learns nothing about
+// it. More than 16 certificates and RSA keys of more than 8192 bits are refused before any signature is checked. A
+// chain that is remembered gives the same *Peer again.
 //
 // Revocation lists are not read: an authority is revoked by leaving the bundle, a leaf by expiring.
 //
@@ -183,7 +182,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 	return peer, err
 }
 
-// admit asks the policy.
+// admit returns peer if the policy allows it.
 func (v *Verifier) admit(peer *Peer) (*Peer, error) {
 	if err := v.allow.Policy().Check(peer.id); err != nil {
 		return nil, &VerifyError{Stage: "policy", ID: peer.id, Err: err}
@@ -191,8 +190,8 @@ func (v *Verifier) admit(peer *Peer) (*Peer, error) {
 	return peer, nil
 }
 
-// recall returns the Peer of a remembered chain that holds now: for the bundle that the source returns,
-// at a time at which the path is valid.
+// recall returns the Peer of a remembered chain if it still holds: the source returns the same bundle, and the path
+// is valid now.
 func (v *Verifier) recall(chain []*x509.Certificate, role Role) (*Peer, bool) {
 	m := v.find(chain, role)
 	if m == nil {
@@ -205,7 +204,7 @@ func (v *Verifier) recall(chain []*x509.Certificate, role Role) (*Peer, bool) {
 	return m.peer, true
 }
 
-// bundle asks the source, and checks that the answer is the bundle of td.
+// bundle gets the bundle of td from the source, and checks that it belongs to td.
 func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	b, err := v.bundles.Bundle(td)
 	switch {
@@ -237,7 +236,7 @@ func verifyPath(chain []*x509.Certificate, b *Bundle, needed []x509.ExtKeyUsage,
 // ruleKeyUsage is the rule for the extended key usages of a chain.
 const ruleKeyUsage = "X5-39"
 
-// chainRule names the rule behind an error of path validation.
+// chainRule returns the rule behind an error of path validation.
 func chainRule(err error) string {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		return "X5-31"

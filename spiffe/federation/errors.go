@@ -9,11 +9,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// What a fetchError wraps, beside the causes that [Fetch] names.
+// Causes in a fetchError, besides the causes that [Fetch] lists.
 var (
 	errNotAuthenticated = errors.New("endpoint not authenticated") // nothing that it sent was read
 	errRedirect         = errors.New("redirect refused")
-	errSequence         = errors.New("does not follow the known bundle") // which is Status.Refused
+	errSequence         = errors.New("does not follow the known bundle") // see Status.Refused
 )
 
 // fetchError is a failed fetch.
@@ -24,9 +24,8 @@ type fetchError struct {
 	Err         error
 }
 
-// Error names the trust domain, the URL and the cause. The cause may quote what the endpoint sent, such as
-// the names in a certificate that failed to verify, so it is cut to 512 bytes, and characters that do not
-// print are replaced.
+// Error names the trust domain, the URL and the cause. The cause may quote input from the endpoint, such as the
+// names in a certificate that failed to verify, so it is cut to 512 bytes, and unprintable characters are replaced.
 func (e *fetchError) Error() string {
 	why := fmt.Sprint(e.Err)
 	if len(why) > 512 {

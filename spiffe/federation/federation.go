@@ -11,8 +11,8 @@
 //	v, err := spiffe.NewVerifier(m, allow, nil)
 //
 // [Fetch] gets one bundle once. A bundle endpoint is the handler of [NewHandler] on a server with the TLS
-// configuration of [ServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect and not
-// SPIFFE package jwtsvid has documents.
+// configuration of [ServerConfig]. For verifiers of JWT-SVIDs that know OpenID Connect but not SPIFFE, use package
+// jwtsvid.
 //
 // # Relationships
 //
@@ -27,26 +27,26 @@
 //
 // Readers load pointers: they never wait for a lock, for an endpoint or for each other.
 //
-// A failed fetch replaces nothing. The last good bundle stays in force, however old it is; [Manager.Status] tells its
+// A failed fetch replaces nothing. The last good bundle stays in force, however old it is; [Manager.Status] has its
 // age.
 //
 // An empty bundle is an answer: everything in that trust domain is revoked.
 //
-// Sequence numbers do not go down. A bundle with a lower one than that in force is refused and reported; an
+// Sequence numbers do not go down. A bundle with a lower number than the bundle in force is refused and reported; an
 // operator can accept it with [Manager.Set].
 //
-// A single implausible answer changes nothing. A sequence number that rises by more than 10,000 without being a time
-// before and after, a number that is lost, and authorities that disappear without a higher number are implausible.
+// A single implausible answer changes nothing. An answer is implausible if the sequence number rises by more than
+// 10,000, unless both numbers are times; if the number is lost; or if authorities disappear without a higher number.
 // Such a bundle is held as [Status].Refused until an operator gives it to [Manager.Set], or until the endpoint has
-// repeated it at least 3 times in at least 30 minutes, with no other answer between. Meanwhile the endpoint is asked
+// repeated it at least 3 times in at least 30 minutes, with no other answer between. Meanwhile the Manager fetches
 // at least every five minutes, unless MinInterval is longer. So a publisher that changes from counting to a clock is
 // held for half an hour too.
 //
-// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline, and one for
-// silence. Redirects lead only to further https URLs whose servers authenticate in the same way, and proxies of the
-// environment are not used: a program that needs one gives [Config].DialContext. Sixteen fetches run at the same
-// time; one that lasts for more than a second gives its slot to the next, and endpoints that failed last
-// time are asked last.
+// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline for the whole and
+// one for silence. Redirects lead only to further https URLs whose servers authenticate in the same way. Proxies of
+// the environment are not used: a program that needs one sets [Config].DialContext. Sixteen fetches run at the same
+// time. A fetch that lasts for more than a second gives its slot to the next, and endpoints that failed last time
+// come last.
 //
 // There is one request per interval: the bundle's refresh hint within bounds, give or take a tenth, or five minutes
 // without a hint. A failure waits for the next interval too.
@@ -63,9 +63,9 @@
 //
 // # Limits
 //
-// Bundles are never merged: the bundle of one domain never speaks for another. A Manager does not hold the
-// bundle of the program's own trust domain, which comes from a CA or the Workload API. It does not decide which trust
-// domains to trust: relationships come from the operator, by a way that others cannot write to.
+// Bundles are never merged: the bundle of one domain never speaks for another. A Manager does not hold the bundle of
+// the program's own trust domain, which comes from a CA or the Workload API. It does not decide which trust domains
+// to trust: relationships come from the operator, by a channel that others cannot write to.
 package federation
 
 import (
@@ -88,32 +88,30 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Config configures a [Manager], and by Timeout, DialContext and Logger a [Fetch]. Every zero means the default that
-// is named here. [New] copies it.
+// Config configures a [Manager]. [Fetch] uses its Timeout, DialContext and Logger. Each zero field means the default
+// named here. [New] copies the Config.
 type Config struct {
 	// Relationships are the initial ones, at most one for each trust domain. See [Manager.Add].
 	Relationships []Relationship
 
-	// MinInterval and MaxInterval are the bounds of the time between two fetches of one bundle, and
-	// win over its refresh hint. 0 means one minute and 24 hours, and more than 100 years means
-	// 100 years. While there is no bundle at all, the interval is MinInterval. If both are equal, the
-	// interval is longer by a random part of up to a tenth.
+	// MinInterval and MaxInterval bound the time between two fetches of one bundle, whatever its refresh hint. 0
+	// means one minute and 24 hours, and more than 100 years means 100 years. While there is no bundle at all, the
+	// interval is MinInterval. If both are equal, the interval is longer by a random part of up to a tenth.
 	MinInterval, MaxInterval time.Duration
 
-	// Dir is a directory for the last good bundles, one file for each trust domain, which [Manager.Run]
-	// makes if it is missing and reads when it starts. It belongs to one Manager. It must belong to the user
-	// of this process or to root, as must those above it. In one that other users can write to, such as an
-	// emptyDir of Kubernetes, the files are in a directory svidkit-bundles, which the Manager makes. A file
-	// that cannot be used, that belongs to another user or that others can write to is ignored, with a
-	// warning. "" means none.
+	// Dir is a directory for the last good bundles, one file for each trust domain. [Manager.Run] makes it if it is
+	// missing, and reads it when it starts. It belongs to one Manager. It and the directories above it must belong
+	// to the user of this process or to root. If other users can write to it, as to an emptyDir of Kubernetes, the
+	// Manager keeps the files in a directory svidkit-bundles, which it makes. A file that cannot be used, that
+	// belongs to another user or that others can write to is ignored, with a warning. "" means no directory.
 	Dir string
 
-	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30 seconds. An
-	// endpoint that is silent for 10 seconds ends it before.
+	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30 seconds. A fetch
+	// also fails when the endpoint is silent for 10 seconds.
 	Timeout time.Duration
 
-	// DialContext makes the connections. It must be safe for concurrent use and must return when its
-	// context is done. Nil means the one of [net.Dialer].
+	// DialContext makes the connections. It must be safe for concurrent use and must return when its context is
+	// done. Nil means a [net.Dialer].
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	// Logger gets a record of every fetch, at Info if it succeeded and at Warn if it failed or
@@ -122,7 +120,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// withDefaults sets what a fetch needs.
+// withDefaults sets the fields that a fetch needs.
 func (c *Config) withDefaults() error {
 	if c.Timeout < 0 {
 		return fmt.Errorf("Config.Timeout is %v, and must not be negative", c.Timeout)
@@ -135,14 +133,14 @@ func (c *Config) withDefaults() error {
 	return nil
 }
 
-// Manager keeps the bundles of other trust domains. [Start] or [New] makes one. Its methods are safe for
-// concurrent use, and those that read work before, during and after [Manager.Run].
+// Manager keeps the bundles of other trust domains. [Start] or [New] makes one. Its methods are safe for concurrent
+// use, and the methods that read work before, during and after [Manager.Run].
 type Manager struct {
 	cfg Config
 
-	// What readers read. Writers hold mu.
+	// For readers. Writers hold mu.
 	relations atomic.Pointer[map[spiffe.TrustDomain]*relation] // replaced, never changed
-	set       atomic.Pointer[spiffe.BundleSet]                 // of all bundles; nil if it has to be made again
+	set       atomic.Pointer[spiffe.BundleSet]                 // all bundles; nil if it must be made again
 	changed   renew.Signal
 
 	life lifecycle.Life
@@ -155,12 +153,12 @@ type Manager struct {
 	store *store.Store // never used while mu is held; nil without a Config.Dir
 }
 
-// Start returns a Manager that has a bundle of every relationship, and runs until [Manager.Close]. It is [New],
-// [Manager.Run] in a goroutine, and [Manager.Ready]. ctx bounds the start only. If Start fails, nothing is left
-// running, and the error is that of New or of Ready: it names each bundle that is missing, and says why.
+// Start returns a Manager that has a bundle of every relationship, and runs until [Manager.Close]. It combines
+// [New], [Manager.Run] in a goroutine, and [Manager.Ready]. ctx bounds the start only. If Start fails, nothing is
+// left running, and the error comes from New or from Ready: it names each bundle that is missing, and says why.
 //
-// A program that must start while the endpoint of a partner is away calls New and Run: peers of the trust domains
-// whose bundles are missing are refused until they come.
+// A program that must start even when a partner's endpoint is down calls New and Run: peers of a trust domain whose
+// bundle is missing are refused until it arrives.
 func Start(ctx context.Context, cfg Config) (*Manager, error) {
 	m, err := New(cfg)
 	if err != nil {
@@ -215,9 +213,8 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Bundle returns the bundle of td that is in force. It does not block. For a trust domain without a
-// relationship, and for one whose bundle was not fetched yet, the error wraps
-// [spiffe.ErrUnknownTrustDomain].
+// Bundle returns the bundle of td that is in force. It does not block. If td has no relationship, or its bundle was
+// not fetched yet, the error wraps [spiffe.ErrUnknownTrustDomain].
 func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	r := m.all()[td]
 	if r == nil {
@@ -235,7 +232,7 @@ func errNotFetched(td spiffe.TrustDomain) error {
 		td, spiffe.ErrUnknownTrustDomain)
 }
 
-// Bundles returns all bundles that are in force. The same set is returned until something changes.
+// Bundles returns all bundles that are in force, in the same set until something changes.
 func (m *Manager) Bundles() *spiffe.BundleSet {
 	if s := m.set.Load(); s != nil {
 		return s
@@ -266,10 +263,9 @@ func (m *Manager) Bundles() *spiffe.BundleSet {
 //	}
 func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 
-// Add adds a relationship, and fetches its bundle at once while Run runs. If there is one with its
-// trust domain, its parameters change and the bundle in force stays. The endpoint of a [SPIFFE]
-// profile without Bundles must be in a trust domain that there is a relationship with. An error
-// leaves everything as it was.
+// Add adds a relationship, and fetches its bundle at once while Run runs. If its trust domain has a relationship
+// already, the parameters change and the bundle in force stays. The endpoint of a [SPIFFE] profile without Bundles
+// must be in a trust domain that has a relationship. An error leaves everything as it was.
 func (m *Manager) Add(r Relationship) error {
 	e, err := r.check()
 	if err != nil {
@@ -292,7 +288,7 @@ func (m *Manager) Add(r Relationship) error {
 	return nil
 }
 
-// all returns the relations, of which the zero Manager has none. They are not changed.
+// all returns the relations, which callers must not change. The zero Manager has none.
 func (m *Manager) all() map[spiffe.TrustDomain]*relation {
 	if p := m.relations.Load(); p != nil {
 		return *p
@@ -300,12 +296,12 @@ func (m *Manager) all() map[spiffe.TrustDomain]*relation {
 	return nil
 }
 
-// Remove ends the relationship with td. When it returns, the bundle is gone, so that no peer of
-// the domain is accepted any more, the channel of [Manager.Changed] is closed, a fetch that is under way
-// is canceled, and the stored copy is deleted. If there is no such relationship it does
-// nothing. An error is about the stored copy only.
+// Remove ends the relationship with td. When it returns, the bundle is gone, so that no peer of the domain is
+// accepted any more; the channel of [Manager.Changed] is closed; a fetch that is under way is canceled; and the
+// stored copy is deleted. Without such a relationship it does nothing. Only the deletion of the stored copy can
+// fail.
 //
-// Another relationship whose endpoint is in td is left without anchors, and its fetches fail.
+// If the endpoint of another relationship is in td, it can no longer be verified, and its fetches fail.
 func (m *Manager) Remove(td spiffe.TrustDomain) error {
 	m.mu.Lock()
 	old := m.all()[td]
@@ -326,14 +322,13 @@ func (m *Manager) Remove(td spiffe.TrustDomain) error {
 	return nil
 }
 
-// Set replaces the bundle of a trust domain, which must have a relationship. It does not compare sequence numbers: an
-// operator uses it to accept a bundle with a lower or an implausible one, such as [Status].Refused, or to verify a
-// self-serving endpoint again after a missed rotation. The bundle stays until a later fetch brings one that
-// supersedes it and is plausible. After a restart a [SPIFFE.Initial] with a higher number counts as newer
-// again, so update that as well.
+// Set replaces the bundle of a trust domain, which must have a relationship. It does not compare sequence numbers:
+// an operator uses it to accept a bundle with a lower or implausible number, such as [Status].Refused, or to verify
+// a self-serving endpoint again after a missed rotation. The bundle stays until a later fetch brings a plausible
+// bundle that supersedes it. After a restart a [SPIFFE.Initial] with a higher number counts as newer again, so
+// update that as well.
 //
-// If the last fetch failed because the endpoint could not be authenticated, the next one is due at
-// once.
+// If the last fetch failed because the endpoint could not be authenticated, the next one is due at once.
 func (m *Manager) Set(b *spiffe.Bundle) error {
 	if b == nil {
 		return errors.New("federation: set: there is no bundle")
@@ -369,7 +364,7 @@ func (m *Manager) publish(r *relation, b *spiffe.Bundle) {
 	if m.unanchored == 0 {
 		return
 	}
-	// A relationship that waits for these anchors need not wait for its next interval: it made no request.
+	// A relationship that waits for this bundle to verify its endpoint need not wait longer: it made no request.
 	for _, other := range m.all() {
 		if other.e.borrows() && other.e.id.TrustDomain() == r.e.td && other.unanchored {
 			m.loop.Hasten(other, 0)
@@ -382,7 +377,7 @@ func (m *Manager) signalChange() {
 	m.changed.Notify()
 }
 
-// drop takes a relation out of service. The caller holds mu and has taken it out of the map.
+// drop takes a relation out of service. The caller holds mu and has removed the relation from the map.
 func (m *Manager) drop(r *relation) {
 	m.loop.Remove(r)
 	r.Cancel()
@@ -397,23 +392,21 @@ type Status struct {
 	// Bundle is the bundle in force, with its sequence number; nil before the first.
 	Bundle *spiffe.Bundle
 
-	// Fresh says that the last attempt confirmed Bundle, at most twice the interval ago. A bundle that is
-	// not fresh stays in force.
+	// Fresh says that the last attempt confirmed Bundle, at most twice the interval ago. A bundle that is not fresh
+	// stays in force.
 	Fresh bool
 
-	// LastSuccess is when the endpoint last answered well, even if nothing had changed; zero if it has not
-	// since the relationship was added. NextAttempt is when Run will try again; zero while an attempt is
-	// under way.
+	// LastSuccess is the time of the endpoint's last good answer, even if nothing had changed; zero if there is none
+	// since the relationship was added. NextAttempt is when Run will try again; zero while an attempt is under way.
 	LastSuccess, NextAttempt time.Time
 
-	// Failures counts the failed attempts since the last that did not fail. Err is the last failure, as of
-	// [Fetch], or nil.
+	// Failures counts the failed attempts since the last good one. Err is the last failure, as from [Fetch], or nil.
 	Failures int
 	Err      error
 
-	// Refused is the bundle that the endpoint offered and that was refused for its sequence number, or
-	// nil: the number is lower, or not plausible; Err says which. It is an alarm for
-	// an operator, who accepts the bundle all the same with [Manager.Set].
+	// Refused is the bundle that the endpoint offered and the Manager refused for a lower or implausible sequence
+	// number, or nil; Err has the reason. It is an alarm for an operator, who can accept the bundle with
+	// [Manager.Set].
 	Refused *spiffe.Bundle
 }
 

@@ -23,7 +23,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// Limits on what an endpoint can cause, beside those of a bundle document.
+// Limits on an endpoint, besides the limits on a bundle document.
 const (
 	maxRedirects = 5
 	maxHeader    = 64 << 10 // bytes of the header of an answer
@@ -35,9 +35,9 @@ const (
 // only Timeout, DialContext and Logger count.
 //
 // The error names the trust domain, the URL and the cause. It wraps a [*spiffe.VerifyError], a
-// [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate as
-// its profile asks; [context.DeadlineExceeded] if the fetch was not done in time or the endpoint was silent for too
-// long; [spiffe.ErrTooLarge], or a [*spiffe.ParseError], for an answer that is no bundle document; the cause of the
+// [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate
+// by its profile; [context.DeadlineExceeded] if the fetch took too long or the endpoint was silent for too long;
+// [spiffe.ErrTooLarge], or a [*spiffe.ParseError], for an answer that is not a bundle document; the cause of the
 // caller's context; or an error of the network.
 //
 // A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more.
@@ -66,23 +66,23 @@ func Fetch(ctx context.Context, r Relationship, cfg *Config) (*spiffe.Bundle, er
 	return a.bundle, nil
 }
 
-// endpoint is where a bundle comes from. It never changes once it is in use.
+// endpoint is a server of one bundle. It never changes once it is in use.
 type endpoint struct {
 	td    spiffe.TrustDomain
 	url   *url.URL
 	where string // url as errors and logs show it
 	plan
 
-	source spiffe.BundleSource // what an https_spiffe endpoint is verified by
+	source spiffe.BundleSource // verifies an https_spiffe endpoint
 	parse  func(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, error)
 }
 
-// borrows reports whether the endpoint is verified by another relationship of the same Manager.
+// borrows reports whether the bundle of another relationship of the same Manager verifies the endpoint.
 func (e *endpoint) borrows() bool {
 	return !e.id.IsZero() && e.initial == nil && e.bundles == nil
 }
 
-// anchorsIn checks that the anchors of an endpoint come from somewhere.
+// anchorsIn returns an error if e needs the bundle of another relationship and all lacks it.
 func (e *endpoint) anchorsIn(all map[spiffe.TrustDomain]*relation) error {
 	if !e.borrows() || all[e.id.TrustDomain()] != nil {
 		return nil
@@ -91,22 +91,22 @@ func (e *endpoint) anchorsIn(all map[spiffe.TrustDomain]*relation) error {
 		"or have the Manager federate with that trust domain first", e.id.TrustDomain()))
 }
 
-// answer is the result of a fetch. After a failure it has what is known.
+// answer is the result of a fetch. After a failure it has the fields that are known.
 type answer struct {
 	bundle   *spiffe.Bundle // nil if it is not modified
 	etag     tag            // of bundle
 	url      string         // of the last request
-	peer     string         // the one that was authenticated last, or ""
-	unasked  bool           // there were no anchors, so that nothing was sent
+	peer     string         // the last server that was authenticated, or ""
+	unasked  bool           // there were no authorities to verify the endpoint with, so that nothing was sent
 	received int            // the last HTTP status
 }
 
-// tag is an entity tag, and where it came from: at another URL the same tag says nothing. The zero tag
-// is none.
+// tag is an entity tag and the URL that it came from: at another URL the same tag says nothing. The zero tag means
+// none.
 type tag struct{ value, url string }
 
-// fetch asks the endpoint once. With an etag the answer may be that it is not modified. Each request has a connection
-// of its own, and the first goes to the configured URL: authorities that were removed count at once, and redirects
+// fetch fetches the bundle once. With an etag the answer may be that the bundle is not modified. Each request has a
+// connection of its own, and the first goes to the configured URL: removed authorities count at once, and redirects
 // are not remembered (SPIFFE Federation section 5.2).
 func (e *endpoint) fetch(parent context.Context, o *Config, etag tag) (a answer, failed *fetchError) {
 	ctx, cancel := context.WithTimeout(parent, o.Timeout)
@@ -210,7 +210,7 @@ func send(conn net.Conn, request *http.Request) (*http.Response, error) {
 	}
 }
 
-// nextURL returns the URL that a response redirects to, after so many redirects.
+// nextURL returns the URL that a response redirects to. hops is the number of redirects so far.
 func nextURL(response *http.Response, hops int) (*url.URL, error) {
 	next, err := response.Location()
 	switch {
@@ -225,7 +225,7 @@ func nextURL(response *http.Response, hops int) (*url.URL, error) {
 	return next, nil
 }
 
-// anchored reports why the endpoint could not be verified whatever it presents.
+// anchored returns an error if no certificate could verify the endpoint.
 func (e *endpoint) anchored() error {
 	if e.id.IsZero() {
 		return nil
@@ -255,7 +255,7 @@ func (e *endpoint) dial(ctx context.Context, o *Config, u *url.URL) (*tls.Conn, 
 	return tlsalert.Client(ctx, &watched{Conn: raw, patience: silence}, config, 0)
 }
 
-// clientConfig is for one connection to host.
+// clientConfig returns the configuration for one connection to host.
 func (e *endpoint) clientConfig(host string) (*tls.Config, error) {
 	c := baseConfig()
 	c.ServerName = host
@@ -339,7 +339,7 @@ func classify(parent, ctx context.Context, o *Config, err error) error {
 	return err
 }
 
-// outcome is how an attempt ended, as logs and metrics have it.
+// outcome is the outcome of an attempt, for logs and metrics.
 type outcome string
 
 const (
@@ -354,7 +354,7 @@ const (
 	outcomeFailed      outcome = "failed"
 )
 
-// outcomes are all of them, with the warning that each is.
+// outcomes lists all outcomes, with the warning for each.
 var outcomes = []struct {
 	outcome outcome
 	warning string
@@ -370,7 +370,7 @@ var outcomes = []struct {
 	{outcomeFailed, "federation: bundle not fetched"},
 }
 
-// log reports a fetch. The bundle is the one that is in force now, and may be nil.
+// log logs a fetch. b is the bundle in force now, and may be nil.
 func (e *endpoint) log(
 	ctx context.Context, o *Config, a answer, failed *fetchError, b *spiffe.Bundle, end outcome, more ...slog.Attr,
 ) {

@@ -8,16 +8,16 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ParseIstioString parses the bundle endpoints that Istio once had in an environment variable:
+// ParseIstioString parses the format in which Istio's discontinued environment variable listed bundle endpoints:
 //
 //	example.org|https://example.org/bundle||other.test|https://other.test:8443/bundle
 //
-// Each tuple has a trust domain and a URL. As in Istio, "https://" is put before a URL that does not begin
-// with it, and of two tuples for one trust domain the later one counts. The relationships have the profile
-// [Web] with the roots of the host, and the order in which the trust domains first appear.
+// Each tuple has a trust domain and a URL. As in Istio, a URL without "https://" in front gets it, and of two tuples
+// for one trust domain the later one counts. The relationships have the profile [Web] with the roots of the host, in
+// the order in which the trust domains first appear.
 //
-// The error names the tuple that has another form, or a URL that cannot be that of an endpoint, and wraps a
-// [*spiffe.ParseError] for a name that is not one of a trust domain.
+// The error names the tuple that has another form, or a URL that an endpoint cannot have, and wraps a
+// [*spiffe.ParseError] for a name that is not a trust domain name.
 func ParseIstioString(s string) ([]Relationship, error) {
 	var all []Relationship
 	at := map[spiffe.TrustDomain]int{}

@@ -9,7 +9,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Relationship is what an operator configures to have the bundle of a trust domain fetched. No field is
+// Relationship describes where the bundle of a trust domain comes from, as an operator configures it. No field is
 // derived from another.
 type Relationship struct {
 	// TrustDomain is the trust domain of the bundle.
@@ -21,30 +21,30 @@ type Relationship struct {
 	// Profile is how the endpoint authenticates: [Web] or [SPIFFE].
 	Profile Profile
 
-	// JWKS says that the URL is that of a JWK Set, such as an OpenID Connect provider has, and not of a bundle. Its
-	// keys become the JWT authorities of TrustDomain: see [spiffe.ParseJWKS]. The bundle has nothing else, so it
-	// cannot verify an endpoint in TrustDomain itself.
+	// JWKS says that the URL serves a JWK Set, as an OpenID Connect provider does, and not a bundle. Its keys become
+	// the JWT authorities of TrustDomain: see [spiffe.ParseJWKS]. The bundle has nothing else, so it cannot verify
+	// an endpoint in TrustDomain itself.
 	JWKS bool
 }
 
 // Profile is a [Web] or a [SPIFFE].
 type Profile interface {
-	// plan checks the profile for the endpoint of td. A reason that is not empty says what is wrong.
+	// plan checks the profile for the endpoint of td. A reason that is not empty says why the profile is refused.
 	plan(td spiffe.TrustDomain) (p plan, reason string)
 }
 
 // plan is a checked Profile.
 type plan struct {
-	roots   *x509.CertPool      // https_web: nil for those of the host
+	roots   *x509.CertPool      // https_web: nil for the roots of the host
 	id      spiffe.ID           // https_spiffe; zero for https_web
-	initial *spiffe.Bundle      // of a self-serving endpoint
-	bundles spiffe.BundleSource // of another one; nil for the Manager
+	initial *spiffe.Bundle      // for a self-serving endpoint
+	bundles spiffe.BundleSource // for another endpoint; nil for the Manager
 }
 
 // Web is the profile https_web: the endpoint has a certificate for the host of its URL, by DNS name
 // or IP address, from an authority that is trusted for websites.
 type Web struct {
-	// Roots are the authorities; nil means those of the host. The caller must not change the pool afterwards.
+	// Roots are the authorities; nil means the roots of the host. The caller must not change the pool afterwards.
 	Roots *x509.CertPool
 }
 
@@ -62,14 +62,13 @@ type SPIFFE struct {
 	// fetched, the endpoint is called self-serving.
 	EndpointID spiffe.ID
 
-	// Initial is required for a self-serving endpoint: a bundle of the trust domain that was obtained in
-	// another way. It verifies the endpoint until a bundle has been fetched, and for as long as it has the
-	// higher sequence number. It is not put in force; [Manager.Set] does that.
+	// Initial is required for a self-serving endpoint: a bundle of the trust domain that was obtained in another
+	// way. It verifies the endpoint until a bundle has been fetched, and for as long as its sequence number is
+	// higher. It is not put in force; [Manager.Set] does that.
 	Initial *spiffe.Bundle
 
-	// Bundles is for an endpoint in another trust domain: the source of that domain's bundle,
-	// which is asked at each fetch. In a [Manager], nil means the Manager itself, which must then have
-	// a relationship with that trust domain.
+	// Bundles is for an endpoint in another trust domain: the source of that domain's bundle. Each fetch calls it.
+	// In a [Manager], nil means the Manager itself, which must then have a relationship with that trust domain.
 	Bundles spiffe.BundleSource
 }
 
@@ -95,7 +94,7 @@ func (s SPIFFE) plan(td spiffe.TrustDomain) (p plan, reason string) {
 	return plan{id: s.EndpointID, initial: s.Initial}, ""
 }
 
-// relationshipError says what is wrong with the parameters of the relationship with td.
+// relationshipError returns an error about the relationship with td.
 func relationshipError(td spiffe.TrustDomain, reason string) error {
 	return fmt.Errorf("relationship with %q: %s", td, reason)
 }
@@ -113,7 +112,7 @@ func (r Relationship) check() (*endpoint, error) {
 	}
 	u, err := url.Parse(r.URL)
 	if err != nil || len(r.URL) > maxURL {
-		return refuse("URL is not a URL") // which may have a password, so that it is not shown
+		return refuse("URL is not a URL") // it may have a password, so it is not shown
 	}
 	if reason := unfitURL(u); reason != "" {
 		return refuse("URL " + reason)
@@ -136,10 +135,10 @@ func (r Relationship) check() (*endpoint, error) {
 	return e, nil
 }
 
-// maxURL is how long a URL may be, in bytes: that of a redirect comes from the endpoint.
+// maxURL is how long a URL may be, in bytes: an endpoint chooses the URL of a redirect.
 const maxURL = 8 << 10
 
-// unfitURL says why u cannot be the URL of an endpoint, or returns "".
+// unfitURL returns the reason why u cannot be the URL of an endpoint, or "".
 func unfitURL(u *url.URL) (reason string) {
 	switch {
 	case u.Scheme != "https":
@@ -152,7 +151,7 @@ func unfitURL(u *url.URL) (reason string) {
 	return ""
 }
 
-// display is u as errors and logs show it. A query may be a credential, such as that of a signed URL that a
+// display formats u for errors and logs, without its query, which may be a credential, as in a signed URL that a
 // redirect leads to.
 func display(u *url.URL) string {
 	shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}

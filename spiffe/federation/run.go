@@ -16,7 +16,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Fetches that run at the same time, and how long one keeps its place among them.
+// How many fetches run at the same time, and how long a fetch keeps its slot.
 const (
 	slow        = time.Second
 	concurrency = 16
@@ -24,25 +24,25 @@ const (
 
 // relation is a relationship and its state. There may be 10,000 of them.
 type relation struct {
-	renew.Entry // the Manager's mu guards it, and what follows after decree
+	renew.Entry // the Manager's mu guards it, and the fields after decree
 
 	e      *endpoint
-	bundle atomic.Pointer[spiffe.Bundle] // in force; what readers get; nil before the first
+	bundle atomic.Pointer[spiffe.Bundle] // in force, for readers; nil before the first
 	decree atomic.Bool                   // an operator has set a bundle, which takes the place of the initial one
 
-	etag       tag            // of etagOf, which a 304 confirms, and no other: what was set by hand
-	etagOf     *spiffe.Bundle // must not keep us from seeing what the endpoint has
+	etag       tag            // of etagOf: a 304 confirms no other bundle, such as one that was set by hand
+	etagOf     *spiffe.Bundle // the bundle that came with etag
 	interval   time.Duration  // between the last attempt and the next, before jitter
 	asked      time.Time      // when the last attempt began
 	waited     time.Duration  // how long it took, if Run has ended it
 	success    time.Time      // the last, on the wall clock
-	confirmed  *spiffe.Bundle // by that
+	confirmed  *spiffe.Bundle // by the last success
 	err        error          // of the last attempt
-	unanchored bool           // the last attempt sent nothing, as there were no anchors
+	unanchored bool           // the last attempt sent nothing, as no authority could verify the endpoint
 	refused    *spiffe.Bundle
-	offers     bundleorder.Offers // what is held because its number is not plausible
+	offers     bundleorder.Offers // holds a bundle whose number is not plausible
 	loaded     bool               // the stored bundle was looked for
-	saved      *spiffe.Bundle     // what is stored
+	saved      *spiffe.Bundle     // the bundle in the store
 }
 
 func (m *Manager) newRelation(e *endpoint) *relation {
@@ -56,13 +56,13 @@ func (m *Manager) newRelation(e *endpoint) *relation {
 	return r
 }
 
-// Bundle returns the newest bundle that is known, which verifies a self-serving endpoint. After a
-// missed rotation an operator configures an initial one with a higher sequence number than the fetched one.
+// Bundle returns the newest known bundle, which verifies a self-serving endpoint. After a missed rotation an
+// operator configures an initial bundle with a higher sequence number than the fetched one.
 func (r *relation) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return r.newest().Bundle(td)
 }
 
-// newest returns the newest bundle that is known, or nil.
+// newest returns the newest known bundle, or nil.
 func (r *relation) newest() *spiffe.Bundle {
 	have, initial := r.bundle.Load(), r.e.initial
 	switch {
@@ -75,25 +75,24 @@ func (r *relation) newest() *spiffe.Bundle {
 }
 
 // Run fetches the bundles and keeps them fresh. It blocks until ctx is done or [Manager.Close] is called, then ends
-// what it has started, waits for it, and returns nil. It returns at once, with an error, if it is
-// running already or closed; else it may be called again after it has returned.
+// and awaits its goroutines, and returns nil. It returns an error at once if it is already running or closed;
+// otherwise it may be called again after it has returned.
 //
-// At its start it reads the directory, if there is one, and then fetches everything. An error about
-// the directory itself ends it before that.
+// At its start it reads the directory, if there is one, and then fetches everything. An error about the directory
+// itself ends it before that.
 func (m *Manager) Run(ctx context.Context) error {
 	return m.life.RunAs(ctx, "federation", m.run)
 }
 
-// Close ends [Manager.Run] for good, and waits for it. What was fetched stays in force. The error is always nil.
+// Close ends [Manager.Run] for good, and waits for it. Fetched bundles stay in force. The error is always nil.
 func (m *Manager) Close() error { return m.life.Close() }
 
-// Ready waits until there is a bundle of every relationship, from the directory or from its endpoint. The error wraps
-// [spiffe.ErrNotReady], the cause of ctx, and for each bundle that is missing the error of the last attempt, as of
-// [Fetch]; it comes before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says
-// so.
+// Ready waits until there is a bundle of every relationship, from the directory or from its endpoint. The error
+// wraps [spiffe.ErrNotReady], the cause of ctx, and for each missing bundle the last error of [Fetch]. It is
+// returned before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says so.
 func (m *Manager) Ready(ctx context.Context) error {
 	err := m.life.Await(ctx, m.Changed, func() bool {
-		for _, r := range m.all() { // without what missing does, as there may be 10,000 changes
+		for _, r := range m.all() { // without the work of missing, as there may be 10,000 changes
 			if r.bundle.Load() == nil {
 				return false
 			}
@@ -113,7 +112,7 @@ func (m *Manager) Ready(ctx context.Context) error {
 // mostMissing is how many bundles an error names.
 const mostMissing = 10
 
-// missing is the error for the bundles that there are not; nil if all are there.
+// missing returns an error that names the bundles that are missing, or nil.
 func (m *Manager) missing() error {
 	idle := m.life.Idle()
 	m.mu.Lock()
@@ -175,7 +174,7 @@ func (m *Manager) run(ctx context.Context) error {
 
 // attempt fetches the bundle of rel once.
 func (m *Manager) attempt(ctx context.Context, rel *relation) {
-	m.load(ctx, rel) // if it was added while Run runs
+	m.load(ctx, rel) // it may have been added while Run runs
 	m.mu.Lock()
 	rel.asked = time.Now()
 	have, etag := rel.bundle.Load(), rel.etag
@@ -208,13 +207,13 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	m.save(ctx, rel)
 }
 
-// judge decides about an answer, which was asked for while have was in force. The caller holds mu.
+// judge decides about an answer to a request that was sent while have was in force. The caller holds mu.
 func (m *Manager) judge(rel *relation, have *spiffe.Bundle, a *answer) (outcome, *fetchError) {
 	switch {
 	case a.bundle == nil:
-		rel.offers.Forget() // the endpoint has confirmed what is in force
+		rel.offers.Forget() // the endpoint has confirmed the bundle in force
 		return outcomeNotModified, nil
-	case rel.bundle.Load() != have: // Set came meanwhile: what was asked for before it does not replace it
+	case rel.bundle.Load() != have: // Set was called meanwhile: an earlier request does not replace its bundle
 		a.bundle = nil
 		return outcomeOvertaken, nil
 	}
@@ -231,7 +230,7 @@ func (m *Manager) note(rel *relation, have *spiffe.Bundle, a answer, failed *fet
 	}
 	rel.Succeeded()
 	rel.err, rel.refused, rel.success = nil, nil, time.Now().Round(0)
-	if rel.confirmed = have; a.bundle != nil { // a 304 says nothing about one that was set meanwhile
+	if rel.confirmed = have; a.bundle != nil { // a 304 says nothing about a bundle that was set meanwhile
 		rel.confirmed = rel.bundle.Load()
 	}
 }
@@ -248,8 +247,8 @@ func (m *Manager) wait(rel *relation) time.Duration {
 	return renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 }
 
-// apply takes the bundle of an answer into force, by the rules about sequence numbers and by what is
-// plausible (see internal/certs/bundleorder). The caller holds mu.
+// apply puts the bundle of an answer in force, subject to the rules about sequence numbers and plausibility (see
+// internal/certs/bundleorder). The caller holds mu.
 func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	have, known := rel.bundle.Load(), rel.newest()
 	refuse := func(format string, args ...any) *fetchError {
@@ -290,7 +289,7 @@ func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	return end, nil
 }
 
-// setUnanchored notes whether rel waits for the anchors of its endpoint. The caller holds mu.
+// setUnanchored records whether rel lacks the authorities to verify its endpoint. The caller holds mu.
 func (m *Manager) setUnanchored(rel *relation, yes bool) {
 	if rel.unanchored != yes {
 		rel.unanchored = yes

@@ -12,9 +12,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/documents"
 )
 
-// NewHandler returns a handler that serves the bundle of td: a bundle endpoint. Every answer has the
-// bundle that the source gives at that moment; it is encoded when it has changed, and equal
-// bundles have equal bytes. The handler does not look at the path of the request.
+// NewHandler returns a handler that serves the bundle of td: a bundle endpoint. Every answer has the bundle that
+// source returns at that moment. A bundle is encoded once, and equal bundles have equal bytes. The handler does not
+// look at the path of the request.
 //
 // It answers GET and HEAD, does not authenticate clients, supports conditional requests by a
 // strong entity tag, and lets caches keep an answer for the refresh hint, or five minutes without one.
@@ -32,10 +32,10 @@ func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler
 	}), nil
 }
 
-// ServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_spiffe: it presents the
-// identity of self, which is asked at every handshake and must not block, and asks clients for nothing. Consumers
-// configure the ID of self. An SVID that has expired is not presented: the handshake fails. TLS 1.2 and 1.3, with
-// forward-secret AEAD cipher suites and curves, is what the standard asks for.
+// ServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_spiffe. It presents the
+// identity of self, and asks clients for no certificate. Each handshake calls self, which must not block. Consumers
+// configure the ID of self. An expired SVID is not presented: the handshake fails. As the standard requires, it
+// allows TLS 1.2 and 1.3 with forward-secret AEAD cipher suites and curves.
 //
 // For the profile https_web set GetCertificate of the configuration: the certificate must have the host of the
 // endpoint's URL and be issued by an authority that consumers trust for websites.
@@ -44,7 +44,7 @@ func ServerConfig(self spiffe.SVIDSource) (*tls.Config, error) {
 		return nil, errors.New("federation: server: no source of the identity to present")
 	}
 	c := baseConfig()
-	c.SessionTicketsDisabled = true // consumers come once per interval, and are to see the newest certificate
+	c.SessionTicketsDisabled = true // consumers come once per interval, and must see the newest certificate
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		svid, err := self.SVID()
 		switch {
@@ -62,8 +62,8 @@ func ServerConfig(self spiffe.SVIDSource) (*tls.Config, error) {
 	return c, nil
 }
 
-// baseConfig has what the SPIFFE Federation standard asks for: six cipher suites of TLS 1.2 and three curves, after
-// a post-quantum hybrid. The suites of TLS 1.3 are all good.
+// baseConfig follows the SPIFFE Federation standard: six cipher suites of TLS 1.2 and three curves, after a
+// post-quantum hybrid. The suites of TLS 1.3 are all good.
 func baseConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,

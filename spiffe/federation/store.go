@@ -14,9 +14,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// fileName returns the name of the file with the bundle of td. The prefix keeps names such as ".."
-// and those that mean devices on some systems from meaning anything, and a name that is too long for
-// file systems is cut and gets its hash, after a character that no trust domain has.
+// fileName returns the name of the file with the bundle of td. The prefix makes names such as ".." and the device
+// names of some systems harmless. A name that is too long for file systems is cut and gets its hash, after a
+// character that no trust domain name has.
 func fileName(td spiffe.TrustDomain) string {
 	name := td.String()
 	if len(name) > 200 {
@@ -29,7 +29,7 @@ func fileName(td spiffe.TrustDomain) string {
 // ownDir is the directory of the files in a Config.Dir that others can write to.
 const ownDir = "svidkit-bundles"
 
-// newStore returns what keeps the bundles in Config.Dir; nil without one.
+// newStore returns the store of bundles in Config.Dir, or nil without one.
 func newStore(cfg *Config) *store.Store {
 	if cfg.Dir == "" {
 		return nil

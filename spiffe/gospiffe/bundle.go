@@ -45,16 +45,15 @@ func toBundle(td spiffeid.TrustDomain, b *spiffe.Bundle) *spiffebundle.Bundle {
 	return theirs
 }
 
-// FromBundleSource returns a source of the bundles that src has, with all their authorities, sequence number
-// and refresh hint. A BundleSource of go-spiffe's workloadapi, a [spiffebundle.Set] and a [spiffebundle.Bundle]
-// are such sources. Sources that have one kind of authorities only are for [FromX509BundleSource] and
-// [FromJWTBundleSource].
+// FromBundleSource returns a source of the bundles in src, with all their authorities, sequence number and refresh
+// hint. A BundleSource of go-spiffe's workloadapi, a [spiffebundle.Set] and a [spiffebundle.Bundle] are such
+// sources. For a source with only one kind of authorities use [FromX509BundleSource] or [FromJWTBundleSource].
 //
-// A bundle is held to the rules of [spiffe.NewBundle], whose errors the source returns: one authority that
-// breaks them makes the whole bundle an error. The certificates and keys are shared.
+// A bundle must follow the rules of [spiffe.NewBundle], whose errors the source returns: one authority that breaks
+// them makes the whole bundle an error. The certificates and keys are shared.
 //
-// It returns the same [*spiffe.Bundle] until the contents of what src returns change. src must not block.
-// A bundle is kept for each trust domain that src had one of, until src is asked again and has none.
+// The source returns the same [*spiffe.Bundle] until the contents of the bundle from src change. src must not block.
+// The bundle of a trust domain is kept until a later call finds none in src.
 func FromBundleSource(src spiffebundle.Source) spiffe.BundleSource {
 	if src == nil {
 		panic("gospiffe: FromBundleSource needs a source")
@@ -68,7 +67,7 @@ func FromBundleSource(src spiffebundle.Source) spiffe.BundleSource {
 	}, (*spiffebundle.Bundle).Equal, fromBundle)
 }
 
-// FromX509BundleSource is [FromBundleSource] for a source of X.509 authorities, such as an X509Source of
+// FromX509BundleSource is like [FromBundleSource], for a source of X.509 authorities, such as an X509Source of
 // go-spiffe's workloadapi. Its bundles verify X.509-SVIDs and no tokens.
 func FromX509BundleSource(src x509bundle.Source) spiffe.BundleSource {
 	if src == nil {
@@ -87,7 +86,7 @@ func FromX509BundleSource(src x509bundle.Source) spiffe.BundleSource {
 	})
 }
 
-// FromJWTBundleSource is [FromBundleSource] for a source of JWT authorities, such as a JWTSource of
+// FromJWTBundleSource is like [FromBundleSource], for a source of JWT authorities, such as a JWTSource of
 // go-spiffe's workloadapi. Its bundles verify JWT-SVIDs and no certificates.
 func FromJWTBundleSource(src jwtbundle.Source) spiffe.BundleSource {
 	if src == nil {
@@ -109,8 +108,8 @@ func FromJWTBundleSource(src jwtbundle.Source) spiffe.BundleSource {
 	})
 }
 
-// missing returns the error of a source that has no bundle. A source that was closed could not say whether
-// there is one; go-spiffe tells the two apart by their text alone.
+// missing returns the error of a source without a bundle. A closed source could not say whether there is one;
+// go-spiffe distinguishes the two only by their text.
 func missing(err error) error {
 	switch {
 	case err == nil:
@@ -125,9 +124,8 @@ type closedError struct{ error }
 
 func (e closedError) Unwrap() error { return e.error }
 
-// fromBundles returns a source of what get returns at the moment: the contents of a bundle, in a copy, and the
-// trust domain that it says it is of. make is called for contents that are not the same as those of the last
-// call.
+// fromBundles returns a source of the bundles from get, which returns a copy of the contents and the trust domain
+// that they claim. make is called when the contents differ from the last call's.
 func fromBundles[C any](get func(spiffeid.TrustDomain) (C, spiffeid.TrustDomain, error), same func(a, b C) bool,
 	make func(spiffe.TrustDomain, C) (*spiffe.Bundle, error),
 ) spiffe.BundleSource {
@@ -180,10 +178,9 @@ type bundleSource func(spiffe.TrustDomain) (*spiffe.Bundle, error)
 
 func (f bundleSource) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return f(td) }
 
-// ToBundleSource returns a source for go-spiffe, of each kind that it has, of the bundles that src has. Each
-// bundle that it returns is the caller's own, so that an authority which one reader adds is trusted by no other;
-// the certificates and keys are shared. The error for a trust domain that src has no bundle of is that of src,
-// wrapped.
+// ToBundleSource returns a source for go-spiffe, of each kind that go-spiffe has, of the bundles in src. The caller
+// owns each bundle that it returns, so an authority that one reader adds is trusted by no other; the certificates
+// and keys are shared. For a trust domain without a bundle in src, the error wraps the error of src.
 func ToBundleSource(src spiffe.BundleSource) interface {
 	x509bundle.Source
 	jwtbundle.Source
@@ -209,7 +206,7 @@ func ToBundleSource(src spiffe.BundleSource) interface {
 	})
 }
 
-// bundlesFor returns the bundle of the trust domain that it is asked for.
+// bundlesFor returns the bundle of the given trust domain.
 type bundlesFor func(spiffeid.TrustDomain) (*spiffe.Bundle, error)
 
 func (f bundlesFor) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {

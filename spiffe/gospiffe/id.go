@@ -8,8 +8,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// fromID converts an ID. This library refuses one of more than 2048 bytes, or with the characters that go-spiffe
-// takes if it is built with the tag spiffeid_charset_backcompat.
+// fromID converts an ID. This library refuses an ID of more than 2048 bytes, and the additional characters that
+// go-spiffe accepts if it is built with the tag spiffeid_charset_backcompat.
 func fromID(id spiffeid.ID) (spiffe.ID, error) {
 	if id.IsZero() {
 		return spiffe.ID{}, errorf("SPIFFE ID: %w", spiffe.ErrZero)
@@ -46,9 +46,9 @@ func toTrustDomain(td spiffe.TrustDomain) (spiffeid.TrustDomain, error) {
 	return theirs, nil
 }
 
-// ToMatcher returns a matcher that accepts the IDs that allow allows at the moment of the call. The error
-// of the matcher wraps [spiffe.ErrDenied]. For an Authorizer of go-spiffe's tlsconfig pass the matcher to
-// tlsconfig.AdaptMatcher. A policy that can allow no peer gives a matcher that accepts none; see
+// ToMatcher returns a matcher that accepts the IDs that the policy allow permits at the moment of the call. Its
+// error wraps [spiffe.ErrDenied]. For an Authorizer of go-spiffe's tlsconfig pass the matcher to
+// tlsconfig.AdaptMatcher. A policy that can allow no peer gives a matcher that accepts no ID; see
 // [spiffe.CheckPolicySource].
 func ToMatcher(allow spiffe.PolicySource) spiffeid.Matcher {
 	if allow == nil {

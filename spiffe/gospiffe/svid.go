@@ -37,13 +37,13 @@ func toSVID(svid *spiffe.SVID) (*x509svid.SVID, error) {
 	return &x509svid.SVID{ID: id, Certificates: slices.Clip(svid.Chain()), PrivateKey: svid.Signer()}, nil
 }
 
-// FromSVIDSource returns a source of what src has; an [x509svid.SVID] is a source of itself. An SVID is held to
+// FromSVIDSource returns a source of the SVID in src; an [x509svid.SVID] is a source of itself. An SVID must follow
 // the rules of [spiffe.NewSVID], whose errors the source returns, and its field ID must be the ID in the
 // certificate. The hint is left out. The certificates and the key are shared.
 //
-// The source returns the same [*spiffe.SVID] until src returns another identity, certificate or key, in the
-// same place or in another. SVID takes as long as GetX509SVID of src, which must not block. A program that
-// changes an SVID in place must not do so while it is read.
+// The source returns the same [*spiffe.SVID] until the identity, the certificates or the key from src change, in a
+// new SVID or in place. SVID takes as long as GetX509SVID of src, which must not block. A program that changes an
+// SVID in place must not do so while it is read.
 func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
 	if src == nil {
 		panic("gospiffe: FromSVIDSource needs a source")
@@ -77,10 +77,9 @@ func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
 	})
 }
 
-// ToSVIDSource returns a source for go-spiffe of what src has, without a hint. The certificates and the key are
-// shared. Unlike a [spiffe.SVID], what it returns shows its key when it is printed. Readers share the result, as
-// they share that of a source of go-spiffe, until src has another SVID; one that a reader has changed is not
-// handed out again.
+// ToSVIDSource returns a source for go-spiffe of the SVID in src, without a hint. The certificates and the key are
+// shared. Unlike a [spiffe.SVID], the result shows its key when it is printed. Readers share the result, as with a
+// go-spiffe source, until src has another SVID; after a reader has changed it, later calls return a new one.
 func ToSVIDSource(src spiffe.SVIDSource) x509svid.Source {
 	if src == nil {
 		panic("gospiffe: ToSVIDSource needs a source")
@@ -122,7 +121,7 @@ type (
 func (f svidSource) SVID() (*spiffe.SVID, error)          { return f() }
 func (f x509Source) GetX509SVID() (*x509svid.SVID, error) { return f() }
 
-// shallow copies what same compares, so that later changes of s are seen.
+// shallow copies the parts of s that same compares, so that later changes of s are seen.
 func shallow(s *x509svid.SVID) x509svid.SVID {
 	c := *s
 	c.Certificates = slices.Clone(c.Certificates)
@@ -134,8 +133,8 @@ func same(a, b *x509svid.SVID) bool {
 		slices.Equal(a.Certificates, b.Certificates) && sameKey(a.PrivateKey, b.PrivateKey)
 }
 
-// sameKey compares keys, most of which are pointers. It does not panic for a type that has no ==, such as
-// that of Ed25519 keys, and allocates only for types that are neither.
+// sameKey compares keys, most of which are pointers. It does not panic for a type without ==, such as the type of
+// Ed25519 keys, and allocates only for types that are neither.
 func sameKey(a, b any) bool {
 	t := reflect.TypeOf(a)
 	switch {

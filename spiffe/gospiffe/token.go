@@ -13,15 +13,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
-// parsedTokens is how many tokens a source of [ToTokenSource] has parsed at most, one for each audience or
-// set of audiences in use.
+// parsedTokens is how many parsed tokens a source of [ToTokenSource] keeps at most, one for each audience or set of
+// audiences in use.
 const parsedTokens = 64
 
-// FromTokenSource returns a source of the tokens that src fetches, such as a JWTSource of go-spiffe's
-// workloadapi; a [jwtsvid.Cache] in front keeps them. A token that [jwtsvid.ParseUnverified] refuses or that
-// is of another ID than src says is an error. So is one that has ended, which wraps [jwtsvid.ErrExpired], and
-// one whose audiences are not exactly those that were asked for, which wraps [jwtsvid.ErrAudience]. No error
-// has the token.
+// FromTokenSource returns a source of the tokens that src fetches, such as a JWTSource of go-spiffe's workloadapi;
+// put a [jwtsvid.Cache] in front to keep them. A token that [jwtsvid.ParseUnverified] refuses, or with another ID
+// than src says, is an error. An expired token is an error that wraps [jwtsvid.ErrExpired], and a token whose
+// audiences are not exactly the requested ones is an error that wraps [jwtsvid.ErrAudience]. No error has the token.
 func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
 	if src == nil {
 		panic("gospiffe: FromTokenSource needs a source")
@@ -57,13 +56,13 @@ func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
 	})
 }
 
-// ToTokenSource returns a source for go-spiffe of the tokens that src fetches, which is usually a
-// [jwtsvid.Cache]. A token that comes again is not parsed again. The signature is not verified, as go-spiffe
-// does not verify that of a token which it fetches. The result is the caller's own, but for the values of
-// its claims, and its Marshal returns the token. Age and audience are checked as in [FromTokenSource].
+// ToTokenSource returns a source for go-spiffe of the tokens that src fetches, which is usually a [jwtsvid.Cache]. A
+// repeated token is not parsed again. The signature is not verified, as go-spiffe does not verify the tokens it
+// fetches. The caller owns the result, except the values of its claims; its Marshal returns the token. Age and
+// audience are checked as in [FromTokenSource].
 //
-// A source of this library has tokens of one identity. If the parameters name another one as Subject, that
-// is an error: make a source of that identity.
+// A source of this library has tokens of one identity. A different Subject in the parameters is an error: make a
+// source of that identity.
 func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
 	if src == nil {
 		panic("gospiffe: ToTokenSource needs a source")
@@ -108,7 +107,7 @@ func (f jwtSource) FetchJWTSVID(ctx context.Context, p theirjwt.Params) (*theirj
 	return f(ctx, p)
 }
 
-// fits returns an error if a token of id has ended, or is not for exactly the audiences that were asked for.
+// fits returns an error if a token of id has expired, or is not for exactly the requested audiences.
 func fits(id fmt.Stringer, expires time.Time, audience, want []string) error {
 	if !time.Now().Before(expires) {
 		return errorf("token of %q: %w", id, jwtsvid.ErrExpired)

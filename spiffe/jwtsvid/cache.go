@@ -20,9 +20,8 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// Source obtains tokens for this workload. A workloadapi.Source is one, and so is a [Cache]. Fetch must
-// be safe for concurrent use and return when ctx is done. An error may say when to
-// ask again: see [spiffe.ErrNotReady].
+// Source obtains tokens for this workload. A workloadapi.Source is one, and so is a [Cache]. Fetch must be safe for
+// concurrent use and return when ctx is done. An error may say when to call again: see [spiffe.ErrNotReady].
 type Source interface {
 	// Fetch returns a token whose "aud" has exactly the given values.
 	Fetch(ctx context.Context, audience ...string) (token string, err error)
@@ -85,7 +84,7 @@ type entry struct {
 	audience []string // sorted
 	state    atomic.Pointer[entryState]
 	asked    atomic.Int64 // the last time, in nanoseconds since 1970, give or take a second
-	used     atomic.Bool  // the token was asked for since it came
+	used     atomic.Bool  // the token was served since it was fetched
 
 	forced  time.Time // when a token was last fetched because a server had refused one; guarded by mu
 	waiting int       // calls that wait; guarded by mu
@@ -153,8 +152,8 @@ func (c *Cache) Fetch(ctx context.Context, audience ...string) (token string, er
 // attempts, waits for them, and returns nil. A second call at the same time returns an error at once; Run may be
 // called again after it has returned.
 //
-// A Cache works without Run too: a token that is due is then renewed when it is next asked for, by a goroutine that
-// lasts as long as the attempt, while the old one is served. With Run, unused tokens are dropped when they expire.
+// A Cache works without Run too. The next call for a token that is due then starts a goroutine, which fetches the
+// new token and ends, while the old one is served. With Run, unused tokens are dropped when they expire.
 func (c *Cache) Run(ctx context.Context) error {
 	return c.life.RunAs(ctx, "jwtsvid: cache", func(ctx context.Context) error {
 		c.loop.Run(ctx)
@@ -162,7 +161,7 @@ func (c *Cache) Run(ctx context.Context) error {
 	})
 }
 
-// entry returns the entry for a set of audiences, a new one if there is none.
+// entry returns the entry for a set of audiences, and adds one if there is none.
 func (c *Cache) entry(audience []string) (*entry, error) {
 	if len(audience) == 1 && audience[0] != "" {
 		if e := (*c.entries.Load())[entryKey{1, audience[0]}]; e != nil {
@@ -204,8 +203,7 @@ func (c *Cache) entry(audience []string) (*entry, error) {
 	return e, nil
 }
 
-// evict drops the entry that was not asked for the longest. An attempt for it goes on, for the calls
-// that wait.
+// evict drops the entry whose last call is the longest ago. An attempt for it goes on, for the calls that wait.
 func (c *Cache) evict(m map[entryKey]*entry) {
 	var oldest *entry
 	for _, e := range m {
@@ -293,8 +291,8 @@ func (c *Cache) replaceRefused(rejected, audience string) {
 	}
 }
 
-// force reports whether enough time has passed to fetch a token because a server has refused one, and records that
-// it is fetched. The caller holds mu.
+// force reports whether enough time has passed to fetch another token because a server has refused one. If so, it
+// records the time. The caller holds mu.
 func (e *entry) force(now time.Time) bool {
 	if !e.forced.IsZero() && renew.Elapsed(e.forced, now) < forcedInterval {
 		return false
@@ -345,7 +343,7 @@ func (c *Cache) attempt(base context.Context, e *entry) {
 	}
 }
 
-// log records what an attempt gave.
+// log logs the result of an attempt.
 func (c *Cache) log(ctx context.Context, e *entry, expires time.Time, err error, wait time.Duration) {
 	level, message := slog.LevelDebug, "jwtsvid: new token"
 	attrs := []slog.Attr{slog.String("audience", quote(e.audience)), slog.Time("expires", expires)}
@@ -356,7 +354,7 @@ func (c *Cache) log(ctx context.Context, e *entry, expires time.Time, err error,
 	c.opts.Logger.LogAttrs(ctx, level, message, attrs...)
 }
 
-// rest ends the attempt for e if the token was not asked for since it came or, if there is none, for a while. The
+// rest ends the attempt for e if no call has used its token or, without a token, if no call came for a while. The
 // entry is checked again when the token expires, and then dropped.
 func (c *Cache) rest(e *entry) bool {
 	c.mu.Lock()

@@ -29,8 +29,8 @@ type IssuerOptions struct {
 	// PS384 and PS512.
 	Algorithm string
 
-	// Lifetime is that of a token whose [Request] does not say; 0 means 5 minutes. Keep it short:
-	// a stolen token cannot be revoked (JWT-SVID section 3.3).
+	// Lifetime is how long a token lasts if its [Request] has no Lifetime; 0 means 5 minutes. Keep it short: a
+	// stolen token cannot be revoked (JWT-SVID section 3.3).
 	Lifetime time.Duration
 
 	// WideAudience permits tokens for more than one receiver: several values in "aud" (JWT-SVID section 3.2),
@@ -38,9 +38,9 @@ type IssuerOptions struct {
 	// others.
 	WideAudience bool
 
-	// Issuer is the claim "iss" of the tokens, for verifiers that do not know SPIFFE: a URL below which they
-	// find the keys by OpenID Connect Discovery, such as [NewOIDCHandler] serves them; https, or http
-	// with a host on loopback, without a slash at the end. Empty means that the tokens have none.
+	// Issuer is the claim "iss" of the tokens, for verifiers that do not know SPIFFE. It is a URL below which they
+	// find the keys by OpenID Connect Discovery, as [NewOIDCHandler] serves them: https, or http with a host on
+	// loopback, without a slash at the end. Empty means tokens without "iss".
 	Issuer string
 
 	// Now gives the time of issue. Nil means time.Now. It must be safe for concurrent use.
@@ -90,8 +90,8 @@ type Request struct {
 	// Lifetime is how long the token lasts; 0 means the Issuer's default. It is cut to whole seconds.
 	Lifetime time.Duration
 
-	// Claims are further claims, by name, encoded by [json.Marshal]. "sub", "aud", "exp", "nbf" and "iat", in
-	// whatever case, are refused, and so is "iss" with [IssuerOptions.Issuer]. Validators believe a claim until
+	// Claims are further claims, by name, encoded by [json.Marshal]. "sub", "aud", "exp", "nbf" and "iat" are
+	// refused in upper and lower case, and so is "iss" with [IssuerOptions.Issuer]. Validators believe a claim until
 	// the token expires, so facts that change sooner do not belong here.
 	Claims map[string]any
 }
@@ -118,7 +118,7 @@ func (i *Issuer) Issue(r Request) (string, error) {
 		}
 		for name, value := range r.Claims {
 			for _, own := range own {
-				if strings.EqualFold(name, own) { // some readers do not tell them apart
+				if strings.EqualFold(name, own) { // some readers ignore case
 					return nil, fmt.Errorf("the claim %q is set by the Issuer", token.Clip(name, token.MaxQuoted))
 				}
 			}

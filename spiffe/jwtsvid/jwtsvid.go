@@ -4,7 +4,7 @@
 //
 // # A server
 //
-// A server needs trust bundles, such as those of a workloadapi.Source, its own name, and a policy:
+// A server needs trust bundles, for example from a workloadapi.Source, its own name, and a policy:
 //
 //	source, err := workloadapi.Start(ctx, workloadapi.Config{Address: address, JWTBundles: true})
 //	…
@@ -37,8 +37,8 @@
 //
 // # An ID is a claim, a Verified is proof
 //
-// Anyone can write a token, and [ParseUnverified] reads it. A [Verified] is a proven token: a key in the bundle of
-// the trust domain that its own ID names has signed it, it is for this receiver, and it has not expired. Only a
+// Anyone can write a token, and [ParseUnverified] reads it. A [Verified] is a proven token: it is signed by a key in
+// the bundle of the trust domain that its own ID names, it is for this receiver, and it has not expired. Only a
 // [Validator] makes one, so a function that needs a proven identity takes a *Verified.
 //
 // # A token is a bearer credential
@@ -52,11 +52,11 @@
 //
 // # Guarantees
 //
-// The algorithm is one of nine, checked before anything else; the key is from the bundle, never from the token.
-// Package crypto verifies signatures, and go-jose signs. The checks have a fixed order, see
+// The algorithm must be among nine, and is checked before anything else; the key is from the bundle, never from the
+// token. Package crypto verifies signatures, and go-jose signs. The checks have a fixed order, see
 // [Validator.Validate]. Errors match [ErrExpired] and the others with [errors.Is].
 //
-// A changed bundle counts at once. The source of bundles is asked for each token. A Validator remembers verified
+// A changed bundle counts at once: a Validator asks the source of bundles for each token. It remembers verified
 // tokens, so that a repeated one costs no signature check, but only for the bundle that verified them.
 //
 // A [Cache] serves a token until it expires, even while its source fails, and asks for the next one when half of
@@ -72,7 +72,7 @@
 //
 // # Limits
 //
-// Only [Middleware] decides which callers are allowed, by a [spiffe.PolicySource]. Uses are not counted: a
-// token may be presented any number of times (JWT-SVID section 7.1). Nothing is stored on disk. Of OAuth there
-// is only the header that tokens travel in.
+// Only [Middleware] decides which callers are allowed, by a [spiffe.PolicySource]. Uses are not counted: a token may
+// be presented any number of times (JWT-SVID section 7.1). Nothing is stored on disk. Of OAuth the package has only
+// the header that carries tokens.
 package jwtsvid

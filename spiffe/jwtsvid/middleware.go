@@ -16,10 +16,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ValidateHeader validates the token in the values of an "authorization" header, as they stand in an
-// [http.Header] or in the metadata of a gRPC call (JWT-SVID section 5). There must be exactly one, with the
-// scheme Bearer, in whatever case; otherwise the error wraps [ErrNoToken]. All else is as in
-// [Validator.Validate].
+// ValidateHeader validates the token in the values of an "authorization" header, taken from an [http.Header] or from
+// the metadata of a gRPC call (JWT-SVID section 5). There must be exactly one value, with the scheme Bearer in upper
+// or lower case; otherwise the error wraps [ErrNoToken]. All else is as in [Validator.Validate].
 func (v *Validator) ValidateHeader(values []string) (*Verified, error) {
 	err := errNoHeader
 	switch len(values) {
@@ -27,7 +26,7 @@ func (v *Validator) ValidateHeader(values []string) (*Verified, error) {
 	case 1:
 		scheme, text, _ := strings.Cut(values[0], " ")
 		if strings.EqualFold(scheme, "Bearer") {
-			return v.Validate(strings.TrimLeft(text, " ")) // RFC 9110 section 11.4 has one space or more
+			return v.Validate(strings.TrimLeft(text, " ")) // RFC 9110 section 11.4 allows several spaces
 		}
 		err = errScheme
 	default:
@@ -47,38 +46,37 @@ var (
 
 // MiddlewareOptions are the choices of [Middleware] that have a default.
 type MiddlewareOptions struct {
-	// TLSTerminated says that TLS ends at a proxy in front of this server, and that no other machine can reach
-	// or read the link between them. Otherwise a request that came neither by TLS nor on a Unix socket is refused.
+	// TLSTerminated says that TLS ends at a proxy in front of this server, and that no other machine can reach or
+	// read the link between them. Otherwise a request must arrive over TLS or on a Unix socket, or it is refused.
 	TLSTerminated bool
 
-	// Peer is spiffetls.PeerFromRequest, or another function that returns the proven client of the connection.
-	// If it is set, only the workload that a token names can send it, so that a token that was read or
-	// forwarded is of no use: another client, and one that it does not return, gets 401. It must be safe for
-	// concurrent use. Nil lets any client send a token.
+	// Peer is spiffetls.PeerFromRequest, or another function that returns the proven client of the connection. If it
+	// is set, only the workload that a token names can send it, so that an intercepted or forwarded token is
+	// useless: any other client gets 401, and so does an unproven one. It must be safe for concurrent use. Nil lets
+	// any client send a token.
 	Peer func(*http.Request) (*spiffe.Peer, error)
 
-	// Logger gets warnings about refused requests: the first for each reason, and for each proven ID of the
-	// first 12, at once, and then their number each minute, as clients can send as many as they like. The
-	// attributes are reason, err, remote and, if the token was valid, id. At level Debug each refusal is
-	// logged. Nil means no logs.
+	// Logger gets warnings about refused requests: the first for each reason, and for each proven ID of the first
+	// 12, at once, and the number of the others each minute, as clients can send as many as they like. The
+	// attributes are reason, err, remote and, if the token was valid, id. At level Debug each refusal is logged. Nil
+	// means no logs.
 	Logger *slog.Logger
 }
 
-// Middleware returns a function that wraps handlers so that only requests with a valid token get
-// through, of workloads that the policy allows at that moment. The handler reads the proof with
-// [FromContext]. A policy that can allow no peer is an error; see [spiffe.CheckPolicySource]. The options
-// may be nil.
+// Middleware returns a function that wraps handlers. The handler gets only requests with a valid token of a workload
+// that the policy allows at that moment, and reads the proof with [FromContext]. A policy that can allow no peer is
+// an error; see [spiffe.CheckPolicySource]. The options may be nil.
 //
-// Other requests are answered as RFC 6750 section 3 says, each with a WWW-Authenticate header, and with
-// no reason: 401 without a token or with one that is not valid, 400 with more than one Authorization
-// header, and 403 if the token is valid and the policy does not allow its ID. See [MiddlewareOptions].Peer for
-// the token of another client. If the bundle source fails,
+// Other requests are answered as in RFC 6750 section 3, with a WWW-Authenticate header and no reason: 401 without a
+// token or with an invalid one, 400 with more than one Authorization header, and 403 if the token is valid and the
+// policy does not allow its ID. See [MiddlewareOptions].Peer for the token of another client. If the bundle source
+// fails, the answer is 503 without that header.
 // the answer is 503 without that header.
 //
-// A request that came neither by TLS nor on a Unix socket is answered 400, with a token or without (JWT-SVID
-// section 7.3), and the token is not read: any reader on the network could use it. See
-// [MiddlewareOptions].TLSTerminated. So is one whose path can be read in two ways, as RequirePeer of package
-// spiffetls says. gRPC over net/http is served by the same middleware.
+// A request that arrives without TLS and not on a Unix socket is answered 400, with a token or without (JWT-SVID
+// section 7.3), and the token is not read: anyone on the network could copy it. See
+// [MiddlewareOptions].TLSTerminated. A request whose path can be read in two ways is answered 400, too; see
+// RequirePeer of package spiffetls. The same middleware serves gRPC over net/http.
 func Middleware(
 	v *Validator, allow spiffe.PolicySource, opts *MiddlewareOptions,
 ) (func(http.Handler) http.Handler, error) {
@@ -122,7 +120,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	if err != nil {
 		var reason token.Reason
-		if e, ok := errors.AsType[*token.Error](err); ok { // as all errors of a Validator are
+		if e, ok := errors.AsType[*token.Error](err); ok { // all errors of a Validator are
 			reason = e.Reason
 		}
 		m.refused(r, spiffe.ID{}, string(reason), slog.Any("err", err))
@@ -144,7 +142,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), proofKey{}, proof)))
 }
 
-// sentBy says why id may not be the client of the connection.
+// sentBy returns an error if id is not the client of the connection.
 func (m *middleware) sentBy(r *http.Request, id spiffe.ID) error {
 	if m.peer == nil {
 		return nil
@@ -160,7 +158,7 @@ func (m *middleware) sentBy(r *http.Request, id spiffe.ID) error {
 	return nil
 }
 
-// refused logs that a request is refused, whose token has proved the ID id if that is not zero.
+// refused logs a refused request. id is the ID that its token proved, or zero.
 func (m *middleware) refused(r *http.Request, id spiffe.ID, reason string, attrs ...slog.Attr) {
 	const message = "jwtsvid: request refused"
 	attrs = append(attrs, slog.String("remote", r.RemoteAddr))
@@ -191,8 +189,8 @@ func refuseRequest(w http.ResponseWriter, status int, challenge string) {
 // proofKey is the key of a *Verified in the context of a request.
 type proofKey struct{}
 
-// FromContext returns the proof of the caller whose request is behind ctx, if the request came through
-// [Middleware]. For every other context it reports false.
+// FromContext returns the caller's proof from the context of a request that came through [Middleware]. For every
+// other context it reports false.
 func FromContext(ctx context.Context) (*Verified, bool) {
 	p, ok := ctx.Value(proofKey{}).(*Verified)
 	return p, ok

@@ -13,23 +13,23 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/documents"
 )
 
-// NewOIDCHandler returns a handler with which td is an issuer of OpenID Connect: verifiers that do not know
-// SPIFFE, such as clouds, vaults and API servers, find the keys of JWT-SVIDs there. The tokens need the issuer
-// as their "iss": see [IssuerOptions] and ca.JWTConfig.
+// NewOIDCHandler returns a handler that makes td an OpenID Connect issuer: verifiers that do not know SPIFFE, such
+// as clouds, vaults and API servers, find the keys of JWT-SVIDs there. The tokens need the issuer as their "iss":
+// see [IssuerOptions] and ca.JWTConfig.
 //
 // The issuer is the URL by which verifiers know it, https or, for loopback alone, http, without a slash at the
 // end. It need not lead here: a proxy, a CDN or a directory of static files may be in front; see [OIDCFiles].
-// The discovery document (OpenID Connect Discovery 1.0 section 4) is at each path that ends in
-// /.well-known/openid-configuration, the key set (RFC 7517) at each that ends in /keys, and nothing is
-// elsewhere, so that the handler can be mounted below any path.
+// The handler serves the discovery document (OpenID Connect Discovery 1.0 section 4) at each path that ends in
+// /.well-known/openid-configuration, the key set (RFC 7517) at each path that ends in /keys, and nothing else, so
+// that it can be mounted below any path.
 //
-// The key set is the JWT keys of the bundle, with the members "kid", "use" and "alg" and the key itself: "alg"
-// is ES256, ES384 or ES512 for an ECDSA key, and RS256 for an RSA key, which then should sign by no other.
-// Everything else is as for federation.NewHandler. Without a JWT key the status is 503.
+// The key set has the JWT keys of the bundle, each with the members "kid", "use" and "alg". "alg" is ES256, ES384 or
+// ES512 for an ECDSA key, and RS256 for an RSA key, which should then sign with no other algorithm. Everything else
+// is as for federation.NewHandler. Without a JWT key the status is 503.
 //
-// Caches keep an answer for the refresh hint of the bundle. Many verifiers fetch less often, and only when they
-// meet a token of a key that they do not know: a new key belongs in the bundle long before it signs. Package ca
-// publishes it a day before.
+// Caches keep an answer for the refresh hint of the bundle. Many verifiers fetch less often, and only when they meet
+// a token with an unknown key: add a new key to the bundle long before it signs. Package ca publishes it a day
+// before.
 func NewOIDCHandler(source spiffe.BundleSource, td spiffe.TrustDomain, issuer string) (http.Handler, error) {
 	current, err := documents.Bundle(source, td)
 	if err == nil {
@@ -58,9 +58,9 @@ func NewOIDCHandler(source spiffe.BundleSource, td spiffe.TrustDomain, issuer st
 	}), nil
 }
 
-// OIDCFiles returns what the handler of [NewOIDCHandler] serves, by the path below the URL of the issuer: for a
-// web server or a bucket that serves static files, which should have the type application/json, and be written
-// again when the bundle changes. The error wraps [spiffe.ErrNoAuthority] for a bundle without a JWT key.
+// OIDCFiles returns the files that the handler of [NewOIDCHandler] serves, by their path below the issuer's URL. Use
+// it for a web server or bucket of static files: serve them with the type application/json, and write them again
+// when the bundle changes. The error wraps [spiffe.ErrNoAuthority] for a bundle without a JWT key.
 func OIDCFiles(b *spiffe.Bundle, issuer string) (map[string][]byte, error) {
 	if b == nil {
 		return nil, fmt.Errorf("jwtsvid: OIDC files: no bundle: %w", spiffe.ErrZero)

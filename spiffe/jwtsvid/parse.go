@@ -19,10 +19,10 @@ var kind = &token.Kind{
 	Form: "JWT-26", Algorithm: "JWT-4", Subject: "JWT-11", Bundle: "JWT-29", Expires: "JWT-19", NotBefore: "JWT-22",
 }
 
-// Reasons for refusing a token that a program may branch on, with [errors.Is]. The text of the error has the
-// reason in detail and the ID that the token claims, cut to a bounded length, and never the token. The error
-// for a trust domain without a bundle wraps [spiffe.ErrUnknownTrustDomain]. Its method RuleID() string returns
-// the rule in CONFORMANCE.md of package spiffe that the token breaks, or nothing.
+// Reasons for refusing a token that a program may test with [errors.Is]. The text of the error has the reason in
+// detail and the ID that the token claims, cut to a bounded length, and never the token. The error for a trust
+// domain without a bundle wraps [spiffe.ErrUnknownTrustDomain]. Its method RuleID() string returns the rule in
+// CONFORMANCE.md of package spiffe that the token breaks, or nothing.
 var (
 	// ErrNoToken says that there is no "authorization" value with the scheme Bearer, or more than one
 	// value. Only [Validator.ValidateHeader] returns it.
@@ -67,7 +67,7 @@ func ParseUnverified(token string) (*Unverified, error) {
 	return &Unverified{ID: claims.ID, Audience: claims.Audience, Expires: claims.Expires.At, KeyID: signed.KeyID}, nil
 }
 
-// parse checks all that needs nothing but the token: the parts, the header, the form of the payload, "sub".
+// parse makes the checks that need only the token: the parts, the header, the form of the payload, "sub".
 func parse(text string) (*token.Signed, token.Claims, *token.Error) {
 	s, e := kind.Parse(text)
 	if e == nil {

@@ -25,32 +25,32 @@ type TransportOptions struct {
 	// and sidecars: any process that listens there gets the token.
 	AllowLoopback bool
 
-	// UnixSocket is the path of a Unix socket that all requests go to, whatever the host in their URL is.
-	// They may then use http, as nothing leaves the machine (JWT-SVID section 7.3). It excludes Base.
+	// UnixSocket is the path of a Unix socket that all requests go to, whatever host is in their URL. They may then
+	// use http, as nothing leaves the machine (JWT-SVID section 7.3). It excludes Base.
 	UnixSocket string
 }
 
-// transport is what [NewTransport] returns.
+// transport implements the result of [NewTransport].
 type transport struct {
 	cache     *Cache
 	audiences map[string]string // by host and port
 	opts      TransportOptions  // with the defaults
 }
 
-// NewTransport returns an [http.RoundTripper] that presents tokens from cache: each request to a host that it
-// knows gets a header "Authorization: Bearer TOKEN" (RFC 6750 section 2.1). The map gives for each host, as it
-// stands in URLs, the audience that the service there expects: "db.example.org" is that host at the default
-// port of the URL's scheme, "db.example.org:8443" that host and port. The map is copied. The options may be
-// nil. The result is safe for concurrent use, and [http.Client.CloseIdleConnections] closes its connections.
+// NewTransport returns an [http.RoundTripper] that presents tokens from cache: each request to a listed host gets a
+// header "Authorization: Bearer TOKEN" (RFC 6750 section 2.1). The map audiences has, for each host as written in
+// URLs, the audience that the service there expects: "db.example.org" is that host at the default port of the URL's
+// scheme, "db.example.org:8443" is that host and port. The map is copied. The options may be nil. The result is safe
+// for concurrent use, and [http.Client.CloseIdleConnections] closes its connections.
 //
-// A token goes nowhere else. A request to another host is refused, before anything is sent, unless a redirect
-// led there: then it is sent without a token, and so is every request that follows, because the first host must
-// not choose which other hosts see a token. A request over http is refused unless the options allow it. A
-// request that has an Authorization header already is passed on as it is.
+// A token goes nowhere else. A request to another host is refused before anything is sent. If a redirect led there,
+// it is sent without a token instead, and so is every request that follows: the first host must not choose which
+// other hosts see a token. A request over http is refused unless the options allow it. A request that already has an
+// Authorization header is passed on unchanged.
 //
-// If a server answers 401, the token may have been revoked. Then a new one is fetched, at most every ten
-// seconds, and the request is repeated once, if its body can be sent again ([http.Request.GetBody]); if it
-// cannot, the new token is for the requests that follow.
+// If a server answers 401, the token may have been revoked. The transport then fetches a new token, at most every
+// ten seconds, and repeats the request once, if its body can be sent again ([http.Request.GetBody]). Otherwise the
+// new token is for the requests that follow.
 func NewTransport(cache *Cache, audiences map[string]string, opts *TransportOptions) (http.RoundTripper, error) {
 	o := *cmp.Or(opts, &TransportOptions{})
 	switch {
@@ -120,7 +120,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.send(r, body, bearer)
 }
 
-// audienceFor returns the audience of the token that r gets, or "" if it is to be sent without.
+// audienceFor returns the audience of the token for r, or "" if r goes out without a token.
 func (t *transport) audienceFor(r *http.Request) (string, error) {
 	if r.URL == nil {
 		return "", errors.New("the request has no URL")
@@ -170,7 +170,7 @@ func (t *transport) send(r *http.Request, body io.ReadCloser, bearer string) (*h
 	return resp, err
 }
 
-// bodyAgain returns the body of r to send a second time, and whether that is possible.
+// bodyAgain returns the body of r for a second attempt, and whether there can be one.
 func bodyAgain(r *http.Request) (io.ReadCloser, bool) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return r.Body, true
@@ -182,7 +182,7 @@ func bodyAgain(r *http.Request) (io.ReadCloser, bool) {
 	return body, err == nil
 }
 
-// CloseIdleConnections is called by the method of that name of [http.Client].
+// CloseIdleConnections closes the idle connections of the base transport; [http.Client] calls it.
 func (t *transport) CloseIdleConnections() {
 	(&http.Client{Transport: t.opts.Base}).CloseIdleConnections()
 }

@@ -30,9 +30,9 @@ type ValidatorOptions struct {
 	// disagree: from 0 to two minutes. Nil means one minute.
 	Leeway *time.Duration
 
-	// Remember is how many verified tokens are remembered, so that one that comes again costs no
-	// signature check: at most 1,048,576; 0 means 1,000, and -1 means none. Each usually costs a kilobyte
-	// or two. Tokens of more than 4 KiB are not remembered.
+	// Remember is how many verified tokens are remembered, so that a repeated token costs no signature check: at
+	// most 1,048,576; 0 means 1,000, and -1 means none. Each usually costs a kilobyte or two. Tokens of more than 4
+	// KiB are not remembered.
 	Remember int
 
 	// Now gives the time to validate at. Nil means time.Now. It must be safe for concurrent use.
@@ -45,15 +45,14 @@ type Validator struct {
 	audience []string // nil for an agent
 }
 
-// NewValidator returns a Validator that takes keys from bundles, for each token from the bundle of the
-// trust domain that its own ID names and from no other, and accepts tokens that are for one of the
-// values in audience. Those are the names of this service, compared byte for byte; most have one. There
-// is no way to accept every audience: a token for another receiver, presented here, was stolen or passed
-// on. The options may be nil.
+// NewValidator returns a Validator that takes the key for each token from bundles, and only from the bundle of the
+// trust domain that the token's own ID names. It accepts tokens for one of the values in audience: the names of this
+// service, compared byte for byte; most have one. There is no way to accept every audience: a token for another
+// receiver, presented here, was stolen or passed on. The options may be nil.
 //
-// The source is asked for each token, remembered or not, so that a removed key is distrusted at once.
-// A remembered token counts only while the source returns the same *spiffe.Bundle, so a source should
-// not make a new one for each call.
+// The Validator asks the source for each token, remembered or not, so that a removed key is distrusted at once. A
+// remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not make a new
+// one for each call.
 func NewValidator(bundles spiffe.BundleSource, audience []string, opts *ValidatorOptions) (*Validator, error) {
 	if err := checkAudience(audience); err != nil {
 		return nil, fmt.Errorf("jwtsvid: new validator: %w; name this service as its clients do", err)
@@ -61,9 +60,9 @@ func NewValidator(bundles spiffe.BundleSource, audience []string, opts *Validato
 	return newValidator(bundles, slices.Clone(audience), opts)
 }
 
-// NewAgentValidator returns a Validator for an agent, which validates tokens for its workloads, each for the audience
-// that the workload names: see [Validator.ValidateJWTSVID]. It has no audience of its own, so Validate and
-// ValidateHeader refuse every token, and [Middleware] refuses the Validator. Otherwise it is like that of
+// NewAgentValidator returns a Validator for an agent, which validates tokens on behalf of its workloads, each for
+// the audience that the workload names: see [Validator.ValidateJWTSVID]. It has no audience of its own, so Validate
+// and ValidateHeader refuse every token, and [Middleware] refuses the Validator. Otherwise it is as from
 // [NewValidator].
 func NewAgentValidator(bundles spiffe.BundleSource, opts *ValidatorOptions) (*Validator, error) {
 	return newValidator(bundles, nil, opts)
@@ -78,21 +77,21 @@ func newValidator(bundles spiffe.BundleSource, audience []string, opts *Validato
 	return &Validator{check, audience}, nil
 }
 
-// Validate verifies a token and returns the proof. The checks come in this order, and the first that
-// fails is the error:
+// Validate verifies a token and returns the proof. The checks come in this order, and the error is the first
+// failure:
 //
 //  1. The form: three parts of canonical base64url, at most 16 KiB.
 //  2. The header: one of the nine algorithms before all else; then nothing but "alg", "kid" and "typ".
 //  3. The payload: one JSON object; "sub" is a SPIFFE ID.
 //  4. The bundle of that ID's trust domain.
-//  5. The key in it: the one that "kid" names or, without "kid", those that fit the algorithm.
+//  5. The key in it that "kid" names or, without "kid", the keys that fit the algorithm.
 //  6. The signature.
-//  7. No "cnf", then "aud", then "exp", then "nbf". A token with "cnf" is bound to a key of its holder, and a
-//     JWT-SVID is none: nothing here could prove the holder.
+//  7. No "cnf", then "aud", then "exp", then "nbf". A token with "cnf" is bound to a key of its holder and is not a
+//     JWT-SVID: nothing here could prove the holder.
 //
-// "iat" and all other claims are ignored; "jti" is not tracked, and a token may come any number of times
-// until it expires. An ID without a path is valid: it names no workload, and a [spiffe.Policy] refuses it
-// unless it lists that ID.
+// "iat" and all other claims are ignored; "jti" is not tracked, and a token may be presented any number of times
+// until it expires. An ID without a path is valid: it names no workload, and a [spiffe.Policy] refuses it unless it
+// lists that ID.
 //
 // The error never carries the token; see [ErrExpired] and the other reasons.
 func (v *Validator) Validate(token string) (*Verified, error) {
@@ -107,9 +106,9 @@ func (v *Validator) Validate(token string) (*Verified, error) {
 	return p, nil
 }
 
-// ValidateJWTSVID validates a token for this audience, in place of those of [NewValidator], and returns its ID and
+// ValidateJWTSVID validates a token for the given audience, instead of the Validator's own, and returns its ID and
 // all its claims, with numbers as float64. It lets a Validator serve the Workload API of an agent, on behalf of the
-// workload whose audience is given.
+// workload that gives the audience.
 func (v *Validator) ValidateJWTSVID(
 	_ context.Context, audience, token string,
 ) (id spiffe.ID, claims map[string]any, err error) {
@@ -150,14 +149,14 @@ func (v *Validator) validate(text string, audience []string) (*Verified, *token.
 	return p, nil
 }
 
-// verify checks all but the claims that depend on the audience and the time, and returns the bundle that
-// has the key.
+// verify checks all but the claims that depend on the audience and the time, and returns the bundle that holds the
+// key.
 func (v *Validator) verify(text string) (*Verified, *spiffe.Bundle, *token.Error) {
 	s, claims, e := parse(text)
 	if e != nil {
 		return nil, nil, e
 	}
-	text = strings.Clone(text)               // which may be a small part of something large
+	text = strings.Clone(text)               // text may be a small part of something large
 	claims.Confirmation = jws.Confirmation{} // shares memory with the payload
 	id := claims.ID.String()
 	p := &Verified{
@@ -207,7 +206,7 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	return e
 }
 
-// noKey returns an error with this text, or with a better one if b has no key for JWT-SVIDs at all.
+// noKey returns an error with this text, or says that b has no key for JWT-SVIDs at all.
 func noKey(b *spiffe.Bundle, rule, format string, arg any) *token.Error {
 	for range b.JWTAuthorities() {
 		return kind.Refuse("unknown key", rule, format, arg)
@@ -268,7 +267,7 @@ type Verified struct {
 // ID returns the ID that was proved.
 func (p *Verified) ID() spiffe.ID { return p.claims.ID }
 
-// Audience returns all values of "aud", in a new slice. At least one is among the Validator's.
+// Audience returns all values of "aud", in a new slice. It has at least one of the Validator's.
 func (p *Verified) Audience() []string { return slices.Clone(p.claims.Audience) }
 
 // Expires returns "exp", without leeway: the proof counts for nothing later. It may end sooner, when the
@@ -278,9 +277,9 @@ func (p *Verified) Expires() time.Time { return p.claims.Expires.At }
 // Claims decodes the whole payload into a struct that into points to or, unchanged, into a [json.RawMessage]. Only the
 // trust domain of the ID vouches for the claims: "admin" there is not "admin" here.
 //
-// Names of claims are case-sensitive (RFC 7519 section 10.1.1), which package encoding/json is not. So a claim whose
-// name differs from that of a field by case only is left out: give each field a json tag. A number in an interface is
-// a [json.Number]. Within the value of a claim the rules are those of encoding/json.
+// Names of claims are case-sensitive (RFC 7519 section 10.1.1), unlike in package encoding/json. So a claim whose
+// name differs from a field's name only by case is left out: give each field a json tag. A number in an interface is
+// a [json.Number]. Inside the value of a claim the rules are as in encoding/json.
 func (p *Verified) Claims(into any) error {
 	payload, err := p.payload()
 	if err == nil {

@@ -12,14 +12,14 @@ import (
 )
 
 // goAway is a GOAWAY frame (RFC 9113, section 6.8) with the last stream 2³¹-1 and no error: the first frame of a
-// graceful shutdown. The server still serves every stream that the client begins before it reads this, and the client
-// begins no other. What follows, a second frame with the real last stream, is optional.
+// graceful shutdown. The server still serves every stream that the client begins before it reads the frame, and the
+// client begins no other. A second frame with the real last stream is optional.
 var goAway = [...]byte{0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0}
 
-// drained is a connection below TLS that a [spiffetls.Governor] tells when it begins to drain it.
+// drained is a connection below TLS that learns from a [spiffetls.Governor] when to drain.
 type drained struct {
 	net.Conn
-	ctx    context.Context // until then
+	ctx    context.Context // done when draining begins
 	cancel context.CancelFunc
 }
 
@@ -28,7 +28,7 @@ func newDrained(c net.Conn) *drained {
 	return &drained{c, ctx, cancel}
 }
 
-// Drain is called by the Governor.
+// Drain implements the method that the Governor calls.
 func (d *drained) Drain() { d.cancel() }
 
 func (d *drained) leaves() bool { return d.ctx.Err() != nil }
@@ -38,7 +38,7 @@ type serverConn struct {
 	net.Conn
 	below *drained
 
-	mu     sync.Mutex // held while something is written
+	mu     sync.Mutex // held during a write
 	frames frames
 	told   bool
 }
@@ -48,12 +48,12 @@ func newServerConn(conn *tls.Conn, below *drained) *serverConn {
 	context.AfterFunc(below.ctx, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		_ = c.tell() // a Write finds the error again
+		_ = c.tell() // the next Write returns the error
 	})
 	return c
 }
 
-// tell writes goAway if it is time; mu is held.
+// tell writes goAway if it is time. The caller holds mu.
 func (c *serverConn) tell() error {
 	if c.told || !c.below.leaves() || !c.frames.between() {
 		return nil
@@ -84,8 +84,8 @@ func (c *serverConn) Write(p []byte) (int, error) {
 	return written + n, err
 }
 
-// clientConn is the connection of a client above TLS. When it is drained, goAway is read between two frames of the
-// server.
+// clientConn is the connection of a client above TLS. When it is drained, its reader gets goAway between two frames
+// of the server.
 type clientConn struct {
 	net.Conn
 	below *drained
@@ -93,11 +93,11 @@ type clientConn struct {
 	// Only the goroutine that reads uses these.
 	frames frames
 	told   bool
-	next   []byte // to be read before what comes
+	next   []byte // to be read before further data
 
 	mu       sync.Mutex
-	deadline time.Time // for reading, as it was set
-	waking   bool      // the deadline below is another one, to interrupt a Read
+	deadline time.Time // the read deadline of the caller
+	waking   bool      // the deadline below differs, to interrupt a Read
 }
 
 func newClientConn(conn *tls.Conn, below *drained) *clientConn {
@@ -147,7 +147,7 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// woken reports whether err is that of a Read that was interrupted to look whether the connection is drained.
+// woken reports whether err comes from a Read that was interrupted to check whether the connection is drained.
 func (c *clientConn) woken(err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,26 +174,28 @@ func (c *clientConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.Conn.SetWriteDeadline(t))
 }
 
-// frames follows the frames that a server sends (RFC 9113, section 4.1). The zero frames is at their beginning.
+// frames follows the frames that a server sends (RFC 9113, section 4.1). The zero frames is at the start of a
+// connection.
 type frames struct {
 	head  [9]byte
 	have  int  // bytes of the head
 	left  int  // bytes of the payload that are still to come
-	some  bool // there was a frame: the first one must be SETTINGS
+	some  bool // a frame was sent: the first one must be SETTINGS
 	block bool // the next one must continue a block of header fields
 }
 
-// between reports whether another frame may come in here.
+// between reports whether another frame may be inserted here.
 func (f *frames) between() bool { return f.some && f.have == 0 && !f.block }
 
-// pass goes over all of p.
+// pass advances over all of p.
 func (f *frames) pass(p []byte) {
 	for len(p) > 0 {
 		p = p[f.step(p):]
 	}
 }
 
-// finish goes on to the next place between two frames, or over all of p if there is none, and returns how far that is.
+// finish advances to the next place between two frames, or over all of p without one, and returns the number of
+// bytes.
 func (f *frames) finish(p []byte) int {
 	n := 0
 	for n < len(p) && !f.between() {
@@ -202,7 +204,7 @@ func (f *frames) finish(p []byte) int {
 	return n
 }
 
-// step goes over some of p.
+// step advances over a part of p and returns the number of bytes.
 func (f *frames) step(p []byte) int {
 	var n int
 	if f.have < len(f.head) {

@@ -12,17 +12,16 @@ import (
 	"github.com/svidkit/svidkit/spiffe/health"
 )
 
-// Health returns the service grpc.health.v1 over the parts of h, for Kubernetes, load balancers and clients that
-// check it:
+// Health returns the service grpc.health.v1 for the parts of h. Kubernetes, load balancers and clients check it:
 //
 //	healthpb.RegisterHealthServer(server, spiffegrpc.Health(h))
 //
-// It knows one service, the server as a whole, whose name is empty: SERVING while h is ready, and NOT_SERVING
-// otherwise, without a reason, which /ready of h has. A part with a Check that fails takes the server out of
-// balancing before it ends. Check says NOT_FOUND of other services, and Watch SERVICE_UNKNOWN. Watch looks each
-// second, and a GracefulStop waits for it: bound that with a Stop.
+// It knows one service, the server as a whole, whose name is empty: SERVING while h is ready, and otherwise
+// NOT_SERVING, without a reason; /ready of h has the reason. A part with a Check that fails takes the server out of
+// balancing before it ends. For other services Check returns NOT_FOUND, and Watch SERVICE_UNKNOWN. Watch checks each
+// second. A GracefulStop waits for it: bound that with a Stop.
 //
-// It says the same to each client. With [RequirePeer] the method needs a policy, such as [spiffe.AllowAnyPeer].
+// Every client gets the same answer. With [RequirePeer] the method needs a policy, such as [spiffe.AllowAnyPeer].
 func Health(h *health.Handler) healthpb.HealthServer { return checked{h: h} }
 
 type checked struct {

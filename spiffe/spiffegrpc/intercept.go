@@ -24,7 +24,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// admit decides about a call, and returns the context for its handler. Nil denies all calls.
+// admit decides about a call, and returns the context for its handler. A nil admit denies all calls.
 type admit func(ctx context.Context, method string) (context.Context, error)
 
 // unary is a [grpc.UnaryServerInterceptor].
@@ -48,13 +48,13 @@ func (a admit) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 }
 
 func (a admit) ask(ctx context.Context, method string) (context.Context, error) {
-	if a == nil || !strings.HasPrefix(method, "/") { // grpc-go can be told to serve paths without a slash
+	if a == nil || !strings.HasPrefix(method, "/") { // grpc-go has an option to serve paths without a slash
 		return nil, errDenied
 	}
 	return a(ctx, method)
 }
 
-// What the client sees of a refusal.
+// The errors that a refused client sees.
 var (
 	errDenied          = status.Error(codes.PermissionDenied, "permission denied")
 	errUnauthenticated = status.Error(codes.Unauthenticated, "unauthenticated")
@@ -71,16 +71,16 @@ type stream struct {
 func (s stream) Context() context.Context { return s.ctx }
 
 // Methods is the policy of [RequirePeer] that says for each method which clients may call it. A key is a method,
-// "/package.Service/Method", or a service, "/package.Service/", for those of its methods without a key of their own.
-// A method without a policy is denied. The map is copied; the policies in it may be live. As a policy by itself it
-// allows no peer.
+// "/package.Service/Method", or a service, "/package.Service/", for its methods without a key of their own. A method
+// without a policy is denied. The map is copied; the policies in it may be live. As a policy by itself it allows no
+// peer.
 type Methods map[string]spiffe.PolicySource
 
 // Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
 func (Methods) Policy() spiffe.Policy { return spiffe.Policy{} }
 
-// MethodsFunc is [Methods] by a function of the full name of a method. Nil denies. The function is called for every
-// call, and must not block.
+// MethodsFunc is like [Methods], with a function of the full name of a method. Nil denies. The function is called
+// for every call, and must not block.
 func MethodsFunc(policy func(method string) spiffe.PolicySource) spiffe.PolicySource {
 	return methodsFunc(policy)
 }
@@ -90,7 +90,7 @@ type methodsFunc func(method string) spiffe.PolicySource
 // Policy implements [spiffe.PolicySource].
 func (methodsFunc) Policy() spiffe.Policy { return spiffe.Policy{} }
 
-// methodsOf returns the function for any policy.
+// methodsOf returns the function that finds a method's policy in allow.
 func methodsOf(allow spiffe.PolicySource) (methodsFunc, error) {
 	switch allow := allow.(type) {
 	case methodsFunc:
@@ -118,7 +118,7 @@ func methodsOf(allow spiffe.PolicySource) (methodsFunc, error) {
 	return func(string) spiffe.PolicySource { return allow }, checkPolicy(allow)
 }
 
-// checkMethod returns an error for what is neither the full name of a method nor that of a service.
+// checkMethod returns an error unless key is the full name of a method or of a service.
 func checkMethod(key string) error {
 	rest, rooted := strings.CutPrefix(key, "/")
 	service, method, ok := strings.Cut(rest, "/")
@@ -140,13 +140,13 @@ func checkPolicy(allow spiffe.PolicySource) error {
 	return spiffe.CheckPolicySource(allow)
 }
 
-// policyOf is the policy for one call, perhaps none.
+// policyOf is the policy for one call, if there is one.
 type policyOf struct {
 	allow  spiffe.PolicySource
 	method string
 }
 
-// NoPolicy is the error of [spiffetls.RequirePeer] when there is no policy for a method.
+// NoPolicy returns the error of [spiffetls.RequirePeer] for a method without a policy.
 func (p policyOf) NoPolicy() error {
 	return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, p.method)
 }
@@ -163,16 +163,17 @@ func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamS
 	return a.unary, a.stream, err
 }
 
-// RequirePeer returns interceptors that let calls through whose client allow allows, by a policy for all methods, by
-// [Methods] or by [MethodsFunc]. A server needs both, one for unary calls and one for streams, which are judged when
-// they begin. They are for servers with [ServerCredentials], whose own policy decides about connections; allow can
-// only narrow it. What [spiffe.CheckPolicySource] refuses is an error.
+// RequirePeer returns interceptors that pass the calls of clients that the policy allow permits: one policy for all
+// methods, [Methods] or [MethodsFunc]. A server needs both interceptors, for unary calls and for streams, which are
+// judged when they begin. They are for servers with [ServerCredentials], whose own policy decides about connections;
+// allow can only narrow it. A policy that [spiffe.CheckPolicySource] refuses is an error.
 //
 // The client is verified again for each call, as by [spiffetls.RequirePeer], so that a client whose certificate has
 // expired, or whose authority was removed, is refused on an open connection, too. This costs some microseconds.
 //
-// Other calls end with PermissionDenied, or with Unauthenticated if the client is not or no longer proven, and no
-// reason. The Logger and the Metrics of the credentials get the reason. With an error the interceptors deny all calls.
+// Other calls end without a reason, with PermissionDenied, or with Unauthenticated if the client is not or no longer
+// proven. The Logger and the Metrics of the credentials get the reason. With an error the interceptors deny all
+// calls.
 func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
 	policy, err := methodsOf(allow)
 	if err != nil {
@@ -183,7 +184,7 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		if p, ok := peer.FromContext(ctx); ok {
 			info, _ = p.AuthInfo.(AuthInfo)
 		}
-		if info.conn == nil { // of other credentials
+		if info.conn == nil { // from other credentials
 			return nil, errUnauthenticated
 		}
 		handler, err := spiffetls.RequirePeer(policyOf{policy(method), method}, http.HandlerFunc(admitted))
@@ -194,16 +195,15 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		switch {
 		case a.ctx != nil:
 			return ctx, nil
-		case info.Peer == nil, a.header.Get("Connection") == "close": // not proven, or not any more
+		case info.Peer == nil, a.header.Get("Connection") == "close": // not proven, or no longer
 			return nil, errUnauthenticated
 		}
 		return nil, errDenied
 	}, nil)
 }
 
-// RequireCaller returns interceptors, of which a server needs both, that let calls through that a middleware of
-// net/http lets through. It is for callers who prove themselves by a token in the metadata "authorization", as with
-// JWT-SVIDs:
+// RequireCaller returns two interceptors that pass the calls that a net/http middleware accepts. A server needs
+// both. They are for callers that prove themselves by a token in the metadata "authorization", such as a JWT-SVID:
 //
 //	a, err := jwt.SVID(validator, spiffe.AllowIDs(web)) // of package authn/jwt
 //	…
@@ -211,14 +211,14 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 //		return authn.Require(a, next, logger)
 //	})
 //
-// The middleware is called once, and its handler for every call, with a request that has the metadata as header, the
-// TLS state and the addresses of the connection, which may have been made with other credentials: package authn
-// refuses tokens on a connection that others can read. The path is the method, so an Authenticator can ask another
-// for each method. The handler of the call gets the context with which the middleware calls next, so that it can read
-// the caller with authn.CallerFromContext.
+// The middleware is called once, and its handler for every call. The request has the metadata as its header, and the
+// TLS state and the addresses of the connection. The connection may use other credentials: package authn refuses
+// tokens on a connection that others can read. The path is the method, so an Authenticator can decide by method. The
+// handler of the call gets the context that the middleware passes to next, so that it can read the caller with
+// authn.CallerFromContext.
 //
-// Other calls end with Unauthenticated, or with Unavailable if the middleware answers 503 or with that status of gRPC,
-// and no reason. With an error the interceptors deny all calls.
+// Other calls end without a reason, with Unauthenticated, or with Unavailable if the middleware answers 503 or with
+// that gRPC status. With an error the interceptors deny all calls.
 func RequireCaller(
 	require func(next http.Handler) http.Handler,
 ) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
@@ -241,8 +241,8 @@ func RequireCaller(
 	}, nil)
 }
 
-// request returns a call as one of HTTP, which is how net/http middleware and package spiffetls judge it,
-// without its metadata.
+// request returns a call as an HTTP request without its metadata, so that net/http middleware and package spiffetls
+// can judge it.
 func request(ctx context.Context, method string) *http.Request {
 	p, _ := peer.FromContext(ctx)
 	if p != nil && p.LocalAddr != nil {
@@ -274,7 +274,7 @@ func setHeader(r *http.Request) {
 		switch {
 		case key == ":authority" && len(values) == 1:
 			r.Host = values[0]
-		case strings.HasPrefix(key, ":"), strings.HasSuffix(key, "-bin"): // the latter is no text
+		case strings.HasPrefix(key, ":"), strings.HasSuffix(key, "-bin"): // a "-bin" value is not text
 		default:
 			r.Header[textproto.CanonicalMIMEHeaderKey(key)] = values
 		}
@@ -282,7 +282,7 @@ func setHeader(r *http.Request) {
 	r.Header["Content-Type"] = []string{"application/grpc"}
 }
 
-// answer is the response to a request. Its context is that of the request if it is let through.
+// answer is the response to a request. Once the call is admitted, it has the request's context.
 type answer struct {
 	header http.Header
 	status int
@@ -297,7 +297,8 @@ func ask(handler http.Handler, r *http.Request) *answer {
 	return a
 }
 
-// admitted is the handler behind those that decide. A middleware may have wrapped the writer.
+// admitted is the handler that runs after a middleware has let a call through. The middleware may have wrapped the
+// writer.
 func admitted(_ http.ResponseWriter, r *http.Request) {
 	if a, ok := r.Context().Value(answerKey{}).(*answer); ok {
 		a.ctx = r.Context()
@@ -313,21 +314,21 @@ func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
 // WriteHeader implements [http.ResponseWriter].
 func (a *answer) WriteHeader(status int) { a.status = status }
 
-// TokenCredentials returns per-RPC credentials that send what the function returns, as "authorization: Bearer TOKEN".
-// It is called for every call, with the context of that, and should have the token at hand. The method Token of a
-// tokensource.Source fits, and for JWT-SVIDs the Fetch of a jwtsvid.Cache:
+// TokenCredentials returns per-RPC credentials that send the function's result as "authorization: Bearer TOKEN". The
+// function is called for every call, with the call's context, and should have the token at hand. The method Token of
+// a tokensource.Source fits, and for JWT-SVIDs the Fetch of a jwtsvid.Cache:
 //
 //	tokens := spiffegrpc.TokenCredentials(func(ctx context.Context) (string, error) {
 //		return cache.Fetch(ctx, "db")
 //	})
 //	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithPerRPCCredentials(tokens))
 //
-// With methods, written as the keys of [Methods], the token goes with calls of these alone, and others are made
-// without it. One that is neither a method nor a service lets no call be made.
+// With methods, written like the keys of [Methods], only calls of these carry the token. If an element is not the
+// name of a method or a service, every call fails.
 //
 // grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
-// credentials allow. Without a token the call ends with Unauthenticated, and the error of the function is in its text;
-// the token is in none.
+// credentials allow. Without a token the call ends with Unauthenticated and the text of the function's error. No
+// error has the token.
 func TokenCredentials(token func(context.Context) (string, error), methods ...string) credentials.PerRPCCredentials {
 	p := perRPC{token: token, methods: map[string]bool{}}
 	for _, m := range methods {

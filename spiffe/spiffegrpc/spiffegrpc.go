@@ -15,12 +15,12 @@
 //	…
 //	conn, err := grpc.NewClient("dns:///db.example:8443", grpc.WithTransportCredentials(creds))
 //
-// A client that calls several services says by the Hosts of its configuration which of them it expects where. The
-// address is the authority of the channel: by default the host and port of its target.
+// A client of several services uses the Hosts of its configuration to say which server it expects at which address.
+// The address is the authority of the channel: by default the host and port of its target.
 //
-// What package spiffetls promises holds here, too: identities, bundles and policies are read at every handshake, the
-// default is no, and both sides prove an ID unless an argument with a long name says otherwise. The refused side gets
-// the status Unavailable without a reason; the side that refuses has it in the Logger and the Metrics of its
+// The promises of package spiffetls hold here, too: identities, bundles and policies are read at every handshake,
+// the default is no, and both sides prove an ID unless a field with a long name says otherwise. The refused side
+// gets the status Unavailable without a reason; the side that refuses has it in the Logger and the Metrics of its
 // configuration.
 //
 // # Calls
@@ -41,14 +41,14 @@
 // # Open connections
 //
 // With a [spiffetls.Governor] in the configuration, a connection is ended when the proof of the other side no longer
-// holds, or the certificate that the server has presented is about to expire. It ends by GOAWAY, as in the graceful
-// shutdown of HTTP/2. A server sends that frame, and serves every call that the client has begun before it reads it.
-// The credentials of a client hand it to their own side, as if the server had sent it. Either way, the client makes
-// its next calls on a new connection, for which both sides prove themselves anew, and closes the old one with the
-// last call on it.
+// holds, or when the server's certificate is about to expire. It ends by GOAWAY, as in the graceful shutdown of
+// HTTP/2. A server sends that frame, and serves every call that the client began before it reads the frame. The
+// credentials of a client pass it to their own side, as if the server had sent it. Either way, the client makes its
+// next calls on a new connection, on which both sides prove themselves anew, and closes the old one after the last
+// call on it.
 //
 // No call fails by this, unless it lasts longer than the Grace of the Governor. Then the connection is cut, and the
-// call ends with Unavailable, so that a program must be able to resume a stream that lasts longer.
+// call ends with Unavailable, so a program must be able to resume longer streams.
 package spiffegrpc
 
 import (
@@ -67,11 +67,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// ServerCredentials returns the credentials of a server, as an Endpoint of package spiffetls with this configuration.
+// ServerCredentials returns the credentials of a server, which work as an Endpoint of package spiffetls with this
+// configuration.
 //
-// A handshake must end within HandshakeTimeout. NextProtos, which is h2, is an error. So is MaxHandshakes: grpc-go
-// accepts the connections and bounds the handshakes by their time alone; a listener that bounds connections can be
-// passed to Serve.
+// A handshake must end within HandshakeTimeout. The protocol is h2, so NextProtos is an error. MaxHandshakes is an
+// error too: grpc-go accepts the connections, and bounds handshakes only by their time. To bound connections, pass
+// Serve a listener that does.
 func ServerCredentials(config spiffetls.Config) (credentials.TransportCredentials, error) {
 	if config.MaxHandshakes != 0 {
 		return nil, errors.New("spiffegrpc: server credentials: MaxHandshakes has no effect on a server of grpc-go, " +
@@ -87,10 +88,12 @@ func ServerCredentials(config spiffetls.Config) (credentials.TransportCredential
 	return &server{c}, nil
 }
 
-// ClientCredentials returns the credentials of a client, as an Endpoint of package spiffetls with this configuration.
-// Hosts finds the policy by the authority of the channel. NextProtos, which is h2, is an error.
+// ClientCredentials returns the credentials of a client, which work as an Endpoint of package spiffetls with this
+// configuration. The authority of the channel selects the policy in Hosts. The protocol is h2, so NextProtos is an
+// error.
 //
-// A call cannot have another authority than its channel (grpc.CallAuthority), as the server was verified for that one.
+// A call cannot have another authority than its channel (grpc.CallAuthority), because the server was verified for
+// the channel's.
 func ClientCredentials(config spiffetls.Config) (credentials.TransportCredentials, error) {
 	c, err := newCredentials("client", config)
 	if err == nil {
@@ -113,8 +116,8 @@ func newCredentials(side string, config spiffetls.Config) (credentialsOf, error)
 
 const h2 = "h2"
 
-// AuthInfo is what a connection with these credentials has proved. Handlers find it in the [peer.Peer] of their
-// context, and clients in that of grpc.Peer.
+// AuthInfo is the proof of a connection with these credentials. Handlers find it in the [peer.Peer] of their
+// context, and clients in the peer that grpc.Peer returns.
 type AuthInfo struct {
 	credentials.CommonAuthInfo // PrivacyAndIntegrity
 
@@ -124,7 +127,7 @@ type AuthInfo struct {
 
 	State tls.ConnectionState
 
-	conn *tls.Conn // of a server; nil on a client
+	conn *tls.Conn // on a server; nil on a client
 }
 
 // AuthType implements [credentials.AuthInfo].
@@ -136,7 +139,7 @@ func (i AuthInfo) GetSecurityValue() credentials.ChannelzSecurityValue {
 }
 
 // PeerFromContext returns the proven other side of the call that ctx belongs to: the client in a handler of a server
-// with [ServerCredentials], and the server in the context of a stream of a client with [ClientCredentials]. For every
+// with [ServerCredentials], and the server in the context of a client's stream with [ClientCredentials]. For every
 // other context, and if the other side proved no ID, it reports false.
 func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	p, ok := peer.FromContext(ctx)
@@ -147,7 +150,7 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	return info.Peer, ok && info.Peer != nil
 }
 
-// credentialsOf is what the credentials of both sides share. They never change.
+// credentialsOf is the common part of the credentials of both sides. They never change.
 type credentialsOf struct {
 	side     string
 	endpoint *spiffetls.Endpoint
@@ -234,7 +237,7 @@ func (s *server) ServerHandshake(below net.Conn) (net.Conn, credentials.AuthInfo
 	}
 	info, err := infoOf(conn)
 	if err != nil {
-		_ = conn.NetConn().Close() // which the Governor may know
+		_ = conn.NetConn().Close() // the Governor may know it
 		return nil, nil, err
 	}
 	info.conn = conn
@@ -244,14 +247,14 @@ func (s *server) ServerHandshake(below net.Conn) (net.Conn, credentials.AuthInfo
 	return newServerConn(conn, told), info, nil
 }
 
-// infoOf returns what is known of a connection. Without h2 it is an error: package tls lets clients connect that
-// offer no protocol, or http/1.1.
+// infoOf returns the AuthInfo of a connection. Without h2 it fails: crypto/tls also accepts clients that offer no
+// protocol, or http/1.1.
 func infoOf(conn *tls.Conn) (AuthInfo, error) {
 	state := conn.ConnectionState()
 	if state.NegotiatedProtocol != h2 {
 		return AuthInfo{}, errNotHTTP2
 	}
-	peer, _ := spiffetls.PeerFromConn(conn) // an error says that the other side has proved no ID
+	peer, _ := spiffetls.PeerFromConn(conn) // an error means that the other side has proved no ID
 	common := credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
 	return AuthInfo{CommonAuthInfo: common, Peer: peer, State: state}, nil
 }

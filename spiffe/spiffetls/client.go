@@ -27,10 +27,10 @@ func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.C
 	return e.dial(ctx, dialing{newNetDialer().DialContext, e.client(), e.config.HandshakeTimeout, 0}, network, addr)
 }
 
-// Client does the handshake of a client on a connection that the caller has made, through a proxy or with STARTTLS
-// for example, and returns when the server is verified, within HandshakeTimeout. addr is the dialled address, whose
-// port may be missing: its host is sent to the server and verified with WebRoots, and Hosts finds the policy by it.
-// Client owns below from now on, and closes it on an error.
+// Client does the handshake of a client on a connection that the caller has made, for example through a proxy or
+// with STARTTLS, and returns when the server is verified, within HandshakeTimeout. addr is the dialled address,
+// whose port may be missing: its host is sent to the server and verified with WebRoots, and selects the policy in
+// Hosts. Client owns below from now on, and closes it on an error.
 func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tls.Conn, error) {
 	err := e.asClient()
 	if err != nil {
@@ -45,16 +45,17 @@ func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tl
 	return e.handshake(ctx, below, dialing{config: e.client(), timeout: e.config.HandshakeTimeout}, addr)
 }
 
-// Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1. The host in a URL is where to connect; Allow
-// decides which servers are accepted, or Hosts which of them at that host. The transport uses no proxy, not even from
-// the environment, and refuses URLs that are not https, in redirects too, as they would prove no peer. The caller may
-// change it before it is used; the VerifyConnection of its TLSClientConfig is called for servers that are accepted.
+// Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1. The host in a URL is the address to connect to;
+// Allow decides which servers are accepted, or Hosts which servers at that host. The transport uses no proxy, not
+// even from the environment, and refuses URLs that are not https, in redirects too, as they would prove no peer. The
+// caller may change it before it is used; the VerifyConnection of its TLSClientConfig is called for servers that are
+// accepted.
 //
 // An open connection keeps the identity with which it was made; it is closed after 90 idle seconds.
 //
-// The transport has a DialTLSContext, which uses the DialContext, TLSClientConfig and TLSHandshakeTimeout that the
-// transport has then; a clone continues to use those of the original. Without it no server is accepted. A client that
-// is refused gets the server's alert.
+// The transport has a DialTLSContext, which reads the transport's DialContext, TLSClientConfig and
+// TLSHandshakeTimeout at each call; a clone continues to use the original's. Without DialTLSContext no server is
+// accepted. A client that is refused gets the server's alert.
 func (e *Endpoint) Transport() (*http.Transport, error) {
 	if e.asClient() != nil {
 		return nil, fmt.Errorf("spiffetls: transport: %w", e.asClient())
@@ -83,10 +84,10 @@ func (e *Endpoint) Transport() (*http.Transport, error) {
 	return t, nil
 }
 
-// newNetDialer returns what connects by default.
+// newNetDialer returns the dialer that connects by default.
 func newNetDialer() *net.Dialer { return &net.Dialer{Timeout: 30 * time.Second} }
 
-// dialing is how a connection is made.
+// dialing is how to make a connection.
 type dialing struct {
 	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 	config  *tls.Config
@@ -130,7 +131,7 @@ func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, add
 	case err != nil:
 		return nil, e.failed(false, addr, err)
 	}
-	if e.config.Governor != nil { // which listens to the sources from now on
+	if e.config.Governor != nil { // the Governor listens to the sources from now on
 		if proven, err = e.verify(state, spiffe.ServerRole, at); err != nil {
 			_ = raw.Close()
 			return nil, e.failed(false, addr, err)
@@ -142,7 +143,7 @@ func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, add
 	return conn, nil
 }
 
-// configAt returns base for one connection to an address, which stores what the handshake proves.
+// configAt returns base for one connection to an address. Its handshake stores the proof in proven.
 func (e *Endpoint) configAt(base *tls.Config, at hostport, proven *proof, state *tls.ConnectionState) *tls.Config {
 	c := base.Clone()
 	if c.ServerName == "" {
@@ -164,7 +165,7 @@ func (e *Endpoint) configAt(base *tls.Config, at hostport, proven *proof, state 
 }
 
 // holds returns a function that says why a server is no longer allowed at its address, or nil if that cannot change.
-// As in a [Governor], a policy that fails decides nothing.
+// As in a [Governor], a source that fails ends no connection.
 func (e *Endpoint) holds(p proof, addr string) func() error {
 	if e.hosts == nil || p.peer == nil {
 		return nil
@@ -186,7 +187,7 @@ func (e *Endpoint) holds(p proof, addr string) func() error {
 
 var errPlainHTTP = errors.New("spiffetls: refusing to send a request without TLS; use an https URL")
 
-// noProxy is called before a connection is dialled, or an open one of HTTP/1.1 used.
+// noProxy is called before a connection is dialled, and before an open HTTP/1.1 connection is used.
 func noProxy(r *http.Request) (*url.URL, error) {
 	if r.URL.Scheme != "https" {
 		return nil, errPlainHTTP

@@ -23,7 +23,7 @@ type rawConn struct {
 	entry   atomic.Pointer[governed]
 	peer    atomic.Pointer[spiffe.Peer] // proven if the handshake succeeds
 	holds   func() error                // whether the server is still allowed where it was dialled; may be nil
-	refused atomic.Pointer[error]       // of holds, for the reader, which sees only that the connection has ended
+	refused atomic.Pointer[error]       // from holds, for the reader, which sees only that the connection has ended
 	closed  atomic.Bool
 
 	tls   *tls.Conn // of a server, above it
@@ -93,7 +93,7 @@ func (c *rawConn) cut()           { _ = c.Conn.Close() }
 func (c *rawConn) gone() bool     { return c.closed.Load() }
 func (c *rawConn) remote() string { return remote(c.Conn) }
 
-// drainer is a connection below TLS that ends by itself once it is told to; see [Governor].
+// drainer is a connection below TLS that can end by itself when told; see [Governor].
 type drainer interface{ Drain() }
 
 func (c *rawConn) drain() {
@@ -102,8 +102,8 @@ func (c *rawConn) drain() {
 	}
 }
 
-// idleIn takes a connection for idle when no byte has moved for some seconds, and the last ones came in.
-// They may have been a frame or a ticket while a response is still awaited, so the time is long.
+// idleIn considers a connection idle when no byte has moved for some seconds and the last ones came in. Those may
+// have been a frame or a ticket while a response is still awaited, so the time is long.
 func (c *rawConn) idleIn() time.Duration {
 	if _, ends := c.Conn.(drainer); ends || !c.client {
 		return math.MaxInt64
@@ -115,8 +115,8 @@ func (c *rawConn) idleIn() time.Duration {
 	return silence - (time.Since(c.born) - moved)
 }
 
-// served is a connection that net/http accepted. It is weak, so that a hijacked connection, whose end
-// net/http does not report, is not kept.
+// served is a connection that net/http accepted. The pointer is weak, because net/http does not report the end of a
+// hijacked connection.
 type served struct {
 	conn   weak.Pointer[tls.Conn]
 	addr   string
@@ -126,7 +126,7 @@ type served struct {
 	since  atomic.Int64 // nanoseconds after born at which it became idle
 }
 
-func (c *served) drain() {} // net/http sees that it is to leave
+func (c *served) drain() {} // net/http checks whether it should leave
 
 func (c *served) cut() {
 	if conn := c.conn.Value(); conn != nil {
@@ -134,7 +134,7 @@ func (c *served) cut() {
 	}
 }
 
-// idleIn waits a moment for HTTP/2, as net/http reports it idle before it has flushed the last response.
+// idleIn adds a moment for HTTP/2, as net/http reports a connection idle before it has flushed the last response.
 func (c *served) idleIn() time.Duration {
 	switch {
 	case c.active.Load():

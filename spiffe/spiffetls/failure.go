@@ -14,15 +14,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// HandshakeError says why this side ended a handshake: it refused the other side's certificate, or had
-// none to present.
+// HandshakeError says why this side ended a handshake: it refused the other side's certificate, or had no
+// certificate to present.
 type HandshakeError struct {
 	// Server says that this side is the server.
 	Server bool
 
-	// Err is the [*spiffe.VerifyError] of a refusal, with the stage, the rule and the ID, the
-	// [*tls.CertificateVerificationError] of a client with WebRoots, or says why there is no identity
-	// to present.
+	// Err is the [*spiffe.VerifyError] of a refusal, with the stage, the rule and the ID, or the
+	// [*tls.CertificateVerificationError] of a client with WebRoots. Otherwise it says why there is no identity to
+	// present.
 	Err error
 
 	// Clock is empty, or says in words why a clock may be wrong. It is a guess.
@@ -56,7 +56,7 @@ func (e *HandshakeError) refusal() bool {
 	return ok || webRefusal(e.Err)
 }
 
-// webRefusal reports whether err is that of a client with WebRoots about the server's certificate.
+// webRefusal reports whether err is from a client with WebRoots that refused the server's certificate.
 func webRefusal(err error) bool {
 	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
 	return ok
@@ -65,7 +65,7 @@ func webRefusal(err error) bool {
 // clockSkew is the largest difference that is blamed on a clock.
 const clockSkew = 5 * time.Minute
 
-// refused makes the error for a peer that was not accepted.
+// refused returns the error for a peer that was not accepted.
 func (e *Endpoint) refused(role spiffe.Role, err error) *HandshakeError {
 	he := &HandshakeError{Server: role == spiffe.ClientRole, Err: err}
 	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
@@ -85,7 +85,7 @@ func (e *Endpoint) refused(role spiffe.Role, err error) *HandshakeError {
 		if now.Before(own) {
 			he.Clock += "; this side's is slow, as its own certificate is not valid yet either"
 		}
-	case late > 0 && late <= clockSkew && !own.After(cert.NotAfter): // else it has expired by the CA's clock too
+	case late > 0 && late <= clockSkew && !own.After(cert.NotAfter): // otherwise it has expired by the CA's clock too
 		he.Clock = fmt.Sprintf(
 			"the certificate expired %s ago: if the other side renews in time, compare the clocks", readable(late))
 	}
@@ -104,13 +104,13 @@ type failure struct {
 	server bool   // this side
 	remote string // the address of the other side, or the name that a client dialled
 
-	// stage is that of a [spiffe.VerifyError]; or "identity" if this side had none to present, "web" if a client with
-	// WebRoots refused the server, "request" if a request was denied, and "tls" if TLS itself failed or the other side
-	// ended the handshake.
+	// stage is as in a [spiffe.VerifyError]; or "identity" if this side had none to present, "web" if a client with
+	// WebRoots refused the server, "request" if a request was denied, and "tls" if TLS itself failed or the other
+	// side ended the handshake.
 	stage string
 
-	// id is a claim, as a handshake is judged before the other side has proved that it holds its key. That of a
-	// request is proven.
+	// id is a claim in a handshake, which is judged before the other side has proved that it holds its key. In a
+	// request it is proven.
 	id  spiffe.ID
 	err error
 }
@@ -209,13 +209,13 @@ func (f *failure) attrs() []slog.Attr {
 	return attrs
 }
 
-// The last failures that a report has.
+// Limits on the failures in a report.
 const (
 	maxKept = 8
 	keptFor = time.Hour
 )
 
-// kept is the last of like failures.
+// kept is the latest of several similar failures.
 type kept struct {
 	failure
 	count int

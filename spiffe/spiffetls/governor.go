@@ -33,9 +33,9 @@ import (
 // # When
 //
 // A change of a source with a method Changed() <-chan struct{} is noticed at once, but at most once a second; any
-// other change after at most Interval. A connection that no longer holds is drained after a random part of Jitter,
-// and cut Grace later: within Interval + Jitter + Grace, or 1 second + Jitter + Grace if the source has Changed. A
-// peer that is trusted again before it is drained stays. A source that fails ends no connection.
+// other change after at most Interval. A connection whose proof no longer holds is drained after a random part of
+// Jitter, and cut Grace later: within Interval + Jitter + Grace, or 1 second + Jitter + Grace if the source has
+// Changed. A peer that is trusted again before it is drained stays. A source that fails ends no connection.
 //
 // No connection outlives its proof. Draining begins Grace and a random part of Jitter before [spiffe.Peer.NotAfter].
 // A connection made later than that is not drained, so that a peer with little lifetime left can work, and is cut
@@ -55,33 +55,33 @@ import (
 // seconds and the last ones came in, so a request that waits longer than that for the next byte of its response may
 // be cut before the end of Grace.
 //
-// The use of a connection from [Endpoint.Listener], or of one that a handler has hijacked, is unknown: it is cut
-// after Grace. A program that knows the protocol can end such a connection itself: if what it passes to
-// [Endpoint.Client] or [Endpoint.Server] has a method Drain(), that is called once when draining begins, and must not
-// block. Package spiffegrpc does so.
+// The Governor does not know the use of a connection from [Endpoint.Listener], or of a connection that a handler has
+// hijacked: it is cut after Grace. A program that knows the protocol can end such a connection itself: if it passes
+// [Endpoint.Client] or [Endpoint.Server] a connection with a method Drain(), the Governor calls that once when
+// draining begins. Drain must not block. Package spiffegrpc uses this.
 //
 // A connection is cut without a TLS close_notify, as sending one can block. HTTP detects a truncated message by
 // itself.
 //
 // # What it costs
 //
-// One goroutine for all connections, and some 300 bytes for each. All are judged again when a source changes and when
-// there is a new one, at most once a second; that takes less than a microsecond for each if its bundle has not
-// changed, and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
+// One goroutine for all connections, and some 300 bytes for each. All are judged again when a source changes and
+// when a connection is added, at most once a second. That takes less than a microsecond for each connection if its
+// bundle has not changed, and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
 //
 // The zero Governor is ready to use. A Governor is safe for concurrent use and may be shared by servers and
 // transports. It must not be copied, and its fields must not change once it is in use.
 type Governor struct {
-	// Interval is how often all connections are judged: a change of a source without a Changed method is
-	// noticed after so long at the latest. 0 means one minute.
+	// Interval is how often all connections are judged, and so the longest time after which a change of a source
+	// without a Changed method is noticed. 0 means one minute.
 	Interval time.Duration
 
 	// Grace is how long a draining connection may finish its requests. 0 means 30 seconds and less than
 	// 0 none.
 	Grace time.Duration
 
-	// Jitter spreads the ends of connections, by a random part of it each, so that their peers do not all
-	// reconnect at once. 0 means 10 seconds and less than 0 none.
+	// Jitter spreads the ends of connections: each end moves by a random part of it, so that their peers do not
+	// all reconnect at once. 0 means 10 seconds and less than 0 none.
 	Jitter time.Duration
 
 	// Logger logs each connection that is drained and why (Info), and sources that fail (Warn), with the
@@ -108,7 +108,7 @@ const (
 	maxSources    = 1000            // that can wake Run; others are noticed after Interval
 )
 
-// check reports what is wrong with the fields.
+// check returns an error if a field is invalid.
 func (g *Governor) check() error {
 	if g.Interval < 0 {
 		return errors.New("the Interval of the Governor is negative; 0 means one minute")
@@ -116,7 +116,7 @@ func (g *Governor) check() error {
 	return nil
 }
 
-// Of the fields, with their defaults.
+// The values of the fields, with their defaults.
 func (g *Governor) interval() time.Duration { return cmp.Or(g.Interval, time.Minute) }
 func (g *Governor) grace() time.Duration    { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
 func (g *Governor) jitter() time.Duration   { return max(0, cmp.Or(g.Jitter, 10*time.Second)) }
@@ -144,21 +144,21 @@ type governed struct {
 	link  link
 	since time.Time
 	share float64     // of the jitter
-	leave atomic.Bool // it is draining: read by its requests
+	leave atomic.Bool // it is draining; read by its requests
 
 	// Only Run's goroutine uses these, once the connection is added.
-	at       time.Time // when it is to be drained or, once it is, to be looked at again
-	cut      time.Time // while it is draining: when it is cut
+	at       time.Time // when to drain it or, once it is draining, when to look again
+	cut      time.Time // while it is draining: when to cut it
 	reason   error     // why it is drained; nil while the proof holds
 	cause    string    // the label of reason
 	draining bool      // written with the Governor's lock
 }
 
-// link is how a connection is ended. Its methods never wait.
+// link ends a connection. Its methods never wait.
 type link interface {
-	drain() // says that it begins
+	drain() // begins to end the connection
 	cut()
-	idleIn() time.Duration // how soon it may be idle; 0 or less if it is
+	idleIn() time.Duration // how soon it may be idle; 0 or less if it is now
 	gone() bool            // the connection was closed
 	remote() string
 }
@@ -208,7 +208,7 @@ func (g *Governor) remove(c *governed) {
 	}
 }
 
-// all returns the connections of this moment.
+// all returns the connections at this moment.
 func (g *Governor) all() []*governed {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -216,7 +216,7 @@ func (g *Governor) all() []*governed {
 }
 
 // Run judges and ends connections until ctx is done, and then returns nil. Connections stay open
-// when it returns. It may be run once at a time.
+// when it returns. Only one call may run at a time.
 func (g *Governor) Run(ctx context.Context) error {
 	if err := g.check(); err != nil {
 		return fmt.Errorf("spiffetls: governor: %w", err)
@@ -304,7 +304,7 @@ func (g *Governor) judgeAll(ctx context.Context) {
 	}
 }
 
-// judge decides about a connection that is not draining. The error is that of a source that failed.
+// judge decides about a connection that is not draining. The error is from a source that failed.
 func (g *Governor) judge(c *governed) error {
 	p, err := c.e.judge(c.chain, c.role, c.name, c.addr)
 	now := time.Now()
@@ -323,7 +323,7 @@ func (g *Governor) judge(c *governed) error {
 	return nil
 }
 
-// undecided reports whether err is only that the source of bundles, roots or policies failed.
+// undecided reports whether err only means that the source of bundles, roots or policies failed.
 func undecided(err error) bool {
 	if errors.Is(err, errNoWebRoots) {
 		return true
@@ -349,7 +349,7 @@ func (c *governed) end(now time.Time) time.Time {
 	if end.IsZero() || !c.own.IsZero() && c.own.Before(end) {
 		end = c.own
 	}
-	if end.IsZero() { // of a client without a certificate, and with no own certificate known
+	if end.IsZero() { // a client without a certificate, and no own certificate known
 		return now.Add(math.MaxInt64)
 	}
 	return now.Add(end.Sub(c.e.now()))
@@ -410,7 +410,7 @@ func (g *Governor) drain(c *governed, now time.Time) bool {
 	return true
 }
 
-// finish ends a draining connection if its time is over or it is idle, and reports whether it has.
+// finish ends a draining connection if it is idle or its time is over, and reports whether it did.
 func (g *Governor) finish(c *governed, now time.Time) bool {
 	if wait := c.link.idleIn(); wait > 0 && now.Before(c.cut) && !c.link.gone() {
 		c.at = now.Add(min(wait, c.cut.Sub(now)))

@@ -53,7 +53,7 @@ type accepted interface {
 	finished() bool                           // whether the handshake has succeeded
 }
 
-// configFor returns base for the handshake of one client, which stores what it proves in conn, unless that is nil.
+// configFor returns base for the handshake of one client. The handshake stores its proof in conn, unless that is nil.
 func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn accepted) *tls.Config {
 	c := base.Clone()
 	c.GetConfigForClient = nil
@@ -69,7 +69,7 @@ func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn 
 	}
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		p, err := e.verify(cs, spiffe.ClientRole, hostport{})
-		if err == nil && base.VerifyConnection != nil { // which the caller may have wrapped
+		if err == nil && base.VerifyConnection != nil { // the caller may have wrapped it
 			err = base.VerifyConnection(cs)
 		}
 		if err != nil {
@@ -92,7 +92,7 @@ func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn 
 	return c
 }
 
-// handshake is what a server knows of one handshake.
+// handshake is the state of one handshake in a server.
 type handshake struct {
 	e       *Endpoint
 	client  string      // the address
@@ -161,7 +161,7 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 		}
 		return cert, nil
 	}
-	if e.config.Self == nil { // with OptionalIdentity
+	if e.config.Self == nil { // the Config has OptionalIdentity
 		return new(tls.Certificate), nil // crypto/tls sends none
 	}
 	svid, err := e.config.Self.SVID()
@@ -186,7 +186,7 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 	return nil, &HandshakeError{Server: server, Err: err}
 }
 
-// chainExpired returns an error if an intermediate that a peer with the own bundle needs has expired.
+// chainExpired returns an error if an intermediate has expired that a peer with our own bundle needs.
 func (e *Endpoint) chainExpired(svid *spiffe.SVID) error {
 	if e.config.Peers == nil || len(svid.TLSCertificate().Certificate) == 1 {
 		return nil
@@ -235,7 +235,7 @@ func (e *Endpoint) webCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate,
 	return cert, nil
 }
 
-// proof is what a handshake shows of the other side.
+// proof is the identity or name that the other side has proved in a handshake.
 type proof struct {
 	peer     *spiffe.Peer // nil for a client without a certificate, and for a web server
 	name     string       // of a web server
@@ -253,7 +253,7 @@ func (p proof) String() string {
 }
 
 // verify runs before crypto/tls has checked that the peer holds its key, so the proof that it returns is valid only
-// once the handshake has succeeded. The address is that of a server.
+// once the handshake has succeeded. at is the address of a server.
 func (e *Endpoint) verify(cs tls.ConnectionState, role spiffe.Role, at hostport) (proof, error) {
 	p, err := e.judge(cs.PeerCertificates, role, cs.ServerName, at)
 	if err == nil {
@@ -267,7 +267,7 @@ func (e *Endpoint) verify(cs tls.ConnectionState, role spiffe.Role, at hostport)
 	return proof{}, he
 }
 
-// judge decides about the chain of a peer. For a server, name is the dialled name, and at the dialled address if that
+// judge decides about the chain of a peer. For a server, name is the dialled name, and at the dialled address if it
 // is known.
 func (e *Endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name string, at hostport) (proof, error) {
 	verifier := e.verifier
@@ -292,8 +292,8 @@ func (e *Endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name strin
 // errNoWebRoots says that the function of WebRoots failed.
 var errNoWebRoots = errors.New("there are no roots to verify a web server with")
 
-// judgeByName verifies the chain of a server by its name. The error is a [*tls.CertificateVerificationError], as that
-// of crypto/tls.
+// judgeByName verifies the chain of a server by its name. Like crypto/tls, it returns a
+// [*tls.CertificateVerificationError].
 func (e *Endpoint) judgeByName(chain []*x509.Certificate, name string) (proof, error) {
 	refuse := func(err error) (proof, error) {
 		return proof{}, &tls.CertificateVerificationError{UnverifiedCertificates: chain, Err: err}
@@ -309,7 +309,7 @@ func (e *Endpoint) judgeByName(chain []*x509.Certificate, name string) (proof, e
 	switch {
 	case err != nil:
 		return refuse(fmt.Errorf("%w: %w", errNoWebRoots, err))
-	case pool == nil: // which would mean the roots of the host
+	case pool == nil: // nil would mean the roots of the host
 		return refuse(fmt.Errorf("%w: the function of WebRoots returned none", errNoWebRoots))
 	}
 	if err := chain[0].VerifyHostname(name); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// hosts are the policies of a client by address. It never changes.
+// hosts holds a client's policies by address. It never changes.
 type hosts map[hostport]spiffe.PolicySource
 
 // hostport is an address. The host has no brackets.
@@ -92,7 +92,7 @@ func (h hosts) policy(at hostport) (spiffe.PolicySource, error) {
 	return nil, fmt.Errorf("%.300q is no known host: %w; add it to Hosts", at.String(), spiffe.ErrDenied)
 }
 
-// known returns an error for an address without a policy. Without hosts all are known.
+// known returns an error for an address without a policy. Without hosts all addresses are known.
 func (h hosts) known(addr string) error {
 	if h == nil {
 		return nil
@@ -103,7 +103,7 @@ func (h hosts) known(addr string) error {
 	return nil
 }
 
-// allow asks the policy for an address about a server. The error is a [*spiffe.VerifyError].
+// allow checks a server against the policy for its address. The error is a [*spiffe.VerifyError].
 func (h hosts) allow(at hostport, id spiffe.ID) error {
 	if at == (hostport{}) {
 		return &spiffe.VerifyError{Stage: "policy", ID: id, Err: fmt.Errorf(
@@ -119,8 +119,8 @@ func (h hosts) allow(at hostport, id spiffe.ID) error {
 	return nil
 }
 
-// sessionsAt keeps the sessions of one address apart from those of others, which may have the same host, or the same
-// ServerName by configuration.
+// sessionsAt keeps the sessions of one address apart from those of other addresses with the same host, or with the
+// same ServerName by configuration.
 type sessionsAt struct {
 	tls.ClientSessionCache
 	at string

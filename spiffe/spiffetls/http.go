@@ -20,13 +20,13 @@ import (
 // of each request available through [PeerFromContext]. Call it once, before s serves, then call s.ServeTLS or
 // s.ListenAndServeTLS with empty file names.
 //
-// It sets s.TLSConfig, and it is an error if s has one; what is said of [Endpoint.ServerConfig] holds for it. It
-// wraps s.ConnContext, so set your own ConnContext before; with a Governor also s.ConnState and s.Handler.
+// It sets s.TLSConfig as [Endpoint.ServerConfig] describes; an s that already has one is an error. It wraps
+// s.ConnContext, so set your own ConnContext before; with a Governor it also wraps s.ConnState and s.Handler.
 // s.Protocols decides which versions of HTTP are offered, unless NextProtos does.
 //
-// If s.ErrorLog is nil, it is set, so that clients cannot fill the log: the lines of net/http about failed handshakes
-// go, at most once a minute, to the Logger at Debug, as that gets the reason at Warn already, or without a Logger to
-// [slog.Default] at Warn. Other lines go to the standard logger.
+// If s.ErrorLog is nil, it is set, so that clients cannot fill the log. At most once a minute, a line of net/http
+// about failed handshakes goes to the Logger at Debug, as the reason is there at Warn already, or without a Logger
+// to [slog.Default] at Warn. Other lines go to the standard logger.
 func (e *Endpoint) ConfigureServer(s *http.Server) error {
 	switch {
 	case e.asServer() != nil:
@@ -44,7 +44,7 @@ func (e *Endpoint) ConfigureServer(s *http.Server) error {
 	base.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		conn, ok := hello.Context().Value(connKey{}).(*connection)
 		switch {
-		case ok && conn.e == e: // else it was accepted by a server with another configuration
+		case ok && conn.e == e: // otherwise a server with another configuration accepted it
 		case e.config.Governor != nil:
 			return nil, e.failed(true, remote(hello.Conn), errForeign)
 		default: // not accepted by s: checked too, but without a request
@@ -67,7 +67,7 @@ func (e *Endpoint) ConfigureServer(s *http.Server) error {
 	return nil
 }
 
-// hook wraps the hooks of s that tell of connections, for requests and the Governor.
+// hook wraps the hooks of s that report connections, for requests and the Governor.
 func (e *Endpoint) hook(s *http.Server) {
 	inner, state := s.ConnContext, s.ConnState
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {

@@ -28,7 +28,7 @@ import (
 //	                                     failed; and reason, for those that failed
 //	svidkit_tls_denied_requests_total    by reason
 //
-// The other side cannot choose any part of a reason. It was refused:
+// The other side cannot choose any part of a reason. These mean that the other side was refused:
 //
 //	not_an_svid             its certificate is not an X.509-SVID
 //	unknown_trust_domain    there is no bundle of its trust domain
@@ -45,12 +45,12 @@ import (
 //	proof_expired           a request came on a connection whose proof has expired
 //	unclear_path            a request came with a path that can be read in two ways
 //
-// Or the handshake failed otherwise:
+// These mean that the handshake failed otherwise:
 //
 //	no_identity     this side has none to present, or it has expired
 //	not_tls         the other side does not speak TLS
 //	not_verified    a client ended the handshake before it was verified, or has no TLS version in common
-//	not_proven      a client has not proved that its certificate is its own, or ended the handshake before that was seen
+//	not_proven      a client has not proved that it owns its certificate, or ended the handshake before that
 //	left            a client that needs no certificate ended the handshake
 //	refused         the other side sent an alert: it refuses this side, or another version
 //	closed          the other side closed the connection
@@ -60,11 +60,11 @@ import (
 //	ungoverned      the connection was not accepted by way of the Governor
 //	other           anything else
 //
-// A handshake counts when it ends. A TLS 1.3 server sees that its client has refused it as not_verified or
-// not_proven; a client learns only after the handshake, which therefore counts as good, that its server has refused
-// it. Configurations of [Endpoint.ServerConfig] and [Endpoint.ClientConfig] learn of the verification and not of the
-// end: their handshakes count as good when the other side is verified, and The others know the end. Connections to
-// ConfigureServer that end before the client's hello do not count.
+// A handshake counts when it ends. A TLS 1.3 server counts a refusal by its client as not_verified or not_proven; a
+// client learns only after the handshake that its server has refused it, so that handshake counts as good.
+// Configurations of [Endpoint.ServerConfig] and [Endpoint.ClientConfig] see the verification but not the end: their
+// handshakes count as good when the other side is verified. The others see the end. Connections to ConfigureServer
+// that end before the client's hello do not count.
 //
 // Counting takes a tenth of a microsecond.
 type Metrics struct {
@@ -73,10 +73,10 @@ type Metrics struct {
 	kept   []kept // the newest first
 }
 
-// count is what is counted: handshakes, or requests without an outcome.
+// count names a counter: of handshakes, or of requests, which have no outcome.
 type count struct{ side, outcome, reason string }
 
-// The reasons, none of which the other side can choose. That of a refusal is also one of ended connections.
+// The reasons, none of which the other side can choose. The refusals are also reasons for ended connections.
 var (
 	refusals = []string{
 		"not_an_svid", "unknown_trust_domain", "no_authority", "no_bundle", "unknown_authority", "expired",
@@ -112,7 +112,7 @@ func causeOf(stage string, err error) string {
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		return "not_tls"
 	}
-	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "remote error" { // as crypto/tls says it
+	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "remote error" { // the wording of crypto/tls
 		return "refused"
 	}
 	return reasonOf(err, "other", []known{
@@ -129,7 +129,7 @@ type known struct {
 	reason string
 }
 
-// reasonOf returns the reason of the first error that err is, or else otherwise.
+// reasonOf returns the reason of the first error in all that err wraps, or otherwise.
 func reasonOf(err error, otherwise string, all []known) string {
 	for _, k := range all {
 		if errors.Is(err, k.err) {
@@ -139,7 +139,7 @@ func reasonOf(err error, otherwise string, all []known) string {
 	return otherwise
 }
 
-// chainReason says why a chain does not verify.
+// chainReason returns the reason why a chain does not verify.
 func chainReason(err error) string {
 	if errors.Is(err, errNoWebRoots) {
 		return "no_roots"
@@ -188,8 +188,8 @@ func (m *Metrics) count(c count) {
 	m.counts[c]++
 }
 
-// Report implements [report.Reporter] with the counts, and with the last failures as problems: of the last hour, the
-// newest of up to eight kinds. An error wraps the [*HandshakeError], if there is one.
+// Report implements [report.Reporter] with the counts, and with the latest failures as problems: from the last hour,
+// the newest of up to eight kinds. An error wraps the [*HandshakeError], if there is one.
 func (m *Metrics) Report() report.Report {
 	return report.Report{Metrics: m.write, Problems: m.problems()}
 }
@@ -225,8 +225,8 @@ func (m *Metrics) write(w io.Writer) error {
 //
 //	svidkit_governor_connections                that it holds, by state: open or draining
 //	svidkit_governor_ended_connections_total    that have ended while they were drained, by reason: proof_ends, as
-//	                                            the proof was about to expire, or one of those for which [Metrics]
-//	                                            says that the other side was refused
+//	                                            the proof was about to expire, or a reason in [Metrics] for
+//	                                            refusing the other side
 func (g *Governor) Report() report.Report { return report.Report{Metrics: g.writeMetrics} }
 
 func (g *Governor) writeMetrics(w io.Writer) error {

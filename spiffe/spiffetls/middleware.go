@@ -10,22 +10,22 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// RequirePeer returns a handler that calls next for requests with a proven client, as [PeerFromRequest] finds it, that
-// allow allows and whose proof has not expired. The server's own policy decides about connections; allow can only
-// narrow it:
+// RequirePeer returns a handler that calls next for a request if its client is proven, as [PeerFromRequest] finds
+// it, the policy allow permits the client, and the proof has not expired. The server's own policy decides about
+// connections; allow can only narrow it:
 //
 //	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(operator), adminHandler)
 //	…
 //	mux.Handle("/admin/", admin)
 //
-// [spiffe.AllowAnyPeer] requires a proof and nothing more. What [spiffe.CheckPolicySource] refuses is an error.
-// Patterns of [http.ServeMux] say which policy is for which path and method, as "POST /orders/" does.
+// [spiffe.AllowAnyPeer] requires a proof and nothing more. An allow that [spiffe.CheckPolicySource] refuses is an
+// error. Patterns of [http.ServeMux], such as "POST /orders/", say which policy is for which path and method.
 //
 // Other requests are answered with 403 and the word "forbidden", without the policy or the reason. If the proof has
 // expired, the answer has "Connection: close", so that the client connects anew. The Logger and the Metrics of the
-// server get the reason. A request whose path can be read in two ways is answered with 400, and no policy is asked: a
-// CONNECT with a path, a path that [path.Clean] changes, and one with an escaped slash ("%2F") below a pattern that
-// ends with a slash, as a ServeMux has it in an element of the path and [http.FileServer] between two.
+// server get the reason. A request whose path can be read in two ways is answered with 400 before any policy: a
+// CONNECT with a path, a path that [path.Clean] changes, and a path with an escaped slash ("%2F") below a pattern
+// that ends with a slash, which a ServeMux reads as part of an element and [http.FileServer] as a separator.
 func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, error) {
 	if next == nil {
 		return nil, errors.New("spiffetls: require peer: no handler")
@@ -75,7 +75,7 @@ func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, strings.ToLower(http.StatusText(status)), status)
 }
 
-// check says why the client may not make the request.
+// check returns an error if the client may not make the request.
 func (h requirePeer) check(id spiffe.ID) error {
 	p := h.allow.Policy()
 	if none, ok := h.allow.(interface{ NoPolicy() error }); ok && p.IsZero() { // of spiffegrpc

@@ -25,8 +25,8 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 	return peer, peer != nil
 }
 
-// PeerFromRequest is [PeerFromContext] with an error that says why there is no proven client. The peer is nil if and
-// only if there is an error.
+// PeerFromRequest is like [PeerFromContext], with an error that says why there is no proven client. The peer is nil
+// if and only if there is an error.
 func PeerFromRequest(r *http.Request) (*spiffe.Peer, error) {
 	_, peer, err := provenBy(r)
 	if err != nil {
@@ -35,9 +35,10 @@ func PeerFromRequest(r *http.Request) (*spiffe.Peer, error) {
 	return peer, nil
 }
 
-// PeerFromConn returns the proven other side of a connection from Listener, Server, DialContext or Client of an
-// [Endpoint], or from its Transport with a DialTLSContext, as the handshake proved it. The peer is nil if and only if
-// there is an error: for other connections, before the end of the handshake, and if the other side proved no ID.
+// PeerFromConn returns the other side of a connection, as the handshake proved it. The connection is from Listener,
+// Server, DialContext or Client of an [Endpoint], or from its Transport with a DialTLSContext. The peer is nil if
+// and only if there is an error: for other connections, before the end of the handshake, and if the other side
+// proved no ID.
 func PeerFromConn(c net.Conn) (*spiffe.Peer, error) {
 	raw, err := rawConnOf(c)
 	switch {
@@ -52,7 +53,7 @@ func PeerFromConn(c net.Conn) (*spiffe.Peer, error) {
 	return nil, fmt.Errorf("spiffetls: no proven peer: %w", err)
 }
 
-// rawConnOf returns what a connection of this package is over.
+// rawConnOf returns the connection below a connection of this package.
 func rawConnOf(c net.Conn) (*rawConn, error) {
 	tc, ok := c.(*tls.Conn)
 	if !ok {
@@ -65,7 +66,7 @@ func rawConnOf(c net.Conn) (*rawConn, error) {
 	return raw, nil
 }
 
-// PeerFromState returns the proven other side of a connection, which was a client or a server as role says. It is for
+// PeerFromState returns the proven other side of a connection: a client or a server, as role says. It is for
 // packages that take a [*tls.Config] and return the [tls.ConnectionState], such as net/smtp and database drivers.
 //
 // The state must come from crypto/tls, which has checked that the other side holds its key. PeerFromState verifies it
@@ -103,8 +104,8 @@ var (
 	errNoID       = errors.New("the other side proved no SPIFFE ID, and the configuration requires none")
 )
 
-// provenBy returns the client of r and the endpoint that verified it, which is nil in a test. With an error the
-// endpoint is the one that requires a proof, if any.
+// provenBy returns the client of r and the endpoint that verified it, which is nil in a test. With an error it
+// returns the endpoint that requires a proof, if any.
 func provenBy(r *http.Request) (*Endpoint, *spiffe.Peer, error) {
 	if conn, ok := r.Context().Value(connKey{}).(*connection); ok {
 		if peer := conn.peer.Load(); peer != nil {

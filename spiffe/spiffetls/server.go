@@ -23,11 +23,11 @@ import (
 //	…
 //	peer, err := spiffetls.PeerFromConn(conn)
 //
-// Handshakes run concurrently, so a slow or silent client delays no other. Each must end within HandshakeTimeout, and
-// at most MaxHandshakes may be unfinished, or finished and not yet accepted; beyond that connections are closed at
-// once, first those of an address that has many. So is a connection that would take one of the last file descriptors
-// of the process, a quarter of them and at most 1,024. Accept returns errors of inner only; closed connections and
-// refused clients go to the Logger and the Metrics.
+// Handshakes run concurrently, so a slow or silent client delays no other. Each must end within HandshakeTimeout. At
+// most MaxHandshakes may be unfinished, or finished and not yet accepted; beyond that, connections are closed at once,
+// first from addresses that have many. So is a connection that would take one of the last file descriptors of the
+// process, a quarter of them and at most 1,024. Accept returns errors of inner only; closed connections and refused
+// clients go to the Logger and the Metrics.
 //
 // The first Accept starts a goroutine. Close closes inner and the connections that were not accepted yet, and waits
 // until their handshakes have ended. For net/http use [Endpoint.ConfigureServer].
@@ -68,7 +68,7 @@ type listener struct {
 	running sync.WaitGroup
 }
 
-// result is what Accept returns.
+// result is the result of one Accept.
 type result struct {
 	conn net.Conn
 	err  error
@@ -115,7 +115,7 @@ func (l *listener) run() {
 		case <-l.ctx.Done():
 			return
 		}
-		if errors.Is(err, net.ErrClosed) { // by another than Close
+		if errors.Is(err, net.ErrClosed) { // not by our Close
 			l.cancel()
 			return
 		}
@@ -125,7 +125,7 @@ func (l *listener) run() {
 func (l *listener) handshake(c net.Conn) {
 	defer l.unfinished.Closed(c)
 	conn, err := l.e.Server(l.ctx, c)
-	if err != nil { // which is recorded
+	if err != nil { // the handshake has recorded it
 		return
 	}
 	select {
@@ -147,7 +147,7 @@ func (e *Endpoint) Server(ctx context.Context, below net.Conn) (*tls.Conn, error
 	raw.tls = tls.Server(raw, e.server())
 	ctx, cancel := context.WithTimeout(ctx, e.config.HandshakeTimeout)
 	defer cancel()
-	if err := raw.tls.HandshakeContext(ctx); err != nil { // which configFor has recorded, if there was a hello
+	if err := raw.tls.HandshakeContext(ctx); err != nil { // configFor has recorded it, if there was a hello
 		if !raw.heard {
 			e.config.Metrics.failed(failure{server: true, stage: "tls", err: err})
 		}

@@ -1,7 +1,7 @@
 // Package spiffetls makes TLS connections in which both sides prove a SPIFFE ID.
 //
-// An [Endpoint] is made of the program's own identity, the trust bundles of its peers, and the policy that says which
-// of them are allowed:
+// An [Endpoint] has the program's own identity, the trust bundles of its peers, and the policy that says which peers
+// are allowed:
 //
 //	endpoint, err := spiffetls.New(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(web)})
 //
@@ -52,24 +52,24 @@
 // chains are remembered. It declines a ticket whose client certificate no longer verifies, and tickets from before a
 // renewal of its own SVID; a full handshake follows.
 //
-// A client resumes only if the caller sets ClientSessionCache. Each identity needs a cache of its own, because a
-// resumed session has the client of the original one. If the server of a session no longer verifies or is no longer
-// allowed, that handshake fails, and the next one is a full handshake.
+// A client resumes only if the caller sets ClientSessionCache. Each identity needs a cache of its own, because the
+// server sees the original session's client in a resumed one. If the server of a session no longer verifies or is no
+// longer allowed, that handshake fails, and the next one is a full handshake.
 //
 // # One-sided proof
 //
-// Four fields of [Config] let one side prove no ID; the other side is verified as ever. OptionalIdentity is for a
+// Four fields of [Config] let one side prove no ID; the other side is verified as always. OptionalIdentity is for a
 // client without an identity, AllowAnonymousClients for its server, WebCertificate for a server that proves its host
 // name, and WebRoots for the client of such a server.
 //
-// A client without a certificate is never taken for a proven one: [PeerFromContext] reports false, and [RequirePeer]
+// A client without a certificate never counts as proven: [PeerFromContext] reports false, and [RequirePeer]
 // denies. A certificate that does not verify is refused, and does not make its client anonymous. Combinations in
 // which no side proves an ID, or that have no effect, are errors.
 //
 // # Open connections
 //
-// The handshake proves a peer. If an authority is removed, the policy changes or a certificate expires later, an open
-// connection ends only if the Config names a [Governor], and it runs.
+// The handshake proves a peer. If an authority is removed, the policy changes or a certificate expires later, an
+// open connection ends only if the Config names a [Governor] and the Governor runs.
 package spiffetls
 
 import (
@@ -88,8 +88,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Config is what an [Endpoint] is made of. Self, Peers and Allow are required unless one of the other fields says
-// otherwise. The sources are asked at every handshake and must not block.
+// Config has the parts and options of an [Endpoint]. Self, Peers and Allow are required unless one of the other
+// fields says otherwise. Every handshake calls the sources, which must not block.
 type Config struct {
 	// Self is the identity to present.
 	Self spiffe.SVIDSource
@@ -109,20 +109,20 @@ type Config struct {
 	//	}
 	//
 	// A key is a dialled host and port, such as "[::1]:8443", or a host alone, for the ports without a key of their
-	// own. Names are in lower case and in ASCII; a dialled name in upper case is the same name, and one with a dot at
-	// the end is another. There are no wildcards. An address without a policy is refused before it is dialled, with
-	// an error that wraps [spiffe.ErrDenied].
+	// own. Names are in lower case and in ASCII; a dialled name in upper case is the same name, and one with a dot
+	// at the end is another. There are no wildcards. An address without a policy is refused before it is dialled,
+	// with an error that wraps [spiffe.ErrDenied].
 	//
-	// A connection or resumed session is used only for the host and port for which it was made. The policy is asked
-	// again whenever something is sent; if it no longer allows the server, nothing is sent and the connection is
-	// closed. The map is copied; the policies in it may be live.
+	// A connection or resumed session is used only for the host and port for which it was made. The policy decides
+	// again before each write; if it no longer allows the server, nothing is sent and the connection is closed. The
+	// map is copied; the policies in it may be live.
 	Hosts map[string]spiffe.PolicySource
 
 	// OptionalIdentity lets a client connect without a certificate while Self has none or it has expired, or if Self
-	// is nil. It is for a client that can also prove itself by other means, such as a token with which it gets its
-	// first identity or renews it. The server needs AllowAnonymousClients. A client with a Self does not resume
-	// sessions then, because the server takes the client of a resumed session for that of the original one. An open
-	// connection stays as it was made, too: close idle connections once there is an identity.
+	// is nil. It is for a client that can also prove itself by other means, such as a token with which it gets or
+	// renews its identity. The server needs AllowAnonymousClients. A client with a Self then resumes no sessions,
+	// because the server sees the original session's client in a resumed one. An open connection stays as it was
+	// made, too: close idle connections once there is an identity.
 	OptionalIdentity bool
 
 	// AllowAnonymousClients makes a server ask for a client certificate without requiring one. For a client without
@@ -132,9 +132,9 @@ type Config struct {
 
 	// WebCertificate makes a server present a certificate for its host name, such as one of a web PKI, in place of
 	// Self, which must be nil. It proves no ID: clients must verify it by its name. The function is called for every
-	// handshake, like GetCertificate of a tls.Config, and must not block; those of ACME clients and certificate
-	// watchers fit. The certificate is shared and not changed. If the function fails or its certificate has expired,
-	// the handshake fails on this side.
+	// handshake, like GetCertificate of a tls.Config, and must not block; the functions of ACME clients and
+	// certificate watchers fit. The certificate is shared and not changed. If the function fails or its certificate
+	// has expired, the handshake fails on this side.
 	WebCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
 	// WebRoots makes a client that presents Self verify servers by the dialled host name, with roots for host names,
@@ -148,8 +148,8 @@ type Config struct {
 	// MinVersion is the lowest TLS version: tls.VersionTLS13 or tls.VersionTLS12. 0 means TLS 1.3.
 	MinVersion uint16
 
-	// NextProtos are the protocols to negotiate by ALPN, best first. Nil means those of net/http in ConfigureServer
-	// and Transport, and none elsewhere.
+	// NextProtos are the protocols to negotiate by ALPN, best first. Nil means net/http's in ConfigureServer and
+	// Transport, and none elsewhere.
 	NextProtos []string
 
 	// HandshakeTimeout is how long a handshake may take in Listener, DialContext and Client, and in Transport unless
@@ -164,10 +164,10 @@ type Config struct {
 	Now func() time.Time
 
 	// Logger gets a line (Warn) for failed handshakes, requests that [RequirePeer] denies, and clients that withhold
-	// an OptionalIdentity: for the first of each of a few reasons and, of peers that the policy denies, of each ID,
-	// and then at most once a minute with the number of those that followed. Beyond 12 IDs a reason has one line for
-	// all. The attributes are reason, remote, err, count and interval, and id if the peer has proved it or
-	// unverified_id if it has only claimed it. Nil means no logs.
+	// an OptionalIdentity. The first for each of a few reasons, and for each ID that the policy denies, is logged at
+	// once; then at most one a minute with the number of the others. Beyond 12 IDs a reason has one line for all.
+	// The attributes are reason, remote, err, count and interval, and id if the peer has proved it or unverified_id
+	// if it has only claimed it. Nil means no logs.
 	Logger *slog.Logger
 
 	// Metrics counts handshakes and denied requests; nil counts none. Several endpoints may share it.
@@ -184,23 +184,24 @@ type Endpoint struct {
 	config   Config
 	optional bool             // OptionalIdentity with a Self
 	verifier *spiffe.Verifier // by Allow; nil without
-	anyHost  *spiffe.Verifier // of servers, before their policy in hosts
+	anyHost  *spiffe.Verifier // for servers, before their policy in hosts
 	hosts    hosts            // nil without
 	log      *ratelog.Log     // nil for none
 	changers []changer        // the sources that announce changes
 
-	// Listener and Server, DialContext and Client use these. They are behind functions, as a configuration may hold a
-	// key and fmt prints fields. Without the side, server is nil; client is always there.
+	// Listener and Server, DialContext and Client use these. They are behind functions, as a configuration may hold
+	// a key and fmt prints fields. server is nil if e cannot be a server; client is always set.
 	server, client func() *tls.Config
 
-	noServer, noClient error // why it cannot be one
+	noServer, noClient error // why e cannot be one
 }
 
 // changer is a source that announces changes.
 type changer interface{ Changed() <-chan struct{} }
 
-// New returns an Endpoint that can be a server, a client, or both. It copies the Config. What a server or a client
-// needs and the Config has not is an error of the methods for that side, or of New if it can be neither.
+// New returns an Endpoint that can be a server, a client, or both. It copies the Config. If the Config lacks
+// something that a server or a client needs, the methods for that side return an error, or New if neither side can
+// work.
 func New(c Config) (*Endpoint, error) {
 	e := &Endpoint{
 		config: c, optional: c.OptionalIdentity && c.Self != nil, noServer: c.noServer(), noClient: c.noClient(),
@@ -227,7 +228,7 @@ func New(c Config) (*Endpoint, error) {
 	return e, nil
 }
 
-// check returns what is wrong on either side.
+// check returns an error for a fault that matters to both sides.
 func (c *Config) check() error {
 	for _, source := range []any{c.Self, c.Peers} {
 		if v := reflect.ValueOf(source); v.Kind() == reflect.Pointer && v.IsNil() {
@@ -254,7 +255,7 @@ func (c *Config) check() error {
 
 var errZero = errors.New("the Endpoint is a zero value: New makes one")
 
-// asServer says why e cannot be a server.
+// asServer returns an error if e cannot be a server.
 func (e *Endpoint) asServer() error {
 	if e.client == nil {
 		return errZero
@@ -262,7 +263,7 @@ func (e *Endpoint) asServer() error {
 	return e.noServer
 }
 
-// asClient says why e cannot be a client.
+// asClient returns an error if e cannot be a client.
 func (e *Endpoint) asClient() error {
 	if e.client == nil {
 		return errZero
@@ -270,7 +271,7 @@ func (e *Endpoint) asClient() error {
 	return e.noClient
 }
 
-// noServer says why there can be no server.
+// noServer returns an error if there can be no server.
 func (c *Config) noServer() error {
 	switch {
 	case c.WebRoots != nil:
@@ -287,7 +288,7 @@ func (c *Config) noServer() error {
 	return nil
 }
 
-// noClient says why there can be no client.
+// noClient returns an error if there can be no client.
 func (c *Config) noClient() error {
 	switch {
 	case c.WebCertificate != nil && !c.OptionalIdentity:
@@ -315,7 +316,7 @@ var (
 		"a client may have Hosts instead; AllowAnonymousClients does not replace it")
 )
 
-// prepare makes what is made of the config.
+// prepare sets the fields of e that derive from the config.
 func (e *Endpoint) prepare() (err error) {
 	c := &e.config
 	if e.hosts, err = newHosts(c.Hosts); err != nil {
@@ -361,9 +362,9 @@ func (e *Endpoint) prepare() (err error) {
 // own connections. [Endpoint.PeerFromState] returns the client of a connection.
 //
 // Use the configuration for servers only: as a client crypto/tls would look for a host name in the certificate of an
-// SVID ("doesn't contain any IP SANs"). The caller may change it before it is used, except GetCertificate (with empty
-// Certificates), ClientAuth and GetConfigForClient, and may wrap VerifyConnection; WrapSession and UnwrapSession must
-// both stay or both go. Clones use the ticket keys of the original: call SetSessionTicketKeys on that.
+// SVID ("doesn't contain any IP SANs"). The caller may change it before it is used, except GetCertificate (with
+// empty Certificates), ClientAuth and GetConfigForClient, and may wrap VerifyConnection. Keep both WrapSession and
+// UnwrapSession, or neither. Clones use the ticket keys of the original: call SetSessionTicketKeys on the original.
 func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 	switch {
 	case e.asServer() != nil:
@@ -398,8 +399,9 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 // to WebRoots.
 //
 // It is for packages that start TLS themselves, such as drivers of PostgreSQL and MySQL, or SMTP and LDAP with
-// STARTTLS: give it to the driver or to [tls.Client], and call [Endpoint.PeerFromState] for the server. It does not
-// know the dialled address, so it refuses Hosts: make an Endpoint for that one address, or use [Endpoint.Client].
+// STARTTLS: give it to the driver or to [tls.Client], and call [Endpoint.PeerFromState] for the server. The
+// configuration does not know the dialled address, so Hosts is an error: make an Endpoint for that one address, or
+// use [Endpoint.Client].
 //
 // Use the configuration for clients only: it has no certificate for a server to present ("neither Certificates,
 // GetCertificate, nor GetConfigForClient set in Config"). The caller may change it before it is used, except
@@ -421,8 +423,8 @@ func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 		cert, err := certificate(cri)
 		return cert, e.failed(false, "", err)
 	}
-	// This turns off the check of the host name and of the host's roots, which does not fit SVIDs: they carry an ID,
-	// and their trust domain has roots of its own. VerifyConnection runs in every handshake and does the right check.
+	// This turns off crypto/tls's check of the host name and roots, which does not fit SVIDs: they carry an ID, and
+	// their trust domain has roots of its own. VerifyConnection runs in every handshake and does the right check.
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ServerRole, hostport{})

@@ -9,22 +9,21 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ticketPrefix begins this package's entry among the extra data of a session, which other layers may
-// share. The SHA-256 of the server's own leaf follows, then the client's chain in DER, which is empty for a client
-// without a certificate.
+// ticketPrefix begins this package's entry in the extra data of a session, which other layers may share. After it
+// come the SHA-256 of the server's own leaf and the client's chain in DER, which is empty for a client without a
+// certificate.
 const ticketPrefix = "svidkit/spiffetls/1:"
 
 // maxTicketEntry keeps tickets, which hold the chain twice, well below the 64 KiB that fit into a message.
 // A client with a longer chain gets a ticket that will be declined.
 const maxTicketEntry = 16 << 10
 
-// checkTickets makes a server with the configuration c decline a session ticket, so that a full handshake
-// follows, if the session's client would now be refused, or if what own returns, the server's own certificate,
-// is another or none. The tickets are encrypted by keys, of which c may be a clone.
+// checkTickets makes a server with the configuration c decline a session ticket, so that a full handshake follows,
+// if the session's client would now be refused, or if own now returns another server certificate or none. keys has
+// the keys that encrypt tickets; c may be a clone of it.
 //
-// crypto/tls has the client's chain in the ticket too, but does not show it before the session is
-// resumed, when VerifyConnection can only refuse. A client cannot ask for the server's new certificate
-// either.
+// crypto/tls also has the client's chain in the ticket, but does not show it before the session is resumed, when
+// VerifyConnection can only refuse. A client cannot ask for the server's new certificate either.
 func (e *Endpoint) checkTickets(c, keys *tls.Config, own func() (*tls.Certificate, error)) {
 	c.WrapSession = func(cs tls.ConnectionState, ss *tls.SessionState) ([]byte, error) {
 		if entry := ticketEntry(cs.PeerCertificates, own); entry != nil {

@@ -437,8 +437,8 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 	return b, notes, err
 }
 
-// parseJWTBundle parses a JWK Set. The keys of a standard one have no "use", which a bundle document demands
-// ; keys of another use are left out. No content, and a set without usable keys, is the empty bundle.
+// parseJWTBundle parses a JWK Set. In a standard one, keys lack the "use" that a bundle document demands; keys of
+// another use are left out. No content, and a set without usable keys, is the empty bundle.
 func parseJWTBundle(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
 	if len(doc) == 0 {
 		b, err := spiffe.NewBundle(td, spiffe.BundleContents{})

@@ -9,8 +9,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-// The header fields that carry a token and a Workload Proof Token: each is there exactly
-// once.
+// The header fields for a token and a Workload Proof Token. A request has each exactly once.
 const (
 	headerToken = "Workload-Identity-Token"
 	headerProof = "Workload-Proof-Token"
@@ -24,7 +23,7 @@ const (
 	txnField   = "txn-token"
 )
 
-// tokenFields checks the names of further header fields that carry tokens, and returns them in lower case.
+// tokenFields checks the names of further header fields for tokens, and returns them in lower case.
 func tokenFields(names []string) ([]string, error) {
 	var list []string
 	for _, n := range names {
@@ -43,7 +42,7 @@ func tokenFields(names []string) ([]string, error) {
 	return list, nil
 }
 
-// oneField returns the value of a header field, which may be there once; empty if it is not there.
+// oneField returns the value of a header field, or "" without one. More than one value is an error.
 func oneField(h http.Header, field, rule string) (string, *token.Error) {
 	lines := h[http.CanonicalHeaderKey(field)]
 	switch {
@@ -58,9 +57,9 @@ func oneField(h http.Header, field, rule string) (string, *token.Error) {
 	return trim(lines[0]), nil
 }
 
-// fields returns the tokens in a request that a Workload Proof Token has to cover: those that the drafts
-// name, and those in the further fields. An Authorization that is no OAuth access token counts as a further
-// field. The caller sets the target.
+// fields returns the tokens in a request that a Workload Proof Token must cover: the tokens in the fields of the
+// drafts and in the further fields. An Authorization other than an OAuth access token counts as a further field. The
+// caller sets the target.
 func fields(h http.Header, further []string) (Call, *token.Error) {
 	var c Call
 	other := func(field, value string) {

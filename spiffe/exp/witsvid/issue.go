@@ -21,14 +21,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// defaultLifetime is how long a token lasts by default. It is longer than that of a JWT-SVID, because a
-// stolen token is worth nothing without its key.
+// defaultLifetime is how long a token lasts by default. It is longer than for a JWT-SVID, because a stolen token is
+// worth nothing without its key.
 const defaultLifetime = time.Hour
 
 // IssuerOptions are the choices of an [Issuer] that have a default.
 type IssuerOptions struct {
-	// KeyID is the value of "kid". Empty means the thumbprint of the key (RFC 7638, SHA-256 in base64url),
-	// which no two keys share, as the standard asks.
+	// KeyID is the value of "kid". Empty means the thumbprint of the key (RFC 7638, SHA-256 in base64url). The
+	// standard requires that no two keys share it.
 	KeyID string
 
 	// Algorithm is the value of "alg", which must fit the key. Empty means ES256, ES384 or ES512 for a
@@ -57,7 +57,7 @@ func NewIssuer(td spiffe.TrustDomain, key crypto.Signer, opts *IssuerOptions) (*
 	o := *cmp.Or(opts, &IssuerOptions{})
 	if o.KeyID == "" && key != nil {
 		thumbprint, err := (&jose.JSONWebKey{Key: key.Public()}).Thumbprint(crypto.SHA256)
-		if err == nil { // or NewIssuer refuses the key
+		if err == nil { // otherwise NewIssuer refuses the key
 			o.KeyID = base64.RawURLEncoding.EncodeToString(thumbprint)
 		}
 	}
@@ -76,14 +76,14 @@ func NewIssuer(td spiffe.TrustDomain, key crypto.Signer, opts *IssuerOptions) (*
 //	contents := bundle.Contents()
 //	contents.WITAuthorities[keyID] = key
 //
-// Publish a new one, and wait until consumers have seen it, before it signs.
+// Publish a new key, and wait until consumers have it, before the Issuer signs.
 func (i *Issuer) Authority() (keyID string, key crypto.PublicKey) {
 	return i.issuer.KeyID(), i.issuer.Key().Public()
 }
 
-// IssueWITSVID makes a new key for the workload id, on P-256, and a token that confirms it. It is for an agent,
-// which has found that its caller has this ID, and for a program that is its own issuer; [NewSVID] puts the two
-// together. The context and the hint are ignored. A key is not used for a second token.
+// IssueWITSVID makes a new key for the workload id, on P-256, and a token that confirms it. Use it in an agent that
+// has authenticated its caller as id, or in a program that is its own issuer; [NewSVID] combines the two results.
+// The context and the hint are ignored. Each token gets a new key.
 func (i *Issuer) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (token string, key crypto.Signer, err error) {
 	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -95,17 +95,16 @@ func (i *Issuer) IssueWITSVID(_ context.Context, id spiffe.ID, _ string) (token 
 	return token, made, nil
 }
 
-// Issue returns a new token that confirms a public key of the workload id, which must be in the Issuer's
-// trust domain and have a path. The caller must have authenticated the workload, and have verified that it
-// has the private key. The key is of a kind that an Issuer may have too, and new with each token;
-// its "alg" is the usual one for it.
+// Issue returns a new token that confirms a public key of the workload id, which must be in the Issuer's trust
+// domain and have a path. The caller must have authenticated the workload, and verified that it has the private key.
+// The key must be of a kind that an Issuer may use, and new for each token; its "alg" is the usual one for it.
 //
-// The header has "alg", "kid" and "typ", the payload "sub", "exp" and "iat" in whole seconds, a random
-// "jti", and "cnf". "iat" is the present second and never later, because some validators refuse
-// a token that was issued in their future.
+// The header has "alg", "kid" and "typ", the payload "sub", "exp" and "iat" in whole seconds, a random "jti", and
+// "cnf". "iat" is the present second and never later, because some validators refuse a token that was issued in
+// their future.
 //
-// The token is verified with the Issuer's public key before it is returned, so a signer whose public key is
-// another one fails here.
+// The token is verified with the Issuer's public key before it is returned, so a signer with another public key
+// fails here.
 func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) {
 	if i == nil || i.issuer == nil {
 		return "", errors.New("witsvid: issue: the Issuer was not made by NewIssuer")

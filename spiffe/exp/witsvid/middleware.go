@@ -14,34 +14,33 @@ import (
 
 // MiddlewareOptions are the choices of [Middleware] that have a default.
 type MiddlewareOptions struct {
-	// Tokens are the names of further header fields that carry tokens, saying on whose behalf a request is
-	// made. Where they are present, a proof has to cover them, and a proof that covers another field is
-	// refused. Authorization and Txn-Token are always covered.
+	// Tokens are the names of further header fields with tokens, which say on whose behalf a request is made. A
+	// proof must cover them where they are present, and a proof that covers another field is refused. Authorization
+	// and Txn-Token are always covered.
 	Tokens []string
 
-	// TLSTerminated says that TLS ends at a proxy in front of this server, and that no other machine can reach
-	// or read the link between them. Otherwise a request that did not come by TLS is refused.
+	// TLSTerminated says that TLS ends at a proxy in front of this server, and that no other machine can reach or
+	// read the link between them. Otherwise a request without TLS is refused.
 	TLSTerminated bool
 
-	// Logger is told of requests that are refused (Info), with the attributes reason, err and remote: the first
-	// of each reason, and of each ID of the first 12 that the policy denies, at once, and a count of the others
-	// every minute, so that a client cannot fill a log. One that takes Debug is told of each. Nil means
-	// silence.
+	// Logger gets refused requests (Info), with the attributes reason, err and remote: the first for each reason,
+	// and for each ID of the first 12 that the policy denies, at once, and a count of the others every minute, so
+	// that a client cannot fill a log. At level Debug each refusal is logged. Nil means no logs.
 	Logger *slog.Logger
 }
 
-// Middleware returns a function that wraps handlers so that only requests with a token and a valid proof
-// get through, in the fields Workload-Identity-Token and Workload-Proof-Token. The handler reads the proof with
-// [FromContext]. The options may be nil.
+// Middleware returns a function that wraps handlers. The handler gets only requests with a token and a valid proof,
+// in the fields Workload-Identity-Token and Workload-Proof-Token, and reads the proof with [FromContext]. The
+// options may be nil.
 //
-// The targets say what this server is called, and a proof has to be for one of them: an origin such as
-// "https://db.example.org", behind which comes the path of the request, or another value that clients use
-// as a whole. They come from configuration alone; no header field of a request can add to them.
+// The targets are the names of this server, and a proof must be for one of them: an origin such as
+// "https://db.example.org", which the path of the request follows, or another value that clients use as a whole.
+// They come from configuration alone; no header field of a request can add to them.
 //
-// Other requests never reach the handler, and neither do those whose path can be read in two ways, as
-// RequirePeer of package spiffetls says. They are answered 400, with a problem document (RFC 9457) that names
-// the reason in a word or two; 403 if the proof is valid and the policy does not allow its ID; and 503 for
-// [ErrUnavailable]. There is no 401, which would invite a client to put the token into the field Authorization.
+// Other requests never reach the handler. Nor do requests whose path can be read in two ways; see RequirePeer of
+// package spiffetls. They are answered 400, with a problem document (RFC 9457) that names the reason in a word or
+// two; 403 if the proof is valid and the policy does not allow its ID; and 503 for [ErrUnavailable]. There is no
+// 401, which would invite a client to put the token into the field Authorization.
 func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
 	o := *cmp.Or(opts, &MiddlewareOptions{})
 	var err error
@@ -82,7 +81,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), proofKey{}, proof)))
 }
 
-// report logs what clients can cause as often as they like.
+// report logs a refusal. Clients can cause any number of them.
 func (m *middleware) report(r *http.Request, reason string, err *token.Error) {
 	const message = "witsvid: request refused"
 	attrs := []slog.Attr{slog.Any("err", err), slog.String("remote", r.RemoteAddr)}
@@ -158,8 +157,8 @@ func (m *middleware) validate(r *http.Request) (*Proof, *token.Error) {
 // proofKey is the key of a *Proof in the context of a request.
 type proofKey struct{}
 
-// FromContext returns the proof of the caller whose request is behind ctx, if the request came through
-// [Middleware]. For every other context it reports false.
+// FromContext returns the caller's proof from the context of a request that came through [Middleware]. For every
+// other context it reports false.
 func FromContext(ctx context.Context) (*Proof, bool) {
 	p, ok := ctx.Value(proofKey{}).(*Proof)
 	return p, ok

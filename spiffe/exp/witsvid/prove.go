@@ -17,17 +17,16 @@ const (
 	// defaultProofLifetime is how long a proof lasts by default: enough for slow networks.
 	defaultProofLifetime = time.Minute
 
-	// maxProofLifetime is the longest that a proof can last, and that validators accept by
-	// default.
+	// maxProofLifetime is the longest that a proof can last, and that validators accept by default.
 	maxProofLifetime = 5 * time.Minute
 )
 
-// Call is what a proof is bound to: the receiver, and the other tokens that travel with it. The sender
-// states what it sends, the receiver what it received, and the two must be equal.
+// Call is the call that a proof is bound to: the receiver, and the other tokens in the call. The sender fills
+// in what it sends, the receiver what it received; the two must be equal.
 type Call struct {
-	// Target is the receiver and the resource that is called. Over HTTP it is the URI of the request without query and
-	// fragment; elsewhere it is what both sides have agreed on. A receiver takes it from its own
-	// configuration, not from the message. Required.
+	// Target is the receiver and the resource that is called. Over HTTP it is the URI of the request without query
+	// and fragment; elsewhere both sides agree on it. A receiver takes it from its own configuration, not from the
+	// message. Required.
 	Target string
 
 	// AccessToken is the OAuth access token in the call, without its scheme; TxnToken is the transaction
@@ -60,7 +59,7 @@ func (c *Call) check() error {
 // Prover makes proofs with the key of the current WIT-SVID. It is safe for concurrent use, and its fields must
 // not change once it is in use.
 type Prover struct {
-	// Source returns the current WIT-SVID, and is asked for each proof. It must not block and must be safe for
+	// Source returns the current WIT-SVID. It is called for each proof, must not block and must be safe for
 	// concurrent use. Required.
 	Source func() (*SVID, error)
 
@@ -151,5 +150,5 @@ func (p *Prover) prove(c Call) (text, proof string, err error) {
 	return text, proof, err
 }
 
-// trim removes the white space that may stand around the value of a header field.
+// trim removes the white space around the value of a header field.
 func trim(value string) string { return strings.Trim(value, " \t") }

@@ -8,13 +8,13 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// replays remembers which proofs were used, each until no validator would accept it. None is forgotten early:
-// what there is no room for is refused.
+// replays remembers used proofs, each until no validator would accept it. It forgets none early: when it is full for
+// a holder, a further proof is refused.
 //
-// The room is for each + each/2 proofs, and how much of it a holder gets depends on how much is free: a key
-// at most twice as much as is left after it, and an ID, with all its keys, at most four times. So a key that
-// takes all it can while there is no other gets each, an ID a fifth more, and there is always room for others,
-// the less for each the more holders try to take it all.
+// It holds each + each/2 proofs. The share of a holder depends on how much is free: a key may have at most twice as
+// much as is left after it, and an ID, with all its keys, at most four times. So if there is only one key, it can
+// take each, and one ID a fifth more. There is always space for others, and the more holders try to take it all, the
+// less each gets.
 type replays struct {
 	each int
 
@@ -23,7 +23,7 @@ type replays struct {
 	keys  map[keyName]*account
 	ids   map[spiffe.ID]int     // how many proofs of each are remembered
 	ends  map[int64][]usedProof // by when they can be forgotten, in units of bucket
-	swept int64                 // all before this is forgotten
+	swept int64                 // everything before this is forgotten
 }
 
 // replayKey is a hash, because a peer chooses the name freely.
@@ -35,7 +35,7 @@ type keyName struct {
 	key replayKey
 }
 
-// account counts the proofs of one key that are remembered.
+// account counts the remembered proofs of one key.
 type account struct {
 	name keyName
 	held int
@@ -46,7 +46,7 @@ type usedProof struct {
 	key   *account
 }
 
-// bucket is how finely the ends are told apart, in seconds.
+// bucket is the resolution of the ends, in seconds.
 const bucket = 8
 
 func newReplays(each int) *replays {
@@ -56,9 +56,8 @@ func newReplays(each int) *replays {
 	}
 }
 
-// use notes that h has used a proof. The name is its "jti", the owner something that only the
-// holder of one key can have, so that no peer uses up the names of another; end is when the proof can
-// be forgotten.
+// use records that h has used a proof. name is its "jti". owner is a value that only the holder of one key can have,
+// so that no peer uses up the names of another. end is when the proof can be forgotten.
 func (r *replays) use(h *holder, owner, name string, now, end time.Time) (fresh, full bool) {
 	sum := sha256.New()
 	sum.Write([]byte(owner)) // a hash in base64url, always of one length
@@ -92,17 +91,17 @@ func (r *replays) use(h *holder, owner, name string, now, end time.Time) (fresh,
 	return true, false
 }
 
-// room reports whether a holder may have one proof more remembered.
+// room reports whether one more proof of a holder may be remembered.
 func (r *replays) room(by keyName) bool {
 	ofKey, ofID := 1, r.ids[by.id]+1
 	if a := r.keys[by]; a != nil {
 		ofKey += a.held
 	}
-	twice := 3*r.each - 2*(len(r.used)+1) // what is free then, twice, as there are three halves of each
+	twice := 3*r.each - 2*(len(r.used)+1) // the free space, twice, as the capacity is three halves of each
 	return ofKey <= twice && ofID <= 2*twice
 }
 
-// sweep forgets what is over. There are few buckets, as no proof lasts long.
+// sweep forgets expired proofs. There are few buckets, as no proof lasts long.
 func (r *replays) sweep(now time.Time) {
 	at := now.Unix() / bucket
 	if at == r.swept {

@@ -15,19 +15,18 @@ import (
 
 type redacted = redact.Text
 
-// SVID is a WIT-SVID as its workload holds it: the token, and the private key that it confirms. It never
-// changes, is safe for concurrent use if the key is, and prints as its ID. [ParseUnverified] tells what its
-// token says.
+// SVID is a WIT-SVID of this workload: the token, and the private key that it confirms. It never changes, is safe
+// for concurrent use if the key is, and prints as its ID. [ParseUnverified] reads its token.
 type SVID struct {
 	redacted
 	id       spiffe.ID
 	notAfter time.Time
-	token    func() string        // funcs, because no printer shows what they hold
-	signer   func() *token.Signer // of proofs
+	token    func() string        // funcs, because no printer shows their contents
+	signer   func() *token.Signer // signs proofs
 }
 
-// NewSVID returns the SVID of a token and the private key that it confirms, which may live in hardware.
-// It checks the form of the token, and not its signature and time, which need a bundle: see [Validator].
+// NewSVID returns the SVID of a token and the private key that it confirms, which may live in hardware. It checks
+// the form of the token, but not its signature and time, which need a bundle: see [Validator].
 func NewSVID(text string, key crypto.Signer) (*SVID, error) {
 	h, _, e := parseToken(text)
 	if e != nil {
@@ -51,8 +50,8 @@ func NewSVID(text string, key crypto.Signer) (*SVID, error) {
 	}, nil
 }
 
-// ParseSVID is [NewSVID] for a private key as a JSON Web Key, as the Workload API hands it out. Errors do
-// not carry the input.
+// ParseSVID is like [NewSVID], for a private key as a JSON Web Key, as the Workload API sends it. Errors do not
+// carry the input.
 func ParseSVID(token string, keyJWK []byte) (*SVID, error) {
 	var k jose.JSONWebKey
 	if err := k.UnmarshalJSON(keyJWK); err != nil {

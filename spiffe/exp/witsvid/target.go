@@ -11,8 +11,8 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-// canonicalTarget returns the form in which two spellings of one http or https URI are the same bytes:
-// scheme and authority in lower case, no default port, and a path. Other targets have one spelling.
+// canonicalTarget returns the canonical form of an http or https URI, which is equal for all its spellings: scheme
+// and authority in lower case, no default port, and a path. Other targets are unchanged.
 func canonicalTarget(target string) string {
 	for _, s := range []struct{ scheme, port string }{{"https://", ":443"}, {"http://", ":80"}} {
 		if len(target) <= len(s.scheme) || !strings.EqualFold(target[:len(s.scheme)], s.scheme) {
@@ -24,10 +24,10 @@ func canonicalTarget(target string) string {
 	return target
 }
 
-// targets are the values that a receiver answers to, from its configuration.
+// targets are the names of a receiver, from its configuration.
 type targets struct {
-	origins []string // "https://authority": the path of the request belongs behind it
-	exact   []string // as they are, in canonical form
+	origins []string // "https://authority": the path of the request follows
+	exact   []string // whole values, in canonical form
 }
 
 func newTargets(list []string) (*targets, error) {
@@ -62,8 +62,8 @@ func newTargets(list []string) (*targets, error) {
 	return t, nil
 }
 
-// accept reports whether aud names this server and, if it is an origin with a path, the path of a request.
-// What the request says about the host plays no part.
+// accept reports whether aud names this server and, if it is an origin with a path, the path of a request. The host
+// in the request plays no part.
 func (t *targets) accept(aud, requestTarget string) bool {
 	aud = canonicalTarget(aud)
 	if slices.Contains(t.exact, aud) {
@@ -78,8 +78,8 @@ func (t *targets) accept(aud, requestTarget string) bool {
 	return false
 }
 
-// targetPath returns the path in the target of a request as it was sent: that in "/path?query", or in
-// "https://host/path?query". That of "*" is empty, which in an audience is written "/".
+// targetPath returns the path in the target of a request as it was sent, such as "/path?query" or
+// "https://host/path?query". For "*" the path is empty, which in an audience is written "/".
 func targetPath(requestTarget string) string {
 	path, _, _ := strings.Cut(requestTarget, "?")
 	if i := strings.Index(path, "://"); i > 0 && path[0] != '/' {
@@ -92,8 +92,8 @@ func targetPath(requestTarget string) string {
 	return path
 }
 
-// requestTarget returns what stands in the first line of a request, or in ":path": as a server received
-// it, or as a client will send it.
+// requestTarget returns the target in the first line of a request, or in ":path": as a server received it, or as a
+// client will send it.
 func requestTarget(r *http.Request) string {
 	if r.RequestURI != "" {
 		return r.RequestURI

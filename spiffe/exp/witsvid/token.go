@@ -11,7 +11,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// What errors are about, and the ids of the rules that package token checks.
+// The words for errors about tokens and proofs, and the ids of the rules that package token checks.
 var (
 	tokens = &token.Kind{
 		Package: "witsvid", What: "token",
@@ -24,9 +24,8 @@ var (
 	requests = &token.Kind{Package: "witsvid", What: "request"}
 )
 
-// ErrUnavailable says that the bundle source failed, or that more proofs were used than can be remembered, so that
-// nothing was judged. The client may try again later. Such an error says so, too: see
-// [spiffe.ErrNotReady].
+// ErrUnavailable says that nothing was judged, because the bundle source failed or there are more used proofs than
+// can be remembered. The client may try again later. Such an error says so, too: see [spiffe.ErrNotReady].
 //
 // Any other error of a [Validator] says why the token or proof is refused, and names the ID that the token
 // claims, cut to a bounded length. It wraps [spiffe.ErrUnknownTrustDomain] for a trust domain without a bundle,
@@ -39,9 +38,9 @@ const (
 	proofType = "wpt+jwt"
 )
 
-// Unverified is what a token says about itself. Its signature is not checked, and anyone can write such a token. It
-// tells a client what it holds, and must never decide whether a caller is let in; a [Validator] does that. It does not
-// hold the token.
+// Unverified has the claims of a token whose signature was not checked: anyone can write such a token. A client can
+// inspect its own token with it. It must never decide whether a caller is allowed; see [Validator]. It does not hold
+// the token.
 type Unverified struct {
 	ID      spiffe.ID // "sub"
 	Expires time.Time // "exp"
@@ -58,7 +57,7 @@ func ParseUnverified(token string) (*Unverified, error) {
 	return &Unverified{ID: h.id, Expires: h.expires, KeyID: s.KeyID}, nil
 }
 
-// holder is the holder of a token, as the token says.
+// holder is the holder of a token, according to the token.
 type holder struct {
 	id                 spiffe.ID
 	expires, notBefore time.Time     // notBefore is zero if there is none
@@ -67,7 +66,7 @@ type holder struct {
 	thumbprint         replayKey // of the key
 }
 
-// parseToken checks all that needs nothing but the token: the parts, the header, the payload.
+// parseToken makes the checks that need only the token: the parts, the header, the payload.
 func parseToken(text string) (*holder, *token.Signed, *token.Error) {
 	s, e := parseSigned(tokens, text)
 	if e == nil && s.KeyID == "" {
@@ -100,8 +99,8 @@ func parseSigned(k *token.Kind, text string) (*token.Signed, *token.Error) {
 	return s, e
 }
 
-// typeFault checks "typ", and that the header has no extension. None is understood, and "b64", which
-// changes what is signed, must not come without "crit" (RFC 7797 section 6).
+// typeFault checks "typ", and that the header has no extension. The package understands none, and "b64", which
+// changes the signed bytes, must not come without "crit" (RFC 7797 section 6).
 func typeFault(k *token.Kind, s *token.Signed, typ, typeRule, extensionRule string) *token.Error {
 	switch {
 	case s.Type != typ:

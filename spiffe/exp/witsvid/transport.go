@@ -15,13 +15,13 @@ type TransportOptions struct {
 	// no proxy, and none from the environment. For servers with SPIFFE IDs see package spiffetls.
 	Base http.RoundTripper
 
-	// Audience gives the value that a proof is for, if that is not the URI of the request without query and
-	// fragment: what the server is known by behind a proxy that rewrites requests, say. Nil or an empty
-	// result means that URI.
+	// Audience returns the value that a proof is for, if it differs from the URI of the request without query and
+	// fragment, for example the server's name behind a proxy that rewrites requests. Nil or an empty result means
+	// that URI.
 	Audience func(*http.Request) string
 
-	// Tokens are the names of further header fields that carry tokens, saying on whose behalf a request is
-	// made, which proofs cover where they are present. Authorization and Txn-Token are covered anyway.
+	// Tokens are the names of further header fields with tokens, which say on whose behalf a request is made. Proofs
+	// cover them where they are present. Authorization and Txn-Token are always covered.
 	Tokens []string
 }
 
@@ -29,9 +29,9 @@ type TransportOptions struct {
 // for it. It is safe for concurrent use, and [http.Client.CloseIdleConnections] reaches the base transport. The
 // options may be nil.
 //
-// Tokens and proofs travel over TLS only: a request by http is refused before anything is sent.
-// If a redirect leads to another host, the request there is sent without a token, and so is everything
-// that follows, because the first host must not choose which other hosts see a token.
+// Tokens and proofs travel over TLS only: a request by http is refused before anything is sent. If a redirect leads
+// to another host, the request there is sent without a token, and so is every request that follows, because the
+// first host must not choose which other hosts see a token.
 func NewTransport(p *Prover, opts *TransportOptions) (http.RoundTripper, error) {
 	o := *cmp.Or(opts, &TransportOptions{})
 	err := p.check()

@@ -31,18 +31,18 @@ type ValidatorOptions struct {
 	MaxLifetime time.Duration
 
 	// Proofs is how many used proofs of one holder are remembered, each until it expires, so that none is accepted
-	// twice. Further proofs of a holder that has as many are refused with [ErrUnavailable], so set more than a client
-	// sends in a proof's lifetime and the leeway: two minutes for most. Each costs about 150 bytes. 0 means 100,000,
-	// at most 10,000,000; -1 means that a proof may be used any number of times until it expires.
+	// twice. A holder's proofs beyond this are refused with [ErrUnavailable], so set more than a client sends in a
+	// proof's lifetime and the leeway: two minutes for most. Each costs about 150 bytes. 0 means 100,000, at most
+	// 10,000,000; -1 means that a proof may be used any number of times until it expires.
 	//
 	// A holder is a key of an ID. All holders together have room for half as many again, and an ID with many keys
-	// has at most four fifths of that. Each further holder gets at most two thirds of what is left, so that no allowed
+	// has at most four fifths of that. Each further holder gets at most two thirds of the rest, so that no allowed
 	// caller locks the others out.
 	Proofs int
 
-	// Remember is how many verified tokens are remembered, whose signature is not checked again; that of each new
-	// proof is. At most 1,048,576; 0 means 1,000, and -1 means none. Each costs about two kilobytes; tokens of more
-	// than 4 KiB are not remembered.
+	// Remember is how many verified tokens are remembered, so that their signature is not checked again; the
+	// signature of each new proof is. At most 1,048,576; 0 means 1,000, and -1 means none. Each costs about two
+	// kilobytes; tokens of more than 4 KiB are not remembered.
 	Remember int
 
 	// Now gives the time to validate at. Nil means time.Now. It must be safe for concurrent use.
@@ -58,15 +58,13 @@ type Validator struct {
 	replays     *replays // nil for none
 }
 
-// NewValidator returns a Validator that takes WIT keys from bundles, for each token from the bundle of
-// the trust domain that its own ID names and from no other, and accepts the holders that the
-// policy allows at that moment. A policy that can allow no peer is an error; see
-// [spiffe.CheckPolicySource]. The options may be nil.
+// NewValidator returns a Validator that takes the WIT key for each token from bundles, and only from the bundle of
+// the trust domain that the token's own ID names. It accepts the holders that the policy allows at that moment. A
+// policy that can allow no peer is an error; see [spiffe.CheckPolicySource]. The options may be nil.
 //
-// The source is asked for each token, remembered or not, so that a removed key is distrusted at once. A
-// remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not
-// make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] was asked to read
-// them.
+// The Validator asks the source for each token, remembered or not, so that a removed key is distrusted at once. A
+// remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not make a new
+// one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] read them or [spiffe.NewBundle] got them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
 	o := *cmp.Or(opts, &ValidatorOptions{})
 	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime}
@@ -109,27 +107,24 @@ func (p *Proof) ID() spiffe.ID { return p.id }
 // itself was for one call.
 func (p *Proof) NotAfter() time.Time { return p.notAfter }
 
-// Covers reports whether the proof covers a header field, by its name in whatever case: whether the
-// holder of the key has sent that token or value. What is not covered may have been added on the way and
-// must not decide what is allowed. For a call that is not HTTP, the name of an access token is
-// "authorization", and that of a transaction token "txn-token".
+// Covers reports whether the proof covers a header field, by its name in upper or lower case: whether the holder of
+// the key has sent that token or value. A field that is not covered may have been added on the way and must not
+// decide what is allowed. For a call that is not HTTP, the name of an access token is "authorization", and the name
+// of a transaction token "txn-token".
 func (p *Proof) Covers(field string) bool { return slices.Contains(p.covered, strings.ToLower(field)) }
 
-// Validate verifies a token and a Workload Proof Token for one call, and returns the proof. There is no
-// way to accept a token alone. The call says what was received; its Target is from the
-// configuration of the receiver. For HTTP see [Middleware]. The checks come in this order, and the first
-// that fails is the error:
+// Validate verifies a token and a Workload Proof Token for one call, and returns the proof. There is no way to
+// accept a token alone. The call has the tokens that were received; its Target is from the configuration of the
+// receiver. For HTTP see [Middleware]. The checks come in this order, and the error is the first failure:
 //
-//  1. The form of the token: three parts of canonical base64url, at most 16 KiB; one of the nine
-//     algorithms, "typ", "kid" and no "crit" in the header; "sub", "exp" and the public key in "cnf", and
-//     no "aud".
+//  1. The form of the token: three parts of canonical base64url, at most 16 KiB; one of the nine algorithms, "typ",
+//     "kid" and no "crit" in the header; "sub", "exp" and the public key in "cnf", and no "aud".
 //  2. The bundle of that ID's trust domain, the WIT key in it that "kid" names, the signature.
-//  3. "exp" and "nbf" of the token. "iat" and all other claims are ignored, "iss" is not looked at, and a
-//     token may come any number of times, each time with another proof.
+//  3. "exp" and "nbf" of the token. All other claims, "iat" and "iss" included, are ignored, and a token may come
+//     any number of times, each time with another proof.
 //  4. The form of the proof, its "alg", "typ" and signature: by the key in "cnf".
 //  5. "aud", "exp", "jti", "wth", "ath", "tth" and "oth" of the proof.
-//  6. The policy; and last that the proof was not used before, so that only allowed callers fill the
-//     memory.
+//  6. The policy; and last that the proof was not used before, so that only allowed callers fill the memory.
 //
 // The error carries neither token nor proof. See [ErrUnavailable] for what it may wrap.
 func (v *Validator) Validate(token, proof string, c Call) (*Proof, error) {
@@ -152,8 +147,7 @@ func (v *Validator) validate(text, proof string, c Call) (*Proof, *token.Error) 
 	return v.verifyProof(h, text, proof, &c, now, func(aud string) bool { return canonicalTarget(aud) == want })
 }
 
-// verifyToken verifies all that can be verified about a token without a proof. Its result never leaves
-// this package without one.
+// verifyToken makes the checks of a token that need no proof. Its result never leaves this package without a proof.
 func (v *Validator) verifyToken(text string) (*holder, time.Time, *token.Error) {
 	if v == nil || v.check == nil {
 		return nil, time.Time{}, &token.Error{Kind: tokens, Reason: token.BundleSource, Err: errNotMade}
@@ -185,7 +179,7 @@ func (v *Validator) verifyAnew(text string) (*holder, *token.Error) {
 		e = verifySignature(s, b)
 	}
 	if e == nil {
-		v.check.Keep(strings.Clone(text), h.id, h.expires, b, h) // the text may be a small part of something large
+		v.check.Keep(strings.Clone(text), h.id, h.expires, b, h) // text may be a small part of something large
 	}
 	return h, e
 }
@@ -226,7 +220,7 @@ func (v *Validator) checkTime(h *holder, now time.Time) *token.Error {
 	return nil
 }
 
-// verifyProof verifies a Workload Proof Token of h, asks the policy, and notes that the proof was used.
+// verifyProof verifies a Workload Proof Token of h, checks the policy, and records that the proof was used.
 func (v *Validator) verifyProof(
 	h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool,
 ) (*Proof, *token.Error) {
@@ -245,7 +239,7 @@ func (v *Validator) verifyProof(
 	return &Proof{h.id, h.expires, c.covered()}, nil
 }
 
-// checkProof judges what a proof says and whose key signed it.
+// checkProof checks the claims of a proof and its signature.
 func (v *Validator) checkProof(
 	h *holder, text, proof string, c *Call, now time.Time, accept func(aud string) bool,
 ) (*proofClaims, *token.Error) {
@@ -288,10 +282,10 @@ func (v *Validator) checkProof(
 	return p, nil
 }
 
-// proofClaims is what the payload of a Workload Proof Token says.
+// proofClaims are the claims in a Workload Proof Token.
 type proofClaims struct {
 	aud      string
-	texts    map[string]string // "jti", "wth", "ath" and "tth", those that are there
+	texts    map[string]string // "jti", "wth", "ath" and "tth", if they are there
 	oth      map[string]string
 	exp, nbf token.Date
 	bad      string // the first claim that is of the wrong type
@@ -376,8 +370,8 @@ var claimRule = map[string]string{
 	"aud": "WPT-5", "jti": "WPT-8", "wth": "WPT-10", "ath": "WPT-11", "tth": "WPT-12", "oth": "WPT-13",
 }
 
-// checkTokens compares the other tokens of the call with those that the proof covers: it is for all of
-// them, and for nothing that was taken out on the way.
+// checkTokens compares the other tokens of the call with the tokens that the proof covers. The proof must cover all
+// of them, and no token that was removed on the way.
 func (p *proofClaims) checkTokens(c *Call) *token.Error {
 	for _, t := range []struct{ claim, rule, token, what string }{
 		{"ath", "WPT-11", c.AccessToken, "access token"}, {"tth", "WPT-12", c.TxnToken, "transaction token"},
@@ -407,7 +401,7 @@ func (p *proofClaims) checkTokens(c *Call) *token.Error {
 	return nil
 }
 
-// use notes that a proof was used. The owner is something that only the holder of one key can have.
+// use records that a proof was used. owner is a value that only the holder of one key can have.
 func (v *Validator) use(h *holder, owner string, p *proofClaims, now time.Time) *token.Error {
 	if v.replays == nil {
 		return nil
@@ -423,7 +417,7 @@ func (v *Validator) use(h *holder, owner string, p *proofClaims, now time.Time) 
 	return nil
 }
 
-// hash returns the SHA-256 hash of a token in base64url, as "wth" and its siblings have it.
+// hash returns the SHA-256 hash of a token in base64url, for "wth" and similar claims.
 func hash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return base64.RawURLEncoding.EncodeToString(sum[:])

@@ -1,10 +1,11 @@
-// Package witsvid issues, presents and validates WIT-SVIDs: tokens that name a workload by its SPIFFE ID and
-// confirm a public key of it. With each request the workload also proves that it holds the private key, so that
-// a stolen token is worth nothing.
+// Package witsvid issues, presents and validates WIT-SVIDs: tokens that name a workload by its SPIFFE ID and confirm
+// its public key. With each request the workload also proves that it holds the private key, so that a stolen token
+// is worth nothing.
 //
 // # Experimental
 //
-// The standards behind this package are not finished. It may change in ways that break programs, or go. It implements:
+// The standards behind this package are not finished. It may change in ways that break programs, or be removed. It
+// implements:
 //
 //   - WIT-SVID, an Incubating SPIFFE standard, as of commit 665a28f3253ecdce59f26f3ef29c0d6408b37c3d (1 July 2026)
 //   - the token and its header field, from draft-ietf-wimse-workload-creds
@@ -13,17 +14,17 @@
 // It does not implement:
 //
 //   - HTTP message signatures, from draft-ietf-wimse-http-signature
-//   - what the working group has changed in the Workload Proof Token since August 2026: the proof is in
-//     Authorization, with the scheme WPT, instead of a field of its own; there is no claim "ath"; and a refusal
-//     is a 401 with a challenge instead of a 400. The two forms do not interoperate over HTTP
+//   - the working group's changes to the Workload Proof Token since August 2026: the proof is in Authorization, with
+//     the scheme WPT, instead of a field of its own; there is no claim "ath"; and a refusal is a 401 with a
+//     challenge instead of a 400. The two forms do not interoperate over HTTP
 //
 // Nothing else in this library imports the package, and a trust bundle has keys for it only after
-// [spiffe.ParseBundleWIT] (STAB-2).
+// [spiffe.ParseBundleWIT].
 //
 // # Use
 //
-// A client needs an [SVID], which it makes of a token and its key by [NewSVID] or [ParseSVID], and presents it by a
-// transport. Each request then carries the token and a proof that is good for this request, for one minute, once:
+// A client makes an [SVID] from a token and its key with [NewSVID] or [ParseSVID], and presents it with a transport.
+// Each request then carries the token and a proof that is good for this request, for one minute, once:
 //
 //	prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
 //	transport, err := witsvid.NewTransport(prover, nil)
@@ -41,24 +42,24 @@
 // In the handler, [FromContext] returns the proof of the caller's identity. Protocols other than HTTP use
 // [Prover.Prove] on one side and [Validator.Validate] on the other.
 //
-// An [Issuer] makes tokens, and answers the Workload API of an agent. Its key goes into the trust bundle: see
+// An [Issuer] makes tokens, and answers the Workload API of an agent. Its key belongs in the trust bundle: see
 // [Issuer.Authority].
 //
 // # Guarantees
 //
 // A token alone is never accepted, and a WIT-SVID in the field Authorization is refused on both sides.
 //
-// A proof is for one call. It names its target, which the receiver compares with its own configuration and
-// never with what a header field says of the host. It covers the other tokens in the request; [Proof.Covers]
-// tells which. It is accepted once: used proofs are remembered until they expire, in bounded memory of which
-// each holder gets a share, see [ValidatorOptions].Proofs. Each [Validator] remembers for itself, so several
-// servers of one name each accept a proof once.
+// A proof is for one call. It names its target, which the receiver compares with its own configuration and never
+// with a header field. It covers the other tokens in the request; [Proof.Covers] tells which. It is accepted once:
+// used proofs are remembered until they expire, in bounded memory of which each holder gets a share, see
+// [ValidatorOptions].Proofs. Each [Validator] remembers for itself, so several servers of one name each accept a
+// proof once.
 //
 // Only the WIT keys in the bundle of the trust domain in "sub" count. Nothing in a token or proof leads to
 // another key, and nothing is fetched.
 //
-// Tokens travel over TLS. A transport refuses to send one by http, and a middleware to accept one, unless it is
-// told that TLS ends in front of it.
+// Tokens travel over TLS. A transport never sends one by http, and a middleware never accepts one, unless it is told
+// that TLS ends in front of it.
 //
 // Tokens and proofs are limited to 16 KiB each before they are parsed. No error carries one, and no value
 // prints a token or a key.

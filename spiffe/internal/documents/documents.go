@@ -37,18 +37,18 @@ func Bundle(source spiffe.BundleSource, td spiffe.TrustDomain) (func() (*spiffe.
 	}, nil
 }
 
-// Document is what a handler serves, a comparable value. Two that are not == may still have the same bytes.
+// Document is a document that a handler serves. It must be comparable. Two that are not == may have the same bytes.
 type Document interface{ Marshal() ([]byte, error) }
 
-// Handler returns a handler that serves the document of the moment, with an entity tag, and lets caches keep it for
-// maxAge. While there is none, or it cannot be encoded, the status is 503.
+// Handler returns a handler that serves the current document, with an entity tag, and lets caches keep it for
+// maxAge. Without a document, or if it cannot be encoded, the status is 503.
 func Handler(current func() (d Document, maxAge time.Duration)) http.Handler {
 	return &handler{current: current}
 }
 
 type handler struct {
 	current func() (Document, time.Duration)
-	page    atomic.Pointer[page] // the last that was made
+	page    atomic.Pointer[page] // the latest
 }
 
 // page is an encoded Document. The slices go into the headers of many answers and never change.
@@ -90,7 +90,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// newest returns the page of the present document, or nil.
+// newest returns the page of the current document, or nil.
 func (h *handler) newest() *page {
 	d, maxAge := h.current()
 	if d == nil {
@@ -113,7 +113,7 @@ func (h *handler) newest() *page {
 	return p
 }
 
-// matches reports whether tags, a value of If-None-Match, has tag.
+// matches reports whether tags, a value of If-None-Match, contains tag.
 func matches(tags, tag string) bool {
 	for one := range strings.SplitSeq(tags, ",") {
 		one = strings.TrimSpace(one)

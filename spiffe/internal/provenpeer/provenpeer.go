@@ -1,6 +1,6 @@
-// Package provenpeer carries the proven client of a request in a context: package spiffetest hands a peer to handlers
-// of package spiffetls without a TLS connection, and package spiffegrpc a connection. Programs cannot import it, so
-// that the peer of a request is that of its connection.
+// Package provenpeer carries the proven client of a request in a context: package spiffetest passes a peer to
+// handlers of package spiffetls without a TLS connection, and package spiffegrpc passes a connection. Programs
+// cannot import it, so they cannot give a request another peer than its connection has.
 package provenpeer
 
 import (
@@ -20,18 +20,18 @@ func With(ctx context.Context, peer *spiffe.Peer) context.Context {
 	return context.WithValue(ctx, key{}, peer)
 }
 
-// From returns the peer that [With] has put into ctx, or nil.
+// From returns the peer that [With] put into ctx, or nil.
 func From(ctx context.Context) *spiffe.Peer {
 	peer, _ := ctx.Value(key{}).(*spiffe.Peer)
 	return peer
 }
 
-// WithConn returns a copy of ctx with a connection of a spiffetls.Endpoint, whose client is then verified again.
+// WithConn returns a copy of ctx with a connection of a spiffetls.Endpoint, which verifies its client again.
 func WithConn(ctx context.Context, conn *tls.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, conn)
 }
 
-// ConnFrom returns the connection that [WithConn] has put into ctx, or nil.
+// ConnFrom returns the connection that [WithConn] put into ctx, or nil.
 func ConnFrom(ctx context.Context) *tls.Conn {
 	conn, _ := ctx.Value(connKey{}).(*tls.Conn)
 	return conn

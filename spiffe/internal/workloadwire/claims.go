@@ -18,8 +18,8 @@ const maxDepth = 100
 
 var errTooDeep = fmt.Errorf("its claims are nested more than %d deep", maxDepth)
 
-// ReadClaims reads the response of ValidateJWTSVID: an ID, and claims as encoding/json has them, nil if
-// there are none.
+// ReadClaims reads the response of ValidateJWTSVID: an ID, and claims in the types of encoding/json, or nil without
+// claims.
 func ReadClaims(data []byte) (id string, claims map[string]any, err error) {
 	err = read(data, 16, func(f *protofield.Field) {
 		switch f.Number {
@@ -49,8 +49,8 @@ func readStruct(f *protofield.Field, m map[string]any, depth int) {
 	})
 }
 
-// readValue reads a google.protobuf.Value on top of what to has already: of several kinds the last counts,
-// and two messages of the same kind become one. No kind at all is nil.
+// readValue reads a google.protobuf.Value into to, which may have a value already: of several kinds the last counts,
+// and two messages of the same kind become one. Without any kind it is nil.
 func readValue(f *protofield.Field, to *any, depth int) {
 	if depth > maxDepth {
 		f.Fail(errTooDeep)
@@ -92,7 +92,7 @@ func readValue(f *protofield.Field, to *any, depth int) {
 	})
 }
 
-// number returns a number as JSON can have it.
+// number returns f, or a string if JSON has no such number.
 func number(f float64) any {
 	switch {
 	case math.IsNaN(f):

@@ -1,6 +1,6 @@
-// Package workloadwire has the messages of the SPIFFE Workload API, for its client and its server. The
-// responses of the three profiles differ in little more than the numbers of their fields, so each kind
-// of response is one type, read and written by a [Profile].
+// Package workloadwire has the messages of the SPIFFE Workload API, for its client and its server. The responses of
+// the three profiles differ in little more than their field numbers, so each kind of response is one type, read and
+// written by a [Profile].
 package workloadwire
 
 import (
@@ -33,7 +33,7 @@ const (
 // Header is the metadata that every request must have with the value "true".
 const Header = "workload.spiffe.io"
 
-// The errors that both sides know, so that a server can hand on what a client failed with.
+// The errors that both sides know, so that a server can pass on the error of a client.
 var (
 	ErrDenied        error = denied{}
 	ErrNoToken       error = noToken{} // is ErrDenied, too
@@ -41,19 +41,19 @@ var (
 	ErrUnimplemented       = errors.New("the server does not implement this")
 )
 
-// denied is found in a chain of errors by its method: what was received before is withdrawn.
+// denied marks an error, by its method, as a denial that withdraws everything received before.
 type denied struct{}
 
 func (denied) Error() string   { return "no identity for this caller" }
 func (denied) Withdrawn() bool { return true }
 
-// noToken is denied of a token: the caller may have identities that get none.
+// noToken is a denial for a token only: the caller may have identities that get no token.
 type noToken struct{ denied }
 
 func (noToken) Error() string        { return "no token for this caller" }
 func (noToken) Is(target error) bool { return target == ErrDenied } // itself
 
-// Profile says how the responses of a profile are laid out.
+// Profile describes the layout of a profile's responses.
 type Profile struct {
 	Parts []string // the names of an SVID's fields after its ID and before its hint
 
@@ -90,8 +90,8 @@ type Bundles struct {
 	Bundles map[string][]byte // by the ID of their trust domain
 }
 
-// read calls take for each field of a message that is length-delimited, as all of this API are, and
-// refuses one with more than limit fields: an element takes two bytes on the wire and a hundred in memory.
+// read calls take for each field of a message. All fields of this API are length-delimited. It refuses a message
+// with more than limit fields: an element takes two bytes on the wire and a hundred in memory.
 func read(data []byte, limit int, take func(*protofield.Field)) error {
 	n := 0
 	return protofield.Read(data, func(f *protofield.Field) {
@@ -139,7 +139,7 @@ func (p *Profile) readSVID(f *protofield.Field, s *SVID) {
 	}
 }
 
-// readBytes reads a value that is a text in some profiles.
+// readBytes reads a field that must be UTF-8 if text is set.
 func readBytes(f *protofield.Field, to *[]byte, text bool) {
 	if text && f.Type == protowire.BytesType && !utf8.Valid(f.Data) {
 		f.Fail(protofield.ErrMalformed)
@@ -156,7 +156,7 @@ func (p *Profile) readEntry(f *protofield.Field, to *map[string][]byte) {
 	(*to)[key] = value
 }
 
-// WriteSVIDs returns the response, such that equal ones have equal bytes.
+// WriteSVIDs returns the encoded response. Equal responses have equal bytes.
 func (p *Profile) WriteSVIDs(m *SVIDs) ([]byte, error) {
 	return protofield.Write(func(w *protofield.Writer) {
 		for i := range m.SVIDs {
@@ -208,12 +208,12 @@ func (p *Profile) ReadBundles(data []byte, limit int) (*Bundles, error) {
 	return m, err
 }
 
-// WriteBundles returns the response, such that equal ones have equal bytes.
+// WriteBundles returns the encoded response. Equal responses have equal bytes.
 func (p *Profile) WriteBundles(m *Bundles) ([]byte, error) {
 	return protofield.Write(func(w *protofield.Writer) { p.writeShared(w, p.listed, m.CRLs, p.bundles, m.Bundles) })
 }
 
-// ReadJWTSVIDRequest reads the request of FetchJWTSVID, with at most limit fields.
+// ReadJWTSVIDRequest reads a request of FetchJWTSVID, with at most limit fields.
 func ReadJWTSVIDRequest(data []byte, limit int) (audience []string, id string, err error) {
 	err = read(data, limit, func(f *protofield.Field) {
 		switch f.Number {
@@ -227,7 +227,7 @@ func ReadJWTSVIDRequest(data []byte, limit int) (audience []string, id string, e
 	return audience, id, err
 }
 
-// WriteJWTSVIDRequest returns the request of FetchJWTSVID.
+// WriteJWTSVIDRequest returns an encoded request of FetchJWTSVID.
 func WriteJWTSVIDRequest(audience []string, id string) ([]byte, error) {
 	return protofield.Write(func(w *protofield.Writer) {
 		for _, a := range audience {
@@ -237,8 +237,8 @@ func WriteJWTSVIDRequest(audience []string, id string) ([]byte, error) {
 	})
 }
 
-// ReadTexts reads a message of singular texts, which are its fields from 1: the request of
-// ValidateJWTSVID has an audience and a token, that of FetchWITSVID an ID.
+// ReadTexts reads a message whose fields, from 1, are single texts: a request of ValidateJWTSVID has an audience and
+// a token, a request of FetchWITSVID an ID.
 func ReadTexts(data []byte, to ...*string) error {
 	return read(data, 16, func(f *protofield.Field) {
 		if n := int(f.Number); n <= len(to) {
@@ -247,7 +247,7 @@ func ReadTexts(data []byte, to ...*string) error {
 	})
 }
 
-// WriteTexts returns what [ReadTexts] reads.
+// WriteTexts returns a message that [ReadTexts] reads.
 func WriteTexts(texts ...string) ([]byte, error) {
 	return protofield.Write(func(w *protofield.Writer) {
 		for i, s := range texts {
