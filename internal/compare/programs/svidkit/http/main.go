@@ -35,15 +35,15 @@ func run() error {
 		return err
 	}
 	defer me.Close()
-	endpoint, err := spiffetls.New(spiffetls.Config{
-		Self: me, Peers: me, Allow: spiffe.AllowMembersOf(db.TrustDomain()),
-		Hosts: map[string]spiffe.PolicySource{os.Args[2]: spiffe.AllowIDs(db)},
-	})
+	hosts := map[string]spiffe.PolicySource{os.Args[2]: spiffe.AllowIDs(db)}
+	members := spiffe.AllowMembersOf(db.TrustDomain())
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: members, Hosts: hosts})
 	if err != nil {
 		return err
 	}
 	transport, err := endpoint.Transport()
-	if err != nil {
+	server := &http.Server{Addr: os.Args[1]}
+	if err := errors.Join(err, endpoint.ConfigureServer(server)); err != nil {
 		return err
 	}
 	client := &http.Client{Transport: transport}
@@ -60,10 +60,6 @@ func run() error {
 		defer resp.Body.Close()
 		_, _ = io.Copy(w, resp.Body)
 	})
-	server := &http.Server{Addr: os.Args[1]}
-	if err := endpoint.ConfigureServer(server); err != nil {
-		return err
-	}
 	context.AfterFunc(ctx, func() { _ = server.Shutdown(context.Background()) })
 	if err := server.ListenAndServeTLS("", ""); !errors.Is(err, http.ErrServerClosed) {
 		return err

@@ -36,16 +36,10 @@ func run() error {
 		return err
 	}
 	defer me.Close()
-	client, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowIDs(db)})
-	if err != nil {
-		return err
-	}
-	tcp, err := net.Listen("tcp", os.Args[1])
-	if err != nil {
-		return err
-	}
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(db.TrustDomain())})
-	if err != nil {
+	client, err1 := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowIDs(db)})
+	endpoint, err2 := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(db.TrustDomain())})
+	tcp, err3 := net.Listen("tcp", os.Args[1])
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
 	l, err := endpoint.Listener(tcp)
