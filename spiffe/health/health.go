@@ -25,10 +25,10 @@
 //
 // # Where to serve it
 //
-// The answers have no keys or tokens. They do have IDs, addresses and errors, which are for operators. Serve them on
-// loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers come
-// over the network, without an SVID: give them a port of their own, and let a network policy decide what reaches it.
-// Do not mount the handler on the port that the service offers to its clients.
+// The answers contain no keys or tokens, but they do contain IDs, addresses and errors, which are for operators. Serve
+// them on loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers
+// come over the network, without an SVID: give them a port of their own, and let a network policy decide what reaches
+// it. Do not mount the handler on the port that the service offers to its clients.
 //
 // # Metrics
 //
@@ -74,17 +74,17 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Part is a part of a service. Name is required, and one of the others.
+// Part is a part of a service. Name and at least one other field are required.
 type Part struct {
-	// Name is a word of the program's choice. No two parts have the same.
+	// Name identifies the part. The names of a Handler's parts must be distinct.
 	Name string
 
-	// Source tells the state of the part: a *workloadapi.Source, a *secretcache.Manager, a *spiffetls.Metrics, or
-	// any other [report.Reporter]. [FromSources] makes one of sources that have no reports.
+	// Source reports the state of the part: a *workloadapi.Source, a *secretcache.Manager, a *spiffetls.Metrics, or
+	// any other [report.Reporter]. [FromSources] makes a Reporter from sources without reports.
 	Source report.Reporter
 
-	// TrustDomains are those whose peers the service cannot do without: the part is ready only if the Source has a
-	// bundle of each, with an authority that has not expired. Nil means the trust domain of the identity, if the
+	// TrustDomains lists the trust domains whose peers the service needs: the part is ready only if the Source has a
+	// bundle for each, with an authority that has not expired. Nil means the trust domain of the identity, if the
 	// Source has bundles at all; empty means none.
 	TrustDomains []spiffe.TrustDomain
 
@@ -93,9 +93,9 @@ type Part struct {
 	Check func() error
 }
 
-// FromSources makes a part of sources that have no reports. One of them may be nil. The bundles in the report are
-// all that the source can list, as a set of bundles or by a method Bundles or Snapshot, and those of the identity's
-// trust domain and of [Part].TrustDomains.
+// FromSources makes a [report.Reporter] from sources without reports. One of them may be nil. The report has the
+// bundles that the source can list (as a set of bundles, or by a method Bundles or Snapshot), and the bundles of the
+// identity's trust domain and of [Part].TrustDomains.
 func FromSources(identity spiffe.SVIDSource, bundles spiffe.BundleSource) report.Reporter {
 	return sources{identity, bundles, nil}
 }
@@ -110,8 +110,8 @@ func (s sources) Report() report.Report {
 	return sourcereport.Of(s.identity, s.bundles, "", s.domains...)
 }
 
-// Handler answers for the parts of a service. [New] makes one. It is safe for concurrent use. It asks the sources
-// anew for each answer.
+// Handler serves probes and metrics for the parts of a service. [New] makes one. It is safe for concurrent use. It
+// asks the sources again for each request.
 type Handler struct {
 	parts []Part
 	page  metricspage.Page
