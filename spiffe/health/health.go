@@ -183,7 +183,7 @@ func (h *Handler) check(parts []state, of func(*state) error) (all []error) {
 	return all
 }
 
-// own returns the identities without which the part is not ready, each once.
+// own returns the part's own identities, without which it is not ready, each once.
 func (s *state) own() (all []*report.Identity) {
 	for i := range s.Identities {
 		id := &s.Identities[i]
@@ -194,7 +194,7 @@ func (s *state) own() (all []*report.Identity) {
 	return all
 }
 
-// bundles returns the bundles that there are, one for each trust domain.
+// bundles returns the available bundles, one for each trust domain.
 func (s *state) bundles() (all []*report.Bundle) {
 	seen := map[string]bool{}
 	for i := range s.Bundles {
@@ -206,7 +206,7 @@ func (s *state) bundles() (all []*report.Bundle) {
 	return all
 }
 
-// ready says why the part is not ready.
+// ready returns why the part is not ready, or nil.
 func (s *state) ready() error {
 	if s.NotReady != nil {
 		return s.NotReady
@@ -238,7 +238,7 @@ func (s *state) ready() error {
 	return nil
 }
 
-// alive says that the identity of the part has expired.
+// alive returns an error if the identity of the part has expired.
 func (s *state) alive() error {
 	for _, i := range s.own() {
 		if err := s.expired(i); err != nil {
@@ -248,7 +248,7 @@ func (s *state) alive() error {
 	return nil
 }
 
-// expired uses the same second as package spiffetls, which then presents the SVID no more.
+// expired switches in the same second in which package spiffetls stops presenting the SVID.
 func (s *state) expired(i *report.Identity) error {
 	if !i.NotAfter.IsZero() && s.now.After(i.NotAfter) {
 		return fmt.Errorf("the SVID of %q expired at %s and was not renewed", i.Name,
@@ -257,7 +257,7 @@ func (s *state) expired(i *report.Identity) error {
 	return nil
 }
 
-// trusts says why no peer of td can be verified.
+// trusts returns why no peer of td can be verified, or nil.
 func (s *state) trusts(td spiffe.TrustDomain) error {
 	i := slices.IndexFunc(s.Bundles, func(b report.Bundle) bool { return b.TrustDomain == td.String() })
 	if i < 0 {
@@ -278,7 +278,7 @@ func (s *state) trusts(td spiffe.TrustDomain) error {
 	return nil
 }
 
-// ends returns the first and the last of the X.509 authorities to expire, or nil.
+// ends returns the X.509 authorities that expire first and last, or nil.
 func ends(b *report.Bundle) (first, last *x509.Certificate) {
 	for _, c := range b.X509 {
 		if first == nil || c.NotAfter.Before(first.NotAfter) {
@@ -291,8 +291,8 @@ func ends(b *report.Bundle) (first, last *x509.Certificate) {
 	return first, last
 }
 
-// WriteMetrics writes the metrics of all parts as one text. An error is that of a part, and then nothing is written,
-// or that of w.
+// WriteMetrics writes the metrics of all parts as one text. If a part fails, it writes nothing and returns the part's
+// error; otherwise it returns the error of w.
 func (h *Handler) WriteMetrics(w io.Writer) error {
 	all := h.reports()
 	parts := []metrics.Part{{Write: own(all).Write}}
@@ -309,7 +309,7 @@ func (h *Handler) WriteMetrics(w io.Writer) error {
 
 const partLabel = "part"
 
-// own returns what the handler itself writes.
+// own returns the metrics of the handler itself.
 func own(all []state) *metrics.Set {
 	s := new(metrics.Set)
 	addConditions(s, all)
@@ -457,7 +457,7 @@ func answer(w http.ResponseWriter, faults []error) {
 	http.Error(w, strings.Join(lines, "\n"), http.StatusServiceUnavailable)
 }
 
-// maxLine is how much of an error is shown, in bytes: a part of it may be from another program.
+// maxLine is how many bytes of an error are shown, because another program may have written part of it.
 const maxLine = 1024
 
 // line returns an error as one line.
