@@ -109,8 +109,8 @@ func openOn(d disk.Disk, path string, o Options) (*Folder, error) {
 	return f, nil
 }
 
-// openRoot opens a directory that no other user can write to. It refuses one with the sticky bit, such as /tmp,
-// because other users could take the names in it.
+// openRoot opens a directory that no other user can write to. It refuses one like /tmp, which has the sticky bit and
+// is writable for all, because other users could take the names in it; Options.Warn accepts it.
 func openRoot(path string, o Options, open func(string, private.Options) (*os.Root, error)) (*os.Root, error) {
 	root, err := open(path, private.Options{Mode: 0o755, Warn: o.Warn})
 	if err != nil {

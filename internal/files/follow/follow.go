@@ -357,8 +357,8 @@ type File struct {
 // Files are the files that exist, by path. It is an [fs.FS].
 type Files map[string]File
 
-// leaveOut replaces the largest files by errors until they have at least that many bytes together, and returns how many
-// bytes they had.
+// leaveOut replaces the largest files by errors until they have at least that many bytes together, and returns how
+// many bytes they had.
 func (f Files) leaveOut(bytes int64) (n int64) {
 	for n < bytes {
 		largest := slices.MaxFunc(slices.Sorted(maps.Keys(f)),
