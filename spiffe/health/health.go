@@ -20,8 +20,8 @@
 //
 // A part is alive until its identity expires. A service that waits for its first identity is alive, and so is one
 // whose identity was withdrawn: a restart would not help. After the identity has expired no connection can be made.
-// Whether an orchestrator should restart the service then is the operator's choice: a new process connects to its
-// agent anew, but an outage of the CA is only repeated.
+// Whether an orchestrator should restart the service then is the operator's choice: a new process reconnects to its
+// agent, but a restart does not end an outage of the CA.
 //
 // # Where to serve it
 //
@@ -46,7 +46,7 @@
 //	svidkit_bundle_last_authority_end_timestamp_seconds     when the last does, after which no peer is verified
 //	svidkit_bundle_last_authority_start_timestamp_seconds   when that one began to be valid
 //
-// Identities are those of the service itself, with their SPIFFE ID in the label identity. Bundles have the label
+// The identities are the service's own, with their SPIFFE ID in the label identity. Bundles have the label
 // trust_domain. The configuration of the service bounds both. Alert on differences of times, such as
 //
 //	svidkit_identity_end_timestamp_seconds - time()

@@ -145,7 +145,7 @@ func publish(root, inside *os.Root, folder, made, name string) (fs.FileInfo, err
 	}
 	from := filepath.Join(folder, made)
 	err = root.Link(from, name)
-	if err != nil && !errors.Is(err, fs.ErrExist) { // a file system without links; Rename replaces what is there
+	if err != nil && !errors.Is(err, fs.ErrExist) { // a file system without links; Rename replaces any file there
 		if _, there := root.Lstat(name); errors.Is(there, fs.ErrNotExist) {
 			err = root.Rename(from, name)
 		}

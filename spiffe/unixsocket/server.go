@@ -34,12 +34,12 @@
 // minutes without a request in progress, and after 10 seconds if its first request, or the rest of a body, does not
 // arrive. A connection with a request in progress, such as a stream of secrets, is not closed for its age.
 //
-// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user. A
-// user may also have no more than twice as many as are free, at this server and, together, at all servers of
-// this library in the process, so that several users leave room for one more; and a process no more than 32
-// times as many as are free for its user. A connection beyond a limit is closed at once, which delays no other
-// client. Accepted connections never take the last quarter of the process's file descriptors, from 64 to 1,024
-// of them, so that the program can always reach its certificate authority and open its files.
+// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] the connections of each user. A
+// user may also have no more than twice as many as are free, at this server and, together, at all servers of this
+// library in the process, so that several users leave room for one more; and a process no more than 32 times as many
+// as are free for its user. A connection beyond a limit is closed at once, which delays no other client. Accepted
+// connections never take the last quarter of the process's file descriptors, from 64 to 1,024 of them, so that the
+// program can always reach its certificate authority and open its files.
 //
 // Requests under way are bounded, too: 1,664 in the process. A user has no more than twice as many as are free, and a
 // connection no more than 32 times as many as are free for its user. A request counts from before the handler runs
@@ -52,7 +52,7 @@
 // A pod, or a container outside of a pod, counts as a user of its own if the control group of the process names it,
 // because without user namespaces all pods may run as root. A server in a pod needs hostPID for this.
 //
-// [Limit] puts another listener of the program, such as that of a proxy, under the same limits.
+// [Limit] puts another listener of the program, such as a proxy's, under the same limits.
 //
 // # How a socket appears
 //

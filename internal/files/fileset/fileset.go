@@ -43,8 +43,8 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 )
 
-// The names in a directory beside those of the files. They are those of the volumes of Kubernetes, which programs that
-// follow files know.
+// Further names in a directory, besides the files. Kubernetes volumes use them too, and programs that watch files know
+// them.
 const (
 	currentLink = "..data"  // leads to the directory of the version that counts
 	nextFolder  = "..next"  // has the plain files that are still to be moved to their names

@@ -73,8 +73,7 @@ type Options struct {
 	// old contents after an error are passed to take again.
 	Each bool
 
-	// Find, if set, returns the paths to read in place of those of New and Set. It is called whenever the files are
-	// looked at.
+	// Find, if set, returns the paths to read instead of the paths of New and Set. It is called at each read.
 	Find func() []string
 
 	// Poll is how often the files are read without a notification; 0 means every 5 seconds.

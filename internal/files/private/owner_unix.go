@@ -220,7 +220,7 @@ func checkWritable(path string, info fs.FileInfo, o *Options) error {
 	return nil
 }
 
-// trusted reports whether the members of a group are trusted: root's, and those of this process.
+// trusted reports whether the members of a group are trusted: it is root's group or one of this process's groups.
 func trusted(group uint32) bool {
 	return group == 0 || slices.Contains(ownGroups(), int(group))
 }

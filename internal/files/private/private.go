@@ -270,9 +270,9 @@ func Check(path string, info fs.FileInfo, o Options) error {
 // SyncDir makes the names in a directory durable.
 func SyncDir(dir string) error { return syncDir(dir) }
 
-// CheckKeyFile checks an open private key file that another program has written for this one. The rules are those of
-// Options.Keys, except that the groups of this process and of root may read the file, like the fsGroup of a pod. In
-// directories that the kubelet makes for volumes, whose names begin with two dots, any mode is accepted, because no
+// CheckKeyFile checks an open private key file that another program has written for this one. The rules of
+// Options.Keys apply, except that the groups of this process and of root may read the file, like the fsGroup of a pod.
+// In directories that the kubelet makes for volumes, whose names begin with two dots, any mode is accepted, because no
 // other user can reach the volume. The path is for the error.
 func CheckKeyFile(path string, f *os.File) error {
 	info, err := f.Stat()
