@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// Read returns the contents of the regular file with the name, links followed. A file of more than limit bytes is an
-// error, and so is one that is not regular: a named pipe would block its reader. If there is no file, the error wraps
+// Read returns the contents of the regular file name, following links. A file of more than limit bytes is an error,
+// and so is one that is not regular: a named pipe would block its reader. If the file does not exist, the error wraps
 // fs.ErrNotExist.
 func Read(name string, limit int) ([]byte, error) {
 	info, err := os.Stat(name)
@@ -26,7 +26,7 @@ func Read(name string, limit int) ([]byte, error) {
 	return ReadAll(f, name, limit)
 }
 
-// ReadAll returns the rest of an open file. More than limit bytes are an error, which has the name.
+// ReadAll returns the rest of an open file. More than limit bytes are an error that contains name.
 func ReadAll(r io.Reader, name string, limit int) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, int64(limit)+1))
 	switch {

@@ -1,6 +1,6 @@
-// Package lifecycle starts, runs and stops background work, such as keeping a source of identities current. The
-// methods Run, Ready and Close and the functions Start of such packages are made of a [Life], so that they mean the
-// same everywhere:
+// Package lifecycle starts, runs and stops background work, such as keeping a source of identities current. Such
+// packages build their methods Run, Ready and Close and their functions Start on a [Life], so that these mean the same
+// everywhere:
 //
 //   - Run blocks. It returns nil after a clean stop, which is the end of its context or Close, and an error only if
 //     the work cannot go on.
@@ -19,7 +19,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The reasons for which nothing is being done.
+// The reasons why no work is running.
 var (
 	ErrNotStarted = errors.New("this program has neither called Start nor Run, so nothing was tried")
 	ErrEnded      = errors.New("Run has ended, so nothing is tried any more")
@@ -27,20 +27,20 @@ var (
 	ErrRunning    = errors.New("it is already running: Start and Run are alternatives")
 )
 
-// Life is whether something runs. The zero Life has not started. Its methods are safe for concurrent use.
+// Life is the state of background work. The zero Life has not started. Its methods are safe for concurrent use.
 type Life struct {
 	mu      sync.Mutex
 	ever    bool // Run was called
 	closed  bool
-	err     error              // that the work has failed with, if it does not run
+	err     error              // the error of the work, if it does not run
 	cancel  context.CancelFunc // not nil while the work runs
 	stopped chan struct{}      // closed when it has ended
-	news    renew.Signal       // of the end of the work, and of Close
+	news    renew.Signal       // when the work ends, and at Close
 }
 
-// Run calls work in this goroutine, with a context that ends with ctx or with Close. It returns nil if one of them has
-// ended the work, and the error of work otherwise. The error is ErrRunning if another call is under way, and ErrClosed
-// after Close; else it may be called again after it has returned.
+// Run calls work in this goroutine, with a context that ends with ctx or with Close. It returns nil if one of them
+// ended the work, and the error of work otherwise. It returns ErrRunning if another call is under way, and ErrClosed
+// after Close. Otherwise it may be called again after it has returned.
 func (l *Life) Run(ctx context.Context, work func(context.Context) error) error {
 	inner, err := l.begin(ctx)
 	if err != nil {
@@ -49,7 +49,7 @@ func (l *Life) Run(ctx context.Context, work func(context.Context) error) error 
 	return l.do(inner, work)
 }
 
-// RunAs is [Life.Run] for the Run of what has the name, which its error begins with.
+// RunAs is [Life.Run] with errors that begin with name.
 func (l *Life) RunAs(ctx context.Context, name string, work func(context.Context) error) error {
 	if err := l.Run(ctx, work); err != nil {
 		return fmt.Errorf("%s: run: %w", name, err)
@@ -72,7 +72,7 @@ func (l *Life) begin(ctx context.Context) (context.Context, error) {
 }
 
 func (l *Life) do(inner context.Context, work func(context.Context) error) (err error) {
-	defer func() { // also if work panics or calls runtime.Goexit: a Close that waits must not wait on
+	defer func() { // even if work panics or calls runtime.Goexit, so that Close does not wait forever
 		l.mu.Lock()
 		l.cancel()
 		l.cancel, l.err = nil, err
@@ -86,9 +86,9 @@ func (l *Life) do(inner context.Context, work func(context.Context) error) (err 
 	return nil
 }
 
-// Start runs work in a goroutine, until Close, and returns once ready does. The end of ctx ends the call of ready and
-// not the work; its values reach both. If ready fails, what was started is closed, and its error returned. ready waits
-// by [Life.Await], which returns early if work has failed.
+// Start runs work in a goroutine, until Close, and returns once ready does. The end of ctx ends ready but not the
+// work; both get the values of ctx. If ready fails, Start closes the Life and returns the error of ready. ready should
+// wait with [Life.Await], which returns early if work fails.
 func (l *Life) Start(ctx context.Context, work, ready func(context.Context) error) error {
 	inner, err := l.begin(context.WithoutCancel(ctx))
 	if err != nil {
@@ -102,7 +102,7 @@ func (l *Life) Start(ctx context.Context, work, ready func(context.Context) erro
 	return nil
 }
 
-// Started is [Life.Start] for a Start function: it returns s once that is ready, and otherwise closes it.
+// Started is [Life.Start] for a Start function: it returns s once s is ready, and closes s if it fails.
 func Started[S interface {
 	Ready(context.Context) error
 	Close() error
@@ -116,8 +116,8 @@ func Started[S interface {
 	return s, nil
 }
 
-// Close ends the work, now and for good, and waits until it has ended. Further calls do nothing more. It must not be
-// called by the work itself, which it would wait for. The error is always nil: it makes an owner an io.Closer.
+// Close ends the work for good and waits until it has ended. Further calls do nothing. The work itself must not call
+// Close, which would wait for it. The error is always nil; it makes an owner an io.Closer.
 func (l *Life) Close() error {
 	l.mu.Lock()
 	l.closed = true
@@ -134,12 +134,13 @@ func (l *Life) Close() error {
 }
 
 // Await returns nil once look returns true. It calls look first, and then whenever the channel that changed returned
-// before is closed, or the work ends. The error is the cause of ctx, or, before that, what the work has failed with,
-// or ErrClosed. Work that has not started or has ended well is waited for, as it may be started again.
+// before is closed, or the work ends. If the work fails first, Await returns its error; after Close it returns
+// ErrClosed; otherwise the error is the cause of ctx. Await also waits for work that has not started or has ended
+// without an error, because it may be started again.
 func (l *Life) Await(ctx context.Context, changed func() <-chan struct{}, look func() bool) error {
 	for {
 		news, end := changed(), l.news.Changed()
-		over := l.over() // before look, which sees what the work did last
+		over := l.over() // before look, so that look sees the last result of the work
 		switch {
 		case look():
 			return nil
@@ -156,8 +157,8 @@ func (l *Life) Await(ctx context.Context, changed func() <-chan struct{}, look f
 	}
 }
 
-// Ready is [Life.Await] for a method Ready: its error is that of notReady, with why the wait has ended unless that
-// says it.
+// Ready is [Life.Await] for a method Ready: it returns the error of notReady and, unless that includes it, why the
+// wait ended.
 func (l *Life) Ready(ctx context.Context, changed func() <-chan struct{}, look func() bool,
 	notReady func() error) error {
 	err := l.Await(ctx, changed, look)
@@ -171,8 +172,8 @@ func (l *Life) Ready(ctx context.Context, changed func() <-chan struct{}, look f
 	return fmt.Errorf("%w; waited for it: %w", why, err)
 }
 
-// NotReady returns the error of what has the name, while it has nothing to hand out: [spiffe.ErrNotReady], why
-// nothing is being done, and cause. If there is neither reason, it says waiting.
+// NotReady returns the error of the component name while it is not ready. It wraps [spiffe.ErrNotReady], the error of
+// [Life.Idle] and cause. If both are nil, its text is waiting.
 func (l *Life) NotReady(name string, cause error, waiting string) error {
 	switch idle := l.Idle(); {
 	case idle != nil && cause != nil:
@@ -185,7 +186,7 @@ func (l *Life) NotReady(name string, cause error, waiting string) error {
 	return fmt.Errorf("%s: %w: %w", name, spiffe.ErrNotReady, cause)
 }
 
-// over returns why there is nothing to wait for; nil if there is.
+// over returns why waiting is pointless, or nil.
 func (l *Life) over() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -195,8 +196,8 @@ func (l *Life) over() error {
 	return l.err
 }
 
-// Idle returns why nothing is being done: nil while the work runs, else ErrClosed, ErrEnded with what the work has
-// failed with, or ErrNotStarted.
+// Idle returns why no work is running: nil while the work runs, otherwise ErrClosed, ErrEnded with the error of the
+// work, or ErrNotStarted.
 func (l *Life) Idle() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,12 +7,11 @@ import (
 	"time"
 )
 
-// usualTick is how often the clocks are looked at, so that what came due during a suspension is attempted within
-// a second after it.
+// usualTick is how often the Loop reads the clocks, so that entries that came due during a suspension are attempted
+// within a second after it.
 const usualTick = 900 * time.Millisecond
 
-// longestSleep bounds how long Run does not look at its entries, and a goroutine that waits for one does not
-// either.
+// longestSleep bounds how long Run, or a goroutine that waits for an entry, sleeps without checking the entries.
 const longestSleep = time.Minute
 
 // urgent is due before everything else.
@@ -22,7 +21,7 @@ const urgent time.Duration = -1
 // and the zero Entry is ready to use. The lock of the Loop guards it.
 type Entry struct {
 	due      time.Duration // when the next attempt is, in the time of the Loop
-	index    int32         // in the queue, counted from 1; 0 if it is not there
+	index    int32         // in the queue, from 1; 0 if it is not in the queue
 	lane     uint8         // the queue that it is in
 	final    bool
 	removed  bool
@@ -54,7 +53,7 @@ func (e *Entry) Removed() bool { return e.removed }
 // Failures returns the number of failures in a row.
 func (e *Entry) Failures() int { return e.failures }
 
-// Final reports whether the last attempt failed in a way that asking again will not mend.
+// Final reports whether the last attempt failed in a way that a retry cannot mend.
 func (e *Entry) Final() bool { return e.final }
 
 // Failed counts a failure and returns what it means for the next attempt.
@@ -92,7 +91,7 @@ type Loop[T Item] struct {
 	// Slots is how many attempts run at a time; 0 means that there is no limit.
 	Slots int
 
-	// Slow is how long an attempt keeps its slot; a longer attempt goes on without one. 0 means to its end.
+	// Slow is how long an attempt keeps its slot; a longer attempt goes on without one. 0 means until its end.
 	Slow time.Duration
 
 	// FailingLast makes entries whose last attempt failed wait until no other is due, because their next attempt
@@ -102,11 +101,11 @@ type Loop[T Item] struct {
 	// Tick is how often Run looks at the clocks; 0 means 900 milliseconds. Tests in which years pass set a long one.
 	Tick time.Duration
 
-	// SetBack, if not nil, is called by Run, with Mu locked, after the wall clock was set back to now. What was valid
-	// may be valid only later then.
+	// SetBack, if not nil, is called by Run, with Mu locked, after the wall clock was set back to now. Credentials
+	// that were valid may then be not valid yet.
 	SetBack func(now time.Time)
 
-	// Hold keeps back whatever is due. After it is unset, the user calls [Loop.Wake].
+	// Hold keeps back entries that are due. After unsetting it, the user must call [Loop.Wake].
 	Hold bool
 
 	clock clock
@@ -114,7 +113,7 @@ type Loop[T Item] struct {
 	used  int  // slots
 	run   *run // nil while Run is not running
 
-	alone  *run // of attempts that were started without Run; nil before the first
+	alone  *run // for attempts started without Run; nil before the first
 	closed bool
 }
 
@@ -200,7 +199,7 @@ func (l *Loop[T]) startDue() time.Duration {
 	return sleep
 }
 
-// Wake has the Loop look at its entries.
+// Wake makes the Loop check its entries.
 func (l *Loop[T]) Wake() {
 	if l.run == nil {
 		l.startDue()
@@ -212,8 +211,7 @@ func (l *Loop[T]) Wake() {
 	}
 }
 
-// Put makes e due after wait, in the place of any earlier plan. It does nothing while an attempt for e
-// is under way.
+// Put makes e due after wait, replacing any earlier plan. It does nothing while an attempt for e is under way.
 func (l *Loop[T]) Put(e T, wait time.Duration) {
 	if !e.entry().Busy() {
 		l.push(e, l.clock.advance()+min(wait, Longest))
@@ -271,7 +269,7 @@ func (l *Loop[T]) Start(e T) {
 	r.wg.Go(work)
 }
 
-// release takes the slot of a back.
+// release frees the slot of a.
 func (l *Loop[T]) release(a *attempt) {
 	if a.slot {
 		a.slot = false
@@ -323,10 +321,9 @@ func (l *Loop[T]) Ended(e T) <-chan struct{} {
 	return s.done
 }
 
-// Await demands e as [Loop.Demand] does, and waits for the end of the attempt, unlocking Mu while
-// it waits. It returns nil when it is time to look at e again: because the attempt has ended, because
-// e may be demanded again, or because ctx is done. It returns the cause of Run's context if Run has
-// ended meanwhile.
+// Await demands e as [Loop.Demand] does, and waits for the end of the attempt, unlocking Mu while it waits. It returns
+// nil when the caller should check e again: because the attempt has ended, e may be demanded again, or ctx is done. It
+// returns the cause of Run's context if Run has ended meanwhile.
 func (l *Loop[T]) Await(ctx context.Context, e T) error {
 	l.Demand(e)
 	ended, r := l.Ended(e), l.run

@@ -10,10 +10,10 @@
 // # When something is due
 //
 // The time of a [Loop] is the sum of what [Elapsed] returns between two looks at the clock. It advances with the
-// monotonic clock, so a wall clock that is set back postpones nothing; what it makes a credential of the future is
-// for [Loop.SetBack]. When the wall clock leaps ahead, as after a suspension, it leaps too, so that a machine that
-// resumes finds what is due within a second. Timers stand still during a suspension, so [Loop.Run], [Sleep] and
-// [Wait] look at both clocks a little more than once a second: once for each Loop, however many entries it has.
+// monotonic clock, so a wall clock that is set back postpones nothing; [Loop.SetBack] handles credentials that are not
+// valid yet after that. When the wall clock leaps ahead, as after a suspension, it leaps too, so that a machine that
+// resumes finds what is due within a second. Timers stand still during a suspension, so [Loop.Run], [Sleep] and [Wait]
+// look at both clocks a little more than once a second: once for each Loop, however many entries it has.
 package renew
 
 import (
@@ -24,8 +24,8 @@ import (
 	"time"
 )
 
-// leap is by how much the wall clock must run ahead of the monotonic clock to be believed: less is
-// drift, or a correction by NTP.
+// leap is how far the wall clock must run ahead of the monotonic clock to count as a leap: less is drift, or a
+// correction by NTP.
 const leap = time.Second
 
 // Elapsed returns how much time has passed from since to now, which are both readings of [time.Now].
@@ -109,8 +109,8 @@ type Signal struct {
 	ch atomic.Pointer[chan struct{}]
 }
 
-// Changed returns a channel that is closed by the next call of [Signal.Notify]. A reader takes it
-// before it reads what may change, so that it misses nothing.
+// Changed returns a channel that is closed by the next call of [Signal.Notify]. A reader must take it before it reads
+// the state, so that it misses no change.
 func (s *Signal) Changed() <-chan struct{} {
 	for {
 		if p := s.ch.Load(); p != nil {
@@ -121,7 +121,7 @@ func (s *Signal) Changed() <-chan struct{} {
 	}
 }
 
-// Notify closes the channel that [Signal.Changed] has returned. The caller has published what changed.
+// Notify closes the channel that [Signal.Changed] returned. The caller must publish the new state first.
 func (s *Signal) Notify() {
 	if p := s.ch.Swap(nil); p != nil {
 		close(*p)

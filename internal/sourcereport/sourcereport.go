@@ -1,5 +1,5 @@
-// Package sourcereport makes the report of a source of SPIFFE identities and trust bundles, and knows why one has
-// nothing.
+// Package sourcereport makes the report of a source of SPIFFE identities and trust bundles, and says why the source
+// has none.
 package sourcereport
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Of returns the identity and the trust bundles of sources, each of which may be nil. The bundles are all of them, if
-// the source can list them, and those of the identity's trust domain and of domains.
+// Of reports the identity and the trust bundles of sources, each of which may be nil. It includes all bundles if the
+// source can list them, and the bundles of the identity's trust domain and of domains.
 func Of(svids spiffe.SVIDSource, bundles spiffe.BundleSource, origin string,
 	domains ...spiffe.TrustDomain) (r report.Report) {
 	if svids != nil {
@@ -55,9 +55,8 @@ func identity(src spiffe.SVIDSource) (i report.Identity, svid *spiffe.SVID) {
 	}, svid
 }
 
-// verify sets when the chain of svid ends that peers verify, or returns why those with the same bundle do not.
-// Certificates that are not needed for it may end before. Of a bundle without an X.509 authority that is good,
-// others say so.
+// verify sets when the chain that peers verify ends, or returns why peers with the same bundle refuse svid.
+// Certificates outside that chain may end earlier. A bundle without a good X.509 authority is reported elsewhere.
 func verify(i *report.Identity, svid *spiffe.SVID, bundles spiffe.BundleSource) error {
 	td := svid.ID().TrustDomain()
 	b, err := bundles.Bundle(td)
@@ -76,7 +75,7 @@ func verify(i *report.Identity, svid *spiffe.SVID, bundles spiffe.BundleSource) 
 	return nil
 }
 
-// list returns the bundles that src can list, and those of the trust domains.
+// list returns the bundles that src can list, and the bundles of domains.
 func list(src spiffe.BundleSource, origin string, domains []spiffe.TrustDomain) (all []report.Bundle) {
 	var set *spiffe.BundleSet
 	switch s := src.(type) {
@@ -115,7 +114,7 @@ func list(src spiffe.BundleSource, origin string, domains []spiffe.TrustDomain) 
 	return all
 }
 
-// Bundle returns what is in b.
+// Bundle returns the report of b.
 func Bundle(b *spiffe.Bundle, origin string) report.Bundle {
 	out := report.Bundle{TrustDomain: b.TrustDomain().String(), Origin: origin,
 		X509: slices.Collect(b.X509Authorities()), JWT: ids(b.JWTAuthorities()), WIT: ids(b.WITAuthorities())}
@@ -133,8 +132,8 @@ func ids(keys iter.Seq2[string, crypto.PublicKey]) (all []string) {
 	return all
 }
 
-// Withdrawn reports whether a source has nothing because its server has taken back what it had given, or never gave
-// anything: errors say so with a method Withdrawn.
+// Withdrawn reports whether a source has no identity because its server withdrew or denied it: errors say so with a
+// method Withdrawn.
 func Withdrawn(err error) bool {
 	e, ok := errors.AsType[interface {
 		error

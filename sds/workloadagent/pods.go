@@ -12,10 +12,10 @@ import (
 	"github.com/svidkit/svidkit/internal/ratelog"
 )
 
-// podWait is how long a request waits for what the API server says of a pod, which may have started a moment ago.
+// podWait is how long a request waits for the API server to report a pod, which may have just started.
 const podWait = 5 * time.Second
 
-// pod is what the API server says of one.
+// pod is a pod as the API server reports it.
 type pod struct {
 	Metadata kube.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -25,7 +25,7 @@ type pod struct {
 
 func (p pod) account() string { return cmp.Or(p.Spec.Account, "default") }
 
-// pods are those of the node, by their UIDs.
+// pods holds the pods of the node by UID.
 type pods = kubefollow.Objects[pod]
 
 func followPods(api *kube.Client, cfg *Config) *pods {

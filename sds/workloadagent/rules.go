@@ -21,20 +21,20 @@ import (
 // anyAudience permits each audience.
 const anyAudience = "*"
 
-// rules are the contents of a file, with what it takes. They never change; what identities have does.
+// rules is the content of a file, with the state of its identities. Only that state changes.
 type rules struct {
 	workloads  []workload
 	identities map[spiffe.ID]*identity
 	outputs    map[output]*filesink.Sink
 }
 
-// workload is a rule: who gets what.
+// workload is a rule: which processes get which identities.
 type workload struct {
 	match  *match // nil for no process
 	grants []grant
 }
 
-// match has the selectors of a rule, all of which a process has to meet. The empty ones are not set.
+// match has the selectors of a rule. A process must meet all of them; empty selectors are not set.
 type match struct {
 	uid, gid              *uint32
 	executable, unit, pod string
@@ -42,26 +42,26 @@ type match struct {
 	labels                map[string]string
 }
 
-// caller is the process that asks. process and pod are asked only if a selector needs it, and return false if
-// nothing is certain.
+// caller is the calling process. process and pod are called only if a selector needs them, and return false if nothing
+// is certain.
 type caller struct {
 	unixsocket.Peer
 	process func() (unixsocket.Process, bool)
 	pod     func() (pod, bool)
 }
 
-// grant is an identity that the processes of a rule have.
+// grant is an identity for the processes of a rule.
 type grant struct {
 	id        spiffe.ID
 	hint      string
 	audiences []string
 }
 
-// output is a directory to which an identity is written. It is comparable.
+// output is a directory for the files of an identity. It is comparable.
 type output struct {
 	id            spiffe.ID
 	folder        string
-	split         bool // cert-chain.pem, key.pem and root-cert.pem, and not the files of SPIFFE's draft
+	split         bool // cert-chain.pem, key.pem and root-cert.pem, instead of the files of SPIFFE's draft
 	mode, keyMode fs.FileMode
 	// an object in JSON with the audiences of JWT-SVIDs by the names of their files; empty for none
 	tokens string
@@ -102,7 +102,7 @@ func (r *rules) granted(c caller) (all []grant) {
 				continue
 			}
 			if slices.ContainsFunc(all, func(have grant) bool { return have.hint == g.hint }) {
-				g.hint = "" // the one before keeps it
+				g.hint = "" // the earlier identity keeps the hint
 			}
 			all = append(all, g)
 		}
@@ -110,7 +110,7 @@ func (r *rules) granted(c caller) (all []grant) {
 	return all
 }
 
-// permits reports whether the identity may have a token for all of the audiences.
+// permits reports whether the identity may have a token for all audiences.
 func (g grant) permits(audiences []string) bool {
 	return !slices.ContainsFunc(audiences, func(one string) bool {
 		return !slices.Contains(g.audiences, one) && !slices.Contains(g.audiences, anyAudience)
@@ -133,7 +133,7 @@ func parse(data []byte, td spiffe.TrustDomain, pods bool) (*rules, error) {
 		rules: rules{identities: map[spiffe.ID]*identity{}, outputs: map[output]*filesink.Sink{}}}
 	p.object("the file", members{"workloads": func() { p.array("workloads", p.workload) }})
 	if e, ok := errors.AsType[*strictjson.Error](p.End()); ok {
-		p.err = nil // which may be about what is missing behind that
+		p.err = nil // it may be about members missing after that
 		p.fail(e.Offset, "%s; see that it is JSON: names and texts in double quotes, commas between, none after "+
 			"the last, no comments", e.Reason)
 	}
@@ -143,7 +143,7 @@ func parse(data []byte, td spiffe.TrustDomain, pods bool) (*rules, error) {
 	return &p.rules, p.err
 }
 
-// fail notes the first error, with its line and column.
+// fail records the first error, with its line and column.
 func (p *parser) fail(at int, format string, args ...any) {
 	if p.err == nil {
 		before := p.data[:min(at, len(p.data))]
@@ -180,7 +180,7 @@ func (p *parser) array(what string, element func()) {
 	}
 }
 
-// form is what a text has to be like.
+// form is the required form of a text.
 type form struct {
 	pattern *regexp.Regexp
 	want    string
@@ -216,7 +216,7 @@ func (p *parser) number(name string) uint32 {
 	at := p.Offset()
 	text, _ := p.Number()
 	n, err := strconv.ParseUint(string(text), 10, 32)
-	if err != nil || n == 1<<32-1 { // which is no user
+	if err != nil || n == 1<<32-1 { // this number is no user
 		p.fail(at, "%s has to be a number without quotes, as the command id prints it", name)
 	}
 	return uint32(n)
@@ -314,7 +314,7 @@ func (p *parser) id(others []grant) spiffe.ID {
 	return id
 }
 
-// texts reads an object of texts, of which want says more.
+// texts reads an object whose values are texts; want describes it in errors.
 func (p *parser) texts(name, want string, value form) map[string]string {
 	all := map[string]string{}
 	if p.Kind() != strictjson.Object {
@@ -322,7 +322,7 @@ func (p *parser) texts(name, want string, value form) map[string]string {
 		p.Skip()
 	}
 	for key := range p.Members() {
-		key := string(key) // which the next call changes
+		key := string(key) // a copy: the next call overwrites key
 		all[key] = p.text(fmt.Sprintf("%.64q in %s", key, name), value)
 	}
 	return all

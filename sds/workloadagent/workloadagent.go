@@ -12,7 +12,7 @@
 //	server := &unixsocket.Server{Path: "/run/identity/agent.sock", SocketMode: 0o666, Handler: agent}
 //	err = server.Run(ctx)
 //
-// The program examples/workload-agent is made of it; its README has the whole format of the file.
+// The program examples/workload-agent uses this package; its README describes the whole file format.
 //
 // # The file
 //
@@ -28,44 +28,43 @@
 //	}
 //
 // A match can have the user and group of the process, the path of its executable, its unit of systemd and the UID of
-// its pod, or the pod's namespace, service account and labels. A process has to meet all of them; see
-// [unixsocket.Peer] and [unixsocket.Process] for what the kernel vouches for; the API server says the rest of the
-// pod that has the UID. An executable needs another selector beside it, as any user can run the program with code of
-// his own, and an account and labels need a namespace. The process has the identities of all workloads that it
-// meets, in the order of the file, the default one first. A process that meets none has nothing, nor does one of
-// which the kernel says nothing for certain.
+// its pod, or the pod's namespace, service account and labels. A process must meet all of them. The kernel vouches for
+// the facts in [unixsocket.Peer] and [unixsocket.Process]; the API server adds the rest for the pod with that UID. An
+// executable needs another selector beside it, because any user can load other code into the program; an account and
+// labels need a namespace. A process has the identities of all workloads that it meets, in the order of the file, the
+// default one first. It has none if it meets no workload, or if the kernel does not know it for certain.
 //
-// An identity has a hint, which the Workload API hands on, the audiences for which its workload may have JWT-SVIDs
-// ("*" for any, none without), and directories to which it is written, whether a process runs or not.
+// An identity has a hint, which the Workload API passes on; the audiences for which its workload may have JWT-SVIDs
+// ("*" means any; the default is none); and directories to which the agent writes it, even if no process runs.
 //
 // # By SDS
 //
-// An Envoy has the secrets default (its first identity), the IDs and the hints of its identities, and the roots:
-// ROOTCA, ALL and the IDs of trust domains. A process without an identity has no roots, either.
+// An Envoy gets the secret default (its first identity), secrets by the IDs and hints of its identities, and the
+// roots: ROOTCA, ALL and the IDs of trust domains. A process without an identity gets no roots.
 //
 // # In files
 //
-// The layout "delivery" is that of the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376), which
+// The layout "delivery" follows the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376), which
 // filesource.Config.Folder reads: credential-bundle.private-key.x509.pem with the key, in PKCS#8, and the chain; and
-// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem for each trust domain. "split" is that of package filesink. Both can
-// have JWT-SVIDs as well, each for one audience in a file of its own ("tokens"), for programs that read a token from
-// a file. Package filesink says how files are replaced, who must own the directory, and which modes there are. Files
-// of an identity that the file no longer has stay, without renewals.
+// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem for each trust domain. "split" has the default names of package filesink.
+// Both can also have JWT-SVIDs, each for one audience in its own file ("tokens"). Package filesink says how files are
+// replaced, who must own the directory, and which modes are possible. When an identity is removed from the
+// configuration, its files stay but are not renewed.
 //
 // # When the file changes
 //
-// It is followed. A new version takes effect at once, on open streams too: an identity that is in both versions
-// keeps its certificate, one that is gone is forgotten with its key, and a caller that loses its last one is told so
-// (PermissionDenied). SDS can take no secret away, except one that Envoy has asked for on demand; see package sds. A
-// version that is not good is refused as a whole, with the line and the remedy in the log and in [Agent.Report], and
-// the one before stays in force. The file and the directories above it must belong to this user or to root, and not be
-// writable for others.
+// The agent watches the file. A new version takes effect at once, on open streams too. An identity in both versions
+// keeps its certificate, a removed identity is dropped with its key, and a caller that loses its last identity gets
+// PermissionDenied. SDS cannot withdraw a secret, except one that Envoy requested on demand; see package sds. If any
+// part of a version is bad, the agent refuses the version and the previous one stays in force; the log and
+// [Agent.Report] have the line and the remedy. The file and the directories above it must belong to this user or to
+// root, and other users must not be able to write to them.
 //
 // # What it promises
 //
-// No failure takes a certificate away: packages secretcache and workloadserver say how. While an identity has not
-// come yet, a caller has its others, and waits if there are none: so one that the CA refuses does not keep the
-// others from being renewed at the caller.
+// No failure takes a certificate away: packages secretcache and workloadserver say how. While one identity is missing,
+// a caller gets its others, and waits if there are none. So an identity that the CA refuses does not delay the renewal
+// of the others.
 package workloadagent
 
 import (
@@ -104,32 +103,31 @@ import (
 
 // Config configures an [Agent]. File and Source are required. [New] copies it.
 type Config struct {
-	// File is the path of the file that says who gets what.
+	// File is the path of the file that maps processes to identities.
 	File string
 
-	// Source has the identities: a *secretcache.Manager with a TrustDomain, or a *workloadapi.Source with the
-	// secrets of its sdssource.FromIdentity, which has the identities that another agent, such as SPIRE's, gives
-	// this program. The caller runs and closes it. If it has the methods Add(spiffe.ID) error and Remove(spiffe.ID),
-	// as a Manager has, they are called with the identities that come and go. Revocation lists of another agent are
-	// not handed on.
+	// Source supplies the identities: a *secretcache.Manager with a TrustDomain, or a *workloadapi.Source with the
+	// secrets of its sdssource.FromIdentity, which has the identities that another agent, such as SPIRE's, gives this
+	// program. The caller runs and closes it. If it has the methods Add(spiffe.ID) error and Remove(spiffe.ID), as a
+	// Manager does, the Agent calls them when identities are added to or removed from the file. It does not pass on
+	// revocation lists of another agent.
 	Source interface {
 		sds.Source
 		Bundles() *spiffe.BundleSet
 		Changed() <-chan struct{}
 	}
 
-	// TrustDomain is the one that all identities of the file must be in. Zero permits any, for a Source that is an
-	// agent of several.
+	// TrustDomain is the trust domain of all identities in the file. Zero permits any, for a Source with several.
 	TrustDomain spiffe.TrustDomain
 
-	// IssueJWTSVID and ValidateJWTSVID are as in [workloadserver.Options]. The former is asked only for an identity
-	// of the caller and audiences that the file permits for it. Nil means that there are no tokens.
+	// IssueJWTSVID and ValidateJWTSVID are as in [workloadserver.Options]. IssueJWTSVID is called only for an identity
+	// of the caller, with audiences that the file permits for it. Nil means that there are no tokens.
 	IssueJWTSVID    func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
 	ValidateJWTSVID func(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error)
 
-	// Node is the name of the Kubernetes node that this program runs on, in a pod. The API server then tells the
-	// namespaces, the service accounts and the labels of its pods, for which the account of this program needs the
-	// rights to list and watch pods. Empty means that the file can have none of them.
+	// Node is the name of the Kubernetes node that this program runs on, in a pod. The agent then gets the namespaces,
+	// service accounts and labels of its pods from the API server; its service account needs the rights to list and
+	// watch pods. If Node is empty, the file cannot use these selectors.
 	Node string
 
 	// Logger gets each version of the file (Info, and Warn if it is refused), and the logs of the servers and the
@@ -155,12 +153,12 @@ type Agent struct {
 	pods     *pods // nil without a node
 
 	life    lifecycle.Life
-	wake    renew.Signal // for work: something has changed
+	wake    renew.Signal // for work: something changed
 	current atomic.Pointer[rules]
-	bundles identity // any, which has the bundles for the Workload API
+	bundles identity // any identity; supplies the bundles for the Workload API
 }
 
-// owner is a Source whose identities come and go as others say.
+// owner is a Source to which identities are added, and from which they are removed.
 type owner interface {
 	Add(id spiffe.ID) error
 	Remove(id spiffe.ID)
@@ -172,11 +170,11 @@ type identity struct {
 	news renew.Signal
 }
 
-// held is an identity as its readers have it.
+// held is the current state of an identity.
 type held struct {
-	secret *pki.Secret // that it was made of
+	secret *pki.Secret // the secret it was made from
 	snap   *spiffe.Snapshot
-	err    error // why there is none
+	err    error // why there is no identity
 }
 
 func (i *identity) Changed() <-chan struct{} { return i.news.Changed() }
@@ -186,8 +184,8 @@ func (i *identity) Snapshot() (*spiffe.Snapshot, error) {
 	return h.snap, h.err
 }
 
-// New reads the file and returns an Agent. The error says what is wrong with the file or with cfg. The caller calls
-// [Agent.Run] or [Agent.Close].
+// New reads the file and returns an Agent. The error says what is wrong with the file or with cfg. The caller must
+// call [Agent.Run] or [Agent.Close].
 func New(cfg Config) (*Agent, error) { return newAgent(cfg, kube.Options{}) }
 
 func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
@@ -240,7 +238,7 @@ func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
 // [unixsocket.Server], or one with [unixsocket.ConnContext].
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
 
-// take takes a version of the file.
+// take adopts a version of the file.
 func (a *Agent) take(_ context.Context, files follow.Files) error {
 	file, there := files[a.cfg.File]
 	if !there {
@@ -277,7 +275,7 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 		return fmt.Errorf("%s: %w", a.cfg.File, err)
 	}
 	a.current.Store(next)
-	if a.secrets != nil { // else it is the first
+	if a.secrets != nil { // otherwise it is the first version
 		a.workload.Refresh()
 		a.secrets.Refresh()
 	}
@@ -288,7 +286,7 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 	return nil
 }
 
-// leave has the Source forget the identities of some rules that other ones do not have.
+// leave removes from the Source the identities that are in r but not in other.
 func (a *Agent) leave(r, other *rules) {
 	for id := range r.identities {
 		if a.owner != nil && other.identities[id] == nil {
@@ -297,8 +295,8 @@ func (a *Agent) leave(r, other *rules) {
 	}
 }
 
-// Run keeps the files and what is served current. It blocks until ctx is done or [Agent.Close] is called, and
-// returns nil. It is an error to call it while it runs, or after Close.
+// Run keeps the written files and the served identities current. It blocks until ctx is done or [Agent.Close] is
+// called, and returns nil. It is an error to call it while it runs, or after Close.
 func (a *Agent) Run(ctx context.Context) error {
 	return a.life.RunAs(ctx, "workloadagent", a.work)
 }
@@ -332,7 +330,7 @@ func (a *Agent) work(ctx context.Context) error {
 		select {
 		case <-woken:
 		case <-changed:
-		case <-news: // a pod that was unknown, or has other labels, may have other identities
+		case <-news: // a pod that is new, or has new labels, may have other identities
 			news = a.pods.Keeper.News.Changed()
 			a.workload.Refresh()
 			a.secrets.Refresh()
@@ -342,11 +340,11 @@ func (a *Agent) work(ctx context.Context) error {
 	return nil
 }
 
-// change makes the outputs that are being written those of next: it closes those that are gone, and starts new ones.
+// change replaces the running outputs by next: it closes outputs that are gone, and starts new ones.
 func change(writing, next map[output]*filesink.Sink, start func(*filesink.Sink)) {
 	for o, sink := range writing {
 		if next[o] != sink {
-			_ = sink.Close() // before another one begins in its directory
+			_ = sink.Close() // before another Sink starts in its directory
 			delete(writing, o)
 		}
 	}
@@ -358,8 +356,8 @@ func change(writing, next map[output]*filesink.Sink, start func(*filesink.Sink))
 	}
 }
 
-// lookAll publishes what the Source has of all identities, and returns what is held of the first by ID: always of the
-// same one, as the server shares its answers.
+// lookAll publishes the state of all identities, and returns the first one by ID. It is always the same one, because
+// the server shares its responses.
 func (a *Agent) lookAll(r *rules) *held {
 	first, next := spiffe.ID{}, &held{err: spiffe.ErrNotReady}
 	for id, one := range r.identities {
@@ -371,10 +369,10 @@ func (a *Agent) lookAll(r *rules) *held {
 	return next
 }
 
-// look publishes what the Source has of an identity.
+// look publishes the Source's state of an identity.
 func (a *Agent) look(id spiffe.ID, one *identity) {
 	at, cancel := context.WithCancel(context.Background())
-	cancel() // what is not there is not waited for
+	cancel() // do not wait for a missing secret
 	secret, err := a.cfg.Source.GenerateSecret(at, id.String())
 	bundles := a.cfg.Source.Bundles() // after the certificate, which may need newer ones
 	had := one.held.Load()
@@ -393,7 +391,7 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 		}
 		next = &held{secret: secret, snap: spiffe.NewSnapshot(svid, bundles)}
 	case had.snap != nil && had.snap.Bundles() != bundles && bundles != nil:
-		svid, _ := had.snap.SVID() // which stays, even if it has expired
+		svid, _ := had.snap.SVID() // it stays, even if it has expired
 		next.snap = spiffe.NewSnapshot(svid, bundles)
 	default:
 		return
@@ -401,7 +399,7 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 	one.held.Store(next)
 	one.news.Notify()
 	if had.snap == nil || next.snap == nil {
-		a.workload.Refresh() // it is among those of its callers now, or no more
+		a.workload.Refresh() // its callers gain or lose this identity
 	}
 }
 
@@ -416,7 +414,7 @@ func (o output) config(from *identity, cfg *Config) filesink.Config {
 	return c
 }
 
-// tokenSource has the JWT-SVIDs of an identity.
+// tokenSource supplies the JWT-SVIDs of an identity.
 type tokenSource struct {
 	id    spiffe.ID
 	issue func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
@@ -512,9 +510,9 @@ func (a *Agent) notReady() error {
 	return nil
 }
 
-// Report implements [report.Reporter] with the file as an upstream, the files that are written, and the servers. It
-// is not ready as long as [Agent.Ready] would wait. The identities are in the report of the Source. The metrics are
-// those of packages workloadserver and sds, and:
+// Report implements [report.Reporter] with the file as an upstream, the files that are written, and the servers. It is
+// not ready as long as [Agent.Ready] would wait. The identities are in the report of the Source. The metrics are the
+// metrics of packages workloadserver and sds, and:
 //
 //	svidkit_workloadagent_file_refused   1 while the newest version of the file is refused, else 0
 func (a *Agent) Report() report.Report {
@@ -543,7 +541,7 @@ func (a *Agent) Report() report.Report {
 	return r
 }
 
-// Close ends [Agent.Run] and all streams for good, and waits for what Run has started. Files stay. The error is
+// Close ends [Agent.Run] and all streams for good, and waits for the goroutines of Run. Files stay. The error is
 // always nil.
 func (a *Agent) Close() error {
 	return errors.Join(a.life.Close(), a.workload.Close(), a.secrets.Close())

@@ -1,5 +1,5 @@
-// Package filesink writes an identity and trust bundles of any source to files, and keeps them current, for programs
-// that read certificates from files.
+// Package filesink writes the identity and trust bundles of any source to files, and keeps the files current, for
+// programs that read certificates from files.
 //
 //	sink, err := filesink.Start(ctx, filesink.Config{Source: src, Dir: "/run/identity"})
 //	if err != nil { … }
@@ -15,29 +15,29 @@
 //	key.pem           the private key, in PKCS#8; see Config.TraditionalKey
 //	root-cert.pem     the authorities of its trust domain
 //
-// [Config] can rename them, and add files with the bundles of other trust domains and with tokens. A missing directory
-// is made, with mode 0755. For OUTPUT_CERTS of Istio's agent set Plain and both modes to 0600, or 0644 in a pod, and
-// TraditionalKey unless PKCS8_KEY is set.
+// [Config] can rename them, and add files with the bundles of other trust domains and with tokens. The Sink makes a
+// missing directory, with mode 0755. To replace OUTPUT_CERTS of Istio's agent, set Plain, both modes to 0600 (0644 in
+// a pod), and TraditionalKey unless PKCS8_KEY is set.
 //
 // # What readers see
 //
 // A reader never sees part of a file. The names are links, as in the volumes of Kubernetes: at every moment, after a
-// crash too, all of them lead to files of one version. A reader of the key and the certificates can still get one of
-// each while they are replaced; it reads again if they do not match.
+// crash too, all of them lead to files of one version. A reader can still get the old key and the new certificates, or
+// the reverse, if both are replaced between its two reads. If they do not match, it must read again.
 //
 // With [Config].Plain the files are first written beside their names, durably, and then moved into place one by one:
 // roots and bundles, then the key, then the certificates. A new certificate may need the new roots, and readers
-// follow the certificates, whose key is in place when the change is announced. A reader that follows the directory
-// gets its last notification when the set is complete; one that reads twice, and uses what agrees, does not use a
-// mixed set. If a process is killed between two moves, the next one finishes them before it does anything else. Give
-// the key and the certificates the same name to have one file, which always matches.
+// usually watch the certificates, so the key is in place before that notification. A reader that watches the directory
+// gets its last notification when the set is complete. A reader that reads twice, and uses only files that agree,
+// never uses a mixed set. If a process is killed between two moves, the next process first finishes them. With the
+// same name for key and certificates there is one file, which always matches.
 //
 // # When something fails
 //
-// A failure changes no file. It is in the log and in [Sink.Report], and is retried at intervals that are a share of
-// the life that the written identity has left. An expired identity is not written. The files stay while the source
-// has no identity, even if it was withdrawn. Equal files are not written again. Every minute the Sink repairs files
-// that another program has changed or removed.
+// A failure changes no file. It is logged and in [Sink.Report], and the Sink retries after a share of the remaining
+// life of the written identity. It does not write an expired identity. The files stay while the source has no
+// identity, even after a withdrawal. Unchanged files are not written again. Every minute the Sink repairs files that
+// another program has changed or removed.
 //
 // # Whose directory
 //
@@ -74,46 +74,46 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Config configures a [Sink]. Source and Dir are required; every other zero means what is said here. [New] copies it.
+// Config configures a [Sink]. Source and Dir are required; the fields explain the other zero values. [New] copies it.
 type Config struct {
-	// Source has what is written: the identity and the bundles as they were published together, and a channel that
-	// is closed when they change. Its methods must not block, and must be safe for concurrent use. The Sink does not
-	// start and does not close it.
+	// Source supplies the identity and the bundles, as published together, and a channel that is closed when they
+	// change. Its methods must not block, and must be safe for concurrent use. The caller starts and closes it.
 	Source interface {
 		Snapshot() (*spiffe.Snapshot, error)
 		Changed() <-chan struct{}
 	}
 
-	// Dir is the directory of the files. One Sink at a time writes to it.
+	// Dir is the directory of the files. Only one Sink at a time may write to it.
 	Dir string
 
-	// Plain makes plain files, each replaced by a rename. Without it the names are links through "..data", which is
+	// Plain writes plain files, each replaced by a rename. Otherwise the names are links through "..data", which is
 	// replaced in one step.
 	Plain bool
 
-	// CertName, KeyName and RootsName are the names of the files. Empty means those of the package comment. CertName
-	// and KeyName may be the same, for one file with the key and then the certificates.
+	// CertName, KeyName and RootsName are the names of the files. Empty means the name in the package comment.
+	// CertName and KeyName may be the same, for one file with the key and then the certificates.
 	CertName, KeyName, RootsName string
 
-	// Delivery writes a credential folder, by the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376): the key and
-	// the certificates in credential-bundle.private-key.x509.pem, and the authorities of each trust domain in
-	// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem. The other names must be empty, and so must TraditionalKey, and
-	// Plain, which would leave bundles that have gone.
+	// Delivery writes a credential directory as in the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376): the key
+	// and the certificates in credential-bundle.private-key.x509.pem, and the authorities of each trust domain in
+	// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem. The other names must be empty. TraditionalKey must be unset, and so
+	// must Plain, which would leave the files of removed bundles.
 	Delivery bool
 
-	// BundlesName is the name of a file with the bundles of all trust domains, that of the identity and the federated
-	// ones, as a bundle map; see [spiffe.ParseBundleMap]. Empty means that there is none.
+	// BundlesName is the name of a file with the bundles of all trust domains, own and federated, as a bundle map; see
+	// [spiffe.ParseBundleMap]. Empty means no such file.
 	BundlesName string
 
-	// FederatedName, if set, returns the name of a file with the authorities of a federated trust domain, in PEM. An
-	// empty name means that there is none.
+	// FederatedName, if set, returns the name of the file with the authorities of a federated trust domain, in PEM. An
+	// empty name means no such file.
 	FederatedName func(spiffe.TrustDomain) string
 
-	// Tokens are files with JWT-SVIDs, for programs that read one from a file: the audience of each by the name of
-	// the file, which has KeyMode. They are renewed when half of their life is over, and one that is not to be had
-	// leaves the file as it is, over a restart too. A token of another identity than the certificate's is not
-	// written, and one that is there is removed, or with Plain emptied. TokenSource fetches them: a
-	// *workloadapi.Source, or another one that gives a new token for each call and is safe for concurrent use.
+	// Tokens are files with JWT-SVIDs, for programs that read a token from a file. The map has the audience of each
+	// token by file name; the files have KeyMode. The Sink renews a token when half of its life is over. If it cannot
+	// get a new token, the file stays as it is, even across a restart. A token must be for the same identity as the
+	// certificate: others are not written, and an existing one is removed or, with Plain, emptied. TokenSource fetches
+	// the tokens: a *workloadapi.Source, or any source that returns a new token for each call and is safe for
+	// concurrent use.
 	Tokens      map[string]string
 	TokenSource interface {
 		Fetch(ctx context.Context, audience ...string) (token string, err error)
@@ -123,21 +123,21 @@ type Config struct {
 	// means 0644.
 	Mode fs.FileMode
 
-	// KeyMode is the mode of the file with the private key, one of the same. Zero means 0600. With 0644 or 0444
-	// every user that can enter the directory can read the key, which is for a pod in which each container has its own
-	// user; New logs a warning.
+	// KeyMode is the mode of the file with the private key, with the same choices. Zero means 0600. With 0644 or 0444
+	// every user that can enter the directory can read the key, and New logs a warning; use it in a pod where each
+	// container runs as its own user.
 	KeyMode fs.FileMode
 
-	// TraditionalKey writes an RSA key in PKCS#1 and an ECDSA key in SEC 1, for programs that do not read PKCS#8.
-	// Other keys have no such form and stay in PKCS#8.
+	// TraditionalKey writes RSA keys in PKCS#1 and ECDSA keys in SEC 1, for programs that do not read PKCS#8. Other
+	// keys have no such form and stay in PKCS#8.
 	TraditionalKey bool
 
-	// AllowWritable accepts a directory that other users can write to, with a warning, as an emptyDir of Kubernetes is
-	// one: they can replace the files.
+	// AllowWritable accepts, with a warning, a directory that other users can write to, such as a Kubernetes emptyDir.
+	// Those users can replace the files.
 	AllowWritable bool
 
-	// Logger gets what was written (Info), failures and what needs attention (Warn), and that the source is not ready
-	// yet (Debug). Nil means no logs.
+	// Logger gets each write (Info), failures and problems (Warn), and that the source is not ready yet (Debug). Nil
+	// means no logs.
 	Logger *slog.Logger
 }
 
@@ -150,8 +150,8 @@ type Sink struct {
 
 	writing sync.Mutex      // held while files are written; guards the next three
 	folder  *fileset.Folder // nil if it is not open
-	running bool            // so that directory stays open
-	told    map[string]bool // about the directory
+	running bool            // so the directory stays open
+	told    map[string]bool // warnings about the directory already logged
 
 	tokens tokens
 
@@ -161,27 +161,27 @@ type Sink struct {
 
 // status is the state of a [Sink] at one moment.
 type status struct {
-	// the files had what the source has when they were last looked at without a failure, at least once
+	// at least one check without a failure found or put the files in order
 	Ready     bool
 	ID        spiffe.ID     // of the identity in the files; zero before Ready
 	NotAfter  time.Time     // when its certificate ends
-	Writes    uint64        // how often the files were written; what was there already does not count
-	LastWrite time.Time     // when that was last
+	Writes    uint64        // how often files were written; unchanged files do not count
+	LastWrite time.Time     // when files were last written
 	Checked   time.Time     // when the files were last found or put in order
-	Err       error         // why they could not be since, or nil
+	Err       error         // why the last check since then failed, or nil
 	lifetime  time.Duration // how long the written identity lives
 }
 
 const (
-	look = time.Minute // between two looks at files that nothing has announced a change of
+	look = time.Minute // between checks of the files without a notification
 
 	defaultCert, defaultKey, defaultRoots = "cert-chain.pem", "key.pem", "root-cert.pem"
 )
 
-// patience bounds the waits after a failure.
+// patience bounds the waits between attempts after a failure.
 var patience = renew.Patience{Impatient: 30 * time.Second, Longest: look}
 
-// New checks cfg and returns a Sink. It does nothing else: no goroutine, no file.
+// New checks cfg and returns a Sink. It starts no goroutine and opens no file.
 func New(cfg Config) (*Sink, error) {
 	if cfg.Delivery {
 		if cfg.CertName != "" || cfg.KeyName != "" || cfg.RootsName != "" || cfg.FederatedName != nil ||
@@ -246,14 +246,14 @@ func (s *Sink) check() error {
 
 var errNoName = errors.New("which is not the name of a file, or begins with two dots")
 
-// isName reports whether a file in the directory can have the name.
+// isName reports whether name can be the name of a file in the directory.
 func isName(name string) bool {
 	return name == filepath.Base(name) && !strings.HasPrefix(name, "..") && name != "." && filepath.IsLocal(name)
 }
 
-// Start makes a Sink, runs it in the background and waits until the files have the identity of the source. The end of
-// ctx ends the waiting and not the Sink, which runs until [Sink.Close]. On failure nothing is left running, and the
-// error is that of [New] or [Sink.Ready].
+// Start makes a Sink, runs it in the background and waits until the files have the identity of the source. ctx bounds
+// only the wait: the Sink runs until [Sink.Close]. On failure Start leaves nothing running, and returns the error of
+// [New] or [Sink.Ready].
 func Start(ctx context.Context, cfg Config) (*Sink, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -263,8 +263,8 @@ func Start(ctx context.Context, cfg Config) (*Sink, error) {
 }
 
 // Run keeps the files current, for programs that do not use [Start]. It blocks until ctx is done or [Sink.Close] is
-// called, and then returns nil: no failure to write ends it. The files stay. It is an error to call it while it runs,
-// or after Close.
+// called, and then returns nil: a failed write does not end it. The files stay. It is an error to call Run while it
+// runs, or after Close.
 func (s *Sink) Run(ctx context.Context) error {
 	return s.life.RunAs(ctx, "filesink", s.work)
 }
@@ -274,7 +274,7 @@ func (s *Sink) work(ctx context.Context) error {
 	defer s.setRunning(false)
 	if len(s.cfg.Tokens) > 0 {
 		s.recallTokens()
-		// so that they are among the first files; the next round tells of failures
+		// so that tokens are among the first files; the next round logs failures
 		_, _, _ = s.fetchTokens(ctx, new(int))
 		var keeping sync.WaitGroup
 		defer keeping.Wait()
@@ -305,7 +305,7 @@ func (s *Sink) setRunning(running bool) {
 // release closes the directory, unless it stays open; writing is held.
 func (s *Sink) release() {
 	if s.folder != nil && !s.running {
-		_ = s.folder.Close() // what was written is durable
+		_ = s.folder.Close() // everything written is durable
 		s.folder = nil
 	}
 }
@@ -320,10 +320,10 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 	return min(patience.Wait(f, st.lifetime, left, rand.Float64()), look)
 }
 
-// Write writes what the source has now, once, and reports whether that changed anything in the directory. It needs no
-// [Sink.Run], for programs that write and end, and may be called beside it. Without Run it also fetches the tokens,
-// which takes up to 5 seconds. The error is that of the sources, says that its identity has expired, says who else
-// can write to the directory, or says which file could not be written.
+// Write writes the current identity and bundles once, and reports whether anything in the directory changed. It works
+// without [Sink.Run], for programs that write once and exit, and alongside it. Without Run it also fetches the tokens,
+// which takes up to 5 seconds. It fails if a source fails, the identity has expired, other users can write to the
+// directory, or a file cannot be written.
 func (s *Sink) Write() (changed bool, err error) {
 	s.writing.Lock()
 	idle := !s.running
@@ -344,8 +344,8 @@ func (s *Sink) Write() (changed bool, err error) {
 	return changed, err
 }
 
-// write is Write without what is told to readers; writing is held. The directory comes first, so that what is wrong
-// with it is known, and what an earlier process has begun is finished, before the source is ready.
+// write is Write without the notification of readers; writing is held. It opens the directory first, so that problems
+// with it are known, and the work of an earlier process is finished, before the source is ready.
 func (s *Sink) write() (*spiffe.SVID, bool, error) {
 	if err := s.open(); err != nil {
 		return nil, false, err
@@ -370,7 +370,7 @@ func (s *Sink) write() (*spiffe.SVID, bool, error) {
 	return svid, changed, err
 }
 
-// open opens the directory, again if the path leads to another one or is not safe any more.
+// open opens the directory. It reopens it if the path leads to another directory or is no longer safe.
 func (s *Sink) open() error {
 	if s.folder != nil {
 		if s.folder.Check() == nil {
@@ -393,7 +393,7 @@ func (s *Sink) open() error {
 	return err
 }
 
-// files returns what is to be in the directory.
+// files returns the files that must be in the directory.
 func (s *Sink) files(snap *spiffe.Snapshot, svid *spiffe.SVID) (map[string]fileset.File, error) {
 	certs, key, err := svid.MarshalPEM()
 	if err != nil {
@@ -459,7 +459,7 @@ func (s *Sink) addMore(files map[string]fileset.File, snap *spiffe.Snapshot, svi
 	}
 	for name := range cfg.Tokens {
 		t := s.tokens.get(name)
-		if !t.of(svid.ID().String()) { // of the identity before, or none: beside this certificate it would mislead
+		if !t.of(svid.ID().String()) { // a token of the previous identity must not stand beside this certificate
 			if t.text = ""; !cfg.Plain || t.subject == "" {
 				continue
 			}
@@ -471,7 +471,7 @@ func (s *Sink) addMore(files map[string]fileset.File, snap *spiffe.Snapshot, svi
 	return nil
 }
 
-// note keeps the result of an attempt to write svid, and tells readers and the log; writing is held.
+// note records the result of an attempt to write svid, logs it and notifies readers; writing is held.
 func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 	now := time.Now().Round(0)
 	s.mu.Lock()
@@ -487,12 +487,12 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 		st.LastWrite = now
 	}
 	if changed || st.Ready != before.Ready {
-		s.news.Notify() // before a reader sees the state, so that the next notification is of the next change
+		s.news.Notify() // before readers see the state, so that the next notification means the next change
 	}
 	s.mu.Unlock()
 	ctx := context.Background()
 	switch {
-	case errors.Is(err, spiffe.ErrNotReady) && !before.Ready: // as in each normal start
+	case errors.Is(err, spiffe.ErrNotReady) && !before.Ready: // normal during a start
 		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet",
 			slog.String("folder", s.cfg.Dir), slog.Any("err", err))
 	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
@@ -506,24 +506,23 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 }
 
 // Ready waits until the files have the identity of the source. The error wraps [spiffe.ErrNotReady], the cause of ctx
-// and the last failure; it comes before ctx is done after [Sink.Close]. If Run was never called, it says so.
+// and the last failure. After [Sink.Close] Ready does not wait for ctx. If Run was never called, the error says so.
 func (s *Sink) Ready(ctx context.Context) error {
 	return s.life.Ready(ctx, s.Changed, func() bool { return s.state().Ready }, func() error {
 		return s.life.NotReady("filesink", s.state().Err, "nothing was written yet")
 	})
 }
 
-// Close stops the Sink for good, waits for what it has started, and returns nil. The files stay.
+// Close stops the Sink for good, waits for its goroutines, and returns nil. The files stay.
 func (s *Sink) Close() error { return s.life.Close() }
 
-// Changed returns a channel that is closed when the files were written, and when the Sink becomes ready, for programs
-// that tell a reader to read them again. Take it before looking at [Sink.Report], so that no change is missed.
+// Changed returns a channel that is closed after a write of the files, and when the Sink becomes ready, for programs
+// that tell a reader to reload them. Take the channel before calling [Sink.Report], so that no change is missed.
 func (s *Sink) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Report implements [report.Reporter] with the identity that the files have, and the files as the upstream, beside
-// the source of tokens if there is one. The Sink is not ready before the files have an identity, and while they
-// cannot be written and their identity has less than a quarter of its life left. The metrics have names that begin
-// with svidkit_filesink.
+// Report implements [report.Reporter] with the identity in the files; its upstreams are the files and, if set, the
+// source of tokens. The Sink is not ready before the files have an identity, and while writes fail and that identity
+// has less than a quarter of its life left. The names of the metrics begin with svidkit_filesink.
 func (s *Sink) Report() report.Report {
 	st := s.state()
 	r := report.Report{Upstreams: []report.Upstream{{Name: "files that it writes", LastSuccess: st.Checked,

@@ -17,7 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
-// tokenWait is how long a round of fetches may take, so that the files of a source that hangs come without its tokens.
+// tokenWait bounds a round of fetches, so that files are written without tokens if the source of tokens hangs.
 const tokenWait = 5 * time.Second
 
 // tokens are the JWT-SVIDs for the files.
@@ -27,23 +27,23 @@ type tokens struct {
 	err    error // of the last round
 }
 
-// token is one that was fetched.
+// token is a fetched token.
 type token struct {
 	text, subject          string
 	received, expires, due time.Time
 }
 
-// of reports whether the token is of an identity; any if that is not known.
+// of reports whether the token is for the identity id, or id is unknown.
 func (t token) of(id string) bool { return id == "" || t.subject == id }
 
-// get returns a token; the zero one before the first.
+// get returns the token for a file; the zero token before the first fetch.
 func (t *tokens) get(name string) token {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.byName[name]
 }
 
-// identity returns the identity of the source, whose tokens are wanted; "" while there is none.
+// identity returns the ID of the source's identity, for which tokens are fetched; "" while there is none.
 func (s *Sink) identity() string {
 	snap, err := s.cfg.Source.Snapshot()
 	if err != nil {
@@ -56,20 +56,20 @@ func (s *Sink) identity() string {
 	return svid.ID().String()
 }
 
-// failed returns why the last round did not have all tokens.
+// failed returns why the last round did not get all tokens.
 func (t *tokens) failed() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.err
 }
 
-// keepTokens fetches tokens when half of their life is over, and has them written.
+// keepTokens fetches new tokens when half of their life is over, and writes them.
 func (s *Sink) keepTokens(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; {
-		changed := s.cfg.Source.Changed() // it may have another identity then
+		changed := s.cfg.Source.Changed() // the identity may change
 		fetched, wait, err := s.fetchTokens(ctx, &failures)
 		if fetched {
-			_, _ = s.Write() // which says itself what went wrong
+			_, _ = s.Write() // Write logs failures itself
 		}
 		if err != nil && failures == 1 && ctx.Err() == nil {
 			s.log.LogAttrs(ctx, slog.LevelWarn,
@@ -80,8 +80,8 @@ func (s *Sink) keepTokens(ctx context.Context) {
 	}
 }
 
-// fetchTokens fetches the tokens that are due, and returns whether there is a new one and when to come again. A
-// token that is not to be had leaves the one before.
+// fetchTokens fetches the tokens that are due. It reports whether there is a new one, and how long to wait. If a fetch
+// fails, the old token stays.
 func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, tokenWait,
 		fmt.Errorf("no answer in %v: %w", tokenWait, context.DeadlineExceeded))
@@ -103,7 +103,7 @@ func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wa
 		}
 		r := new(result)
 		results[name] = r
-		// all at once: one that hangs holds up no other
+		// all at once: a fetch that hangs does not delay the others
 		fetching.Go(func() { r.token, r.err = s.fetchToken(ctx, id, audience) })
 	}
 	fetching.Wait()
@@ -128,8 +128,8 @@ func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wa
 	return fetched, max(wait, time.Second/10), err
 }
 
-// recallTokens takes over the tokens that an earlier process has left in the files, so that they stay while there is
-// no other.
+// recallTokens adopts the tokens that an earlier process left in the files, so that they stay until there are new
+// ones.
 func (s *Sink) recallTokens() {
 	s.tokens.mu.Lock()
 	defer s.tokens.mu.Unlock()

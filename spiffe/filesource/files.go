@@ -20,38 +20,38 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The sizes of what is read, in bytes: a file, all files together, and a bundle map, which counts by itself. In
-// memory bundles take about seven times that.
+// Limits in bytes: for a file, for all files together, and for a bundle map, which has its own limit. In memory
+// bundles take about seven times as much.
 const (
 	maxPart  = 1 << 20
 	maxTotal = 8 << 20
 	maxMap   = 16 << 20
 )
 
-// files are what was taken over of the files. Only take, which is not called twice at a time, uses them.
+// files is the adopted content of the files. Only take uses it, and calls of take do not overlap.
 type files struct {
 	source *Source
 	pair   pair
 	of     []BundleFile                            // Config.Bundles, or what is in Config.Folder
-	parts  []part                                  // of each of them
-	made   map[spiffe.TrustDomain][]*spiffe.Bundle // what the bundles in force were made of
+	parts  []part                                  // one for each of them
+	made   map[spiffe.TrustDomain][]*spiffe.Bundle // the parts of the bundles in force
 }
 
-// pair is an identity and the files that it is from.
+// pair is an identity and the contents of its files.
 type pair struct {
 	svid *spiffe.SVID
 	sum  [sha256.Size]byte
 }
 
-// part is what is in a file of bundles.
+// part is the content of a bundle file.
 type part struct {
 	td      spiffe.TrustDomain
 	sum     [sha256.Size]byte
 	bundles []*spiffe.Bundle
-	read    bool // there is something; an empty map is something
+	read    bool // the file was read; it may be an empty map
 }
 
-// take takes over what is good in the files, and returns why the rest is refused.
+// take adopts the good parts of the files, and returns why the rest is refused.
 func (f *files) take(ctx context.Context, read follow.Files) error {
 	s := f.source
 	now := time.Now()
@@ -64,10 +64,10 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 		refused = append(refused, err)
 	}
 	td := f.trustDomain(next.svid)
-	stranger := next.svid != nil && next.svid.ID().TrustDomain() != td // which judge refuses
+	stranger := next.svid != nil && next.svid.ID().TrustDomain() != td // judge refuses it
 	for i, b := range f.of {
 		if stranger && b.Format != Map && b.TrustDomain.IsZero() {
-			continue // what is beside it may be for its trust domain
+			continue // the bundles beside it may be for its trust domain
 		}
 		if err := f.readPart(&f.parts[i], b, td, read); err != nil {
 			refused = append(refused, err)
@@ -90,8 +90,8 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	return joined(refused)
 }
 
-// find returns the files of the directory: that with the identity, and those with bundles. Those that were there last
-// are in use until the directory can be read, and has an identity.
+// find returns the files of the directory: the identity file and the bundle files. While the directory cannot be read,
+// or has no identity, it returns the files found last.
 func (s *Source) find() []string {
 	entries, _ := os.ReadDir(s.cfg.Folder)
 	if _, err := os.Stat(s.cfg.CertFile); err == nil || s.found == nil {
@@ -105,7 +105,7 @@ func (s *Source) find() []string {
 	return s.found
 }
 
-// arrange makes room for the bundles that were found in the directory, and takes that of the others back.
+// arrange makes one part for each bundle file found in the directory, and drops the parts of files that are gone.
 func (f *files) arrange(read follow.Files) {
 	var of []BundleFile
 	for _, path := range slices.Sorted(maps.Keys(read)) {
@@ -122,7 +122,7 @@ func (f *files) arrange(read follow.Files) {
 	f.of, f.parts = of, parts
 }
 
-// joined returns the errors in one line, and of many the first ones.
+// joined returns the errors in one line; of many errors only the first ones.
 func joined(errs []error) (all error) {
 	for i, err := range errs {
 		if i == maxNotes {
@@ -146,7 +146,7 @@ func open(read follow.Files, path string) ([]byte, error) {
 	return file.Data, nil
 }
 
-// readPair returns the identity in the files; none if there is an error or no identity is wanted.
+// readPair returns the identity in the files. There is none on error, or if the source is configured without one.
 func (f *files) readPair(read follow.Files) (pair, error) {
 	s := f.source
 	if s.keyFile == "" {
@@ -175,8 +175,7 @@ func (f *files) readPair(read follow.Files) (pair, error) {
 	return next, nil
 }
 
-// trustDomain returns the trust domain of the identity: the expected one, the one in force, or that of what is
-// offered.
+// trustDomain returns the trust domain of the expected identity, the identity in force, or the offered identity.
 func (f *files) trustDomain(offered *spiffe.SVID) spiffe.TrustDomain {
 	switch {
 	case !f.source.cfg.ID.IsZero():
@@ -189,7 +188,7 @@ func (f *files) trustDomain(offered *spiffe.SVID) spiffe.TrustDomain {
 	return spiffe.TrustDomain{}
 }
 
-// readPart puts what is in a file of bundles into p, if it is good. The trust domain is that of the identity.
+// readPart stores the content of a bundle file in p, if it is good. td is the trust domain of the identity.
 func (f *files) readPart(p *part, b BundleFile, td spiffe.TrustDomain, read follow.Files) error {
 	data, err := open(read, b.Path)
 	if err != nil {
@@ -212,7 +211,7 @@ func (f *files) readPart(p *part, b BundleFile, td spiffe.TrustDomain, read foll
 			switch {
 			case o.TrustDomain() != n.TrustDomain():
 			case o.Equal(n):
-				next.bundles[i] = o // which verifiers remember
+				next.bundles[i] = o // the same value, because verifiers cache by bundle
 			case !n.Supersedes(o):
 				was, _ := o.Sequence()
 				is, _ := n.Sequence()
@@ -244,8 +243,8 @@ func parse(format Format, td spiffe.TrustDomain, data []byte) ([]*spiffe.Bundle,
 	return []*spiffe.Bundle{b}, nil
 }
 
-// bundles returns the bundles of all files, and what was skipped in them. A bundle that is as in old is the same
-// value, and one that cannot be made of its parts is the one from before.
+// bundles returns the bundles of all files, and errors for skipped entries. Unchanged bundles are the same values as
+// in old. If the parts of a bundle cannot be merged, the old bundle stays.
 func (f *files) bundles(old *spiffe.BundleSet) (*spiffe.BundleSet, []error, error) {
 	parts := map[spiffe.TrustDomain][]*spiffe.Bundle{}
 	var notes, refused []error
@@ -280,20 +279,20 @@ func (f *files) bundles(old *spiffe.BundleSet) (*spiffe.BundleSet, []error, erro
 		all = append(all, b)
 	}
 	f.made = made
-	set, _ := spiffe.NewBundleSet(all...) // fails for a nil or a second bundle only
+	set, _ := spiffe.NewBundleSet(all...) // fails only for a nil or duplicate bundle
 	if set.Equal(old) {
 		set = old
 	}
 	return set, notes, joined(refused)
 }
 
-// maxFound is how many files with bundles of a directory are read.
+// maxFound is how many bundle files of a directory are read.
 const maxFound = 1000
 
-// maxNotes is how many entries that were skipped are told of: a bundle of another trust domain may have 1,000.
+// maxNotes is how many skipped entries are reported: a foreign trust domain's bundle may have 1,000.
 const maxNotes = 20
 
-// merge returns the bundle with the authorities of all of list, which are of one trust domain.
+// merge returns one bundle with the authorities of all bundles in list, which are of one trust domain.
 func merge(list []*spiffe.Bundle) (*spiffe.Bundle, error) {
 	if len(list) == 1 {
 		return list[0], nil
@@ -314,7 +313,7 @@ func merge(list []*spiffe.Bundle) (*spiffe.Bundle, error) {
 	return spiffe.NewBundle(list[0].TrustDomain(), all)
 }
 
-// judge returns why svid may not take the place of the one in force.
+// judge returns why svid must not replace the identity in force.
 func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
 	want, have := f.source.cfg.ID, f.pair.svid
 	td := f.trustDomain(svid)
@@ -358,7 +357,7 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	return nil
 }
 
-// verify returns why peers with bundle would refuse svid at a time.
+// verify returns why peers with bundle would refuse svid at time at.
 func verify(svid *spiffe.SVID, bundle *spiffe.Bundle, at time.Time) error {
 	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(svid.ID()),
 		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
@@ -368,7 +367,7 @@ func verify(svid *spiffe.SVID, bundle *spiffe.Bundle, at time.Time) error {
 	return err
 }
 
-// doubts returns why peers refuse the identity in force, or will.
+// doubts returns why peers refuse the identity in force, now or later.
 func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 	svid := f.pair.svid
 	if svid == nil {
@@ -393,7 +392,7 @@ func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 	return notes
 }
 
-// publish makes what was taken over visible to readers.
+// publish makes the adopted state visible to readers.
 func (f *files) publish(ctx context.Context, old *state, bundles *spiffe.BundleSet, notes []error) {
 	s := f.source
 	next := &state{snap: old.snap, bundles: bundles, updates: old.updates, at: old.at, notes: notes}

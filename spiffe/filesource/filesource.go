@@ -1,4 +1,4 @@
-// Package filesource takes an identity and trust bundles from files that another program writes and renews, such as
+// Package filesource reads an identity and trust bundles from files that another program writes and renews, such as
 // cert-manager, spiffe-helper or the kubelet.
 //
 //	src, err := filesource.Start(ctx, filesource.Config{
@@ -21,43 +21,43 @@
 //	a bundle map                      Bundles {Path: …, Format: Map}
 //	the keys of an OIDC issuer        Bundles {Path: …, Format: JWKS, TrustDomain: …}
 //
-// A credential folder is what the draft SPIFFE Filesystem Delivery (spiffe/spiffe#376) describes, and what volumes
-// of Kubernetes 1.37 can be: see package podcert.
+// The draft SPIFFE Filesystem Delivery (spiffe/spiffe#376) defines the credential folder; volumes of Kubernetes 1.37
+// can have its form: see package podcert.
 //
 // # When files change
 //
-// The source reads the files when the system announces a change, and every five seconds. It takes their contents
-// over when two readings 100 milliseconds apart agree, however they were written: in place, by a rename, or by the
-// links that Kubernetes swaps.
+// The source reads the files when the system announces a change, and every five seconds. It adopts their contents when
+// two readings 100 milliseconds apart agree. So it does not matter whether they are written in place, by a rename, or
+// by the links that Kubernetes swaps.
 //
 // A file has 1 MiB at most, and a bundle map 16 MiB. All other files together have 8 MiB at most: beyond that the
-// largest are bad ones.
+// largest count as bad.
 //
-// A bad file replaces nothing. The identity is one part, and so is each file of bundles: if a part is missing, does
-// not parse or may not be used, its last good state stays, and the other parts go on. The log and [Source.Report]
-// say why. The part recovers by itself.
+// A bad file replaces nothing. The identity is one part, and each bundle file is another. If a part is missing, does
+// not parse or must not be used, its last good state stays, and the other parts still change. The log and
+// [Source.Report] say why. The part recovers once its files are good.
 //
 // A new certificate replaces the old one if the key belongs to it; it is an X.509-SVID by the rules of
-// [spiffe.NewSVID]; it is valid now; its ID is Config.ID, or else in the trust domain of the first one; its extended
-// key usages permit what those in force permit; and a path leads from it to the bundle of its trust domain. If no
-// file has a bundle of that trust domain, the path is not checked, and Config.ID is required if there are other
-// bundles.
+// [spiffe.NewSVID]; it is valid now; its ID is Config.ID or, without one, in the trust domain of the first identity;
+// its extended key usages permit all that the certificate in force permits; and it chains to the bundle of its trust
+// domain. If no file has a bundle of that trust domain, the chain is not checked, and Config.ID is required if there
+// are other bundles.
 //
-// A new bundle replaces the old one at once, even if it does not vouch for the identity in force, because what was
-// removed from it may have been revoked; the Report says so. A bundle document with a lower sequence number than the
-// one in force is refused until the program restarts.
+// A new bundle replaces the old one at once, even if it no longer verifies the identity in force, because a removed
+// authority may have been revoked; the Report says so. A bundle document with a lower sequence number than the one in
+// force is refused until the program restarts.
 //
 // # Whose files
 //
-// The files, the directories above them and each link on the way must belong to the user of this process, to root,
-// or to one of Config.Owners: a helper in the same pod that runs as another user gives its key file a mode such as
-// 0640 and a group that this process is in. A file that another user can write to is refused, and a key file that
-// another user can read. A directory in which all users can write, such as an emptyDir of Kubernetes, is used with a
+// The files, the directories above them and each link on the way must belong to the user of this process, to root, or
+// to one of Config.Owners: a helper in the same pod that runs as another user gives its key file a mode such as 0640
+// and a group that this process is in. A file that other users can write to is refused, and so is a key file that
+// other users can read. A directory in which all users can write, such as an emptyDir of Kubernetes, is used with a
 // warning, unless there are bundles of several trust domains, as in a credential folder: see Config.AllowWritable.
-// Groups of this process and root's do not count as other users, as they include the fsGroup of a pod. In a volume
-// of Kubernetes, whose files are behind directories like ..2026_01_02_15_04_05.123, modes are not checked, as they
-// are those of the volume. Do not mount single files with subPath: they are no such volume, and Kubernetes never
-// renews them. An error says which chown or chmod helps. On Windows none of this is checked.
+// This process's groups and root's group do not count as other users, because they include the fsGroup of a pod. In a
+// Kubernetes volume, whose files are behind directories like ..2026_01_02_15_04_05.123, modes are not checked, because
+// the volume sets them. Do not mount single files with subPath: Kubernetes never renews those, and their modes are
+// checked. An error says which chown or chmod helps. On Windows none of this is checked.
 package filesource
 
 import (
@@ -85,19 +85,19 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Config configures a [Source]. Folder, or else CertFile, Bundles or both are required; every other zero means what
-// is said here. Without all three, Folder is what the environment variable SPIFFE_CREDENTIAL_FOLDER says. [New]
+// Config configures a [Source]. Set Folder, or else CertFile, Bundles or both; the fields explain the other zero
+// values. If all three are empty, Folder is the value of the environment variable SPIFFE_CREDENTIAL_FOLDER. [New]
 // copies it.
 type Config struct {
 	// Folder is a credential folder: the private key and the certificates are in
 	// credential-bundle.private-key.x509.pem, and the bundle of each trust domain in
 	// TRUST-DOMAIN.spiffe-trust-bundle.x509.pem, all in PEM. Bundles may come and go while the first file is there;
-	// that of the identity's own trust domain is required. CertFile, KeyFile and Bundles must be empty.
+	// the bundle of the identity's own trust domain is required. CertFile, KeyFile and Bundles must be empty.
 	Folder string
 
-	// CertFile has the certificates of the identity in PEM, leaf first, and KeyFile its private key in PEM, not
-	// encrypted. For one file with both, in any order, KeyFile is empty or the same. Without a CertFile the source has
-	// bundles only, for programs that verify peers and present no identity.
+	// CertFile has the certificates of the identity in PEM, leaf first, and KeyFile its unencrypted private key in
+	// PEM. If one file has both, in any order, leave KeyFile empty or set both to it. Without a CertFile the source
+	// has only bundles, for programs that verify peers and present no identity.
 	CertFile, KeyFile string
 
 	// ID is the identity that the certificate must have. The zero ID means any in the trust domain of the first
@@ -108,34 +108,34 @@ type Config struct {
 	// all of them and no sequence number.
 	Bundles []BundleFile
 
-	// Owners are the users, by their numbers, whose files and directories are trusted as those of this process's user
-	// and root's are: that of a helper which writes the files in the same pod, for example. They can replace the
+	// Owners are the numeric IDs of further users whose files and directories are trusted, besides this process's user
+	// and root: for example the user of a helper that writes the files in the same pod. These users can replace the
 	// identity and the roots.
 	Owners []int
 
-	// AllowWritable accepts bundles of several trust domains, which are those of a Folder, too, in a directory that
-	// other users can write to, with a warning: by renaming files they can give one trust domain the roots of
+	// AllowWritable accepts, with a warning, bundles of several trust domains (which a Folder always has) in a
+	// directory that other users can write to. By renaming files those users can give one trust domain the roots of
 	// another.
 	AllowWritable bool
 
-	// Refuse are directories whose files are not read, by whatever name: those to which this program writes, so that
-	// it does not take its own output for a new identity.
+	// Refuse lists directories whose files are never read, whatever path leads to them. Name those that this program
+	// writes to, so that it does not take its own output for a new identity.
 	Refuse []string
 
-	// Logger gets each change (Info), and what was refused or needs attention (Warn). Nil means no logs.
+	// Logger gets each change (Info), and refusals and problems (Warn). Nil means no logs.
 	Logger *slog.Logger
 }
 
 // BundleFile is a file with trust bundles.
 type BundleFile struct {
-	// Path is where the file is.
+	// Path is the path of the file.
 	Path string
 
-	// Format is what is in it. Zero means PEM.
+	// Format is the format of the file. Zero means PEM.
 	Format Format
 
-	// TrustDomain is that of the bundle, as the file does not name it. Zero means that of the identity. It must be
-	// zero for a Map, which names its trust domains.
+	// TrustDomain is the trust domain of the bundle. Zero means the trust domain of the identity. It must be zero for
+	// a Map, which names its trust domains itself.
 	TrustDomain spiffe.TrustDomain
 }
 
@@ -149,12 +149,12 @@ const (
 	JWKS                   // the keys of an issuer of tokens, for JWT-SVIDs; see [spiffe.ParseJWKS]
 )
 
-// Source keeps what is in the files. [New] and [Start] make one. Its methods are safe for concurrent use, and those
-// that read work before, during and after [Source.Run].
+// Source holds the current identity and bundles from the files. [New] and [Start] make one. Its methods are safe for
+// concurrent use. Those that read work before, during and after [Source.Run].
 type Source struct {
 	cfg      Config
 	keyFile  string // with the private key; empty if there is none
-	strict   bool   // no directory that other users can write to will do
+	strict   bool   // refuse directories that other users can write to
 	log      *slog.Logger
 	follower *follow.Follower
 	life     lifecycle.Life
@@ -167,17 +167,17 @@ type Source struct {
 	warned map[string]bool // about directories; only the follower uses it
 }
 
-// state is what was published together. It never changes.
+// state holds values that were published together. It never changes.
 type state struct {
 	snap    *spiffe.Snapshot // nil if there is no identity
 	bundles *spiffe.BundleSet
 	ready   bool
 	updates uint64
-	at      time.Time // of the last update
+	at      time.Time // when the last update was
 	notes   []error
 }
 
-// New checks cfg and returns a Source. It does nothing else: no goroutine, no file.
+// New checks cfg and returns a Source. It starts no goroutine and opens no file.
 func New(cfg Config) (*Source, error) {
 	cfg.Bundles, cfg.Refuse, cfg.Owners = slices.Clone(cfg.Bundles), slices.Clone(cfg.Refuse), slices.Clone(cfg.Owners)
 	if cfg.Folder == "" && cfg.CertFile == "" && cfg.KeyFile == "" && len(cfg.Bundles) == 0 {
@@ -250,8 +250,8 @@ func (s *Source) check() error {
 	return nil
 }
 
-// Start makes a Source, runs it in the background and waits until it is ready. The end of ctx ends the waiting and not
-// the source, which runs until [Source.Close]. On failure nothing is left running, and the error is that of [New] or
+// Start makes a Source, runs it in the background and waits until it is ready. ctx bounds only the wait: the source
+// runs until [Source.Close]. On failure Start leaves nothing running, and returns the error of [New] or
 // [Source.Ready].
 func Start(ctx context.Context, cfg Config) (*Source, error) {
 	s, err := New(cfg)
@@ -262,8 +262,8 @@ func Start(ctx context.Context, cfg Config) (*Source, error) {
 }
 
 // Run keeps the source current, for programs that do not use [Start]. It blocks until ctx is done or [Source.Close] is
-// called, and then returns nil. What was read stays readable after that. It is an error to call it while it runs, or
-// after Close.
+// called, and then returns nil. The last identity and bundles stay readable. It is an error to call Run while it runs,
+// or after Close.
 func (s *Source) Run(ctx context.Context) error {
 	return s.life.RunAs(ctx, "filesource", s.work)
 }
@@ -275,25 +275,26 @@ func (s *Source) work(ctx context.Context) error {
 	return s.follower.Run(ctx)
 }
 
-// Ready waits until the source has the identity, unless it is configured without one, and the contents of each file of
-// bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx and why the files were refused; it comes before ctx
-// is done after [Source.Close]. If Run was never called, it says so.
+// Ready waits until the source has the identity, if it is configured with one, and the contents of each bundle file.
+// The error wraps [spiffe.ErrNotReady], the cause of ctx and why the files were refused. After [Source.Close] Ready
+// does not wait for ctx. If Run was never called, the error says so.
 func (s *Source) Ready(ctx context.Context) error {
 	return s.life.Ready(ctx, s.Changed, func() bool { return s.cur.Load().ready }, s.notReady)
 }
 
-// notReady is the error while something is missing.
+// notReady returns the error that says what is missing.
 func (s *Source) notReady() error {
 	_, cause := s.follower.Status()
 	return s.life.NotReady("filesource", cause, "the files were not read yet")
 }
 
-// Close stops the source for good, waits for what it has started, and returns nil. What was read stays readable.
+// Close stops the source for good, waits for its goroutines, and returns nil. The last identity and bundles stay
+// readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// SVID returns the identity in force, with its key. It neither blocks nor checks the clock: until the files have a
-// better one the identity stays, even after it has expired. Before the first, and without a CertFile, the error wraps
-// [spiffe.ErrNotReady].
+// SVID returns the identity in force, with its key. It does not block or check the clock: the identity stays until the
+// files have a better one, even after it has expired. Before the first identity, and without a CertFile, the error
+// wraps [spiffe.ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
 	snap, err := s.Snapshot()
 	if err != nil {
@@ -302,8 +303,8 @@ func (s *Source) SVID() (*spiffe.SVID, error) {
 	return snap.SVID()
 }
 
-// Snapshot returns the identity and the bundles as they were published together. It does not block. The error is that
-// of [Source.SVID].
+// Snapshot returns the identity and the bundles, as published together. It does not block. It fails like
+// [Source.SVID].
 func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	if snap := s.cur.Load().snap; snap != nil {
 		return snap, nil
@@ -314,8 +315,8 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, s.notReady()
 }
 
-// Bundle returns the bundle of td that is in force. It does not block. For a trust domain that no file is for, the
-// error wraps [spiffe.ErrUnknownTrustDomain]; before the files were read it wraps [spiffe.ErrNotReady] as well.
+// Bundle returns the current bundle of td. It does not block. For a trust domain without a file, the error wraps
+// [spiffe.ErrUnknownTrustDomain]; before the files were read it wraps [spiffe.ErrNotReady] as well.
 func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	st := s.cur.Load()
 	b, err := st.bundles.Bundle(td)
@@ -325,11 +326,11 @@ func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return b, err
 }
 
-// Bundles returns all bundles that are in force.
+// Bundles returns all current bundles.
 func (s *Source) Bundles() *spiffe.BundleSet { return s.cur.Load().bundles }
 
-// Changed returns a channel that is closed when what the source hands out changes, and when something happens that
-// [Source.Ready] waits for. Take it before reading, so that no change is missed:
+// Changed returns a channel that is closed when the identity or the bundles change, or when Ready might return. Take
+// the channel before reading, so that no change is missed:
 //
 //	for {
 //		changed := src.Changed()
@@ -338,9 +339,9 @@ func (s *Source) Bundles() *spiffe.BundleSet { return s.cur.Load().bundles }
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Report implements [report.Reporter] with the identity, the trust bundles, and the files as the upstream. The
-// problems are about what is in force: entries of bundles that were skipped, and an identity that peers will refuse.
-// The metrics have names that begin with svidkit_filesource.
+// Report implements [report.Reporter] with the identity, the trust bundles, and the files as the upstream. Its
+// problems are about the current state: skipped entries of bundles, and an identity that peers will refuse. The names
+// of the metrics begin with svidkit_filesource.
 func (s *Source) Report() report.Report {
 	st := s.status()
 	var identity spiffe.SVIDSource
@@ -366,11 +367,11 @@ func (s *Source) Report() report.Report {
 type status struct {
 	Ready        bool
 	NotAfter     time.Time // of the identity in force; zero if there is none
-	TrustDomains int       // for which there is a bundle
-	Updates      uint64    // how often something of the files was taken over
-	LastUpdate   time.Time // when that was last
+	TrustDomains int       // how many have a bundle
+	Updates      uint64    // how often a change in the files was adopted
+	LastUpdate   time.Time // when a change was last adopted
 	Checked      time.Time // when all files were last found in order
-	Err          error     // why a part of them was refused since then, or nil
+	Err          error     // why part of them was refused since, or nil
 	Notes        []error
 }
 
@@ -403,7 +404,8 @@ func (st *status) metrics() *metrics.Set {
 	return m
 }
 
-// open opens a file that no other user has made or can change, or, if it has the private key, can read.
+// open opens a file. It refuses a file that another user made or can change, and a key file that another user can
+// read.
 func (s *Source) open(path string) (*os.File, error) {
 	o := private.Options{Owners: s.cfg.Owners, OwnersOption: "Config.Owners", WritableOption: "Config.AllowWritable"}
 	if !s.strict {

@@ -20,15 +20,15 @@
 //
 // A part is alive until its identity expires. A service that waits for its first identity is alive, and so is one
 // whose identity was withdrawn: a restart would not help. After the identity has expired no connection can be made.
-// Whether an orchestrator should restart the service then is the operator's choice: a new process connects to its
-// agent anew, but an outage of the CA is only repeated.
+// Whether an orchestrator should restart the service then is the operator's choice: a new process reconnects to its
+// agent, but a restart does not end an outage of the CA.
 //
 // # Where to serve it
 //
-// The answers have no keys or tokens. They do have IDs, addresses and errors, which are for operators. Serve them on
-// loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers come
-// over the network, without an SVID: give them a port of their own, and let a network policy decide what reaches it.
-// Do not mount the handler on the port that the service offers to its clients.
+// The answers contain no keys or tokens, but they do contain IDs, addresses and errors, which are for operators. Serve
+// them on loopback if a process on the same machine reads them. The probes of Kubernetes and most Prometheus servers
+// come over the network, without an SVID: give them a port of their own, and let a network policy decide what reaches
+// it. Do not mount the handler on the port that the service offers to its clients.
 //
 // # Metrics
 //
@@ -46,7 +46,7 @@
 //	svidkit_bundle_last_authority_end_timestamp_seconds     when the last does, after which no peer is verified
 //	svidkit_bundle_last_authority_start_timestamp_seconds   when that one began to be valid
 //
-// Identities are those of the service itself, with their SPIFFE ID in the label identity. Bundles have the label
+// The identities are the service's own, with their SPIFFE ID in the label identity. Bundles have the label
 // trust_domain. The configuration of the service bounds both. Alert on differences of times, such as
 //
 //	svidkit_identity_end_timestamp_seconds - time()
@@ -74,17 +74,17 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Part is a part of a service. Name is required, and one of the others.
+// Part is a part of a service. Name and at least one other field are required.
 type Part struct {
-	// Name is a word of the program's choice. No two parts have the same.
+	// Name identifies the part. The names of a Handler's parts must be distinct.
 	Name string
 
-	// Source tells the state of the part: a *workloadapi.Source, a *secretcache.Manager, a *spiffetls.Metrics, or
-	// any other [report.Reporter]. [FromSources] makes one of sources that have no reports.
+	// Source reports the state of the part: a *workloadapi.Source, a *secretcache.Manager, a *spiffetls.Metrics, or
+	// any other [report.Reporter]. [FromSources] makes a Reporter from sources without reports.
 	Source report.Reporter
 
-	// TrustDomains are those whose peers the service cannot do without: the part is ready only if the Source has a
-	// bundle of each, with an authority that has not expired. Nil means the trust domain of the identity, if the
+	// TrustDomains lists the trust domains whose peers the service needs: the part is ready only if the Source has a
+	// bundle for each, with an authority that has not expired. Nil means the trust domain of the identity, if the
 	// Source has bundles at all; empty means none.
 	TrustDomains []spiffe.TrustDomain
 
@@ -93,9 +93,9 @@ type Part struct {
 	Check func() error
 }
 
-// FromSources makes a part of sources that have no reports. One of them may be nil. The bundles in the report are
-// all that the source can list, as a set of bundles or by a method Bundles or Snapshot, and those of the identity's
-// trust domain and of [Part].TrustDomains.
+// FromSources makes a [report.Reporter] from sources without reports. One of them may be nil. The report has the
+// bundles that the source can list (as a set of bundles, or by a method Bundles or Snapshot), and the bundles of the
+// identity's trust domain and of [Part].TrustDomains.
 func FromSources(identity spiffe.SVIDSource, bundles spiffe.BundleSource) report.Reporter {
 	return sources{identity, bundles, nil}
 }
@@ -110,8 +110,8 @@ func (s sources) Report() report.Report {
 	return sourcereport.Of(s.identity, s.bundles, "", s.domains...)
 }
 
-// Handler answers for the parts of a service. [New] makes one. It is safe for concurrent use. It asks the sources
-// anew for each answer.
+// Handler serves probes and metrics for the parts of a service. [New] makes one. It is safe for concurrent use. It
+// asks the sources again for each request.
 type Handler struct {
 	parts []Part
 	page  metricspage.Page
@@ -183,7 +183,7 @@ func (h *Handler) check(parts []state, of func(*state) error) (all []error) {
 	return all
 }
 
-// own returns the identities without which the part is not ready, each once.
+// own returns the part's own identities, without which it is not ready, each once.
 func (s *state) own() (all []*report.Identity) {
 	for i := range s.Identities {
 		id := &s.Identities[i]
@@ -194,7 +194,7 @@ func (s *state) own() (all []*report.Identity) {
 	return all
 }
 
-// bundles returns the bundles that there are, one for each trust domain.
+// bundles returns the available bundles, one for each trust domain.
 func (s *state) bundles() (all []*report.Bundle) {
 	seen := map[string]bool{}
 	for i := range s.Bundles {
@@ -206,7 +206,7 @@ func (s *state) bundles() (all []*report.Bundle) {
 	return all
 }
 
-// ready says why the part is not ready.
+// ready returns why the part is not ready, or nil.
 func (s *state) ready() error {
 	if s.NotReady != nil {
 		return s.NotReady
@@ -238,7 +238,7 @@ func (s *state) ready() error {
 	return nil
 }
 
-// alive says that the identity of the part has expired.
+// alive returns an error if the identity of the part has expired.
 func (s *state) alive() error {
 	for _, i := range s.own() {
 		if err := s.expired(i); err != nil {
@@ -248,7 +248,7 @@ func (s *state) alive() error {
 	return nil
 }
 
-// expired uses the same second as package spiffetls, which then presents the SVID no more.
+// expired switches in the same second in which package spiffetls stops presenting the SVID.
 func (s *state) expired(i *report.Identity) error {
 	if !i.NotAfter.IsZero() && s.now.After(i.NotAfter) {
 		return fmt.Errorf("the SVID of %q expired at %s and was not renewed", i.Name,
@@ -257,7 +257,7 @@ func (s *state) expired(i *report.Identity) error {
 	return nil
 }
 
-// trusts says why no peer of td can be verified.
+// trusts returns why no peer of td can be verified, or nil.
 func (s *state) trusts(td spiffe.TrustDomain) error {
 	i := slices.IndexFunc(s.Bundles, func(b report.Bundle) bool { return b.TrustDomain == td.String() })
 	if i < 0 {
@@ -278,7 +278,7 @@ func (s *state) trusts(td spiffe.TrustDomain) error {
 	return nil
 }
 
-// ends returns the first and the last of the X.509 authorities to expire, or nil.
+// ends returns the X.509 authorities that expire first and last, or nil.
 func ends(b *report.Bundle) (first, last *x509.Certificate) {
 	for _, c := range b.X509 {
 		if first == nil || c.NotAfter.Before(first.NotAfter) {
@@ -291,8 +291,8 @@ func ends(b *report.Bundle) (first, last *x509.Certificate) {
 	return first, last
 }
 
-// WriteMetrics writes the metrics of all parts as one text. An error is that of a part, and then nothing is written,
-// or that of w.
+// WriteMetrics writes the metrics of all parts as one text. If a part fails, it writes nothing and returns the part's
+// error; otherwise it returns the error of w.
 func (h *Handler) WriteMetrics(w io.Writer) error {
 	all := h.reports()
 	parts := []metrics.Part{{Write: own(all).Write}}
@@ -309,7 +309,7 @@ func (h *Handler) WriteMetrics(w io.Writer) error {
 
 const partLabel = "part"
 
-// own returns what the handler itself writes.
+// own returns the metrics of the handler itself.
 func own(all []state) *metrics.Set {
 	s := new(metrics.Set)
 	addConditions(s, all)
@@ -457,7 +457,7 @@ func answer(w http.ResponseWriter, faults []error) {
 	http.Error(w, strings.Join(lines, "\n"), http.StatusServiceUnavailable)
 }
 
-// maxLine is how much of an error is shown, in bytes: a part of it may be from another program.
+// maxLine is how many bytes of an error are shown, because another program may have written part of it.
 const maxLine = 1024
 
 // line returns an error as one line.

@@ -16,8 +16,8 @@ type Candidate struct {
 	// Name is for logs and errors, such as "agent".
 	Name string
 
-	// Start starts the source and waits until it is ready, as the functions Start of the packages with sources do. The
-	// source must not end with ctx, which does when Within is over.
+	// Start starts the source and waits until it is ready, like the Start functions of the source packages. The source
+	// must keep running after ctx ends, which happens after Within.
 	Start func(ctx context.Context) (Source, error)
 
 	// Within is how long the source may take to become ready. 0 means 10 seconds or, for the last candidate, until the
@@ -28,24 +28,23 @@ type Candidate struct {
 // usualWithin is the default of Candidate.Within.
 const usualWithin = 10 * time.Second
 
-// Choice is the source that [First] has chosen. It stays that source until it is closed, whatever happens: it never
-// fails over to another one, which may be weaker.
+// Choice is the source that [First] chose. It never fails over to another source, which may be weaker.
 type Choice struct {
-	// Source is the one that was chosen. Close closes it.
+	// Source is the chosen source. Close closes it.
 	Source
 
-	// Name is that of its Candidate.
+	// Name is the name of its Candidate.
 	Name string
 
-	// Passed says why each of the candidates before it was not chosen, in order.
+	// Passed says why each earlier candidate was not chosen, in order.
 	Passed []error
 }
 
-// First starts the candidates one after the other until one is ready, and returns that one. It closes those that
-// failed, and does not start those after it. The log gets the choice, at Info if it is the first candidate, else at
-// Warn with the reasons; nil means no log.
+// First starts the candidates one after the other until one is ready, and returns it. It closes the candidates that
+// failed, and does not start the later ones. It logs the choice, at Info for the first candidate, otherwise at Warn
+// with the reasons; a nil log means no logs.
 //
-// If none is ready, or ctx is done before, the error wraps [spiffe.ErrNotReady] and has the reason of each.
+// If no candidate is ready, or ctx is done first, the error wraps [spiffe.ErrNotReady] and has the reason for each.
 func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Choice, error) {
 	log = ratelog.Patient(log)
 	if err := checkCandidates(candidates); err != nil {

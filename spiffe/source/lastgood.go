@@ -23,7 +23,7 @@ import (
 
 // LastGoodConfig configures a [LastGood]. Source, Dir and MaxAge are required.
 type LastGoodConfig struct {
-	// Source is the live source, as its New returned it: the LastGood runs and closes it.
+	// Source is the live source, not yet running: the LastGood runs and closes it.
 	Source interface {
 		Source
 		Run(ctx context.Context) error
@@ -34,25 +34,25 @@ type LastGoodConfig struct {
 	// write to, such as an emptyDir of Kubernetes, Run makes and uses a directory svidkit-last-good.
 	Dir string
 
-	// MaxAge is how long what is stored may be used after a running program last had it from the live source. A bundle
-	// that was revoked since then is trusted for that long, so make it little more than the longest outage that
-	// matters. It must be positive.
+	// MaxAge is how long the stored state may be used after a running program last confirmed it with the live source.
+	// A bundle revoked since then stays trusted for that long, so make it only a little more than the longest outage
+	// that matters. It must be positive.
 	MaxAge time.Duration
 
-	// Identity stores the identity too, with its private key in the clear, in a file that only this user can read.
-	// Without it bundles alone are stored, and a stored identity from before is deleted.
+	// Identity also stores the identity, with its unencrypted private key, in a file that only this user can read.
+	// Otherwise only bundles are stored, and a previously stored identity is deleted.
 	Identity bool
 
 	// BundlesOnly says that the live source has no identity, so that stored bundles are enough to be ready. The source
 	// must have the method Bundles of [Federated].
 	BundlesOnly bool
 
-	// Logger gets what was loaded and when the live source takes over (Info), and what was refused or could not be
-	// stored (Warn). Nil means no logs.
+	// Logger gets what was loaded and when the live source takes over (Info), and refusals and failed writes (Warn).
+	// Nil means no logs.
 	Logger *slog.Logger
 }
 
-// runner is a [Source] that was not started.
+// runner is a [Source] that is not running yet.
 type runner interface {
 	Source
 	Run(ctx context.Context) error
@@ -61,17 +61,16 @@ type runner interface {
 // LastGood is a [Source] that stores the last good bundles of another one, and on request its identity, so that a
 // program that restarts while the agent or CA is away works from its start.
 //
-// Until the live source is ready, a LastGood returns what is stored and still good; from then on it returns what the
-// live source has, and nothing else. What is stored is good if it is not older than MaxAge, no other user can have
+// Until the live source is ready, a LastGood returns the stored state if it is still good; from then on it returns
+// only the state of the live source. Stored state is good if it is not older than MaxAge, no other user can have
 // written it, and it is not damaged; an identity must also not have expired, and must verify with the stored bundle of
-// its trust domain. What is not good is not used; the log and [LastGood.Report] say why, and the program goes on
-// without it.
+// its trust domain. Otherwise the program goes on without it, and the log and [LastGood.Report] say why.
 //
-// When the live source says that its server refuses the identity or has withdrawn it, what is stored is deleted: that
-// is an answer, and not an outage.
+// If the server of the live source denies or withdraws the identity, the stored state is deleted: that is an answer,
+// not an outage.
 //
-// Each change is stored at once, atomically and durably, and regularly the time. The methods are safe for concurrent
-// use, and those that read never wait for a file.
+// A LastGood stores each change at once, atomically and durably, and updates the stored time regularly. The methods
+// are safe for concurrent use, and those that read never wait for a file.
 type LastGood struct {
 	cfg   LastGoodConfig
 	live  runner
@@ -80,18 +79,18 @@ type LastGood struct {
 	life  lifecycle.Life
 	news  renew.Signal
 
-	stored atomic.Pointer[stored] // what is handed out; nil if there is nothing, and once the live source is ready
+	stored atomic.Pointer[stored] // the stored state in use; nil if there is none, and once the live source is ready
 	ready  chan struct{}          // closed when the live source is ready for the first time
 
 	mu      sync.Mutex // guards what follows
 	saved   time.Time
-	refused error // why what was stored is not handed out
+	refused error // why the stored state is not used
 	failed  error // why the last attempt to store has failed
-	ended   error // what the live source ended with
-	deleted bool  // what is stored was deleted, and nothing was stored since
+	ended   error // the error of the live source's Run
+	deleted bool  // the stored state was deleted, and nothing was stored since
 }
 
-// NewLastGood checks cfg and returns a LastGood. It does nothing else: no goroutine, no file.
+// NewLastGood checks cfg and returns a LastGood. It starts no goroutine and opens no file.
 func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
 	_, enumerates := cfg.Source.(interface{ Bundles() *spiffe.BundleSet })
 	switch {
@@ -116,9 +115,9 @@ func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
 	return l, nil
 }
 
-// StartLastGood makes a LastGood, runs it and its source in the background, and waits until it is ready, which may be
-// with what is stored. The end of ctx ends the waiting and not the source, which runs until [LastGood.Close]. On
-// failure nothing is left running.
+// StartLastGood makes a LastGood, runs it and its source in the background, and waits until it is ready, possibly with
+// stored state. ctx bounds only the wait: the source runs until [LastGood.Close]. On failure it leaves nothing
+// running.
 func StartLastGood(ctx context.Context, cfg LastGoodConfig) (*LastGood, error) {
 	l, err := NewLastGood(cfg)
 	if err != nil {
@@ -127,9 +126,9 @@ func StartLastGood(ctx context.Context, cfg LastGoodConfig) (*LastGood, error) {
 	return lifecycle.Started(ctx, l, &l.life, l.work)
 }
 
-// Run loads what is stored, and runs the live source. It blocks until ctx is done or [LastGood.Close] is called, and
-// then returns nil; or until the Run of the live source returns, and returns its error. What was received stays
-// readable after that.
+// Run loads the stored state, and runs the live source. It blocks until ctx is done or [LastGood.Close] is called, and
+// then returns nil. If the live source's Run returns first, Run returns its error. The last identity and bundles stay
+// readable.
 func (l *LastGood) Run(ctx context.Context) error {
 	return l.life.RunAs(ctx, "source: last good", l.work)
 }
@@ -157,7 +156,7 @@ func (l *LastGood) work(ctx context.Context) error {
 	return err
 }
 
-// await waits for the live source, which then takes over.
+// await waits until the live source is ready and takes over.
 func (l *LastGood) await(ctx context.Context) {
 	if l.isLive() { // since an earlier Run
 		return
@@ -180,7 +179,7 @@ func (l *LastGood) await(ctx context.Context) {
 	l.news.Notify()
 }
 
-// forward tells readers, and keep, of changes of the live source.
+// forward notifies readers and keep of changes of the live source.
 func (l *LastGood) forward(ctx context.Context) {
 	for {
 		changed := l.live.Changed()
@@ -193,7 +192,7 @@ func (l *LastGood) forward(ctx context.Context) {
 	}
 }
 
-// current returns what the live source hands out. The identity is nil for a source without one.
+// current returns the identity and bundles of the live source. The identity is nil for a source without one.
 func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 	snap, err := l.live.Snapshot()
 	if err == nil {
@@ -207,8 +206,9 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 	return nil, nil, err
 }
 
-// Ready waits until the live source is ready, or an identity is stored, or with BundlesOnly bundles. The error wraps
-// [spiffe.ErrNotReady], the cause of ctx, the error of the live source, and why what was stored is not used.
+// Ready waits until the live source is ready, or there is a good stored identity (with BundlesOnly, stored bundles).
+// The error wraps [spiffe.ErrNotReady], the cause of ctx, the error of the live source, and why stored state is not
+// used.
 func (l *LastGood) Ready(ctx context.Context) error {
 	return l.life.Ready(ctx, l.Changed, func() bool {
 		st := l.past()
@@ -216,7 +216,7 @@ func (l *LastGood) Ready(ctx context.Context) error {
 	}, func() error { return l.notReady(l.life.Idle()) })
 }
 
-// notReady is the error while there is nothing to hand out because of err or, if that is nil, because of the live
+// notReady returns the error while there is no identity. The cause is err or, if err is nil, the error of the live
 // source.
 func (l *LastGood) notReady(err error) error {
 	if err == nil {
@@ -233,7 +233,7 @@ func (l *LastGood) notReady(err error) error {
 	return fmt.Errorf("source: last good: %w: %w", spiffe.ErrNotReady, err)
 }
 
-// isLive reports whether the live source was ready.
+// isLive reports whether the live source has been ready.
 func (l *LastGood) isLive() bool {
 	select {
 	case <-l.ready:
@@ -243,14 +243,14 @@ func (l *LastGood) isLive() bool {
 	}
 }
 
-// Close stops the source and the live one for good, waits for what it has started, and returns nil. What was received
-// stays readable.
+// Close stops the source and the live source for good, waits for their goroutines, and returns nil. The last identity
+// and bundles stay readable.
 func (l *LastGood) Close() error {
 	_ = l.life.Close()
 	return l.live.Close()
 }
 
-// past returns what is stored and handed out now, or nil.
+// past returns the stored state if it is in use, or nil.
 func (l *LastGood) past() *stored {
 	st := l.stored.Load()
 	if st == nil || !time.Now().Before(st.until) {
@@ -259,8 +259,8 @@ func (l *LastGood) past() *stored {
 	return st
 }
 
-// Snapshot returns the identity and the bundles as they were published together. It does not block. What is stored is
-// not handed out once it has expired.
+// Snapshot returns the identity and the bundles, as published together. It does not block. It returns no stored
+// identity that has expired.
 func (l *LastGood) Snapshot() (*spiffe.Snapshot, error) {
 	st := l.past() // before the live source is asked, which may take over meanwhile
 	snap, err := l.live.Snapshot()
@@ -275,7 +275,7 @@ func (l *LastGood) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, l.notReady(err)
 }
 
-// SVID returns the identity. It does not block. The error is that of [LastGood.Snapshot].
+// SVID returns the identity. It does not block. It fails like [LastGood.Snapshot].
 func (l *LastGood) SVID() (*spiffe.SVID, error) {
 	snap, err := l.Snapshot()
 	if err != nil {
@@ -300,7 +300,7 @@ func (l *LastGood) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, err
 }
 
-// Bundles returns all bundles: those of the live source or, until it is ready, the stored ones.
+// Bundles returns all bundles of the live source or, until it is ready, the stored bundles.
 func (l *LastGood) Bundles() *spiffe.BundleSet {
 	st := l.past() // before the live source is asked, which may take over meanwhile
 	_, bundles, err := l.current()
@@ -315,12 +315,12 @@ func (l *LastGood) Bundles() *spiffe.BundleSet {
 
 var noBundles = new(spiffe.BundleSet)
 
-// Changed returns a channel that is closed when what the source hands out changes. Take it before reading, so that
-// no change is missed.
+// Changed returns a channel that is closed when the identity or the bundles change. Take the channel before reading,
+// so that no change is missed.
 func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
 
-// Report implements [report.Reporter] with the identity, the trust bundles, and what is stored as the upstream. It
-// is a problem if that is in use, or was refused. The metrics have names that begin with svidkit_last_good.
+// Report implements [report.Reporter] with the identity, the trust bundles, and the stored state as the upstream.
+// Stored state that is in use, or was refused, is a problem. The names of the metrics begin with svidkit_last_good.
 func (l *LastGood) Report() report.Report {
 	st := l.status()
 	var identity spiffe.SVIDSource
@@ -345,11 +345,11 @@ func (l *LastGood) Report() report.Report {
 
 // lastGoodStatus is the state of a [LastGood] at one moment.
 type lastGoodStatus struct {
-	Live    bool      // the live source was ready, and nothing else is handed out any more
-	InUse   bool      // it was not, and something is handed out that was stored
-	Saved   time.Time // when what is stored was last had from the live source; zero if nothing is stored
-	Refused error     // why what was stored when the program started is not used, or nil
-	// why the last attempt to store something has failed, or what the live source has ended with; else nil
+	Live    bool      // the live source has been ready, and only its state is used
+	InUse   bool      // it has not, and stored state is in use
+	Saved   time.Time // when the live source last confirmed the stored state; zero if nothing is stored
+	Refused error     // why the state stored before the program started is not used, or nil
+	// why the last write failed, or the error of the live source's Run, or nil
 	Err error
 }
 
@@ -375,7 +375,7 @@ func (st *lastGoodStatus) metrics() *metrics.Set {
 	return m
 }
 
-// fail records that something was not written.
+// fail records and logs a failed write.
 func (l *LastGood) fail(ctx context.Context, msg string, err error) {
 	l.mu.Lock()
 	l.failed = err

@@ -12,7 +12,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Federated has the bundles of other trust domains: a *federation.Manager, or a *filesource.Source.
+// Federated supplies the bundles of other trust domains, like a *federation.Manager or a *filesource.Source.
 type Federated interface {
 	spiffe.BundleSource
 
@@ -37,19 +37,19 @@ type merge struct {
 	closed  bool
 }
 
-// merged is a snapshot, and what it was made of.
+// merged is a snapshot and its parts.
 type merged struct {
 	own  *spiffe.Snapshot
 	sets []*spiffe.BundleSet
 	snap *spiffe.Snapshot
 }
 
-// NewMerge returns a Source with the identity of own, which must be of td, and the bundles of own and of the
-// federated sources. The bundle of td is always that of own. The bundle of another trust domain comes from the first
-// of the federated sources that has it, and from own if none has.
+// NewMerge returns a Source with the identity of own, which must be of td, and the bundles of own and of the federated
+// sources. The bundle of td always comes from own. The bundle of another trust domain comes from the first federated
+// source that has it, or from own if none has.
 //
-// The program starts and closes the sources. Ready waits for own alone. Changed tells of changes of any of them: while
-// its channel is waited for there is a goroutine for each source. Close ends these, and closes no source.
+// The program starts and closes the sources. Ready waits only for own. Changed reports changes of any source, with one
+// goroutine for each source while its channel is open. Close ends these goroutines and closes no source.
 func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source, error) {
 	switch {
 	case td.IsZero():
@@ -61,7 +61,7 @@ func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source
 	return &merge{td: td, own: own, federated: slices.Clone(federated)}, nil
 }
 
-// SVID returns the identity of the own source. One of another trust domain is an error.
+// SVID returns the identity of the own source. An identity of another trust domain is an error.
 func (m *merge) SVID() (*spiffe.SVID, error) {
 	svid, err := m.own.SVID()
 	if err != nil {
@@ -92,8 +92,8 @@ func (m *merge) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return m.own.Bundle(td)
 }
 
-// Snapshot returns the identity with all bundles. It is the same until one of them changes. The error is that of the
-// own source, or of SVID.
+// Snapshot returns the identity with all bundles. The same snapshot is returned until one of them changes. It fails
+// like the own source, or like SVID.
 func (m *merge) Snapshot() (*spiffe.Snapshot, error) {
 	own, err := m.own.Snapshot()
 	if err != nil {
@@ -102,7 +102,7 @@ func (m *merge) Snapshot() (*spiffe.Snapshot, error) {
 	if c := m.cur.Load(); c != nil && c.own == own && m.unchanged(c.sets) {
 		return c.snap, nil
 	}
-	m.mu.Lock() // or else two readers would make two of it, or one that was held up would bring back what was before
+	m.mu.Lock() // otherwise two readers could make two snapshots, or a slow one could restore an old state
 	defer m.mu.Unlock()
 	if own, err = m.own.Snapshot(); err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (m *merge) Snapshot() (*spiffe.Snapshot, error) {
 	return c.snap, nil
 }
 
-// bundles returns the bundle of td, which is that of the own source, and those of the other trust domains.
+// bundles returns the bundle of td from the own source, and the bundles of the other trust domains.
 func (c *merged) bundles(td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 	all := map[spiffe.TrustDomain]*spiffe.Bundle{}
 	add := func(set *spiffe.BundleSet) {
@@ -143,14 +143,14 @@ func (c *merged) bundles(td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 		}
 	}
 	add(c.own.Bundles())
-	for _, set := range slices.Backward(c.sets) { // the first one last, which replaces the others
+	for _, set := range slices.Backward(c.sets) { // the first set comes last, as it has priority
 		add(set)
 	}
 	delete(all, td)
 	if b, err := c.own.Bundle(td); err == nil {
 		all[td] = b
 	}
-	return spiffe.NewBundleSet(slices.Collect(maps.Values(all))...) // fails for a nil or a second bundle only
+	return spiffe.NewBundleSet(slices.Collect(maps.Values(all))...) // fails only for a nil or duplicate bundle
 }
 
 func (m *merge) unchanged(sets []*spiffe.BundleSet) bool {
@@ -162,8 +162,8 @@ func (m *merge) unchanged(sets []*spiffe.BundleSet) bool {
 	return true
 }
 
-// Changed returns a channel that is closed when one of the sources changes. Take it before reading, so that no
-// change is missed. While a channel is waited for there is a goroutine for each source, which Close ends.
+// Changed returns a channel that is closed when one of the sources changes. Take the channel before reading, so that
+// no change is missed. While it is open there is a goroutine for each source, which Close ends.
 func (m *merge) Changed() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -199,7 +199,7 @@ func (m *merge) Changed() <-chan struct{} {
 // Ready waits until the own source is ready. It does not wait for the federated ones.
 func (m *merge) Ready(ctx context.Context) error { return m.own.Ready(ctx) }
 
-// Close ends what waits for changes, and returns nil. It does not close the sources.
+// Close ends the goroutines that wait for changes, and returns nil. It does not close the sources.
 func (m *merge) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -31,8 +31,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Source is what this package takes: a *workloadapi.Source, a *filesource.Source, a *secretcache.Manager, and what it
-// makes itself.
+// Source is a source of an identity and trust bundles: a *workloadapi.Source, a *filesource.Source, a
+// *secretcache.Manager, or a source made by this package.
 type Source interface {
 	spiffe.SVIDSource
 	spiffe.BundleSource

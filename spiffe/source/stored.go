@@ -26,10 +26,10 @@ const (
 	maxBundles  = 17 << 20 // bytes: a bundle map and the time
 	maxIdentity = 1 << 20
 
-	maxAhead = time.Hour // by which the time in a file may be in the future, for a clock that was put back
+	maxAhead = time.Hour // how far the time in a file may lie in the future, in case the clock was set back
 )
 
-// stored is what is in the files. It never changes.
+// stored is the content of the files. It never changes.
 type stored struct {
 	snap         *spiffe.Snapshot // nil if there is no identity
 	bundles      *spiffe.BundleSet
@@ -48,7 +48,7 @@ func (st *stored) identity() *spiffe.Snapshot {
 	return st.snap
 }
 
-// load puts what is stored in force, unless the live source was ready before.
+// load starts to use the stored state, unless the live source has been ready.
 func (l *LastGood) load(ctx context.Context) {
 	if l.isLive() { // since an earlier Run
 		return
@@ -88,7 +88,7 @@ func (l *LastGood) load(ctx context.Context) {
 		attrs...)
 }
 
-// read returns what is in the files. If there is an error and a result, the error is about the identity.
+// read returns the content of the files. If it returns both an error and a result, the error is about the identity.
 func (l *LastGood) read(dir *store.Folder) (*stored, error) {
 	if !l.cfg.Identity {
 		if err := dir.Remove(identityFile); err != nil {
@@ -145,10 +145,10 @@ func usable(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
 	return err
 }
 
-// savedMember is a member of the bundle map with the time, in seconds since 1970, at which it was last confirmed.
+// savedMember is the member of the bundle map that says when it was last confirmed, in seconds since 1970.
 const savedMember = "svidkit_saved"
 
-// parse returns what is in a file of bundles.
+// parse returns the content of a bundle file.
 func parse(doc []byte) (saved time.Time, bundles *spiffe.BundleSet, err error) {
 	if bundles, err = spiffe.ParseBundleMap(doc); err != nil {
 		return time.Time{}, nil, err
@@ -174,7 +174,7 @@ func parse(doc []byte) (saved time.Time, bundles *spiffe.BundleSet, err error) {
 	return saved, bundles, nil
 }
 
-// document returns what [parse] reads.
+// document returns the bundle file that [parse] reads.
 func document(saved time.Time, bundles *spiffe.BundleSet) ([]byte, error) {
 	doc, err := bundles.Marshal()
 	if err != nil {
@@ -183,8 +183,8 @@ func document(saved time.Time, bundles *spiffe.BundleSet) ([]byte, error) {
 	return append(fmt.Appendf(nil, `{%q:%d,`, savedMember, saved.Unix()), doc[1:]...), nil
 }
 
-// keep stores what the live source hands out: when it is ready, when that changes, and from time to time, as what does
-// not change is good at that time, too. It deletes what the live source says is withdrawn.
+// keep stores the state of the live source: when the source becomes ready, at each change, and regularly, to confirm
+// that unchanged state is still good. It deletes the stored state after a withdrawal.
 func (l *LastGood) keep(ctx context.Context) {
 	usual := max(min(l.cfg.MaxAge/10, time.Hour), time.Second)
 	var svid *spiffe.SVID
@@ -228,7 +228,7 @@ func (l *LastGood) save(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.T
 		}
 	}
 	err = l.store.Use(func(dir *store.Folder) error {
-		// The bundles first: an identity that they do not vouch for is not used.
+		// The bundles first: an identity that they do not verify is not used.
 		if err := dir.Write(bundleFile, doc); err != nil || unfit != nil || pem == nil {
 			return cmp.Or(err, unfit)
 		}
@@ -243,7 +243,7 @@ func (l *LastGood) save(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.T
 	return nil
 }
 
-// forget deletes what is stored, because err says that the server has withdrawn it.
+// forget deletes the stored state, because why says that the server has withdrawn the identity.
 func (l *LastGood) forget(ctx context.Context, why error) {
 	l.stored.Store(nil)
 	l.mu.Lock()

@@ -16,9 +16,9 @@ import (
 // Fault is one way in which an identity can be wrong; see [Faults].
 type Fault struct {
 	Name    string        // for [CA.Broken]
-	Stage   string        // the stage at which a [spiffe.Verifier] refuses what has this fault
+	Stage   string        // the stage at which a [spiffe.Verifier] refuses this fault
 	Rule    string        // the id of the rule that it breaks, as in [spiffe.VerifyError]
-	Refused []spiffe.Role // the roles in which a peer is refused for it
+	Refused []spiffe.Role // the roles in which a peer with the fault is refused
 }
 
 // Faults returns all faults, in the order in which a verifier meets them:
@@ -59,9 +59,9 @@ func Faults() []Fault {
 	return faults
 }
 
-// Broken mints an identity that is good but for the fault of that name: the chain, leaf first, and the leaf's
-// key. Its ID is the trust domain followed by "/broken", unless the ID is what is wrong. Times are relative to
-// the present, so use it soon, or in a testing/synctest bubble.
+// Broken mints an identity whose only fault is the named one: the chain, leaf first, and the leaf's key. Its ID is the
+// trust domain followed by "/broken", unless the fault is in the ID. Times are relative to the present, so use it
+// soon, or in a testing/synctest bubble.
 func (ca *CA) Broken(fault string) ([]*x509.Certificate, crypto.Signer) {
 	ca.t.Helper()
 	i := slices.IndexFunc(faultTable, func(info faultInfo) bool { return info.name == fault })
@@ -104,7 +104,7 @@ type faultInfo struct {
 	name     string
 	stage    string
 	rule     string
-	template edit // nil if the template is not what is wrong
+	template edit // nil if the fault is not in the template
 }
 
 // oneURI replaces the URI name.

@@ -17,7 +17,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 )
 
-// peer returns the proof of a client, and its certificates.
+// peer returns the verified peer of a client, and its certificates.
 func (ca *CA) peer(path string, edit []func(*x509.Certificate)) (*spiffe.Peer, []*x509.Certificate) {
 	ca.t.Helper()
 	chain, _ := ca.Certificate(path, edit...)
@@ -32,14 +32,13 @@ func (ca *CA) peer(path string, edit []func(*x509.Certificate)) (*spiffe.Peer, [
 	return peer, chain
 }
 
-// RequestFrom returns r, which is from httptest.NewRequest for example, as a handler gets it from a client
-// whose ID is the trust domain followed by path: the functions of package spiffetls return the proof of that
-// peer, RequirePeer judges it, and TLS has its certificates. A request that is not given to RequestFrom has no
-// peer.
+// RequestFrom returns r, for example from httptest.NewRequest, in the form that a handler gets from a client whose ID
+// is the trust domain followed by path: the functions of package spiffetls return that peer, RequirePeer checks it,
+// and r.TLS has its certificates. A request that did not pass through RequestFrom has no peer.
 //
-// The proof is made by a [spiffe.Verifier], from a new identity such as [CA.SVID] mints and from the bundle as
-// it is now. An identity that the verifier refuses, as the edits can make one, fails the test. So does a call in
-// a program that was not built by "go test".
+// A [spiffe.Verifier] verifies the peer, with a new identity as from [CA.SVID] and the current bundle. The test fails
+// if the verifier refuses the identity, for example because of the edits, or if the program was not built by "go
+// test".
 func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certificate)) *http.Request {
 	ca.t.Helper()
 	if !testing.Testing() {
@@ -56,12 +55,12 @@ func (ca *CA) RequestFrom(path string, r *http.Request, edit ...func(*x509.Certi
 }
 
 // TLSConfig returns a configuration, for a client or a server, that presents any chain, leaf first: expired, of
-// another trust domain, broken. It verifies nothing, so that the other side is the one that refuses:
+// another trust domain, broken. It verifies nothing, so that only the other side can refuse:
 //
 //	conn, err := tls.Dial("tcp", addr, spiffetest.TLSConfig(ca.Broken("Expired")))
 //
-// As a server it asks for a certificate and serves clients without one. The key must be that of the leaf. The
-// caller may change the configuration.
+// As a server it asks for a certificate and serves clients without one. The key must be the leaf's key. The caller may
+// change the configuration.
 func TLSConfig(chain []*x509.Certificate, key crypto.Signer) *tls.Config {
 	cert := tls.Certificate{PrivateKey: key}
 	for _, c := range chain {
@@ -107,8 +106,8 @@ func StartTLS(server *httptest.Server, config *tls.Config) {
 	server.StartTLS()
 }
 
-// Serve serves with TLS at a free port of 127.0.0.1 until the test ends, and returns the URL. The server is one of
-// a spiffetls.Endpoint, for example, and logs no failed handshakes unless it has an ErrorLog.
+// Serve serves with TLS at a free port of 127.0.0.1 until the test ends, and returns the URL. The server may come from
+// a spiffetls.Endpoint, for example. It logs no failed handshakes unless it has an ErrorLog.
 func Serve(t testing.TB, server *http.Server) (url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -22,28 +22,28 @@ type trust struct {
 	made     int          // roots made so far, to name the next
 	sequence uint64
 	bundle   *spiffe.Bundle       // of td
-	jwt      func() crypto.Signer // see seal; nil before the first JWT-SVID
+	jwt      func() crypto.Signer // nil before the first JWT-SVID
 
-	bundles atomic.Pointer[spiffe.BundleSet] // of td and those it federates with; writers hold mu
+	bundles atomic.Pointer[spiffe.BundleSet] // of td and its federated trust domains; writers hold mu
 	changed renew.Signal                     // of bundles
 }
 
-// Bundle returns the trust bundle as it is now. Its sequence number grows with every change.
+// Bundle returns the current trust bundle. Its sequence number grows with every change.
 func (ca *CA) Bundle() *spiffe.Bundle {
 	ca.trust.mu.Lock()
 	defer ca.trust.mu.Unlock()
 	return ca.trust.bundle
 }
 
-// Bundles returns the bundle of the CA and those given to [CA.Federate], as they are now.
+// Bundles returns the current bundle of the CA and the bundles given to [CA.Federate].
 func (ca *CA) Bundles() *spiffe.BundleSet { return ca.trust.bundles.Load() }
 
-// Root returns the certificate of the root that signs now. It is shared and must not be changed.
+// Root returns the certificate of the active root. It is shared: do not modify it.
 func (ca *CA) Root() *x509.Certificate { return ca.trust.activeRoot().cert }
 
-// Rotate signs with a new root from now on: the newest that [CA.Prepare] has added or, if there is none, one
-// that it adds to the bundle itself, so that verifiers with an older bundle refuse what is signed from now on.
-// Older roots stay in the bundle until [CA.DropOldRoots], so that identities signed by them stay valid.
+// Rotate signs with a new root from now on: the newest that [CA.Prepare] has added or, if there is none, one that it
+// adds to the bundle itself, so that verifiers with an older bundle refuse certificates signed from now on. Older
+// roots stay in the bundle until [CA.DropOldRoots], so that identities signed by them stay valid.
 func (ca *CA) Rotate() {
 	ca.t.Helper()
 	if !ca.trust.activateNewest() {
@@ -51,13 +51,13 @@ func (ca *CA) Rotate() {
 	}
 }
 
-// Prepare adds a new root to the bundle and keeps signing with the present one, until [CA.Rotate].
+// Prepare adds a new root to the bundle, but signs with the current one until [CA.Rotate].
 func (ca *CA) Prepare() {
 	ca.t.Helper()
 	ca.addRoot(false)
 }
 
-// activateNewest signs with the newest root, and reports false if it signs already.
+// activateNewest makes the newest root the active one, and reports false if it already is.
 func (tr *trust) activateNewest() bool {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The calls that a CA answers, each of which fails by itself.
+// The calls that a CA answers. Faults apply to each separately.
 const (
 	callSign = iota
 	callFetchBundles
@@ -23,11 +23,11 @@ const (
 	calls // how many there are
 )
 
-// behaviour is the faults of a CA, and what it counts.
+// behaviour holds the faults and counters of a CA.
 type behaviour struct {
 	mu           sync.Mutex
 	failures     [calls]int // how many of the next calls fail; below 0: all
-	err          error      // with what
+	err          error      // the error of failing calls
 	delay        time.Duration
 	editTemplate func(*x509.Certificate)
 	editAnswer   func([]*x509.Certificate) []*x509.Certificate
@@ -86,14 +86,14 @@ func (ca *CA) Signed() int {
 // is the one URI name in the request, which must be a SPIFFE ID of a workload of this trust domain.
 // DNS names, IP addresses and the common name are copied too. A lifetime of 0 means one hour.
 //
-// The error is that of [CA.FailNext], the cause of ctx, or says what is wrong with the request.
+// The error comes from [CA.FailNext], is the cause of ctx, or says what is wrong with the request.
 func (ca *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	return ca.certify(ctx, csr, csr.SANs(), 1, lifetime)
 }
 
-// Certify is [CA.Sign] for a server that names its caller itself: the certificate has names, and not those in csr.
-// Without a URI name it needs a DNS name and is no X.509-SVID, like Linkerd's certificates. Beside a DNS name the URI
-// may be a SPIFFE ID of another trust domain, because ZTS of Athenz signs those of all its domains.
+// Certify is like [CA.Sign], but takes the names from its argument and ignores those in csr. Without a URI name it
+// needs a DNS name; the certificate is then no X.509-SVID, like Linkerd's certificates. With a DNS name the URI may be
+// a SPIFFE ID of another trust domain, because Athenz's ZTS signs for all its domains.
 func (ca *CA) Certify(
 	ctx context.Context, csr *pki.CSR, names []pki.SAN, lifetime time.Duration,
 ) ([]*x509.Certificate, error) {
@@ -129,8 +129,8 @@ func (ca *CA) certify(
 	return chain, nil
 }
 
-// FetchBundles returns the bundle of the CA, and those it federates with. The error is that of
-// [CA.FailNext] or the cause of ctx.
+// FetchBundles returns the bundle of the CA and the federated bundles. The error comes from [CA.FailNext] or is the
+// cause of ctx.
 func (ca *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	if err := ca.begin(ctx, callFetchBundles); err != nil {
 		return nil, err

@@ -9,7 +9,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Source is an identity with its bundles, as an agent hands them out: a [spiffe.SVIDSource] and a
+// Source is an identity with its bundles, like the source of an agent: a [spiffe.SVIDSource] and a
 // [spiffe.BundleSource]. [CA.Source] makes one. Only the test changes it. Its methods are safe for concurrent use;
 // Renew must be called from the test's own goroutine.
 type Source struct {
@@ -30,9 +30,9 @@ func (ca *CA) Source(path string, edit ...func(*x509.Certificate)) *Source {
 	return s
 }
 
-// Renew mints the identity anew, with a new key and from the active root, and takes the present bundles of the CA.
-// Until then the source has the older ones, like a workload that has not heard of a rotation yet. Renew does not end
-// an outage.
+// Renew mints a new identity, with a new key and from the active root, and adopts the current bundles of the CA. Until
+// then the source has the older ones, like a workload that does not know of a rotation yet. Renew does not end an
+// outage.
 func (s *Source) Renew(edit ...func(*x509.Certificate)) {
 	s.ca.t.Helper()
 	s.now.Store(spiffe.NewSnapshot(s.ca.SVID(s.path, edit...), s.ca.Bundles()))

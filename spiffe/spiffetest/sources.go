@@ -12,7 +12,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Enough for the race detector to find a race in a source.
+// Enough calls for the race detector to find a race in a source.
 const (
 	readers  = 8
 	readings = 50
@@ -88,7 +88,7 @@ type snapshots interface {
 	Snapshot() (*spiffe.Snapshot, error)
 }
 
-// either describes the fault of an answer that must be a value or an error, or returns "".
+// either describes the fault of a result that must be either a value or an error, or returns "".
 func either(what string, there bool, err error) string {
 	switch {
 	case !there && err == nil:
@@ -99,7 +99,7 @@ func either(what string, there bool, err error) string {
 	return ""
 }
 
-// svidFault describes the fault of an answer, or returns "".
+// svidFault describes the fault of a result, or returns "".
 func svidFault(svid *spiffe.SVID, err error) string {
 	fault := either("an identity", svid != nil, err)
 	if fault == "" && err == nil && svid.ID().IsZero() {
@@ -191,7 +191,7 @@ func TestBundleSource(t testing.TB, newSource func(t testing.TB) (spiffe.BundleS
 	}
 }
 
-// bundleFault describes the fault of an answer, or returns "".
+// bundleFault describes the fault of a result, or returns "".
 func bundleFault(td spiffe.TrustDomain, b *spiffe.Bundle, err error) string {
 	fault := either("a bundle of "+td.String(), b != nil, err)
 	if fault == "" && err == nil && b.TrustDomain() != td {

@@ -147,10 +147,9 @@ func NewCA(t testing.TB, trustDomain string) *CA {
 // TrustDomain returns the trust domain of the CA.
 func (ca *CA) TrustDomain() spiffe.TrustDomain { return ca.trust.td }
 
-// SVID mints an identity whose ID is the trust domain followed by path, such as "/web" or
-// "/ns/prod/sa/web". It has a new ECDSA P-256 key and is valid from now for one hour. The edits
-// change the template before it is signed and must leave an X.509-SVID; see [CA.Certificate] for
-// those that do not.
+// SVID mints an identity whose ID is the trust domain followed by path, such as "/web" or "/ns/prod/sa/web". It has a
+// new ECDSA P-256 key and is valid from now for one hour. The edits change the template before it is signed. The
+// result must be an X.509-SVID; use [CA.Certificate] for other edits.
 func (ca *CA) SVID(path string, edit ...func(*x509.Certificate)) *spiffe.SVID {
 	ca.t.Helper()
 	chain, key := ca.Certificate(path, edit...)
@@ -203,7 +202,7 @@ func (ca *CA) Intermediate(edit ...func(*x509.Certificate)) *CA {
 
 func textOf(td spiffe.TrustDomain) redacted { return redact.New("spiffetest.CA(" + td.String() + ")") }
 
-// signer returns the present signer.
+// signer returns the current signer.
 func (ca *CA) signer() *authority {
 	if ca.fixed != nil {
 		return ca.fixed
@@ -234,7 +233,7 @@ func (ca *CA) mustSign(
 	return chain
 }
 
-// sign returns the new certificate and the intermediates that link it to the root.
+// sign returns the new certificate followed by the intermediates up to, but excluding, the root.
 func (a *authority) sign(template *x509.Certificate, pub crypto.PublicKey) ([]*x509.Certificate, error) {
 	cert, err := sign(template, a.cert, pub, a.key())
 	if err != nil {
@@ -270,7 +269,7 @@ func newRoot(td spiffe.TrustDomain, name string) (*authority, error) {
 func leafTemplate(id spiffe.ID, lifetime time.Duration) *x509.Certificate {
 	now := time.Now()
 	return &x509.Certificate{
-		Subject:               pkix.Name{Organization: []string{"svidkit"}}, // as pki/ca has it
+		Subject:               pkix.Name{Organization: []string{"svidkit"}}, // like pki/ca
 		URIs:                  []*url.URL{id.URL()},
 		NotBefore:             now,
 		NotAfter:              now.Add(lifetime),

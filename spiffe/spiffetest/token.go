@@ -14,10 +14,9 @@ import (
 // keyID is the "kid" of the one key for tokens.
 const keyID = "spiffetest"
 
-// JWTSVID returns a JWT-SVID of the ID that is the trust domain followed by path, for the audiences, good for
-// one hour and signed with ES256. The first call makes the key and puts it into the bundle, as [CA.Rotate]
-// changes that: take the bundle after it, or from a source that follows, such as [CA.Source]. Rotations keep
-// the key.
+// JWTSVID returns a JWT-SVID of the ID that is the trust domain followed by path, for the audiences, good for one hour
+// and signed with ES256. The first call makes the key and adds it to the bundle, so take the bundle after that call,
+// or from a source made or renewed after it, such as [CA.Source]. Rotations keep the key.
 func (ca *CA) JWTSVID(path string, audience ...string) string {
 	ca.t.Helper()
 	id := ca.id(path)
@@ -51,7 +50,7 @@ func (ca *CA) JWTSVID(path string, audience ...string) string {
 	return signed + "." + base64.RawURLEncoding.EncodeToString(signature)
 }
 
-// jwtKeys returns the keys for tokens that the bundle has. The caller holds the lock.
+// jwtKeys returns the bundle's keys for tokens. The caller holds the lock.
 func (tr *trust) jwtKeys() map[string]crypto.PublicKey {
 	if tr.jwt == nil {
 		return nil

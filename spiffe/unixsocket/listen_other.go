@@ -13,7 +13,7 @@ import (
 // maxPath is the longest path of a socket in bytes.
 const maxPath = 107
 
-// refused also knows the number that Winsock uses.
+// refused reports whether err is ECONNREFUSED, by Winsock's number too.
 func refused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.Errno(10061))
 }
@@ -24,7 +24,7 @@ func listenUnix(root *os.Root, dir, name string, _ fs.FileMode) (net.Listener, f
 	if err != nil {
 		return nil, nil, err
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false) // Run removes it, if it is its own
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // Run removes the socket if it is its own
 	own, err := root.Lstat(name)
 	if err != nil {
 		l.Close()

@@ -22,18 +22,18 @@ func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 // constant in package syscall is 128, and more clients than that reconnect at once when an agent restarts.
 const backlog = 4096
 
-// listenUnix makes a socket with that mode and name in an open directory, whose path is dir and ends in a slash,
-// and returns what is at the name then. The name must be free.
+// listenUnix makes a socket with the mode and name in the open directory root, whose path is dir and ends in a slash.
+// own is the new socket file. The name must be free.
 //
 // The socket is bound, gets its mode and listens in a new directory that only this user may enter, and gets its name
-// by a link when it is ready. So no client finds it earlier, and another user that may write to the directory can put
-// nothing in its place whose mode would be changed.
+// by a link when it is ready. So no client finds it too early, and a user who may write to the directory cannot trick
+// this process into changing the mode of another file.
 func listenUnix(root *os.Root, dir, name string, mode fs.FileMode) (l net.Listener, own fs.FileInfo, err error) {
 	folder := "." + name[:min(len(name), 32)] + "." + rand.Text()[:6]
 	if err := root.Mkdir(folder, 0o700); err != nil {
 		return nil, nil, err
 	}
-	defer root.Remove(folder) // if it is not empty, it is not what was made
+	defer root.Remove(folder) // if it is not empty, it is not the directory made here
 	inside, err := openFolder(root, folder)
 	if err != nil {
 		return nil, nil, err
@@ -53,7 +53,7 @@ func listenUnix(root *os.Root, dir, name string, mode fs.FileMode) (l net.Listen
 			continue
 		}
 		if l, err = bind(inside, path, byDescriptor, mode); err == nil || !errors.Is(err, fs.ErrNotExist) {
-			break // else there is no /proc
+			break // otherwise there is no /proc
 		}
 	}
 	switch {
@@ -69,8 +69,8 @@ func listenUnix(root *os.Root, dir, name string, mode fs.FileMode) (l net.Listen
 	return l, own, nil
 }
 
-// openFolder opens a directory that this user has just made. In a directory that others may write, they can have put
-// something else in its place.
+// openFolder opens a directory that this user has just made. It fails if another user has replaced the directory,
+// which is possible if others may write to root.
 func openFolder(root *os.Root, name string) (*os.Root, error) {
 	// the umask took more away
 	if info, err := root.Lstat(name); err == nil && info.IsDir() && info.Mode().Perm() != 0o700 {
@@ -98,7 +98,7 @@ func openFolder(root *os.Root, name string) (*os.Root, error) {
 var errReplaced = errors.New("another process that may write to the folder replaced the socket while it was " +
 	"made; take away write permission of the folder")
 
-// bind makes a socket at a path that leads into the directory inside, with that mode, and listens on it.
+// bind makes a socket with the mode at a path that leads into the directory inside, and listens on it.
 func bind(inside *os.Root, path, byDescriptor string, mode fs.FileMode) (net.Listener, error) {
 	syscall.ForkLock.RLock()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
@@ -120,7 +120,7 @@ func bind(inside *os.Root, path, byDescriptor string, mode fs.FileMode) (net.Lis
 	}
 	err = inside.Chmod(name, mode)
 	if err != nil && os.Chmod(filepath.Join(byDescriptor, name), mode) == nil {
-		err = nil // a sandbox may forbid the newer system call that the first way needs
+		err = nil // a sandbox may forbid the newer system call of the first way
 	}
 	if err == nil {
 		err = os.NewSyscallError("listen", syscall.Listen(fd, backlog))
@@ -136,7 +136,7 @@ func bind(inside *os.Root, path, byDescriptor string, mode fs.FileMode) (net.Lis
 	return l, nil
 }
 
-// publish gives the socket that is called made in the directory inside its name in root.
+// publish links the socket made in the directory inside to its name in root.
 func publish(root, inside *os.Root, folder, made, name string) (fs.FileInfo, error) {
 	defer inside.Remove(made) // after Rename it is not there
 	own, err := inside.Lstat(made)
@@ -145,7 +145,7 @@ func publish(root, inside *os.Root, folder, made, name string) (fs.FileInfo, err
 	}
 	from := filepath.Join(folder, made)
 	err = root.Link(from, name)
-	if err != nil && !errors.Is(err, fs.ErrExist) { // a file system without links; Rename replaces what is there
+	if err != nil && !errors.Is(err, fs.ErrExist) { // a file system without links; Rename replaces any file there
 		if _, there := root.Lstat(name); errors.Is(there, fs.ErrNotExist) {
 			err = root.Rename(from, name)
 		}

@@ -47,7 +47,7 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 // user names the peer for limits: the pod or container that it is in, and otherwise its user.
 func (p Peer) user() string {
 	if p.PID > 0 {
-		groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID)) // there is none on other systems
+		groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID)) // other systems have no such file
 		if name := containerOf(string(groups)); name != "" {
 			return name
 		}
@@ -55,8 +55,8 @@ func (p Peer) user() string {
 	return peerkey.User(p.UID)
 }
 
-// containerOf returns the outermost pod or container that the control groups of a process name, or "". Users
-// can make groups of any name below their own slice, and below a unit that delegates them.
+// containerOf returns the outermost pod or container named by the control groups of a process, or "". Users can make
+// groups of any name below their own slice, and below a unit that delegates them.
 func containerOf(groups string) string {
 	for line := range strings.Lines(groups) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path
@@ -83,7 +83,7 @@ func hexadecimal(s string, n int) bool {
 	return len(s) == n && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// holder returns who holds a connection: a user, and a process of it.
+// holder returns the user and the process that hold a connection.
 func holder(c net.Conn) conns.Peer {
 	p, known := peerOf(c)
 	if !known {

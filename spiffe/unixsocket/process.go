@@ -11,18 +11,18 @@ import (
 	"strings"
 )
 
-// Process is what the kernel says about the process of a [Peer], now. An empty field says that there is nothing
-// to say.
+// Process is what the kernel says about the process of a [Peer], now. An empty field means that the kernel does not
+// say.
 //
-// The kernel vouches for the unit and the pod, as only root makes their control groups and moves processes into
-// them. It does not vouch for the executable against the user of the process: that user can have any program he
-// may run load other code (LD_PRELOAD), or trace it. So the executable tells the programs of one user from each
-// other as long as they are honest. Decide by it only together with Peer.UID, Unit or Pod.
+// The kernel vouches for the unit and the pod, as only root makes their control groups and moves processes into them.
+// It does not protect the executable from the user of the process: that user can load other code into any program
+// (LD_PRELOAD), or trace it. So the executable only distinguishes honest programs of one user. Use it only together
+// with Peer.UID, Unit or Pod.
 type Process struct {
-	// Executable is the absolute path of the program without symbolic links, as this process finds it. It is
-	// empty if the file there is another one: it was replaced or deleted, or the process sees other mounts, as
-	// in a container or with unshare. For a script it is the path of the interpreter. To learn it of another
-	// user's process takes root or CAP_SYS_PTRACE; without, it is empty.
+	// Executable is the absolute path of the program without symbolic links, as this process finds it. It is empty if
+	// that path now leads to another file, because the program was replaced or deleted, or the process sees other
+	// mounts (in a container, or with unshare). For a script it is the path of the interpreter. For another user's
+	// process it is empty unless this process has root or CAP_SYS_PTRACE.
 	Executable string
 
 	// Unit is the unit of systemd that the process is in, such as web.service, or of its session or user
@@ -35,13 +35,12 @@ type Process struct {
 	Pod string
 }
 
-// ProcessFromContext returns what the kernel says about the process on the other side of the request that ctx
-// belongs to. It fails if the process is not known for certain: it has ended, its PID may belong to another
-// process by now, it is in another PID namespace, or this is not Linux 6.5 or later, which has handles of peers
-// (SO_PEERPIDFD).
+// ProcessFromContext returns what the kernel says about the process on the other side of the request that ctx belongs
+// to. It fails if the process is not known for certain: it has ended, its PID may belong to another process by now, or
+// it is in another PID namespace. It needs Linux 6.5 or later, which has handles of peers (SO_PEERPIDFD).
 //
-// Call it for each decision: a process can become another program (execve) while its connection lasts. Peer.UID
-// and Peer.GID stay those with which it has connected.
+// Call it for each decision: a process can become another program (execve) while its connection lasts. Peer.UID and
+// Peer.GID stay as they were when it connected.
 func ProcessFromContext(ctx context.Context) (Process, error) {
 	peer, _ := PeerFromContext(ctx)
 	c, _ := ctx.Value(connKey{}).(*net.UnixConn)
@@ -56,7 +55,7 @@ func ProcessFromContext(ctx context.Context) (Process, error) {
 	}
 	gone := errors.Is(err, fs.ErrNotExist) // even if it waits for its parent (zombie)
 	groups, err := os.ReadFile(folder + "cgroup")
-	if c == nil || gone || !isPeer(c, peer.PID) { // after all that was read
+	if c == nil || gone || !isPeer(c, peer.PID) { // checked after all reads
 		err = errors.New("it has ended, is not in the PID namespace of this server, or this is not Linux 6.5 or later")
 	}
 	if err != nil {
@@ -68,8 +67,7 @@ func ProcessFromContext(ctx context.Context) (Process, error) {
 
 type connKey struct{}
 
-// groupPaths returns the paths of the control groups of a process, by the controllers that they are for: "" is the one
-// hierarchy of version 2.
+// groupPaths returns the control group paths of a process by controller; "" is the single hierarchy of version 2.
 func groupPaths(groups string) map[string]string {
 	paths := make(map[string]string)
 	for line := range strings.Lines(groups) {
@@ -80,8 +78,8 @@ func groupPaths(groups string) map[string]string {
 	return paths
 }
 
-// unitOf returns the outermost unit that the control groups of a process name, or "". systemd makes that group;
-// the ones below it may be of the unit's own making.
+// unitOf returns the outermost unit named by the control groups of a process, or "". systemd makes that group; the
+// unit itself may have made the groups below it.
 func unitOf(groups string) string {
 	paths := groupPaths(groups)
 	path, version1 := paths["name=systemd"]
@@ -103,9 +101,8 @@ func isUnit(folder string) bool {
 	return strings.HasSuffix(folder, ".service") || strings.HasSuffix(folder, ".scope")
 }
 
-// podOf returns the UID of the pod that the control groups of a process name, or "". The group has to be one of
-// the kubelet's, with nothing but slices of the system above: below a unit, a container or the slice of a user
-// any user could have made it.
+// podOf returns the pod UID named by the control groups of a process, or "". It accepts only a group of the kubelet
+// with only system slices above it: any user could have made a group below a unit, a container or the slice of a user.
 func podOf(groups string) string {
 	found := ""
 	for _, path := range groupPaths(groups) {

@@ -1,6 +1,5 @@
-// Package unixsocket serves HTTP on a Unix socket and tells handlers which process is calling. It is made
-// for the local APIs that hand out secrets: SDS for Envoy (package sds) and the SPIFFE Workload API
-// (package workloadserver).
+// Package unixsocket serves HTTP on a Unix socket and tells handlers which process is calling. It serves local APIs
+// for secrets: SDS for Envoy (package sds) and the SPIFFE Workload API (package workloadserver).
 //
 //	handler, err := sds.NewHandler(manager, nil)
 //	…
@@ -26,41 +25,41 @@
 //		return name, nil
 //	}}
 //
-// Peers are known on Linux. With [ConnContext] any other [http.Server] knows them, too. Package authn makes an
-// Authenticator of them (authn.UnixPeer).
+// Peers are known only on Linux. [ConnContext] makes them known to any other [http.Server]. Package authn
+// authenticates callers by their peer (authn.UnixPeer).
 //
 // # Limits
 //
-// Any local process that may connect can open connections and keep them. So a connection is closed after 5
-// minutes without a request in progress, and after 10 seconds if its first request, or the rest of a body, does
-// not come. A connection with a request in progress, such as a stream of secrets, is not closed for its age.
+// Any local process that may connect can open connections and keep them. So the server closes a connection after 5
+// minutes without a request in progress, and after 10 seconds if its first request, or the rest of a body, does not
+// arrive. A connection with a request in progress, such as a stream of secrets, is not closed for its age.
 //
-// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] those of each user. A
-// user may also have no more than twice as many as are free, at this server and, together, at all servers of
-// this library in the process, so that several users leave room for one more; and a process no more than 32
-// times as many as are free for its user. A connection beyond a limit is closed at once, which delays no other
-// client. Accepted connections never take the last quarter of the process's file descriptors, from 64 to 1,024
-// of them, so that the program can always reach its certificate authority and open its files.
+// [Server.MaxConns] bounds the connections of the server, and [Server.MaxConnsPerUser] the connections of each user. A
+// user may also have no more than twice as many as are free, at this server and, together, at all servers of this
+// library in the process, so that several users leave room for one more; and a process no more than 32 times as many
+// as are free for its user. A connection beyond a limit is closed at once, which delays no other client. Accepted
+// connections never take the last quarter of the process's file descriptors, from 64 to 1,024 of them, so that the
+// program can always reach its certificate authority and open its files.
 //
-// Requests under way are bounded, too: 1,664 in the process, of which a user has no more than twice as many as
-// are free, and a connection 32 times as many as are free for its user. A request counts from before the
-// handler runs until the end of the answer is written, and a stream of gRPC until it has taken a message: what
-// serves the streams bounds them from then on. What does not fit is refused with 503, or ResourceExhausted, and
-// delays no other client. An answer that its client does not take within 30 seconds ends, unless the handler
-// sets another time, and a connection whose client does not read is not read. On a Listener that is no Unix
-// socket a connection has 250 streams at a time, and by TCP a request counts twice.
+// Requests under way are bounded, too: 1,664 in the process. A user has no more than twice as many as are free, and a
+// connection no more than 32 times as many as are free for its user. A request counts from before the handler runs
+// until the end of the response is written. A gRPC stream counts until the handler has received a message; from then
+// on the handler's own limits apply. A request beyond a limit is refused with 503, or ResourceExhausted, and delays no
+// other client. A response that its client does not read within 30 seconds ends, unless the handler sets another time.
+// The server does not read from a client that does not read. On a Listener that is no Unix socket a connection has 250
+// streams at a time, and by TCP a request counts twice.
 //
-// A pod, and a container outside of one, is a user of its own where the control group of the process names it,
-// as in pods without user namespaces everything may run as root. A server in a pod sees that with hostPID.
+// A pod, or a container outside of a pod, counts as a user of its own if the control group of the process names it,
+// because without user namespaces all pods may run as root. A server in a pod needs hostPID for this.
 //
-// [Limit] puts another listener of the program, such as that of a proxy, under the same limits.
+// [Limit] puts another listener of the program, such as a proxy's, under the same limits.
 //
 // # How a socket appears
 //
-// A socket listens and has its final permissions before it appears: it is made in a directory beside its place
-// that only this user may enter, and then linked to its name. So the umask has no effect, no other process can
-// have the mode of another file changed, and the tools that list sockets show the path in that directory, such
-// as /run/identity/.sds.sock.X7ZQ2A/sds.sock.
+// A socket listens and has its final permissions before it appears: it is made in a directory beside its place that
+// only this user may enter, and then linked to its name. So the umask has no effect, no other process can trick the
+// server into changing the mode of another file, and tools that list sockets show the path in that directory, such as
+// /run/identity/.sds.sock.X7ZQ2A/sds.sock.
 //
 // The directory of the socket, and the directories above it, must belong to this user or to root. If others may
 // write to one without sticky bit, such as an emptyDir volume of Kubernetes, they may replace the socket; the
@@ -99,14 +98,14 @@ const (
 	defaultMaxConns        = 16_384
 	defaultMaxConnsPerUser = 1024
 
-	lookTime  = time.Second // after which a socket that was removed is missed
+	lookTime  = time.Second // between checks whether the socket was removed
 	drainTime = 2 * time.Second
 	dialTime  = time.Second
 	lockTime  = 10 * time.Second // other servers hold the lock for a second at most
 	lockStep  = 10 * time.Millisecond
 
 	maxConcurrentStreams = 100_000 // on one connection: Envoy opens a stream for each secret
-	maxStreamsTCP        = 250     // on one that is no Unix socket
+	maxStreamsTCP        = 250     // on a connection that is no Unix socket
 )
 
 // ErrInUse says that another server answers on the socket. Stop that server, or choose another path.
@@ -126,8 +125,8 @@ type Server struct {
 	// SocketMode is the mode of the socket; 0 means 0600. Connecting takes write permission.
 	SocketMode fs.FileMode
 
-	// Listener, if set, is served in the place of a socket at Path, and closed at the end: one that
-	// systemd has passed on, for example, or a loopback port. Path and the modes have no effect then.
+	// Listener, if set, is served instead of a socket at Path, and closed at the end: for example a socket passed on
+	// by systemd, or a loopback port. Path and the modes have no effect then.
 	Listener net.Listener
 
 	// Handler serves the requests; required.
@@ -141,9 +140,9 @@ type Server struct {
 	// process but the reserve if those are fewer: 384 of 512.
 	MaxConns int
 
-	// MaxConnsPerUser is how many of them one user of the machine has, or one pod. 0 means 1,024, or two thirds
-	// of MaxConns if those are fewer: 256 of 384. On a Listener that is no Unix socket, an IP address is a
-	// user, and on loopback and Linux each user of it; peers that are not known are one user.
+	// MaxConnsPerUser is the same limit for one user of the machine, or one pod. 0 means 1,024, or two thirds of
+	// MaxConns if those are fewer: 256 of 384. On a Listener that is no Unix socket, each IP address counts as a user,
+	// and on loopback and Linux each user behind it; all unknown peers are one user.
 	MaxConnsPerUser int
 
 	// Logger gets the messages of net/http at level Debug, a warning if users other than the owner may replace
@@ -178,7 +177,7 @@ func (s *Server) Listen() error {
 	return nil
 }
 
-// check reports what is wrong with the fields.
+// check returns an error if a field is not valid.
 func (s *Server) check() error {
 	switch {
 	case s.Handler == nil:
@@ -329,8 +328,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// look makes the socket again when it is gone: a cleaner of a temporary directory, or an operator, has removed it.
-// What other programs have put in its place is left alone.
+// look makes the socket again after a cleaner of temporary directories, or an operator, has removed it. It leaves
+// alone any file that another program has put in its place.
 func (s *Server) look(ctx context.Context) {
 	if s.own == nil {
 		return
@@ -361,7 +360,7 @@ func (s *Server) look(ctx context.Context) {
 	}
 }
 
-// again makes the socket while another one is served, and serves it in the place of that.
+// again makes a new socket and serves it in place of the old one.
 func (s *Server) again() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -375,7 +374,7 @@ func (s *Server) again() error {
 	return nil
 }
 
-// renewable is a listener in whose place another one can come.
+// renewable is a listener that can be replaced.
 type renewable struct {
 	current atomic.Pointer[net.Listener]
 	closed  atomic.Bool
@@ -391,7 +390,7 @@ func (r *renewable) Accept() (net.Conn, error) {
 	}
 }
 
-// renew sets the listener and closes the one before, if there is one.
+// renew sets the listener and closes the previous one, if any.
 func (r *renewable) renew(l net.Listener) {
 	old := r.current.Swap(&l)
 	if r.closed.Load() {
@@ -409,7 +408,7 @@ func (r *renewable) Close() error {
 
 func (r *renewable) Addr() net.Addr { return (*r.current.Load()).Addr() }
 
-// limited is the listener within the limits.
+// limited returns the listener with the limits applied.
 func (s *Server) limited() *conns.Listener {
 	total := cmp.Or(s.MaxConns, conns.Max(defaultMaxConns))
 	return conns.Listen(s.l, conns.Options{
@@ -445,10 +444,9 @@ func refusals(logger *slog.Logger, socket, each, all string) func(net.Conn, stri
 	}
 }
 
-// Limit returns l within the limits of connections that a [Server] has by default: those of each user or IP
-// address, and those of the process, of which each connection takes so many file descriptors until it is
-// closed: two where the program opens another connection for it. A connection beyond them is closed at once.
-// The logger is that of [Server].
+// Limit applies to l the default connection limits of a [Server], for each user or IP address and for the process.
+// descriptors is how many file descriptors each connection takes until it is closed: two if the program opens another
+// connection for it. A connection beyond a limit is closed at once. The logger works like Logger of [Server].
 func Limit(l net.Listener, descriptors int, logger *slog.Logger) net.Listener {
 	descriptors = max(descriptors, 1)
 	total := max(conns.Max(defaultMaxConns*descriptors)/descriptors, 1)
@@ -480,7 +478,7 @@ func lockDir(dir *os.Root) (unlock func(), err error) {
 	}
 }
 
-// removeDead removes a socket that no server listens on, which has that path, and that name in root.
+// removeDead removes the socket with the path, and the name in root, if no server listens on it.
 func removeDead(root *os.Root, path, name string) error {
 	fi, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,7 +14,7 @@ import (
 // address says where a Workload API is served.
 type address struct{ network, target string }
 
-// addressError says why an address was refused, and what was probably meant.
+// addressError says why an address was refused, and suggests a valid one.
 type addressError struct {
 	input, reason string
 	corrected     string // a valid address, or "" if it is not clear what was meant
@@ -29,8 +29,8 @@ func (e *addressError) Error() string {
 }
 
 // parseAddress parses the address of a Workload API in the form of the SPIFFE Workload Endpoint standard, section 4.
-// The scheme may be in upper case, and the path percent-encoded, as in any URI. Host names are refused, as a name is
-// not a place that the network protects. The error is an *addressError.
+// The scheme may be in upper case, and the path percent-encoded, as in any URI. Host names are refused: unlike an IP
+// address, a name does not say which network protects the server. The error is an *addressError.
 func parseAddress(s string) (address, error) {
 	a, reason := readAddress(s)
 	if reason != "" {
@@ -78,7 +78,7 @@ func readAddress(s string) (a address, reason string) {
 	return a, fmt.Sprintf(`the scheme is %q, not "unix" or "tcp"`, redact.Clip(scheme, 32))
 }
 
-// unquoted returns s without the quotes that an env file or a template has left around it.
+// unquoted returns s without the quotes that an env file or a template left around it.
 func unquoted(s string) string {
 	if n := len(s); n > 1 && s[0] == s[n-1] && (s[0] == '"' || s[0] == '\'') {
 		return s[1 : n-1]
@@ -99,7 +99,7 @@ func isScheme(s string) bool {
 const noAbstract = "abstract sockets are not in the standard, and have no permissions; have the server listen on " +
 	"a path"
 
-// readUnix reads what comes after "unix:".
+// readUnix parses rest, the text after "unix:".
 func readUnix(rest string) (a address, reason string) {
 	host, path := "", rest
 	if after, ok := strings.CutPrefix(rest, "//"); ok {
@@ -134,14 +134,13 @@ func readUnix(rest string) (a address, reason string) {
 	return address{"unix", target}, ""
 }
 
-// isAbstract reports whether what comes after "unix:" is the name of an abstract socket, which tools write with @ or
-// %00.
+// isAbstract reports whether rest, the text after "unix:", names an abstract socket. Tools write these with @ or %00.
 func isAbstract(rest string) bool {
 	rest = strings.TrimPrefix(rest, "//")
 	return strings.HasPrefix(rest, "@") || strings.HasPrefix(rest, "%00") || strings.HasPrefix(rest, "\x00")
 }
 
-// escapePath percent-encodes the bytes that RFC 3986 does not let stand for themselves in a path.
+// escapePath percent-encodes the bytes that RFC 3986 reserves or forbids in a path.
 func escapePath(s string) string {
 	const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/"
 	var b strings.Builder
@@ -155,7 +154,7 @@ func escapePath(s string) string {
 	return b.String()
 }
 
-// readTCP reads what comes after "tcp:".
+// readTCP parses rest, the text after "tcp:".
 func readTCP(rest string) (a address, reason string) {
 	after, ok := strings.CutPrefix(rest, "//")
 	ap, err := netip.ParseAddrPort(after)
@@ -175,7 +174,7 @@ func readTCP(rest string) (a address, reason string) {
 	return address{"tcp", ap.String()}, ""
 }
 
-// correctAddress returns the address of a socket that was probably meant by s, or "".
+// correctAddress returns the Unix socket address that s was probably meant to be, or "".
 func correctAddress(s string) string {
 	s = strings.TrimSpace(unquoted(strings.TrimSpace(s)))
 	rest, unix := strings.CutPrefix(s, "unix:")

@@ -30,9 +30,9 @@ type Client struct {
 // NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see [Config]. It does
 // not connect.
 //
-// Most programs pass nil for via. An HTTP client reaches the server, whatever the host in a URL, in place of a new
-// one for the address, which may then be empty: for a server behind a named pipe, say. It must speak HTTP/2 without
-// TLS and have no Timeout, which would end the streams.
+// Most programs pass nil for via. A non-nil via carries all requests, and address may then be empty. Use it for a
+// server behind a named pipe, for example. It must reach the server whatever host a URL names, speak HTTP/2 without
+// TLS, and have no Timeout, which would end the streams.
 func NewClient(address string, via *http.Client) (*Client, error) {
 	c := &Client{server: address, http: via, patience: patience}
 	if via != nil && address == "" {
@@ -45,7 +45,7 @@ func NewClient(address string, via *http.Client) (*Client, error) {
 	}
 	c.server = a.String()
 	if a.network == "unix" {
-		c.patience.Longest = c.patience.Impatient // an attempt costs next to nothing where the server is away
+		c.patience.Longest = c.patience.Impatient // an attempt costs next to nothing while the server is away
 	}
 	if c.http == nil {
 		c.http = httpClient(a, &c.conns)
@@ -53,8 +53,8 @@ func NewClient(address string, via *http.Client) (*Client, error) {
 	return c, nil
 }
 
-// httpClient returns a client that reaches a whatever the URL says, with HTTP/2 and no TLS, by connections in open.
-// Proxies are not used.
+// httpClient returns a client that speaks HTTP/2 without TLS to a, whatever the URL says. open tracks its connections.
+// It uses no proxy.
 func httpClient(a address, open *conns.Dialed) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
@@ -62,8 +62,8 @@ func httpClient(a address, open *conns.Dialed) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		Protocols: &protocols,
 		HTTP2: &http.HTTP2Config{
-			// A server whose process hangs keeps its connections. Servers made with grpc-go end those
-			// whose client asks more often than every five minutes.
+			// A server process that hangs keeps its connections, so pings are needed. Servers made with grpc-go close
+			// the connection of a client that pings more often than every five minutes.
 			SendPingTimeout: 6 * time.Minute,
 			// A server that writes and does not read would block every goroutine that closes a stream.
 			WriteByteTimeout: 30 * time.Second,
@@ -76,22 +76,22 @@ func httpClient(a address, open *conns.Dialed) *http.Client {
 	}}
 }
 
-// CloseIdleConnections closes connections that are not in use, such as those of watches that have ended, which would
-// otherwise stay open for 90 seconds. The Client stays usable.
+// CloseIdleConnections closes unused connections, for example after a watch has ended. Otherwise they stay open for 90
+// seconds. The Client stays usable.
 func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
 func (c *Client) rpc(limit int) *grpchttp.Client {
 	return grpchttp.NewClient(c.http, "http://localhost"+workloadwire.Service, limit)
 }
 
-// metadata has the header that shows that no third party made the workload send the request.
+// metadata returns the header which shows that the workload itself sent the request (Workload Endpoint section 6).
 func metadata() http.Header {
 	h := make(http.Header)
 	h.Set(workloadwire.Header, "true")
 	return h
 }
 
-// call makes a unary call, once. It takes callTimeout at most.
+// call makes one unary call, within callTimeout.
 func (c *Client) call(ctx context.Context, name string, limit int, request []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -102,24 +102,24 @@ func (c *Client) call(ctx context.Context, name string, limit int, request []byt
 	return data, nil
 }
 
-// WatchX509SVIDs yields the identities and trust bundles of this workload: the current ones, and then those after each
-// change, until ctx is done, the loop ends, or the server refuses for good. A slow loop misses no change.
+// WatchX509SVIDs yields the identities and trust bundles of this workload, first the current ones and then again after
+// each change. It ends when ctx is done, the loop ends, or the server refuses for good. A slow loop misses no change.
 //
-// Failures are yielded as an [*Error]. Unless it is Final, the watch goes on with a new stream: at once after a stream
-// that brought something, and else after [Error].RetryIn, or when another watch of the same Client is answered. What
-// was received stays valid, except that an error that wraps [ErrDenied] withdraws it. An error that wraps
+// Failures are yielded as an [*Error]. Unless the error is Final, the watch opens a new stream: at once if the last
+// stream delivered a response, otherwise after [Error].RetryIn or when the server answers another watch of the same
+// Client. Earlier updates stay valid, except that an error that wraps [ErrDenied] withdraws them. An error that wraps
 // [ErrBadResponse] reports a discarded response.
 func (c *Client) WatchX509SVIDs(ctx context.Context) iter.Seq2[*Update, error] {
 	return c.watchUpdates(ctx, workloadwire.FetchX509SVID, (*reader).x509SVIDs)
 }
 
-// WatchX509Bundles yields the trust bundles for X.509-SVIDs, as [Client.WatchX509SVIDs] does: for
-// programs that verify peers and have no identity of their own to present.
+// WatchX509Bundles yields the trust bundles for X.509-SVIDs, like [Client.WatchX509SVIDs], for programs that verify
+// peers and present no identity.
 func (c *Client) WatchX509Bundles(ctx context.Context) iter.Seq2[*Update, error] {
 	return c.watchUpdates(ctx, workloadwire.FetchX509Bundles, (*reader).x509Bundles)
 }
 
-// WatchJWTBundles yields the trust bundles for JWT-SVIDs, as [Client.WatchX509SVIDs] does.
+// WatchJWTBundles yields the trust bundles for JWT-SVIDs, like [Client.WatchX509SVIDs].
 func (c *Client) WatchJWTBundles(ctx context.Context) iter.Seq2[*Update, error] {
 	return c.watchUpdates(ctx, workloadwire.FetchJWTBundles, (*reader).jwtBundles)
 }
@@ -138,13 +138,13 @@ func (c *Client) watchUpdates(ctx context.Context, name string,
 }
 
 const (
-	minReconnect = time.Second     // between streams that follow each other without a wait
-	silenceLimit = 2 * time.Minute // for the first response: a server may have to find out which process is asking
-	maxBad       = 8               // bad responses in a row after which a stream is given up
+	minReconnect = time.Second     // between two reconnects without a wait
+	silenceLimit = 2 * time.Minute // for the first response: a server may need time to attest the caller
+	maxBad       = 8               // bad responses in a row before a stream is abandoned
 )
 
-// patience bounds the waits between streams. They are shares of the life that is left to what
-// was received, so that identities of a minute survive the restart of an agent.
+// patience bounds the waits between streams. A wait is a share of the remaining lifetime, so that even an identity
+// that lives for a minute survives the restart of an agent.
 var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: time.Minute}
 
 var (
@@ -153,17 +153,17 @@ var (
 	errAllBad = errors.New("the server sends nothing but bad responses; the stream was given up")
 )
 
-// watch is a stream that is opened again and again.
+// watch is a stream that is reopened whenever it ends.
 type watch[U any] struct {
 	client  *Client
 	name    string // of the method
 	request []byte
-	read    func(data []byte) (U, error) // makes an update of a response, which it may remember
-	forget  func()                       // what read remembers; may be nil
-	ends    func() time.Time             // when that expires; may be nil
+	read    func(data []byte) (U, error) // parses a response, which it may remember
+	forget  func()                       // clears the memory of read; may be nil
+	ends    func() time.Time             // when the remembered response expires; may be nil
 
-	received time.Time // the last good response that is not withdrawn
-	brought  bool      // the last stream had a good response
+	received time.Time // when the last good response came; zero if it was withdrawn
+	brought  bool      // the last stream delivered a good response
 }
 
 // run yields updates and errors until ctx is done, the caller's loop ends, or an error is final.
@@ -187,15 +187,15 @@ func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
 			return
 		}
 		if w.brought || err.after > 0 {
-			// A stream that woke the others is not woken by them, or two that end at once would wake each other
-			// without end. A server that names a time is obeyed.
+			// A watch that woke the others must not be woken by them, or two of them would wake each other forever. If
+			// the server named a time, obey it.
 			wake = nil
 		}
 		renew.Wait(ctx, err.RetryIn, wake)
 	}
 }
 
-// end returns when what was received expires; zero if it does not.
+// end returns when the received update expires; zero if it does not.
 func (w *watch[U]) end() time.Time {
 	if w.ends == nil || w.received.IsZero() {
 		return time.Time{}
@@ -203,16 +203,16 @@ func (w *watch[U]) end() time.Time {
 	return w.ends()
 }
 
-// pace decides when a stream is followed by the next.
+// pace decides when the next stream starts.
 type pace struct {
 	patience    renew.Patience
 	failures    int       // in a row
-	reconnected time.Time // the last time without a wait
+	reconnected time.Time // the last reconnect without a wait
 }
 
-// next returns how long to wait at now, after a stream that ended with err and had a good message or not.
-// What is in force was received at received, zero if nothing is, and ends at end, zero if it does not. u is
-// in [0,1).
+// next returns how long to wait at now, after a stream that ended with err. good reports whether the stream had a good
+// message. The current update was received at received (zero if there is none) and expires at end (zero if it does
+// not). u is in [0,1).
 func (p *pace) next(err *Error, good bool, received, end, now time.Time, u float64) time.Duration {
 	if good {
 		p.failures = 0
@@ -221,7 +221,7 @@ func (p *pace) next(err *Error, good bool, received, end, now time.Time, u float
 		return 0
 	}
 	if good && !received.IsZero() && now.Sub(p.reconnected) >= minReconnect {
-		p.reconnected = now // a stream that brought something is followed by the next at once
+		p.reconnected = now // the stream delivered something: reconnect at once
 		return 0
 	}
 	p.failures++
@@ -235,8 +235,8 @@ func (p *pace) next(err *Error, good bool, received, end, now time.Time, u float
 	return p.patience.Wait(f, end.Sub(received), end.Sub(now), u)
 }
 
-// stream runs one stream to its end. It reports whether a message on it was good, and whether the
-// caller's loop has ended. A stream that is given up counts as one without a good message.
+// stream runs one stream to its end. It reports whether the stream had a good message, and whether the caller's loop
+// has ended. An abandoned stream counts as having had none.
 func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good, over bool, _ *Error) {
 	w.brought = false
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -293,8 +293,7 @@ func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good,
 	}
 }
 
-// ends returns when the next identity of an update expires or, after that, when the last did; zero if there
-// is none.
+// ends returns when the next identity of u expires or, if all have expired, when the last one did; zero if u has none.
 func (u *Update) ends(now time.Time) time.Time {
 	if u == nil {
 		return time.Time{}

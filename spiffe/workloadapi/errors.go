@@ -13,32 +13,32 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrDenied says that the server has no identity for this caller, not the one that was asked for, or no token
-	// for the audience (gRPC's PermissionDenied). It may have one later, when the workload is registered. On a
-	// stream it withdraws what was received.
+	// ErrDenied says that the server has no identity for this caller, not the requested one, or no token for the
+	// audience (gRPC's PermissionDenied). A later call may succeed, once the workload is registered. On a stream it
+	// withdraws everything received before.
 	ErrDenied = workloadwire.ErrDenied
 
-	// ErrRefused says that the server calls the request a mistake (gRPC's InvalidArgument), for instance because a
-	// token is not valid. Repeating it does not help.
+	// ErrRefused says that the server rejected the request as invalid (gRPC's InvalidArgument), for instance because a
+	// token is not valid. Do not retry.
 	ErrRefused = workloadwire.ErrRefused
 
-	// ErrUnimplemented says that the server does not implement the method, or that its operator has
-	// switched it off (gRPC's Unimplemented). Repeating the call does not help.
+	// ErrUnimplemented says that the server does not implement the method, or that its operator has switched it off
+	// (gRPC's Unimplemented). Do not retry.
 	ErrUnimplemented = workloadwire.ErrUnimplemented
 
-	// ErrBadResponse says that a response broke the rules of the API and was discarded as a whole. What was received
-	// before stays in force.
+	// ErrBadResponse says that a response broke the rules of the API and was discarded entirely. Earlier responses
+	// stay in force.
 	ErrBadResponse = errors.New("response discarded")
 )
 
-// Error is why a call or a stream failed. It quotes texts of the server, cut to a length that fits a log.
+// Error describes why a call or a stream failed. Quoted server messages are cut to a length that fits a log.
 type Error struct {
 	RPC     string        // the method, such as "FetchX509SVID"
 	Server  string        // its address
 	Code    int           // the gRPC status that the server sent, such as 14 for Unavailable; 0 if it sent none
 	Err     error         // the cause, which wraps one of the errors above where one fits
-	Final   bool          // repeating does not help, and a watch has ended
-	RetryIn time.Duration // when a watch tries again at the latest; 0 means at once, or that the stream goes on
+	Final   bool          // do not retry; a watch has ended
+	RetryIn time.Duration // when a watch retries at the latest; 0 means at once, or that the stream continues
 
 	after time.Duration // how long the server asked its clients to wait
 }
@@ -53,10 +53,10 @@ func (e *Error) Unwrap() error { return e.Err }
 
 var _ retry.Error = (*Error)(nil)
 
-// Retryable reports whether repeating may help, and how long the server asked its clients to wait.
+// Retryable reports whether a retry may help, and how long the server asked its clients to wait.
 func (e *Error) Retryable() (after time.Duration, ok bool) { return e.after, !e.Final }
 
-// maxText is how much of a text of the server's goes into an error, in bytes.
+// maxText is how many bytes of a server's message an error quotes.
 const maxText = 512
 
 // cutError is an error whose text may quote the server at any length.
@@ -65,8 +65,8 @@ type cutError struct{ error }
 func (e cutError) Error() string { return redact.Clip(e.error.Error(), maxText) }
 func (e cutError) Unwrap() error { return e.error }
 
-// failure returns the Error for a call that failed with err. Only a status that the server itself has sent has a
-// meaning: a proxy's 403 must not withdraw an identity.
+// failure returns the Error for a call that failed with err. Only a status sent by the server itself counts: a proxy's
+// 403 must not withdraw an identity.
 func (c *Client) failure(rpc string, err error) *Error {
 	e := &Error{RPC: rpc, Server: c.server, Err: cutError{err}}
 	status, ok := errors.AsType[*grpchttp.Error](err)
@@ -93,7 +93,7 @@ func (c *Client) failure(rpc string, err error) *Error {
 	return e
 }
 
-// badResponse returns the Error for a response that breaks the rules.
+// badResponse returns the Error for a response that breaks the rules of the API.
 func (c *Client) badResponse(rpc string, err error) *Error {
 	return &Error{RPC: rpc, Server: c.server, Err: fmt.Errorf("%w: %w", ErrBadResponse, cutError{err})}
 }

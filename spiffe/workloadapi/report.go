@@ -10,17 +10,17 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Report implements [report.Reporter] with the identity, the trust bundles, and the streams as upstreams. It has no
-// secrets. An outage of the server is no reason to be unready: what was received stays valid until it expires. The
+// Report implements [report.Reporter]: it shows the identity, the trust bundles, and the streams as upstreams, and no
+// secrets. An outage of the server does not make the source unready: its identity stays valid until it expires. The
 // metrics are:
 //
 //	svidkit_workloadapi_ready                            1 if the source has what [Source.Ready] waits for, else 0
 //	svidkit_workloadapi_identity_end_timestamp_seconds   by identity, the SPIFFE ID: when its certificate ends
-//	svidkit_workloadapi_stream_open                      by stream: 1 if it is open and has brought something, else 0
+//	svidkit_workloadapi_stream_open                      by stream: 1 if it is open and has sent a response, else 0
 //	svidkit_workloadapi_updates_total                    by stream: good responses
 //	svidkit_workloadapi_failures_total                   by stream: streams that failed, and responses discarded
 //	svidkit_workloadapi_update_timestamp_seconds         by stream: when the last good response came
-//	svidkit_workloadapi_skipped                          by stream: parts of it that were not taken over
+//	svidkit_workloadapi_skipped                          by stream: parts of that response that were skipped
 //
 // The streams are x509 and, with JWTBundles, jwt.
 func (s *Source) Report() report.Report {
@@ -44,7 +44,7 @@ func (s *Source) Report() report.Report {
 		r.Problems = append(r.Problems, t.skipped...)
 	}
 	add("X.509", &x509)
-	if jwt.updates > 0 || jwt.err != nil { // else it is not asked for
+	if jwt.updates > 0 || jwt.err != nil { // otherwise the stream is not in use
 		add("JWT bundles", &jwt)
 	}
 	var svid *spiffe.SVID
@@ -59,7 +59,7 @@ func (s *Source) Report() report.Report {
 	return r
 }
 
-// metricsOf returns the metrics of a source with an identity, which may be nil, and streams by their label.
+// metricsOf returns the metrics of a source. svid may be nil; the keys of streams are their labels.
 func metricsOf(ready bool, svid *spiffe.SVID, streams map[string]*track) *metrics.Set {
 	set := new(metrics.Set)
 	set.Gauges("svidkit_workloadapi_ready", "Whether the source has what it is configured for: 1 or 0.",

@@ -17,12 +17,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, waits for what it has
-// started, and returns nil; or until the server refuses for good, and returns that [*Error], which is Final. What
-// was received stays readable. It is an error to call Run while it runs, or after Close; else it may be called
-// again.
+// Run keeps the source current. It blocks until ctx is done or [Source.Close] is called, waits for its goroutines, and
+// returns nil. If the server refuses for good, Run returns that [*Error], which is Final. The last identity and
+// bundles stay readable. It is an error to call Run while it runs, or after Close; otherwise it may be called again.
 //
-// It uses one stream, and another one with JWTBundles. If the server does not implement the latter, Run goes on
+// Run uses one stream, and a second one with JWTBundles. If the server does not implement the second, Run continues
 // without it.
 func (s *Source) Run(ctx context.Context) error {
 	err := s.life.Run(ctx, s.run)
@@ -35,9 +34,9 @@ func (s *Source) Run(ctx context.Context) error {
 	return fmt.Errorf("workloadapi: run: %w", err)
 }
 
-// Close ends [Source.Run], or what [Start] has started, for good, and waits for it. Unless [Config] has a Client,
-// which stays the caller's, it closes all connections, and calls such as [Source.Fetch] fail from then on. What was
-// received stays readable. The error is always nil.
+// Close stops the source for good, whether [Source.Run] or [Start] runs it, and waits until it has stopped. It closes
+// all connections, after which calls such as [Source.Fetch] fail, unless [Config] has a Client, which stays the
+// caller's. The last identity and bundles stay readable. The error is always nil.
 func (s *Source) Close() error {
 	err := s.life.Close()
 	if s.cfg.Client == nil {
@@ -67,7 +66,7 @@ func (s *Source) run(ctx context.Context) error {
 	wg.Wait()
 	if s.cfg.Client == nil {
 		s.client.CloseIdleConnections()
-		// net/http may not have noticed yet that a stream has ended.
+		// net/http may not have noticed yet that a stream ended.
 		time.AfterFunc(time.Second, s.client.CloseIdleConnections)
 	}
 	s.mu.Lock()
@@ -77,7 +76,7 @@ func (s *Source) run(ctx context.Context) error {
 	return err
 }
 
-// follow adopts what a watch yields, and returns its last failure.
+// follow adopts the updates of a watch, and returns its last failure.
 func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update, error]) (last error) {
 	for u, err := range updates {
 		if last = err; err == nil {
@@ -89,7 +88,7 @@ func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update
 	return last
 }
 
-// settle takes over identities that came before their time once that has come.
+// settle adopts identities that arrived before their validity began, as soon as it begins.
 func (s *Source) settle(ctx context.Context) {
 	for ctx.Err() == nil {
 		changed := s.early.Changed()
@@ -110,7 +109,8 @@ func (s *Source) settle(ctx context.Context) {
 	}
 }
 
-// took adopts a good response, or what has become valid of the last one if u is nil, and publishes the new state.
+// took adopts a good response and publishes the new state. If u is nil, it adopts the parts of the last response that
+// have become valid since.
 func (s *Source) took(ctx context.Context, t *track, u *Update) {
 	s.mu.Lock()
 	before := t.skipped
@@ -140,7 +140,7 @@ func (s *Source) took(ctx context.Context, t *track, u *Update) {
 	}
 }
 
-// failed records what a watch yields instead of a response.
+// failed records an error of a watch.
 func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 	s.mu.Lock()
 	before := t.denied
@@ -156,7 +156,7 @@ func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 		msg = "workloadapi: the server has withdrawn what it sent"
 	case e.Final:
 		msg = "workloadapi: failed for good"
-	case errors.Is(e, ErrBadResponse): // which a server can send at any rate
+	case errors.Is(e, ErrBadResponse): // a server can send these at any rate
 		s.bad.Warn("workloadapi: response discarded", e.RPC, slog.String("server", s.client.server),
 			slog.Any("err", e.Err))
 		return
@@ -165,7 +165,7 @@ func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 		slog.Any("err", e.Err), slog.Duration("retry_in", e.RetryIn))
 }
 
-// publish makes the adopted state visible to readers, and reports whether anything is new. The caller holds mu.
+// publish makes the adopted state visible to readers, and reports whether anything changed. The caller holds mu.
 func (s *Source) publish() bool {
 	old := s.cur.Load()
 	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles)}
@@ -179,13 +179,13 @@ func (s *Source) publish() bool {
 	s.isReady = s.ready()
 	if s.isReady == was && st.snap == old.snap && st.bundles == old.bundles &&
 		sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
-		return false // sent again after a reconnect
+		return false // the same content, sent again after a reconnect
 	}
 	s.news.Notify()
 	return true
 }
 
-// snapshotOf reports whether snap is what it would be if it were made anew.
+// snapshotOf reports whether snap already consists of svid and bundles.
 func snapshotOf(snap *spiffe.Snapshot, svid *spiffe.SVID, bundles *spiffe.BundleSet) bool {
 	if snap == nil || snap.Bundles() != bundles {
 		return false
@@ -201,8 +201,9 @@ func sameIdentities(a, b *Update) bool {
 	return slices.Equal(a.Identities, b.Identities)
 }
 
-// bundles returns the bundles of both kinds as one set, or nil if there are none. Authorities of one kind never verify
-// the other: a bundle keeps them apart. A bundle that is as in old is the same value. The caller holds mu.
+// bundles returns the X.509 and JWT bundles as one set, or nil if there are none. A bundle keeps both kinds of
+// authorities apart, so that one never verifies the other. Unchanged bundles are the same values as in old. The caller
+// holds mu.
 func (s *Source) bundles(old *spiffe.BundleSet) *spiffe.BundleSet {
 	x509, jwt := s.x509.bundles(), s.jwt.bundles()
 	s.unmerged = nil
@@ -219,7 +220,7 @@ func (s *Source) bundles(old *spiffe.BundleSet) *spiffe.BundleSet {
 			c := one.Contents()
 			c.JWTAuthorities = maps.Collect(b.JWTAuthorities())
 			var err error
-			if b, err = spiffe.NewBundle(td, c); err != nil { // together they are over the limit on authorities
+			if b, err = spiffe.NewBundle(td, c); err != nil { // together they exceed the limit on authorities
 				s.unmerged = append(s.unmerged, fmt.Errorf("workloadapi: the keys for JWT-SVIDs skipped: %w", err))
 				b = one
 			}
@@ -247,31 +248,31 @@ func setOf(bundles map[spiffe.TrustDomain]*spiffe.Bundle) *spiffe.BundleSet {
 	return set
 }
 
-// track is what a Source knows of one stream. The Source's mu guards it.
+// track is the state of one stream. The Source's mu guards it.
 type track struct {
-	update *Update   // nil before the first, and after it was withdrawn
-	last   *Update   // as it was received; update is what is in force since
+	update *Update   // in force; nil before the first, and after a withdrawal
+	last   *Update   // the last response as it was received
 	again  time.Time // when an identity in last begins to be valid; zero if none does
 
-	open           bool      // there is a stream, and it has brought something
+	open           bool      // there is a stream, and it has delivered a response
 	updates        uint64    // good responses
-	success        time.Time // when the last of them came
+	success        time.Time // when the last good response came
 	failures       int       // since then
 	err            error     // the last failure, or nil after a good response
-	next           time.Time // when it is tried again, after a failure that ended the stream
-	skipped        []error   // what was not taken over of the last good response
+	next           time.Time // the next attempt, after a failure that ended the stream
+	skipped        []error   // why parts of the last good response were skipped
 	failed         uint64    // failures since New
-	denied         error     // by which the server has said that there is nothing, and which it has not taken back
+	denied         error     // the denial in force, or nil
 	final          bool      // the server has refused for good
 	began, stopped time.Time // of Run
 }
 
-// begin notes that the stream is now asked for.
+// begin records that Run now wants the stream.
 func (t *track) begin() {
 	t.final, t.began, t.stopped = false, time.Now(), time.Time{}
 }
 
-// end notes that it is not asked for any more.
+// end records that Run has stopped.
 func (t *track) end() { t.open, t.stopped = false, time.Now() }
 
 // silence is the error for a server that has neither answered nor failed.
@@ -280,7 +281,7 @@ func (t *track) silence(server string) error {
 	switch {
 	case !t.stopped.IsZero():
 		waited = t.stopped.Sub(t.began)
-	case !t.began.IsZero(): // else Run is about to begin
+	case !t.began.IsZero(): // otherwise Run is about to begin
 		waited = time.Since(t.began)
 	}
 	return fmt.Errorf("%s has not answered for %v (see the log of that server)", server,
@@ -295,23 +296,22 @@ func (t *track) bundles() *spiffe.BundleSet {
 	return t.update.Bundles
 }
 
-// good takes u over.
+// good records the good response u.
 func (t *track) good(u *Update) {
 	t.last, t.denied, t.final = u, nil, false
 	t.open, t.success, t.failures, t.err, t.next = true, time.Now(), 0, nil, time.Time{}
 	t.updates++
 }
 
-// settle puts what is valid at now of the last response in force.
+// settle puts the parts of the last response that are valid at now in force.
 func (t *track) settle(now time.Time) {
-	if t.last != nil { // else it was withdrawn
+	if t.last != nil { // otherwise it was withdrawn
 		t.update, t.again = t.last.inForce(t.update, now)
 		t.skipped = t.update.Skipped
 	}
 }
 
-// bad records e, and reports whether it withdraws what was received. After a response that was discarded the stream
-// goes on.
+// bad records e, and reports whether it withdraws the current update. After a discarded response the stream continues.
 func (t *track) bad(e *Error) (withdrawn bool) {
 	t.failures++
 	t.failed++

@@ -23,36 +23,36 @@ type Config struct {
 	//	unix:///run/spire/agent/public/api.sock    an absolute path; no host, no query, no fragment
 	//	tcp://127.0.0.1:8081                       an IP address and a port; nothing after it
 	//
-	// It is usually the value of the environment variable [SocketEnv]. If it has another form, the error has the
-	// corrected address where that is clear. For Windows' named pipes, which are not in the standard, pass
-	// [NewClient] an HTTP client.
+	// It is usually the value of the environment variable [SocketEnv]. For any other form, the error suggests the
+	// corrected address where it is clear. Windows' named pipes are not in the standard: for those, pass an HTTP
+	// client to [NewClient].
 	Address string
 
-	// Client, if set, is used instead of a new one for Address. The program may share it with other Sources and make
-	// calls of its own with it.
+	// Client, if set, is used instead of a new one for Address. Several Sources may share it, and the program may make
+	// its own calls with it.
 	Client *Client
 
 	// Hint selects the identity with that label among several. Empty means the default identity, the first one. While
-	// the server has no identity with the hint, the source has bundles and no identity. A program that needs several
-	// identities makes a Source for each hint, with one Client.
+	// the server has no identity with the hint, the source has bundles but no identity. A program that needs several
+	// identities makes a Source for each hint, all with one Client.
 	Hint string
 
 	// JWTBundles makes the source watch the bundles for JWT-SVIDs too. Without it the bundles have no JWT authorities.
 	JWTBundles bool
 
-	// BundlesOnly is for programs that verify peers and present no identity: the source watches the bundles alone, and
+	// BundlesOnly is for programs that verify peers and present no identity: the source watches only the bundles, and
 	// SVID and Snapshot return errors that wrap [spiffe.ErrNotReady].
 	BundlesOnly bool
 
-	// Logger gets each change (Info), and failures and what was skipped or withdrawn (Warn), with the attributes rpc,
-	// server, id, not_after, err and retry_in. The first discarded response is logged at once, and then their number
+	// Logger gets each change (Info), and failures, skipped parts and withdrawals (Warn), with the attributes rpc,
+	// server, id, not_after, err and retry_in. The first discarded response is logged at once, later ones as a count
 	// each minute. Nil means no logs.
 	Logger *slog.Logger
 }
 
-// Source has the current identity and trust bundles of this workload. [Start] or [New] makes one. It is a
-// [spiffe.SVIDSource], a [spiffe.BundleSource] and a jwtsvid.Source; sdssource.FromIdentity makes it one of package
-// sds. Its methods are safe for concurrent use, and those that read work before, during and after [Source.Run].
+// Source holds the current identity and trust bundles of this workload. [Start] or [New] makes one. It is a
+// [spiffe.SVIDSource], a [spiffe.BundleSource] and a jwtsvid.Source; sdssource.FromIdentity adapts it for package sds.
+// Its methods are safe for concurrent use. Those that read work before, during and after [Source.Run].
 type Source struct {
 	redacted
 	cfg    Config
@@ -60,29 +60,29 @@ type Source struct {
 	log    *slog.Logger
 	bad    *ratelog.Log // of responses
 	news   renew.Signal
-	early  renew.Signal // of a response that is not in force yet
+	early  renew.Signal // the time in x509.again may have changed
 	life   lifecycle.Life
 	cur    atomic.Pointer[state] // what readers read; writers hold mu
 
 	mu       sync.Mutex
-	isReady  bool // when it was published last
+	isReady  bool // at the last publish
 	x509     track
 	jwt      track
-	unmerged []error // why some bundles have authorities of one kind only
+	unmerged []error // why some bundles lack their JWT authorities
 }
 
 type redacted = redact.Text
 
-// state is what was published together. It never changes.
+// state holds values that were published together. It never changes.
 type state struct {
-	snap    *spiffe.Snapshot  // nil if there is no identity to hand out
+	snap    *spiffe.Snapshot  // nil if there is no identity
 	bundles *spiffe.BundleSet // nil if there are none
 	update  *Update           // of the X.509 stream, nil if there is none
 }
 
-// Start returns a Source that is ready, and runs it until [Source.Close]. The end of ctx ends a start that is not done
-// yet, and nothing after that. If Start fails, nothing is left running, and the error is that of [New] or
-// [Source.Ready]: it says why there is no identity.
+// Start returns a ready Source, and runs it until [Source.Close]. ctx bounds only the start: its end has no effect
+// later. If Start fails, it leaves nothing running and returns the error of [New] or [Source.Ready], which says why
+// there is no identity.
 func Start(ctx context.Context, cfg Config) (*Source, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -91,7 +91,7 @@ func Start(ctx context.Context, cfg Config) (*Source, error) {
 	return lifecycle.Started(ctx, s, &s.life, s.run)
 }
 
-// New checks cfg and returns a Source. It does nothing else: no goroutine, no connection. The caller calls
+// New checks cfg and returns a Source. It starts no goroutine and opens no connection: the caller must call
 // [Source.Run].
 func New(cfg Config) (*Source, error) {
 	s := &Source{cfg: cfg, client: cfg.Client, log: ratelog.Patient(cfg.Logger)}
@@ -116,9 +116,9 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// SVID returns the current X.509-SVID with its key: the identity with the wanted hint, or the default one. It
-// neither blocks nor checks the clock: while the server cannot be reached the identity stays, even after it has
-// expired. Before the first identity, and after the server has withdrawn it, the error wraps [spiffe.ErrNotReady].
+// SVID returns the current X.509-SVID with its key: the identity with the wanted hint, or the default one. It does not
+// block or check the clock: while the server cannot be reached the identity stays, even after it has expired. Before
+// the first identity, and after a withdrawal, the error wraps [spiffe.ErrNotReady].
 func (s *Source) SVID() (*spiffe.SVID, error) {
 	snap, err := s.Snapshot()
 	if err != nil {
@@ -127,9 +127,8 @@ func (s *Source) SVID() (*spiffe.SVID, error) {
 	return snap.SVID()
 }
 
-// Bundle returns the current trust bundle of td. It does not block. Before the first bundles, and after the server has
-// withdrawn them, the error wraps [spiffe.ErrNotReady]; for a trust domain without a bundle it wraps
-// [spiffe.ErrUnknownTrustDomain].
+// Bundle returns the current trust bundle of td. It does not block. Before the first bundles, and after a withdrawal,
+// the error wraps [spiffe.ErrNotReady]; for a trust domain without a bundle it wraps [spiffe.ErrUnknownTrustDomain].
 func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if set := s.cur.Load().bundles; set != nil {
 		return set.Bundle(td)
@@ -137,8 +136,8 @@ func (s *Source) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, s.notReady()
 }
 
-// Bundles returns all trust bundles, as they were published together: none before the first, and after the server has
-// withdrawn them. The same set is returned until something changes.
+// Bundles returns all trust bundles, as published together. The set is empty before the first bundles and after a
+// withdrawal. The same set is returned until something changes.
 func (s *Source) Bundles() *spiffe.BundleSet {
 	if set := s.cur.Load().bundles; set != nil {
 		return set
@@ -148,8 +147,8 @@ func (s *Source) Bundles() *spiffe.BundleSet {
 
 var noBundles = new(spiffe.BundleSet)
 
-// Snapshot returns the identity and the trust bundles as they were published together. It does not block. The error is
-// that of [Source.SVID].
+// Snapshot returns the identity and the trust bundles, as published together. It does not block. It fails like
+// [Source.SVID].
 func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	if snap := s.cur.Load().snap; snap != nil {
 		return snap, nil
@@ -157,8 +156,8 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, s.notReady()
 }
 
-// SVIDs returns all identities of the workload that are in force, the default one first; none before the first
-// response, after the server has withdrawn them, and with BundlesOnly. It does not block.
+// SVIDs returns all identities of the workload that are in force, the default one first. There are none before the
+// first response, after a withdrawal, and with BundlesOnly. It does not block.
 func (s *Source) SVIDs() (all []*spiffe.SVID) {
 	if u := s.cur.Load().update; u != nil {
 		for _, id := range u.Identities {
@@ -169,8 +168,8 @@ func (s *Source) SVIDs() (all []*spiffe.SVID) {
 }
 
 // X509 returns all identities of the workload that are in force, with their bundles, for programs that choose among
-// them themselves. It does not block. Before the first response, after the server has withdrawn them, and with
-// BundlesOnly the error wraps [spiffe.ErrNotReady].
+// them. It does not block. Before the first response, after a withdrawal, and with BundlesOnly, the error wraps
+// [spiffe.ErrNotReady].
 func (s *Source) X509() (*Update, error) {
 	if u := s.cur.Load().update; u != nil && len(u.Identities) > 0 {
 		return u, nil
@@ -178,8 +177,8 @@ func (s *Source) X509() (*Update, error) {
 	return nil, s.notReady()
 }
 
-// CRLs returns the certificate revocation lists that came with the bundles, in DER as they were received; nil if there
-// are none. The caller must not change them.
+// CRLs returns the certificate revocation lists that came with the bundles, in DER as received; nil if there are none.
+// The caller must not modify them.
 func (s *Source) CRLs() [][]byte { return s.cur.Load().crls() }
 
 func (st *state) crls() [][]byte {
@@ -189,9 +188,9 @@ func (st *state) crls() [][]byte {
 	return st.update.CRLs
 }
 
-// Fetch asks the server for a JWT-SVID of the identity of the source, or of the default identity while there is none,
-// for one or more audiences. It works without Run. Each call makes a new token: put a *jwtsvid.Cache, of which this is
-// the Source, in front for many requests.
+// Fetch asks the server for a JWT-SVID for one or more audiences. The token is for the identity of the source, or for
+// the server's default identity while the source has none. It works without Run. Each call fetches a new token: for
+// many requests use a *jwtsvid.Cache with this Source.
 //
 // The error is an [*Error], or wraps [spiffe.ErrNotReady] if no identity has the wanted hint.
 func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, err error) {
@@ -213,8 +212,8 @@ func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, e
 	return "", s.missing(st.update)
 }
 
-// Changed returns a channel that is closed when what the source hands out changes, and when something happens that
-// [Source.Ready] waits for. Take it before reading, so that no change is missed:
+// Changed returns a channel that is closed when the identity or the bundles change, or when Ready might return. Take
+// the channel before reading, so that no change is missed:
 //
 //	for {
 //		changed := s.Changed()
@@ -223,10 +222,10 @@ func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, e
 //	}
 func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 
-// Ready waits until the source has what it is configured for: the identity with the wanted hint and its bundles, the
-// JWT bundles with JWTBundles, and the bundles alone with BundlesOnly. The error wraps [spiffe.ErrNotReady], the
-// cause of ctx and the last failure. It comes before ctx is done if the server refuses for good, and after
-// [Source.Close]. If Run was never called, it says so.
+// Ready waits until the source has the identity with the wanted hint and its bundles; with JWTBundles, also the JWT
+// bundles; with BundlesOnly, only the bundles. The error wraps [spiffe.ErrNotReady], the cause of ctx and the last
+// failure. Ready returns before ctx is done if the server refuses for good, and after [Source.Close]. If Run was never
+// called, the error says so.
 func (s *Source) Ready(ctx context.Context) error {
 	var ready bool
 	ended := s.life.Await(ctx, s.Changed, func() bool {
@@ -245,13 +244,13 @@ func (s *Source) Ready(ctx context.Context) error {
 	return fmt.Errorf("%w; waited for it: %w", err, ended)
 }
 
-// ready reports whether the source has what it is configured for. The caller holds mu.
+// ready reports whether everything that Ready waits for is there. The caller holds mu.
 func (s *Source) ready() bool {
 	has := s.cur.Load().snap != nil || s.cfg.BundlesOnly && s.x509.update != nil
 	return has && (s.jwt.update != nil || !s.cfg.JWTBundles)
 }
 
-// notReady is the error while something is missing.
+// notReady returns the error that says what is missing.
 func (s *Source) notReady() error {
 	idle := s.life.Idle()
 	s.mu.Lock()
@@ -289,7 +288,7 @@ func (s *Source) notReady() error {
 // mostNamed is how many identities an error names.
 const mostNamed = 5
 
-// missing is the error while none of the identities of u, which may be nil, has the wanted hint.
+// missing returns the error for an update without an identity that has the wanted hint. u may be nil.
 func (s *Source) missing(u *Update) error {
 	text := "the server has no identity"
 	if s.cfg.Hint != "" {

@@ -12,18 +12,19 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// TokenSVID is a JWT-SVID, or a WIT-SVID with the private key that it is bound to, as the server sent it, neither
-// parsed nor verified. It prints as its ID alone, because any process that has a JWT-SVID can use it until it expires.
+// TokenSVID is a JWT-SVID, or a WIT-SVID with the private key that it is bound to. The token is unparsed and
+// unverified, as the server sent it. A TokenSVID prints only its ID, because any process that reads a JWT-SVID can use
+// it until it expires.
 type TokenSVID struct {
 	redacted
 
-	// ID is the identity that the token is for, as the server says.
+	// ID is the identity that the token is for, according to the server.
 	ID spiffe.ID
 
 	// Hint is the operator's label; see [Identity].
 	Hint string
 
-	// a func, because no printer, not even one that uses reflection, sees what it holds
+	// a func, so that no printer can show the secret, not even by reflection
 	secret func() (token string, key []byte)
 }
 
@@ -36,8 +37,8 @@ func (s *TokenSVID) Token() string {
 	return token
 }
 
-// KeyJWK returns the private key of a WIT-SVID, a JWK in JSON, in a new slice. It returns nil for a
-// JWT-SVID, which has none.
+// KeyJWK returns the private key of a WIT-SVID, as a JWK in JSON, in a new slice; nil for a JWT-SVID, which has no
+// key.
 func (s *TokenSVID) KeyJWK() []byte {
 	if s.secret == nil {
 		return nil
@@ -46,11 +47,12 @@ func (s *TokenSVID) KeyJWK() []byte {
 	return slices.Clone(key)
 }
 
-// FetchJWTSVIDs asks once for JWT-SVIDs for one or more audiences: one of each identity that the caller has, the
-// default one first, or of id alone unless that is the zero ID. An identity that may have no token for the audience
-// can be left out; if that leaves none, the error wraps [ErrDenied]. It takes at most 30 seconds.
+// FetchJWTSVIDs makes one call for JWT-SVIDs for one or more audiences. If id is the zero ID, it returns a token for
+// each identity of the caller, the default one first; otherwise only a token for id. The server may leave out
+// identities that may have no token for the audience; if none remains, the error wraps [ErrDenied]. It takes at most
+// 30 seconds.
 //
-// Each call makes a new token. A program that sends many requests puts a *jwtsvid.Cache in front of [Source.Fetch].
+// Each call fetches new tokens. A program that sends many requests puts a *jwtsvid.Cache in front of [Source.Fetch].
 func (c *Client) FetchJWTSVIDs(ctx context.Context, id spiffe.ID, audience ...string) ([]TokenSVID, error) {
 	const rpc = workloadwire.FetchJWTSVID
 	if len(audience) == 0 || slices.Contains(audience, "") {
@@ -74,7 +76,7 @@ func (c *Client) FetchJWTSVIDs(ctx context.Context, id spiffe.ID, audience ...st
 	return all, nil
 }
 
-// idText returns an ID as requests have it.
+// idText returns the form of id in requests: "" for the zero ID.
 func idText(id spiffe.ID) string {
 	if id.IsZero() {
 		return ""
@@ -103,12 +105,12 @@ func readTokens(p *workloadwire.Profile, data []byte, want spiffe.ID) ([]TokenSV
 	return all, nil
 }
 
-// ValidateJWTSVID asks the server to judge a token from a peer, for one audience, a name of this workload. It
-// returns the ID in the token and its claims, with numbers as float64 and times in seconds since 1970. If the token
-// is not valid, the error wraps [ErrRefused]. A claim "cnf" says that the token is bound to a key of its holder,
-// which servers do not compare: refuse such a token.
+// ValidateJWTSVID asks the server to validate a peer's token for audience, a name of this workload. It returns the ID
+// in the token and its claims, with numbers as float64 and times in seconds since 1970. If the token is not valid, the
+// error wraps [ErrRefused]. Refuse a token with a "cnf" claim: it is bound to a key of its holder, and servers do not
+// check that key.
 //
-// A program that receives many requests validates tokens itself, with a *jwtsvid.Validator and a [Source] that has
+// A program that receives many requests should validate tokens itself, with a *jwtsvid.Validator and a [Source] with
 // [Config].JWTBundles.
 func (c *Client) ValidateJWTSVID(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any,
 	err error) {
@@ -145,14 +147,13 @@ func readClaims(data []byte) (spiffe.ID, map[string]any, error) {
 	return id, claims, nil
 }
 
-// WatchWITSVIDs yields the WIT-SVIDs of this workload, all at each change, as [Client.WatchX509SVIDs]
-// does; if id is not the zero ID, those of that identity only. The bundles that verify the WIT-SVIDs of
-// peers come by [Client.WatchWITBundles].
+// WatchWITSVIDs yields all WIT-SVIDs of this workload at each change, like [Client.WatchX509SVIDs]. If id is not the
+// zero ID, it yields only the WIT-SVIDs of id. [Client.WatchWITBundles] yields the bundles that verify the WIT-SVIDs
+// of peers.
 //
-// The WIT profile is Incubating: it is implemented as of revision
-// 665a28f3253ecdce59f26f3ef29c0d6408b37c3d of the standards, and may change, and this method and
-// WatchWITBundles with it. A server without it ends the watch with an error that wraps
-// [ErrUnimplemented].
+// The WIT profile is Incubating: it is implemented as of revision 665a28f3253ecdce59f26f3ef29c0d6408b37c3d of the
+// standards. If it changes, so will this method and WatchWITBundles. A server without WIT support ends the watch with
+// an error that wraps [ErrUnimplemented].
 func (c *Client) WatchWITSVIDs(ctx context.Context, id spiffe.ID) iter.Seq2[[]TokenSVID, error] {
 	return func(yield func([]TokenSVID, error) bool) {
 		request, err := workloadwire.WriteTexts(idText(id))
@@ -166,9 +167,9 @@ func (c *Client) WatchWITSVIDs(ctx context.Context, id spiffe.ID) iter.Seq2[[]To
 	}
 }
 
-// WatchWITBundles yields the bundles for WIT-SVIDs, all at each change, as [Client.WatchX509SVIDs] does:
-// a JWK Set in JSON for each trust domain, as it was received. An entry whose name is not that of a
-// trust domain is left out. See [Client.WatchWITSVIDs] for the state of this profile.
+// WatchWITBundles yields all bundles for WIT-SVIDs at each change, like [Client.WatchX509SVIDs]: for each trust domain
+// a JWK Set in JSON, as received. Entries that name no valid trust domain are left out. See [Client.WatchWITSVIDs] for
+// the state of this profile.
 func (c *Client) WatchWITBundles(ctx context.Context) iter.Seq2[map[spiffe.TrustDomain][]byte, error] {
 	return func(yield func(map[spiffe.TrustDomain][]byte, error) bool) {
 		(&watch[map[spiffe.TrustDomain][]byte]{client: c, name: workloadwire.FetchWITBundles,

@@ -13,8 +13,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// encodings has the responses for one snapshot. The first caller that needs a response makes it, and all callers with
-// the same answer share it.
+// encodings caches the responses for one snapshot. The first stream that needs a response encodes it, and all streams
+// with the same response share it.
 type encodings struct {
 	mu  sync.Mutex
 	cur *generation
@@ -30,8 +30,8 @@ type generation struct {
 	lists map[link]*list
 }
 
-// list stands for a list of identities, and link for a list that is one identity longer. The links keep the identities
-// alive, so that no other SVID can get the address of one of them.
+// list stands for a list of identities, and link for a list that is one identity longer. Links keep their SVIDs alive,
+// so that no other SVID can reuse an address, which is part of the key.
 type list struct{ encode func() ([]byte, error) }
 
 type link struct {
@@ -39,7 +39,7 @@ type link struct {
 	id     Identity
 }
 
-// of returns the generation of snap, and drops that of any other snapshot.
+// of returns the generation of snap and crls, and drops any other generation.
 func (e *encodings) of(snap *spiffe.Snapshot, crls [][]byte) *generation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -52,11 +52,11 @@ func (e *encodings) of(snap *spiffe.Snapshot, crls [][]byte) *generation {
 	return e.cur
 }
 
-// svids returns what encodes the response for a list of identities.
+// svids returns a function that encodes, once, the response for ids.
 func (g *generation) svids(ids []Identity) func() ([]byte, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.lists) > maxEncodings { // the identities of callers change while the snapshot does not
+	if len(g.lists) > maxEncodings { // callers' identities can change while the snapshot does not
 		clear(g.lists)
 	}
 	var l *list
@@ -85,7 +85,7 @@ func encodeSVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identity) ([]byte, 
 				return nil, err
 			}
 			if own[td] = authorities(b); len(own[td]) == 0 {
-				// An empty bundle revokes everything of the trust domain; this is the only way to say so.
+				// An empty bundle revokes the whole trust domain. A response can only say so with a denial.
 				return nil, fmt.Errorf("the bundle of %q is empty: %w", td, ErrDenied)
 			}
 		}
@@ -114,10 +114,10 @@ func authorities(b *spiffe.Bundle) []byte {
 	return der
 }
 
-// kind is a kind of authorities.
+// kind is a kind of authorities: X.509, JWT or WIT.
 type kind struct {
 	profile *workloadwire.Profile
-	value   func(b *spiffe.Bundle) (value []byte, some bool, err error) // some: there are authorities of the kind
+	value   func(b *spiffe.Bundle) (value []byte, some bool, err error) // some: b has authorities of the kind
 }
 
 var kinds = [...]kind{
@@ -143,8 +143,8 @@ func anyKey(keys iter.Seq2[string, crypto.PublicKey]) bool {
 	return false
 }
 
-// encode makes the response with all bundles that have authorities of the kind, and with that of the server's own
-// trust domain in any case.
+// encode encodes all bundles that have authorities of the kind, and always the bundle of the server's own trust
+// domain.
 func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	svid, err := snap.SVID()
 	if err != nil {
@@ -167,7 +167,7 @@ func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	if _, ok := m.Bundles[own.ID().String()]; !ok {
 		return nil, fmt.Errorf("the snapshot has no bundle of its own trust domain %q", own)
 	}
-	if !found && k.profile == workloadwire.WIT { // a trust domain without them does not do WIT-SVIDs
+	if !found && k.profile == workloadwire.WIT { // without WIT authorities, WIT-SVIDs are not in use
 		return nil, fmt.Errorf("no bundle has WIT authorities: %w", ErrDenied)
 	}
 	return k.profile.WriteBundles(m)

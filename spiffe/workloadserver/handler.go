@@ -25,8 +25,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// Handler serves the Workload API. It is safe for concurrent use. An idle stream costs one goroutine, that of its
-// request. Close ends the streams.
+// Handler serves the Workload API. It is safe for concurrent use. An idle stream costs one goroutine. Close ends the
+// streams.
 type Handler struct {
 	src     Provider
 	opts    Options
@@ -34,7 +34,7 @@ type Handler struct {
 	done    chan struct{} // closed by Close
 	refresh renew.Signal
 	enc     encodings
-	shares  *limit.Shares[peerkey.Holder] // of requests that are being answered
+	shares  *limit.Shares[peerkey.Holder] // of requests being answered
 	log     *ratelog.Log
 	counts  counts
 
@@ -42,7 +42,7 @@ type Handler struct {
 	closed bool
 }
 
-// NewHandler returns a handler that serves what src has. opts may be nil, and is copied.
+// NewHandler returns a handler that serves the identity and bundles of src. opts may be nil, and is copied.
 func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	if src == nil {
 		return nil, errors.New("workloadserver: new handler: the provider is nil")
@@ -66,7 +66,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	return h, nil
 }
 
-// methods returns the methods by their paths: those of the API that the options have, and reflection.
+// methods returns the methods by path: reflection, and the API methods that the options enable.
 func (h *Handler) methods() map[string]grpchttp.Method {
 	methods := reflection()
 	unary := func(name string, f func(ctx context.Context, request []byte) ([]byte, error)) {
@@ -108,11 +108,11 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 	return methods
 }
 
-// ServeHTTP serves one request; a stream lasts until its context ends. Unknown methods, and those that [Options] leave
-// off, answer Unimplemented. A request that is not gRPC is answered with 415, and one that is not HTTP/2 with 505.
+// ServeHTTP serves one request; a stream lasts until its context ends. Unknown methods, and methods that [Options] do
+// not enable, answer Unimplemented. A request that is not gRPC gets 415, and one that is not HTTP/2 gets 505.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.ServeHTTP(w, r) }
 
-// admit runs before anything of a request is read.
+// admit checks a request before its body is read.
 func (h *Handler) admit(r *http.Request) error {
 	if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" {
 		return h.told(r.Context(), r,
@@ -132,7 +132,7 @@ func (h *Handler) admit(r *http.Request) error {
 	return nil
 }
 
-// counted returns the method with a count of its requests in the shares, and with the errors that callers are told.
+// counted wraps a method: its requests count against the shares, and its errors become what callers may see.
 func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
 	return func(ctx context.Context, c *grpchttp.Call) error {
 		p := peerkey.HolderOf(c.Request())
@@ -144,17 +144,17 @@ func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
 	}
 }
 
-// view is what there is to serve to one caller.
+// view is the snapshot and the identities to serve to one caller.
 type view struct {
 	snap *spiffe.Snapshot
 	ids  []Identity // at least one, each with an SVID
 
-	news []<-chan struct{} // closed when another look may find something else
+	news []<-chan struct{} // closed when another look may find a change
 }
 
-// look returns what there is to serve to a caller.
+// look returns the current view of a caller.
 func (h *Handler) look(ctx context.Context) (v view, err error) {
-	// before the snapshot, so that no change is missed
+	// taken before the snapshot, so that no change is missed
 	v.news = []<-chan struct{}{h.refresh.Changed(), h.src.Changed()}
 	v.snap, err = h.src.Snapshot()
 	if err == nil && v.snap == nil {
@@ -177,7 +177,7 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 	if denied == nil {
 		denied = v.take(ids)
 	}
-	if err != nil && !errors.Is(denied, ErrDenied) { // which holds whatever the provider has
+	if err != nil && !errors.Is(denied, ErrDenied) { // a denial holds even if the provider fails
 		return v, failure("provider", err)
 	}
 	if denied != nil {
@@ -186,7 +186,7 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 	return v, nil
 }
 
-// take adopts what the Identities hook returned. An identity that its Provider is denied is left out.
+// take adopts the identities that the Identities hook returned. It leaves out those whose Provider is denied.
 func (v *view) take(ids []Identity) error {
 	if err := checkIdentities(ids); err != nil {
 		return err
@@ -219,7 +219,7 @@ func (v *view) take(ids []Identity) error {
 	return nil
 }
 
-// checkIdentities refuses what the Identities hook must not return.
+// checkIdentities validates the identities that the Identities hook returned.
 func checkIdentities(ids []Identity) error {
 	if len(ids) == 0 {
 		return ErrDenied
@@ -250,13 +250,14 @@ func (h *Handler) crls() [][]byte {
 	return nil
 }
 
-// answer makes the current response of a stream. next is when it changes by itself; zero if it does not.
+// answer makes the current response of a stream. next is when the response must be made again; zero means no such
+// time.
 type answer func(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) (m []byte, next time.Time, err error)
 
 // begin returns the answer for one request for a stream.
 type begin func(r *http.Request, request []byte) (answer, error)
 
-// always returns the begin of a stream whose response depends on neither the request nor the time.
+// always returns a begin for streams whose response does not depend on the request or the time.
 func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin {
 	return func(*http.Request, []byte) (answer, error) {
 		return func(_ context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
@@ -269,11 +270,11 @@ func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin
 	}
 }
 
-// serve answers one request with a stream: the first response at once, and another one after each change. Changes
-// during which a caller does not read become one response, the newest.
+// serve answers one request with a stream: the first response at once, and another one after each change. A caller
+// that does not read for a while misses the intermediate changes and gets the newest state.
 //
-// A stream looks for a change when it is told of one, and when vigil says so. A failure of the latter kind of look is
-// not told to the caller, who keeps the stream.
+// A stream checks for changes when it is notified of one, and when vigil says so. If a check of the second kind fails,
+// the stream goes on and the caller does not learn of it.
 func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) error {
 	request, err := c.ReceiveOnly()
 	if err != nil {
@@ -290,7 +291,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 	var watch vigil
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	told := true // of a change
+	told := true // the check follows a notification
 	for {
 		v, err := h.look(ctx)
 		var m []byte
@@ -320,8 +321,8 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 	}
 }
 
-// pause waits until a stream looks again: at next, unless that is zero, or when watch says so, or when something has
-// changed, which told reports.
+// pause waits until a stream must check again: at next, unless that is zero; when watch says so; or after a
+// notification, which told reports.
 func (h *Handler) pause(ctx context.Context, c *grpchttp.Call, timer *time.Timer, watch *vigil, next time.Time,
 	v *view) (told bool, err error) {
 	now := time.Now()
@@ -349,11 +350,11 @@ const (
 	timeout = iota
 	over
 	closing
-	news // all numbers from here
+	news // this number and all higher ones
 )
 
-// await waits until something happens and returns what. A nil channel is never closed. Timers stand still while
-// a machine is suspended, so await looks at the clock each minute.
+// await waits for one of these events and returns it. A nil channel is never closed. Timers stand still while a
+// machine is suspended, so await also looks at the clock each minute.
 func (h *Handler) await(ctx context.Context, timer *time.Timer, wait time.Duration, v *view) int {
 	start := time.Now()
 	for left := wait; ; {
@@ -397,7 +398,7 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 		if err == nil && token == "" {
 			err = errors.New("it returned no token and no error")
 		}
-		if errors.Is(err, ErrDenied) { // another of them may have it
+		if errors.Is(err, ErrDenied) { // another identity may have a token
 			none = errAudience(id.SVID.ID(), audience, err)
 			continue
 		}
@@ -413,7 +414,7 @@ func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, err
 	return workloadwire.JWT.WriteSVIDs(m)
 }
 
-// readJWTSVIDRequest returns the audiences in a request, and the ID, the zero ID for all.
+// readJWTSVIDRequest returns the audiences and the wanted ID in a request. The zero ID means all identities.
 func readJWTSVIDRequest(request []byte) (audience []string, want spiffe.ID, err error) {
 	audience, id, err := workloadwire.ReadJWTSVIDRequest(request, maxAudiences+8)
 	switch {
@@ -430,7 +431,7 @@ func readJWTSVIDRequest(request []byte) (audience []string, want spiffe.ID, err 
 	return audience, want, err
 }
 
-// parseWanted parses the ID in a request, the zero ID for "".
+// parseWanted parses the ID in a request. "" is the zero ID.
 func parseWanted(id string) (spiffe.ID, error) {
 	if id == "" {
 		return spiffe.ID{}, nil
@@ -454,7 +455,7 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 	switch {
 	case err != nil && unjudged(err):
 		return nil, failure("validator", err)
-	case err != nil: // an answer, and not a refusal of the caller
+	case err != nil: // an answer about the token, not a refusal of the caller
 		return nil, status(grpchttp.InvalidArgument, "the JWT-SVID is not valid: "+withoutToken(err.Error(), token))
 	case len(claims) == 0 || id.IsZero():
 		return nil, failure("validator", errors.New("it returned no claims or no ID, and no error"))
@@ -462,12 +463,13 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 	return workloadwire.WriteClaims(id.String(), claims)
 }
 
-// Refresh makes each stream ask [Options].Identities again, at once. Call it when the hook would answer differently,
-// for instance after a workload was registered or removed. Without it streams ask within five minutes or so.
+// Refresh makes each stream call [Options].Identities again at once. Call it when the result of the hook may have
+// changed, for instance after a workload was registered or removed. Otherwise streams notice within about five
+// minutes.
 func (h *Handler) Refresh() { h.refresh.Notify() }
 
-// Close ends all streams with code Unavailable, so that clients keep what they have and look for another server. It
-// does not wait for the streams: they belong to the http.Server. Later requests are refused. Close may be called
+// Close ends all streams with code Unavailable, so that clients keep their identities and look for another server. It
+// does not wait for the streams, which belong to the http.Server. Later requests are refused. Close may be called
 // twice; it returns nil.
 func (h *Handler) Close() error {
 	h.mu.Lock()

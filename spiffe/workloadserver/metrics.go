@@ -6,14 +6,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// counts are what a Handler counts.
+// counts holds the metrics of a Handler.
 type counts struct {
 	metrics.Set
 	responses       *metrics.Counter
 	refused, failed map[string]*metrics.Counter
 }
 
-// refusals are the reasons for which requests are refused, with their labels.
+// refusals maps the reasons of refused requests to their labels.
 var refusals = map[string]string{
 	"no header": "no_header", "another machine": "another_machine", "bad request": "bad_request",
 	"no identity for the caller": "no_identity",
@@ -22,7 +22,7 @@ var refusals = map[string]string{
 	limit.TotalShare: "too_many_streams",
 }
 
-// init adds the metrics of h.
+// init registers the metrics of h.
 func (c *counts) init(h *Handler) {
 	c.Gauges("svidkit_workloadserver_streams", "The number of open streams and of calls that are being answered.",
 		func(add metrics.Add) { add(float64(h.shares.Held())) })
@@ -39,7 +39,7 @@ func (c *counts) init(h *Handler) {
 
 const otherLabel = "other"
 
-// inc adds one to the counter with a label, or to that of others.
+// inc adds one to the counter with the label, or to the counter for all other labels.
 func inc(counters map[string]*metrics.Counter, label string) {
 	c := counters[label]
 	if c == nil {
@@ -48,15 +48,15 @@ func inc(counters map[string]*metrics.Counter, label string) {
 	c.Inc()
 }
 
-// Report implements [report.Reporter] with the streams that are open, and these metrics:
+// Report implements [report.Reporter] with the number of open streams and these metrics:
 //
-//	svidkit_workloadserver_streams                  open streams, and calls that are being answered
+//	svidkit_workloadserver_streams                  open streams, and calls being answered
 //	svidkit_workloadserver_responses_total          responses on streams
 //	svidkit_workloadserver_refused_requests_total   by reason: no_header, another_machine, bad_request, no_identity,
 //	                                                too_many_streams, too_many_streams_of_peer, other
 //	svidkit_workloadserver_failed_requests_total    by component: provider, identities, issuer, validator, other
 //
-// Nothing that a caller says is among the labels.
+// No label contains data from a caller.
 func (h *Handler) Report() report.Report {
 	return report.Report{Servers: []report.Server{{Protocol: "Workload API", Streams: h.shares.Held()}},
 		Metrics: h.counts.Write}

@@ -10,8 +10,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver/internal/descriptors"
 )
 
-// reflection returns the methods of server reflection, which tools without the .proto file use to learn what
-// the server offers. It shows one service.
+// reflection returns the methods of server reflection, which tools without the .proto file use to discover the API.
 func reflection() map[string]grpchttp.Method {
 	files := described()
 	methods := make(map[string]grpchttp.Method)
@@ -50,10 +49,10 @@ type file struct {
 func described() (files []file) {
 	read := func(data []byte, each func(f *protofield.Field)) {
 		if err := protofield.Read(data, each); err != nil {
-			panic(err) // they are part of the program
+			panic(err) // the descriptors are part of the program
 		}
 	}
-	var name string // of a symbol, which is its field 1
+	var name string // of a symbol; field 1 of its descriptor
 	named := func(f *protofield.Field) {
 		if f.Number == 1 {
 			f.Text(&name)
@@ -101,7 +100,7 @@ func reflected(files []file, service string, request []byte) ([]byte, error) {
 		return nil, err
 	}
 	code, text := grpchttp.NotFound, "not found"
-	last := -1 // of the files that are the answer, with those that it imports
+	last := -1 // index of the file in the answer; the files before it are its imports
 	switch ask {
 	case 3: // file_by_filename
 		last = slices.IndexFunc(files, func(f file) bool { return f.name == arg })
@@ -134,7 +133,7 @@ func reflected(files []file, service string, request []byte) ([]byte, error) {
 	})
 }
 
-// writeServices writes the names of the services, of which reflection is one.
+// writeServices writes the names of the services: the Workload API and reflection.
 func writeServices(w *protofield.Writer, reflection string) {
 	w.Message(6, func(w *protofield.Writer) {
 		for _, name := range []string{"SpiffeWorkloadAPI", reflection} {

@@ -20,13 +20,13 @@ import (
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// callError is why a request ends: what the caller is told, and what is logged.
+// callError says why a request ends: the status is for the caller, the rest is for the log.
 type callError struct {
 	status *grpchttp.Error
-	reason string    // one of a few; empty for what is not logged
-	err    error     // more about it, for the log alone; may be nil
-	id     spiffe.ID // that was asked for; zero if none was
-	failed bool      // a part of the server has failed, for which the caller is not to blame
+	reason string    // from a small set; empty if it is not logged
+	err    error     // details for the log only; may be nil
+	id     spiffe.ID // the requested ID; zero if none
+	failed bool      // a part of the server failed; the caller is not at fault
 }
 
 func (e *callError) Error() string {
@@ -38,7 +38,7 @@ func (e *callError) Error() string {
 
 func (e *callError) Unwrap() []error { return []error{e.status, e.err} }
 
-// status returns what callers are told.
+// status returns a status for the caller.
 func status(code grpchttp.Code, text string) *grpchttp.Error {
 	return grpchttp.Errorf(code, "workloadserver: %s", text)
 }
@@ -54,7 +54,7 @@ func badRequest(text string) error {
 
 func errClosing() error { return status(grpchttp.Unavailable, "the server is shutting down") }
 
-// errDenied is the refusal of a caller that has no identity, or not the one that it asks for.
+// errDenied returns the error for a caller that has no identity, or not the requested one.
 func errDenied(id spiffe.ID) error {
 	const text = "there is no identity for this caller; register the workload, or try again later"
 	e := status(grpchttp.PermissionDenied, text)
@@ -62,7 +62,8 @@ func errDenied(id spiffe.ID) error {
 	return &callError{status: e, reason: "no identity for the caller", id: id}
 }
 
-// errAudience is the refusal of a caller whose identities may have no token for the audience, of which id is the last.
+// errAudience returns the error for a caller none of whose identities may have a token for the audience. id is the
+// last identity that was refused.
 func errAudience(id spiffe.ID, audience []string, err error) error {
 	const text = "no identity of this caller may have a token for %s; have the audience permitted for one"
 	e := status(grpchttp.PermissionDenied, fmt.Sprintf(text, redact.Clip(fmt.Sprintf("%q", audience), 300)))
@@ -71,7 +72,7 @@ func errAudience(id spiffe.ID, audience []string, err error) error {
 	return &callError{status: e, reason: "audience not permitted", err: why, id: id}
 }
 
-// tooMany is the refusal of a request over a share.
+// tooMany returns the error for a request beyond a limit.
 func tooMany(err error) error {
 	e := status(grpchttp.ResourceExhausted, "too many streams are open; try again later")
 	e.Err, e.RetryAfter = err, retryFull
@@ -82,8 +83,8 @@ func tooMany(err error) error {
 	return &callError{status: e, reason: reason}
 }
 
-// ended returns the status for a context that is done: the client has gone, the deadline has passed, or the server is
-// stopping.
+// ended returns the status for a context that is done because the client has gone, the deadline has passed, or the
+// server is stopping.
 func ended(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return status(grpchttp.DeadlineExceeded, "the deadline of the call has passed")
@@ -93,7 +94,7 @@ func ended(ctx context.Context) error {
 
 const noResponse = "the response cannot be made"
 
-// parts are what the caller is told of each part that has failed.
+// parts has the texts for the caller when a part of the server fails.
 var parts = map[string]string{
 	"provider":   "the server has no identity and trust bundles to serve now",
 	"identities": "the server cannot tell now which identities this caller has",
@@ -102,8 +103,8 @@ var parts = map[string]string{
 	noResponse:   "the server cannot answer now",
 }
 
-// failure returns the error for a part that has failed with err, which the caller is not told. An error that wraps
-// [ErrDenied] says that there is nothing for the caller.
+// failure returns the error for a part of the server that failed with err. The caller does not see err, but an error
+// that wraps [ErrDenied] becomes a denial.
 func failure(part string, err error) error {
 	if errors.Is(err, ErrDenied) {
 		return errDenied(spiffe.ID{})
@@ -126,19 +127,19 @@ func issuerError(id spiffe.ID, err error) error {
 			id: id}
 	case errors.Is(err, fs.ErrInvalid):
 		return badRequest("the issuer refuses the request: " + plain(err.Error()))
-	case errors.Is(err, workloadwire.ErrRefused): // of another server, whose text is for this one
+	case errors.Is(err, workloadwire.ErrRefused): // the text of the other server is not for this caller
 		return badRequest("the issuer refuses the request")
 	}
 	return failure("issuer", err)
 }
 
-// hasFailed reports whether err is a failure of a part, and neither an answer nor the end of the call.
+// hasFailed reports whether err says that a part of the server failed while the call was still wanted.
 func hasFailed(ctx context.Context, err error) bool {
 	e, ok := err.(*callError) // not one that a hook has wrapped
 	return ok && e.failed && ctx.Err() == nil
 }
 
-// told returns the status that the caller is told of err. It logs refusals and failures.
+// told converts err to the status for the caller. It logs refusals and failures.
 func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
 	switch e := err.(type) { // not one that a hook has wrapped
 	case nil, *grpchttp.Error:
@@ -171,7 +172,7 @@ func (h *Handler) note(ctx context.Context, r *http.Request, e *callError) {
 	h.warn(ctx, r, "workloadserver: request refused", e.reason, more...)
 }
 
-// warn logs, at a bounded rate, an event that callers can cause.
+// warn logs an event that callers can cause, at a bounded rate.
 func (h *Handler) warn(ctx context.Context, r *http.Request, message, reason string, more ...slog.Attr) {
 	method := redact.Clip(strings.TrimPrefix(r.URL.Path, workloadwire.Service), 64)
 	attrs := []slog.Attr{slog.String("method", method)}
@@ -190,7 +191,7 @@ func unjudged(err error) bool {
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// withoutToken returns text as a caller may see and log it: without any part of the token.
+// withoutToken returns text in a form that a caller may see and log: without any part of the token.
 func withoutToken(text, token string) string {
 	for part := range strings.SplitSeq(token, ".") {
 		if len(part) > 8 && strings.Contains(text, part[:len(part)/2]) {
@@ -200,7 +201,7 @@ func withoutToken(text, token string) string {
 	return plain(text)
 }
 
-// plain returns a text of a hook as a caller may see it.
+// plain returns the text of a hook's error in a form that a caller may see.
 func plain(text string) string {
 	if !utf8.ValidString(text) {
 		return "the reason is not a text"

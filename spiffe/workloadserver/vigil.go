@@ -9,21 +9,21 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// vigil decides when a stream looks again although it was told of no change: when half of the life of an identity that
-// it serves is over, because its source should have renewed it by then; repeatedly after that, until there is another
-// identity; after a look that failed; and every five minutes, for everything that has no lifetime.
+// vigil decides when a stream checks for changes without a notification: when half of the life of a served identity is
+// over, because its source should have renewed it by then; repeatedly after that, until there is a new identity; after
+// a failed check; and every five minutes, for everything without a lifetime.
 type vigil struct {
 	ids      []Identity
 	lives    []life // of ids
-	times    int    // looks after the middle of a life that have found the same identities
+	times    int    // checks after half of a life that found no new identity
 	failures int    // in a row
 	failure  error
 }
 
-// life is when an identity begins and when the first certificate of its chain ends.
+// life is from the start of an identity to the end of the certificate in its chain that expires first.
 type life struct{ begin, end time.Time }
 
-// seen takes note of the identities that are served.
+// seen records the served identities after a successful check.
 func (w *vigil) seen(ids []Identity) {
 	w.failures, w.failure = 0, nil
 	if slices.Equal(ids, w.ids) {
@@ -41,13 +41,13 @@ func (w *vigil) seen(ids []Identity) {
 	}
 }
 
-// failed takes note of a look that has failed.
+// failed records a failed check.
 func (w *vigil) failed(err error) {
 	w.failures++
 	w.failure = err
 }
 
-// wait returns how long to wait from now, and an identity that is served although it has expired.
+// wait returns how long to wait from now, and a served identity that has expired, if any.
 func (w *vigil) wait(now time.Time) (wait time.Duration, expired spiffe.ID) {
 	u := rand.Float64()
 	wait = renew.Poll(renew.UsualPoll, renew.Shortest, renew.Longest, u)

@@ -24,18 +24,18 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// witStream makes the responses of one stream of WIT-SVIDs. Each WIT-SVID is issued for this stream
-// alone, kept, and replaced when half of its life is over, or when the WIT authorities of its trust
-// domain have changed, because its verifiers may refuse it from then on.
+// witStream makes the responses of one stream of WIT-SVIDs. Each WIT-SVID is issued for this stream only. It is
+// replaced when half of its life is over, or when the WIT authorities of its trust domain change, because verifiers
+// may refuse it from then on.
 type witStream struct {
 	h    *Handler
 	r    *http.Request
 	want spiffe.ID // zero means all
 
 	held     map[label]*heldWIT
-	sent     bool      // there is a response that the caller goes on with
+	sent     bool      // the caller has a response
 	failures int       // of the issuer, in a row
-	retry    time.Time // not before, after a failure
+	retry    time.Time // after a failure, the time of the next attempt
 }
 
 // label tells the identities of a caller apart.
@@ -62,8 +62,8 @@ func (h *Handler) fetchWITSVID(r *http.Request, request []byte) (answer, error) 
 }
 
 // answer makes the current response. The first one has a WIT-SVID for every identity of the caller. Later ones leave
-// out an identity whose WIT-SVID cannot be issued, or has expired, so that neither the renewal nor the
-// withdrawal of the others waits for it.
+// out an identity whose WIT-SVID has expired or cannot be issued, so that the others are renewed and withdrawn in
+// time.
 func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
 	now := time.Now()
 	attempt := !now.Before(s.retry)
@@ -112,10 +112,10 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	}
 	switch {
 	case len(resp.SVIDs) > 0:
-	case missing && expired == len(s.held): // nothing is taken away
+	case missing && expired == len(s.held): // nothing is withdrawn
 		return nil, time.Time{}, status(grpchttp.Unavailable,
 			"the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
-	case missing: // all that there was is taken away, which only this code says
+	case missing: // everything is withdrawn, and only this code says so
 		return nil, time.Time{},
 			status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
 	default:
@@ -126,7 +126,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	return m, s.due(now), err
 }
 
-// due returns when to look again: when a WIT-SVID is to be renewed, or a failed attempt repeated.
+// due returns when to check again: when a WIT-SVID must be renewed, or a failed attempt repeated.
 func (s *witStream) due(now time.Time) time.Time {
 	due := s.retry
 	for _, w := range s.held {
@@ -137,8 +137,7 @@ func (s *witStream) due(now time.Time) time.Time {
 	return due
 }
 
-// wait returns how long to wait after a failure: a share of the life that is left to the WIT-SVIDs in
-// force.
+// wait returns how long to wait after a failure: a share of the remaining life of the WIT-SVIDs in force.
 func (s *witStream) wait(failure error, held map[label]*heldWIT, now time.Time) time.Duration {
 	var life, left time.Duration
 	for _, w := range held {
@@ -149,7 +148,7 @@ func (s *witStream) wait(failure error, held map[label]*heldWIT, now time.Time) 
 	return patience.Wait(renew.NewFailure(s.failures, failure), life, left, rand.Float64())
 }
 
-// issue asks the issuer and checks what it returns.
+// issue calls the issuer and checks the token and key that it returns.
 func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT, error) {
 	ctx, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
@@ -173,8 +172,8 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 	}, nil
 }
 
-// checkWIT refuses a token that a workload could not use, and returns its expiry and the algorithm of the workload's
-// key. It does not verify the signature; verifiers do that.
+// checkWIT refuses a token that a workload could not use. It returns the token's expiry and the algorithm of the
+// workload's key. It does not verify the signature; verifiers do that.
 func checkWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, alg jws.Algorithm,
 	err error) {
 	payload, err := checkWITHeader(token)
@@ -227,7 +226,7 @@ func checkWITHeader(token string) (payload []byte, err error) {
 	return t.Payload, nil
 }
 
-// checkWITClaims checks the claims of a token for id, and returns its expiry and confirmation.
+// checkWITClaims checks the claims of a token for id, and returns its expiry and "cnf".
 func checkWITClaims(payload []byte, id spiffe.ID) (exp time.Time, cnf jws.Confirmation, err error) {
 	var sub, number []byte
 	aud := false
@@ -261,7 +260,7 @@ func checkWITClaims(payload []byte, id spiffe.ID) (exp time.Time, cnf jws.Confir
 	return jws.NumericDate(string(number)), cnf, nil
 }
 
-// privateJWK returns a private key as a JWK. Its public half is one that a WIT-SVID can confirm.
+// privateJWK returns a private key as a JWK. The caller has checked that a WIT-SVID can confirm its public key.
 func privateJWK(key crypto.Signer, alg jws.Algorithm) (string, error) {
 	b := []byte{'{'}
 	add := func(name string, v []byte) {
@@ -276,13 +275,13 @@ func privateJWK(key crypto.Signer, alg jws.Algorithm) (string, error) {
 			return "", errors.New("it is not a valid ECDSA key")
 		}
 		b, ok = jws.AppendKey(b, k.Public())
-		add("d", d) // of fixed size (RFC 7518 section 6.2.2)
+		add("d", d) // fixed size (RFC 7518 section 6.2.2)
 	case *rsa.PrivateKey:
 		if len(k.Primes) != 2 || k.Validate() != nil {
 			return "", errors.New("it is not a valid RSA key with two primes")
 		}
-		// Values of a key that was never precomputed are missing; computing them in place would be a write that
-		// concurrent readers may see.
+		// A key that was never precomputed lacks these values. Precomputing it here would race with concurrent
+		// readers.
 		p, q, one := k.Primes[0], k.Primes[1], big.NewInt(1)
 		b, ok = jws.AppendKey(b, k.Public())
 		add("d", k.D.Bytes())

@@ -13,9 +13,9 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// KeyPair returns the secret of a certificate chain, leaf first, and its key, in PEM from elsewhere, and when the
-// certificate begins to be valid. One that is not valid now is an error; the secret of one that will be is returned
-// with it.
+// KeyPair returns the secret for a certificate chain, leaf first, and its key, both in PEM, and when the certificate
+// becomes valid. A certificate that is not valid now is an error; if it will be valid later, KeyPair returns its
+// secret with the error.
 func KeyPair(name string, certsPEM, keyPEM []byte) (secret *pki.Secret, from time.Time, err error) {
 	if secret, err = pki.NewSecretPEM(name, certsPEM, keyPEM, nil, time.Time{}); err != nil {
 		return nil, from, err
@@ -35,8 +35,8 @@ func KeyPair(name string, certsPEM, keyPEM []byte) (secret *pki.Secret, from tim
 // Expired reports whether s is a certificate that has expired.
 func Expired(s *pki.Secret) bool { return !s.NotAfter().IsZero() && !time.Now().Before(s.NotAfter()) }
 
-// Roots returns the secret of the roots in data that can be used, and what is wrong with the others. Damaged PEM is an
-// error: it may be half of a file.
+// Roots returns the secret with the usable roots in data, and a note that says what is wrong with the others. Damaged
+// PEM is an error: the file may be incomplete.
 func Roots(name string, data []byte) (secret *pki.Secret, note, err error) {
 	blocks, err := certpem.Read(data, certpem.MaxCertificates)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package secretset is the one place with the names by which Envoy asks for the secrets of identities and trust
-// bundles, and with their resolution:
+// Package secretset defines and resolves the names by which Envoy requests the secrets of identities and trust
+// bundles:
 //
 //	default                    the key pair of the own identity
 //	spiffe://TRUST-DOMAIN/PATH the key pair of the identity with that ID: the first, if there are several
@@ -44,18 +44,19 @@ func Unknown(pkg, name string) error {
 		`identities, and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
 }
 
-// Set is what there is at one moment. A nil Set is empty.
+// Set is the identities and bundles at one moment. A nil Set is empty.
 type Set struct {
 	Own         *spiffe.SVID       // nil if there is none
-	TrustDomain spiffe.TrustDomain // the own one; zero means that of Own
-	Identities  []*spiffe.SVID     // those that can be asked for by ID
+	TrustDomain spiffe.TrustDomain // the own trust domain; zero means the trust domain of Own
+	Identities  []*spiffe.SVID     // the identities that can be requested by ID
 	Bundles     *spiffe.BundleSet
 
-	// Joined says that ROOTCA has the authorities of all trust domains, each once, and not those of the own one.
+	// Joined says that ROOTCA has the authorities of all trust domains, each once, instead of only the own
+	// authorities.
 	Joined bool
 }
 
-// Material is what a secret is made of: one of the first three. Unchanged sources yield equal Materials.
+// Material is the content for a secret: one of the first three fields is set. Unchanged sources yield equal Materials.
 type Material struct {
 	SVID    *spiffe.SVID
 	Bundle  *spiffe.Bundle
@@ -76,7 +77,8 @@ func (m Material) Secret(name string) (*pki.Secret, error) {
 	return pki.NewKeyPairSecret(name, m.SVID)
 }
 
-// join returns the secret of the authorities of all trust domains, in an order that does not depend on whose they are.
+// join returns the secret with the authorities of all trust domains, in an order that does not depend on the trust
+// domains.
 func join(name string, set *spiffe.BundleSet) (*pki.Secret, error) {
 	var td spiffe.TrustDomain
 	var certs []*x509.Certificate
@@ -93,7 +95,7 @@ func join(name string, set *spiffe.BundleSet) (*pki.Secret, error) {
 	return pki.NewTrustSecret(name, all)
 }
 
-// Lookup returns what the secret with a name is made of, and whether there is one.
+// Lookup returns the Material of the secret name, and whether there is such a secret.
 func (s *Set) Lookup(name string) (m Material, ok bool) {
 	if s == nil {
 		return m, false
@@ -139,8 +141,8 @@ func (s *Set) names(all map[string]bool) {
 	}
 }
 
-// Changes returns the names of the secrets that appear, disappear or change from old to s: bundles first, so that a
-// certificate is told after the bundle that vouches for it.
+// Changes returns the names of the secrets that appear, disappear or change from old to s: bundles first, so that
+// subscribers learn of a bundle before the certificate that it verifies.
 func (s *Set) Changes(old *Set) []string {
 	all := make(map[string]bool)
 	s.names(all)

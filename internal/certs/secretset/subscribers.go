@@ -14,11 +14,11 @@ import (
 type Subscribers struct {
 	mu     sync.Mutex
 	all    []*subscriber   // replaced, never changed
-	names  []string        // to be told, in order
+	names  []string        // still to tell, in order
 	queued map[string]bool // the names
-	told   chan struct{}   // closed when names have been told; nil if there are none
-	last   chan struct{}   // closed when all has been told; nil if it has
-	now    string          // the name that is being told; empty for none
+	told   chan struct{}   // closed once names have been told; nil if there are none
+	last   chan struct{}   // closed once all names have been told; nil if none is left
+	now    string          // the name being told; empty for none
 	news   renew.Signal    // of a change of now, and of the end of a batch of names
 }
 
@@ -48,8 +48,8 @@ var nothingToTell = func() <-chan struct{} {
 	return c
 }()
 
-// Tell queues names for the functions; it computes them only if there are functions. A name that is queued already is
-// told once. The channel is closed when these names, and all that were queued before, have been told.
+// Tell queues names for the functions; it calls names only if there are functions. A name that is already queued is
+// told once. The channel is closed once the functions have been called with these names and all earlier ones.
 func (s *Subscribers) Tell(names func() []string) (told <-chan struct{}) {
 	s.mu.Lock()
 	idle := len(s.all) == 0 && s.last == nil
@@ -116,15 +116,15 @@ func (s *Subscribers) tell() {
 	}
 }
 
-// Now returns the name that is being told, or nothing, and a channel that is closed when another one is, or when a
-// channel of Tell has been closed.
+// Now returns the name being told, or "", and a channel that is closed when the name changes, or after a channel of
+// Tell was closed.
 func (s *Subscribers) Now() (name string, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now, s.news.Changed()
 }
 
-// Wait waits until all has been told.
+// Wait waits until the functions have been called with all queued names.
 func (s *Subscribers) Wait() {
 	for {
 		s.mu.Lock()

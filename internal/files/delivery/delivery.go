@@ -1,5 +1,5 @@
-// Package delivery has the names of files in a credential folder, by the draft of the standard SPIFFE Filesystem
-// Delivery (spiffe/spiffe#376).
+// Package delivery has the file names of a credential directory in the draft SPIFFE Filesystem Delivery
+// (spiffe/spiffe#376).
 package delivery
 
 import (
@@ -21,7 +21,7 @@ const (
 // Bundle returns the name of the file with the authorities of a trust domain, in PEM.
 func Bundle(td spiffe.TrustDomain) string { return td.String() + suffix }
 
-// TrustDomain returns the trust domain whose authorities a file has by its name, and whether it has any.
+// TrustDomain returns the trust domain in the name of a bundle file, and whether name is one.
 func TrustDomain(name string) (td spiffe.TrustDomain, ok bool) {
 	prefix, ok := strings.CutSuffix(name, suffix)
 	td, err := spiffe.ParseTrustDomain(prefix)

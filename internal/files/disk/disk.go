@@ -1,5 +1,5 @@
-// Package disk is how directories are changed whose files have to survive a crash: by an interface, so that a test can
-// have a disk that fails, and that loses what was not made durable.
+// Package disk changes directories whose files must survive a crash. It is an interface, so that a test can use a disk
+// that fails, or that loses changes that were not made durable.
 package disk
 
 import (

@@ -43,8 +43,8 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 )
 
-// The names in a directory beside those of the files. They are those of the volumes of Kubernetes, which programs that
-// follow files know.
+// Further names in a directory, besides the files. Kubernetes volumes use them too, and programs that watch files know
+// them.
 const (
 	currentLink = "..data"  // leads to the directory of the version that counts
 	nextFolder  = "..next"  // has the plain files that are still to be moved to their names
@@ -53,7 +53,7 @@ const (
 	lockName    = "..lock"
 )
 
-// lockWait is how long a directory may be in use by a process that is about to end.
+// lockWait is how long Open waits for a process that is about to release the directory.
 const lockWait = 500 * time.Millisecond
 
 // File is the contents of a file and its mode, which holds whatever the umask is.
@@ -78,19 +78,19 @@ type Options struct {
 	Warn func(error)
 }
 
-// Folder is an open directory. It is not safe for concurrent use.
+// Folder is an open directory with a set of files. It is not safe for concurrent use.
 type Folder struct {
 	path   string
 	o      Options
 	root   *os.Root
 	disk   disk.Disk
 	lock   *os.File
-	unsure bool                    // what was written last may not be durable
+	unsure bool                    // the last write may not be durable
 	step   func(name string) error // called before each step by tests; nil otherwise
 }
 
-// Open opens a directory, which it makes with mode 0755 if it is not there, and finishes what an earlier process has
-// committed.
+// Open opens a directory, which it makes with mode 0755 if it is missing. It finishes a set that an earlier process
+// has committed.
 func Open(path string, o Options) (*Folder, error) { return openOn(disk.OS{}, path, o) }
 
 func openOn(d disk.Disk, path string, o Options) (*Folder, error) {
@@ -109,8 +109,8 @@ func openOn(d disk.Disk, path string, o Options) (*Folder, error) {
 	return f, nil
 }
 
-// openRoot opens a directory that no other user can write to. One with the sticky bit, such as /tmp, is for files
-// of many users, who could take the names in it.
+// openRoot opens a directory that no other user can write to. It refuses one like /tmp, which has the sticky bit and
+// is writable for all, because other users could take the names in it; Options.Warn accepts it.
 func openRoot(path string, o Options, open func(string, private.Options) (*os.Root, error)) (*os.Root, error) {
 	root, err := open(path, private.Options{Mode: 0o755, Warn: o.Warn})
 	if err != nil {
@@ -133,8 +133,7 @@ func openRoot(path string, o Options, open func(string, private.Options) (*os.Ro
 	return root, nil
 }
 
-// takeLock locks a file that only this user can open: who can open a file, or the directory, can hold its lock for
-// good.
+// takeLock locks a file that only this user can open. Any process that can open a file can hold its lock forever.
 func (f *Folder) takeLock() (err error) {
 	f.lock, err = openLock(f.root)
 	if err != nil {
@@ -154,7 +153,7 @@ func (f *Folder) takeLock() (err error) {
 	return err
 }
 
-// openLock opens the file in a directory that those who write there lock, or makes it. Only this user can open it.
+// openLock opens or makes the lock file of a directory. Only this user can open it.
 func openLock(root *os.Root) (*os.File, error) {
 	f, err := root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -166,7 +165,7 @@ func openLock(root *os.Root) (*os.File, error) {
 	return f, nil
 }
 
-// Close closes the directory. What was written stays.
+// Close closes the directory. The files stay.
 func (f *Folder) Close() error {
 	var err error
 	if f.lock != nil {
@@ -175,7 +174,7 @@ func (f *Folder) Close() error {
 	return errors.Join(err, f.root.Close())
 }
 
-// Check returns an error if the path no longer leads to this directory, or is not safe any more.
+// Check returns an error if the path no longer leads to this directory, or is no longer safe.
 func (f *Folder) Check() error {
 	root, err := openRoot(f.path, f.o, private.OpenDir)
 	if err != nil {
@@ -194,7 +193,7 @@ func (f *Folder) Check() error {
 }
 
 // Write makes files the contents of the directory, and reports whether that changed anything. After an error the old
-// files are there or, if changed is true, the new ones; the next Write or Open moves those that are not at their
+// files are in force or, if changed is true, the new ones; the next Write or Open moves files that are not at their
 // names yet.
 func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	if err := f.finish(); err != nil {
@@ -210,7 +209,7 @@ func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 	version := versionMark + rand.Text()
 	f.unsure = true
 	if err := f.writeVersion(version, files); err != nil {
-		_ = f.disk.RemoveAll(f.root, version) // else the next write does it
+		_ = f.disk.RemoveAll(f.root, version) // otherwise the next Write does it
 		return false, err
 	}
 	if f.o.Plain {
@@ -334,7 +333,7 @@ func (f *Folder) linkNames(files map[string]File) error {
 	return syncFolder(f.disk, f.root, ".")
 }
 
-// link makes name a link to target, in the place of another.
+// link makes name a link to target, replacing any other link.
 func (f *Folder) link(target, name string) error {
 	draft := draftMark + rand.Text()
 	if err := f.disk.Symlink(f.root, target, draft); err != nil {
@@ -391,8 +390,7 @@ func (f *Folder) rename(from, to string) error {
 	return f.disk.Rename(f.root, from, to)
 }
 
-// named returns err with what could not be written instead of a temporary name: programs log a lasting failure once,
-// by its text.
+// named returns err with name instead of a temporary name: programs log a lasting failure once, by its text.
 func (f *Folder) named(name string, err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		err = e.Err
@@ -438,9 +436,9 @@ func (f *Folder) tidy(files map[string]File, current, before string) error {
 	return nil
 }
 
-// Replace replaces the file with the name in root, or makes it. After a crash there is the old one or the new one,
-// and after Replace has returned the new one. A link at the name is replaced and not followed. Only one caller at a
-// time may replace a file.
+// Replace replaces or makes the file name in root. A crash leaves either the old file or the new one; once Replace has
+// returned, the new file is durable. A link at the name is replaced and not followed. Only one caller at a time may
+// replace a file.
 func Replace(root *os.Root, name string, file File) error {
 	return replace(disk.OS{}, root, name, file)
 }

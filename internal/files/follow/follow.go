@@ -12,8 +12,8 @@
 //
 // Only contents count: a file written in place, replaced by a rename or reached through a swapped link (as "..data" in
 // the volumes of Kubernetes) is new if its bytes are, and a file that is only touched is not. All files are read
-// together, and take gets them when two reads in a row have found the same contents. A writer that is slower than that
-// leaves a set that does not fit together, such as a certificate with the key of another one: take must refuse it.
+// together, and take gets them when two reads in a row found the same contents. A slower writer can leave a set that
+// does not match, such as a certificate with the key of another one: take must refuse it.
 //
 // Notifications of the operating system say when to look; a slow poll finds changes without a notification, as on
 // network file systems.
@@ -46,21 +46,21 @@ const (
 	defaultPoll = 5 * time.Second
 	usualSize   = 1 << 20 // bytes of a file
 
-	settle    = 100 * time.Millisecond // between the two reads that have to agree
-	pause     = 10 * time.Millisecond  // from a notification to a read, for those that come together
-	maxSettle = 5 * time.Second        // after which files that keep changing are given to take as they are
+	settle    = 100 * time.Millisecond // between the two reads that must agree
+	pause     = 10 * time.Millisecond  // from a notification to a read, to combine notifications
+	maxSettle = 5 * time.Second        // after which take gets files even if they keep changing
 	readTries = 20                     // of Read
-	// after which files that were refused are given to take again, as time may mend them
+	// after which take gets refused files again: they may have become valid with time
 	retryAfter = time.Minute
 )
 
-// Options changes how a [Follower] works. The zero value is the usual.
+// Options changes how a [Follower] works. The zero value has the defaults.
 type Options struct {
 	// FS has the files; nil means the file system of the host, with its notifications. Another FS has none, and is
 	// polled.
 	FS fs.FS
 
-	// Open opens a file of the host; nil means [os.Open]. Here the caller can judge a file's owner. It must not wait
+	// Open opens a file of the host; nil means [os.Open]. The caller can check a file's owner here. It must not wait
 	// for a pipe.
 	Open func(path string) (*os.File, error)
 
@@ -68,19 +68,18 @@ type Options struct {
 	// with Each: the largest are left out beyond that, with an error each; 0 means that there is no such limit.
 	MaxSize, MaxTotal int64
 
-	// Each gives take also the files that cannot be read or do not exist, with the reason in File.Err, instead of
-	// refusing the set. So take may accept some files and return an error about the others; files that come back as
-	// they were after an error are given to it again.
+	// Each also passes to take the files that cannot be read or do not exist, with the reason in File.Err, instead of
+	// refusing the set. So take may accept some files and return an error about the others. Files that return to their
+	// old contents after an error are passed to take again.
 	Each bool
 
-	// Find, if set, returns the paths to read in place of those of New and Set. It is called whenever the files are
-	// looked at.
+	// Find, if set, returns the paths to read instead of the paths of New and Set. It is called at each read.
 	Find func() []string
 
 	// Poll is how often the files are read without a notification; 0 means every 5 seconds.
 	Poll time.Duration
 
-	// Logger gets a warning when files are refused while Run follows them; nil means silence.
+	// Logger gets a warning when files are refused while Run follows them; nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -91,16 +90,16 @@ type Follower struct {
 	wake chan struct{} // has room for one
 
 	reading sync.Mutex // held while files are read and taken; guards the next six
-	taken   digest     // of what take accepted last
-	refused digest     // of what could not be taken since
-	retry   time.Time  // when to give take the same again
-	pending digest     // of what was read last, and not given to take yet
-	since   time.Time  // when pending was first not what was taken
-	seen    time.Time  // when pending was read first
+	taken   digest     // the set that take accepted last
+	refused digest     // the set that was refused since
+	retry   time.Time  // when to pass the refused set to take again
+	pending digest     // the set read last, not yet passed to take
+	since   time.Time  // when pending first differed from taken
+	seen    time.Time  // when pending was first read
 
 	mu      sync.Mutex // guards what follows
 	paths   []string   // replaced, never changed
-	fresh   bool       // they are to be taken, whatever is in them
+	fresh   bool       // take must get the files even if unchanged
 	checked time.Time
 	err     error
 }
@@ -120,7 +119,7 @@ func New(paths []string, take func(context.Context, Files) error, o *Options) *F
 	return f
 }
 
-// Set replaces the paths. Run reads the files at once, and gives them to take even if they are as before.
+// Set replaces the paths. Run reads the files at once, and passes them to take even if they are unchanged.
 func (f *Follower) Set(paths []string) {
 	f.mu.Lock()
 	f.paths, f.fresh = slices.Clone(paths), true
@@ -140,8 +139,9 @@ func (f *Follower) current() (paths []string) {
 	return f.paths
 }
 
-// Read reads the files until two reads in a row agree, and gives them to take, even if take has had them before. It is
-// for the start. The error is that of take, or says which file cannot be read, or wraps the cause of ctx's end.
+// Read reads the files until two reads in a row agree, and passes them to take, even if they are unchanged. Call it at
+// the start. It returns the error of take, or an error that says which file cannot be read, or one that wraps the
+// cause of ctx.
 func (f *Follower) Read(ctx context.Context) error {
 	f.reading.Lock()
 	defer f.reading.Unlock()
@@ -162,7 +162,7 @@ func (f *Follower) Read(ctx context.Context) error {
 	return f.give(ctx, files, sum, err)
 }
 
-// Run reads the files when they change, and gives them to take, until ctx is done. It returns nil.
+// Run reads the files when they change, and passes them to take, until ctx is done. It returns nil.
 func (f *Follower) Run(ctx context.Context) error {
 	w := f.watch()
 	defer w.close()
@@ -183,7 +183,7 @@ func (f *Follower) Run(ctx context.Context) error {
 			soon()
 		case _, open := <-w.events:
 			if !open {
-				w.events = nil // the system has given up: polling remains
+				w.events = nil // the system gave up: only polling remains
 			} else {
 				soon()
 			}
@@ -203,7 +203,7 @@ func (f *Follower) Status() (checked time.Time, err error) {
 	return f.checked, f.err
 }
 
-// look reads the files once, gives them to take if that is due, and returns when to look again.
+// look reads the files once, passes them to take if that is due, and returns how long to wait.
 func (f *Follower) look(ctx context.Context) time.Duration {
 	f.reading.Lock()
 	defer f.reading.Unlock()
@@ -242,7 +242,7 @@ func (f *Follower) look(ctx context.Context) time.Duration {
 	return f.o.Poll
 }
 
-// give calls take with the files that were read; reading is held.
+// give calls take with the files; reading is held.
 func (f *Follower) give(ctx context.Context, files Files, sum digest, err error) error {
 	if err == nil {
 		err = f.take(ctx, files)
@@ -356,7 +356,8 @@ type File struct {
 // Files are the files that exist, by path. It is an [fs.FS].
 type Files map[string]File
 
-// leaveOut takes out the largest files until that are as many bytes, and returns how many they are.
+// leaveOut replaces the largest files by errors until they have at least that many bytes together, and returns how
+// many bytes they had.
 func (f Files) leaveOut(bytes int64) (n int64) {
 	for n < bytes {
 		largest := slices.MaxFunc(slices.Sorted(maps.Keys(f)),

@@ -11,7 +11,7 @@ import (
 
 const noBlock = 0
 
-// follow returns path and what is there, or the last directory that is there and the names that are missing.
+// follow returns path and its info, or the last existing directory and the missing names.
 func follow(path string, _ *Options) (at string, missing []string, info fs.FileInfo, err error) {
 	if path == "" {
 		return "", nil, nil, errors.New("the path is empty")

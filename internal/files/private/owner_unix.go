@@ -14,11 +14,10 @@ import (
 	"syscall"
 )
 
-// noBlock keeps a pipe that is put in the place of a file from stopping the process.
+// noBlock keeps the process from blocking on a pipe that replaced a file.
 const noBlock = syscall.O_NONBLOCK
 
-// follow returns the path without links and what is there, or the last directory that is there and the names that are
-// missing.
+// follow returns the path without links and its info, or the last existing directory and the missing names.
 func follow(path string, o *Options) (at string, missing []string, info fs.FileInfo, err error) {
 	if path == "" {
 		return "", nil, nil, errors.New("the path is empty")
@@ -43,7 +42,7 @@ func follow(path string, o *Options) (at string, missing []string, info fs.FileI
 	return at, missing, info, err
 }
 
-// walk follows path from the root of the file system, and judges each directory before it looks at what is in it.
+// walk follows path from the root of the file system, and checks each directory before it resolves a name in it.
 func walk(path string, o *Options) (at string, missing []string, info fs.FileInfo, err error) {
 	at = "/"
 	if info, err = os.Lstat(at); err != nil {
@@ -98,7 +97,7 @@ func walk(path string, o *Options) (at string, missing []string, info fs.FileInf
 	return at, nil, info, nil
 }
 
-// split returns the names in a path, without those that mean nothing.
+// split returns the names in a path, without empty names and dots.
 func split(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(s string) bool { return s == "" || s == "." })
 }
@@ -174,8 +173,8 @@ func checkKeys(path string, info fs.FileInfo) error {
 		ErrUnsafe, have, want, path)
 }
 
-// strangers returns who else has one of the permissions, which are given as those of all users, and what chmod has to
-// be told, with how at its end; nothing if there is no one.
+// strangers returns the argument for chmod, which ends in how, and the other users who have one of the permissions,
+// which are given as permissions of all users. Both are empty if there are no such users.
 func strangers(info fs.FileInfo, permissions fs.FileMode, how string) (bits, by string) {
 	_, group, ok := ids(info)
 	grouped := info.Mode()&(permissions<<3) != 0 && !(ok && trusted(group))
@@ -201,7 +200,7 @@ func checkReadable(path string, info fs.FileInfo) error {
 
 func checkWritable(path string, info fs.FileInfo, o *Options) error {
 	if info.IsDir() && info.Mode()&fs.ModeSticky != 0 {
-		return nil // only the owner of what is in it can replace that
+		return nil // only the owner of a file in it can replace that file
 	}
 	bits, by := strangers(info, 0o002, "-w")
 	if by == "" || info.IsDir() && podMount(path, configMap) {
@@ -221,7 +220,7 @@ func checkWritable(path string, info fs.FileInfo, o *Options) error {
 	return nil
 }
 
-// trusted reports whether the members of a group are trusted: root's, and those of this process.
+// trusted reports whether the members of a group are trusted: it is root's group or one of this process's groups.
 func trusted(group uint32) bool {
 	return group == 0 || slices.Contains(ownGroups(), int(group))
 }

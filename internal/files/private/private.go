@@ -7,12 +7,12 @@
 //
 // # The rules
 //
-// What is opened, each directory above it, and each link on the way must belong to the effective user of this process,
-// to root, or to one of [Options.Owners]. For the directories above, the owner of "/" counts as root: a user namespace
-// may show root as another user.
+// The opened file or directory, each directory above it, and each link on the way must belong to the effective user of
+// this process, to root, or to one of [Options.Owners]. For the directories above, the owner of "/" counts as root: a
+// user namespace may show root as another user.
 //
-// Keys, which [Options.Keys] asks for, are accessible to no other user at all: their directory has a mode like 0700
-// and their files one like 0600.
+// With [Options.Keys] no other user may have any access: their directory has a mode like 0700 and their files one like
+// 0600.
 //
 // Everything else may be read by other users, and not written. A directory in which all users can write needs the
 // sticky bit, as /tmp and the Secret volumes of Kubernetes have it, or is the volume of a ConfigMap in this pod.
@@ -23,9 +23,9 @@
 //
 // # How it checks
 //
-// The path is followed from the root of the file system, link by link. Each directory is judged before the next name
-// in it is looked at, so by then only this user and root can change what that name means. The opened file or
-// directory is judged again by its descriptor, and must be the one the path led to. Below an [os.Root], the caller
+// The path is followed from the root of the file system, link by link. Each directory is checked before the next name
+// in it is resolved, so by then only this user and root can change the meaning of that name. The opened file or
+// directory is checked again by its descriptor, and must be the one the path led to. Below an [os.Root], the caller
 // uses [Check] or [OpenIn].
 //
 // Windows and Plan 9 have no such owners and modes. Nothing is checked there: the access list of the directory
@@ -45,24 +45,24 @@ import (
 // names it, and the chown or chmod that helps.
 var ErrUnsafe = errors.New("not safe from other users")
 
-// Options says what is safe enough. The zero value refuses what other users can change.
+// Options says what is safe enough. The zero value refuses files and directories that other users can change.
 type Options struct {
-	// Keys also refuses what other users can read or list.
+	// Keys also refuses files and directories that other users can read or list.
 	Keys bool
 
 	// Owners are further users whose files, directories and links are trusted.
 	Owners []int
 
-	// OwnersOption and WritableOption name what the errors offer beside chown and chmod: the option of the caller
-	// that sets Owners, and that sets Warn. Empty means that there is none.
+	// OwnersOption and WritableOption name the caller's options that set Owners and Warn. Errors suggest them besides
+	// chown and chmod. Empty means no such option.
 	OwnersOption, WritableOption string
 
 	// Mode is the mode of the directories that MakeDir makes, whatever the umask; 0 means 0700.
 	Mode fs.FileMode
 
 	// Warn, if set, accepts directories and files that other users can write to, and is called once for each, with an
-	// error that wraps [ErrUnsafe], unless it is a [PodVolume]. A wrong owner is refused all the same, and so are
-	// files that break the rule of Keys.
+	// error that wraps [ErrUnsafe], unless it is a [PodVolume]. A wrong owner is still refused, and so are files that
+	// break the rule of Keys.
 	Warn func(error)
 }
 
@@ -71,14 +71,14 @@ const (
 	maxTries = 10 // to open what a path leads to while links are swapped
 )
 
-// OpenDir opens the directory at path, links followed. If it is not there, and the directories above it are safe,
+// OpenDir opens the directory at path, following links. If it does not exist, and the directories above it are safe,
 // the error wraps [fs.ErrNotExist].
 func OpenDir(path string, o Options) (*os.Root, error) { return openDir(path, o, nil) }
 
-// MakeDir opens the directory at path, and durably makes it and those above it if they are not there.
+// MakeDir opens the directory at path. It durably makes the directory and its parents if they do not exist.
 func MakeDir(path string, o Options) (*os.Root, error) { return openDir(path, o, syncDir) }
 
-// openDir makes what is missing if sync is set, and calls it with each directory that gets a new name.
+// openDir makes missing directories if sync is set, and calls sync with each directory that gets a new name.
 func openDir(path string, o Options, sync func(dir string) error) (*os.Root, error) {
 	mode := o.Mode.Perm()
 	if mode == 0 {
@@ -97,7 +97,7 @@ func openDir(path string, o Options, sync func(dir string) error) (*os.Root, err
 			next := filepath.Join(at, missing[0])
 			err := os.Mkdir(next, mode)
 			if try++; errors.Is(err, fs.ErrExist) && try < maxTries+len(missing) { // another process was faster
-				if err := sync(at); err != nil { // than we are, and may not have come to this
+				if err := sync(at); err != nil { // and may not have synced yet
 					return nil, err
 				}
 				continue
@@ -126,7 +126,7 @@ func openDir(path string, o Options, sync func(dir string) error) (*os.Root, err
 	}
 }
 
-// once returns o with a Warn that says nothing twice.
+// once returns o with a Warn that reports nothing twice.
 func once(o Options) Options {
 	if warn := o.Warn; warn != nil {
 		told := map[string]bool{}
@@ -140,7 +140,7 @@ func once(o Options) Options {
 	return o
 }
 
-// judgeDir judges an open directory. One that was made gets its mode.
+// judgeDir checks an open directory. It sets the mode of a directory that was just made.
 func judgeDir(root *os.Root, path string, expected fs.FileInfo, made bool, mode fs.FileMode, o *Options) error {
 	info, err := root.Stat(".")
 	if err != nil {
@@ -164,11 +164,11 @@ func judgeDir(root *os.Root, path string, expected fs.FileInfo, made bool, mode 
 	return Check(path, info, *o)
 }
 
-// errChanged says that what was opened is not what was judged before.
+// errChanged says that the opened file or directory is not the one checked before.
 var errChanged = errors.New("it was replaced while it was opened")
 
-// OpenFile opens the file at path, links followed, with the flags of [os.OpenFile]. With os.O_CREATE it makes one
-// that is not there, with mode 0600. It must be a regular file.
+// OpenFile opens the regular file at path, following links, with the flags of [os.OpenFile]. With os.O_CREATE it makes
+// a missing file, with mode 0600.
 func OpenFile(path string, flag int, o Options) (*os.File, error) {
 	o = once(o)
 	for try := 1; ; try++ {
@@ -191,7 +191,7 @@ func openFile(path string, flag int, o Options) (*os.File, error) {
 		return nil, err
 	case len(missing) > 1 || len(missing) == 1 && flag&os.O_CREATE == 0:
 		return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
-	case len(missing) == 1: // nothing that is put there meanwhile is opened
+	case len(missing) == 1: // it does not open a file put there meanwhile
 		at, flag = filepath.Join(at, missing[0]), flag|os.O_EXCL
 	case flag&os.O_EXCL == 0:
 		flag &^= os.O_CREATE
@@ -236,7 +236,7 @@ func openIn(root *os.Root, name string, o Options) (*os.File, error) {
 	return checked(f, path, info, o)
 }
 
-// checked returns f if it is what was expected, which is nil for a new file, and safe; else it closes f.
+// checked returns f if it is safe and the expected file (nil for a new file); otherwise it closes f.
 func checked(f *os.File, path string, expected fs.FileInfo, o Options) (*os.File, error) {
 	info, err := f.Stat()
 	if err == nil && expected != nil && !os.SameFile(info, expected) {
@@ -255,7 +255,8 @@ func checked(f *os.File, path string, expected fs.FileInfo, o Options) (*os.File
 	return f, nil
 }
 
-// Check judges a directory or a file that the caller has opened, by Stat of its descriptor. The path is for the error.
+// Check judges a directory or file that the caller has opened. info must come from Stat of its descriptor. The path is
+// for the error.
 func Check(path string, info fs.FileInfo, o Options) error {
 	if err := checkOwner(path, info, &o); err != nil {
 		return err
@@ -269,10 +270,10 @@ func Check(path string, info fs.FileInfo, o Options) error {
 // SyncDir makes the names in a directory durable.
 func SyncDir(dir string) error { return syncDir(dir) }
 
-// CheckKeyFile judges an open file with a private key that another program has written for this one, by the rules of
-// Options.Keys, except that the groups of this process and of root may read it, as the fsGroup of a pod does. In
-// directories that the kubelet makes for volumes, whose names begin with two dots, any mode is accepted: it is that of
-// the volume, which no other user can reach. The path is for the error.
+// CheckKeyFile checks an open private key file that another program has written for this one. The rules of
+// Options.Keys apply, except that the groups of this process and of root may read the file, like the fsGroup of a pod.
+// In directories that the kubelet makes for volumes, whose names begin with two dots, any mode is accepted, because no
+// other user can reach the volume. The path is for the error.
 func CheckKeyFile(path string, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -284,9 +285,9 @@ func CheckKeyFile(path string, f *os.File) error {
 	return checkReadable(path, info)
 }
 
-// OpenGiven opens a file that another program has written for this one. The directories above it are judged by o,
-// and the file itself without exception, as by [CheckKeyFile] if it has a private key. A file in one of the
-// directories not, by its name or through links, is refused: this process writes to them.
+// OpenGiven opens a file that another program has written for this one. It checks the directories above the file by o.
+// It checks the file itself without exceptions, and like [CheckKeyFile] if key is true. It refuses a file in one of
+// the directories not, whether named directly or through links, because this process writes to them.
 func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error) {
 	f, err := OpenFile(path, os.O_RDONLY, o)
 	if err != nil {
@@ -314,7 +315,7 @@ func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error)
 	return f, nil
 }
 
-// same reports whether two paths are of the same directory.
+// same reports whether two paths lead to the same directory.
 func same(a, b string) bool {
 	one, err := os.Stat(a)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package store keeps small files, such as the last good trust bundles, in a directory over the restarts of a program.
+// Package store keeps small files, such as the last good trust bundles, in a directory across restarts of a program.
 // The files decide which peers are trusted, so no other user may have made the directory or be able to change it.
 package store
 
@@ -29,9 +29,9 @@ type Store struct {
 	told map[string]bool // about the directory
 }
 
-// New returns the Store in the directory at path, without opening it. If other users can write to the directory, as
-// to an emptyDir of Kubernetes, the files are in a directory with the name own below it; other users can replace
-// that one, and warn is told so once.
+// New returns the Store in the directory at path, without opening it. If other users can write to the directory, as to
+// an emptyDir of Kubernetes, the files are in a directory with the name own below it. Other users can replace that
+// directory; warn is called once to say so.
 func New(path, own string, warn func(error)) *Store {
 	return &Store{path: path, own: own, warn: warn, told: map[string]bool{}}
 }
@@ -120,8 +120,8 @@ func (f *Folder) Read(name string, limit int64, keys bool) ([]byte, error) {
 	return files.ReadAll(file, file.Name(), int(limit))
 }
 
-// Write replaces a file, which only this user can read. After a crash there is the old one or the new one, and after
-// Write has returned the new one.
+// Write replaces a file, which only this user can read. A crash leaves either the old file or the new one; once Write
+// has returned, the new file is durable.
 func (f *Folder) Write(name string, data []byte) error {
 	return fileset.Replace(f.root, name, fileset.File{Data: data, Mode: 0o600})
 }

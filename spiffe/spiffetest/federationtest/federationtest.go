@@ -10,14 +10,14 @@
 //	partner.Garble() // answers, but not with a bundle
 //	partner.Mend()
 //
-// The methods Deny, Hang, Garble and Drop of an [Endpoint] each inject one fault in the place of the last, and Mend
-// ends it.
+// The methods Deny, Hang, Garble and Drop of an [Endpoint] each inject one fault, replacing the last, and Mend ends
+// it.
 //
-// Bundles are fetched every few minutes. [NewInMemory] makes an endpoint without a socket, so that in a
+// Consumers fetch bundles every few minutes. [NewInMemory] makes an endpoint without a socket, so that in a
 // testing/synctest bubble those minutes take no time.
 //
-// The endpoint's certificate is an SVID and a website's certificate at the same time, which that of a real endpoint
-// should not be.
+// The endpoint's certificate is both an SVID and a website's certificate. The certificate of a real endpoint should
+// not be both.
 package federationtest
 
 import (
@@ -160,8 +160,9 @@ func Dial(endpoints ...*Endpoint) func(ctx context.Context, network, addr string
 	}
 }
 
-// Rotate adds a root to the CA, which signs from now on. The bundle has it, and a higher sequence number. The
-// endpoint gets a new certificate from the root before, so that consumers with the last bundle can verify it.
+// Rotate adds a root to the CA, which signs with it from now on. The bundle gets the root and a higher sequence
+// number. The endpoint gets a new certificate from the previous root, so that consumers with the last bundle can
+// verify it.
 func (e *Endpoint) Rotate() {
 	e.t.Helper()
 	e.mint(func(*x509.Certificate) {})

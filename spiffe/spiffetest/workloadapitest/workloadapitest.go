@@ -9,14 +9,14 @@
 //	api.Deny()            // it is withdrawn
 //	api.Mend()            // it is there again
 //
-// The methods Deny, Hang, Garble and Drop of a [Server] each inject one fault in the place of the last, and Mend ends
-// it. They stand for a workload that is no longer registered, an agent that is stuck, one that speaks another
-// protocol, and one that is gone.
+// The methods Deny, Hang, Garble and Drop of a [Server] each inject one fault, replacing the last, and Mend ends it.
+// They simulate a workload that is no longer registered, and an agent that is stuck, speaks another protocol, or is
+// gone.
 //
 // Clients back off, for seconds. [NewInMemory] makes a server without a socket, so that in a testing/synctest bubble
 // those seconds take no time.
 //
-// It does not look at which process is calling: all callers get the same identities. Use it in tests only.
+// All callers get the same identities, whatever their process. Use it in tests only.
 package workloadapitest
 
 import (
@@ -72,13 +72,13 @@ type Server struct {
 	client  *workloadapi.Client // in memory; else nil
 	*dial
 	handler  *workloadserver.Handler
-	jwtKeyID string // no other server's, as a validator may trust several
+	jwtKeyID string // unique, because a validator may trust several servers
 	jwtKey   crypto.PublicKey
 
 	mu      sync.Mutex
 	ids     []workloadserver.Identity
 	snap    *spiffe.Snapshot
-	told    told          // what clients are told: not the newest state while the server hangs
+	told    told          // the state that clients see, not the newest while the server hangs
 	changed chan struct{} // closed when that changes
 }
 
@@ -127,7 +127,7 @@ func NewInMemory(t testing.TB, ca *spiffetest.CA, paths ...string) *Server {
 	return s
 }
 
-// jwtKeys has the key for JWT-SVIDs of each CA whose servers run: they validate each other's.
+// jwtKeys has the JWT-SVID key of each CA with running servers, so that these validate each other's tokens.
 var jwtKeys sync.Map // *spiffetest.CA to jwtKey
 
 type jwtKey struct {
@@ -193,23 +193,21 @@ func (s *Server) Config() workloadapi.Config {
 	return workloadapi.Config{Address: s.address, Client: s.client}
 }
 
-// Rotate renews all identities, with new keys and for an hour, from the root that signs now, and
-// pushes them.
+// Rotate renews all identities for an hour, with new keys and from the active root, and pushes them.
 func (s *Server) Rotate() {
 	s.t.Helper()
 	s.mint(func(*x509.Certificate) {})
 }
 
-// ExpireIn replaces all identities by ones that end in d, which may be in the past, and renews
-// them no more until [Server.Rotate]. A *workloadapi.Source does not take over one that has ended.
+// ExpireIn replaces all identities by new ones that expire in d, which may be negative. They are not renewed until
+// [Server.Rotate]. A *workloadapi.Source does not adopt an expired one.
 func (s *Server) ExpireIn(d time.Duration) {
 	s.t.Helper()
 	s.mint(faulty.Ending(d))
 }
 
-// SetIdentities serves these identities from now on, in this order and with their hints. They are of
-// the CA's trust domain, or one that it federates with. Rotate and ExpireIn mint them anew only if they
-// are of the CA's.
+// SetIdentities serves these identities from now on, in this order and with their hints. They must be of the CA's
+// trust domain or a federated one. Rotate and ExpireIn replace only identities of the CA's trust domain.
 func (s *Server) SetIdentities(ids ...workloadserver.Identity) {
 	s.t.Helper()
 	if len(ids) == 0 {
@@ -218,15 +216,14 @@ func (s *Server) SetIdentities(ids ...workloadserver.Identity) {
 	s.update(ids)
 }
 
-// Snapshot returns the default identity and the bundles that are served, those of federated trust
-// domains included.
+// Snapshot returns the default identity and the served bundles, including federated ones.
 func (s *Server) Snapshot() *spiffe.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.snap
 }
 
-// wake tells open streams to look again, unless they hang.
+// wake makes open streams check for changes, unless they hang.
 func (s *Server) wake() {
 	if faulty.PositionOf(s.dial) == faulty.Hang {
 		return
@@ -238,7 +235,7 @@ func (s *Server) wake() {
 	s.changed = make(chan struct{})
 }
 
-// mint replaces the identities of the CA's trust domain.
+// mint replaces all identities of the CA's trust domain.
 func (s *Server) mint(edit func(*x509.Certificate)) {
 	s.t.Helper()
 	s.mu.Lock()
@@ -277,7 +274,7 @@ func (s *Server) follow(ctx context.Context) {
 	}
 }
 
-// publish makes the snapshot of the identities, nil for those there are, and the CA's bundles.
+// publish publishes a snapshot of the identities and the CA's bundles. Nil ids keep the current identities.
 func (s *Server) publish(ids []workloadserver.Identity) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,7 +295,7 @@ func (s *Server) publish(ids []workloadserver.Identity) error {
 	return nil
 }
 
-// service is what the handler serves.
+// service is the provider of the handler.
 type service struct{ s *Server }
 
 // Snapshot implements [workloadserver.Provider].
@@ -336,7 +333,7 @@ var denied = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Grpc-Message", "told to deny")
 })
 
-// garbled answers with one message of gRPC that is no message of anything.
+// garbled answers with a gRPC message that does not parse.
 var garbled = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 	nonsense := []byte("\xff\xff\xff\xff this is not the message that you wait for")
 	w.Header().Set("Content-Type", "application/grpc")
