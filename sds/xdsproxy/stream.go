@@ -122,7 +122,7 @@ func (s *stream) finish() error {
 	return nil
 }
 
-// request forwards a message of Envoy. It blocks while the queue is full.
+// request forwards a message from Envoy. It blocks while the queue is full.
 func (s *stream) request(msg []byte) error {
 	to := &s.up
 	secrets, node, err := s.fields.read(msg)
