@@ -31,7 +31,7 @@ type Options struct {
 	Peer func(net.Conn) Peer // returns the peer of a connection; nil means [TCPPeer]
 
 	// Refused, if set, is called for each connection that is closed because of a limit, before it is closed, and for
-	// each request that is refused because of a limit. what is the kind: connection or request.
+	// each request that is refused because of a limit. what describes the refusal.
 	Refused func(c net.Conn, what string, err *limit.Error)
 }
 

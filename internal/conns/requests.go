@@ -291,7 +291,7 @@ var clients atomic.Uint64
 
 // within returns a handler that serves as next does, within the budget.
 func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // this frame stays on the stack of each stream
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // this frame stays on each stack
 		if a := admit(w, r, refused); a != nil {
 			defer a.leave(r)
 			next.ServeHTTP(a, a.request)
