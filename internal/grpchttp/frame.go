@@ -55,7 +55,7 @@ func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int
 		} else if err != nil {
 			return 0, nil, err
 		}
-		if done = uint64(len(msg)); done < size { // double what has arrived, so that an announced length alone costs nothing
+		if done = uint64(len(msg)); done < size { // double it, so that an announced length costs nothing
 			have = min(size, 2*done)
 			if err := more(done, have); err != nil {
 				return 0, nil, err
