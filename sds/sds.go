@@ -70,10 +70,10 @@
 //   - A request may have 1 MiB, a name 4 KiB, and a stream 1,000 names ([Options].MaxNames) of 256 KiB
 //     together, or of 256 bytes each on average with a larger MaxNames.
 //   - 20,000 streams and fetches may be open ([Options].MaxStreams), 5,000 of one peer ([Options].MaxPeerStreams).
-//   - The names that clients ask for may take 128 MiB, and those of one peer 32 MiB, or 2 KiB for each of its streams
+//   - The names that clients ask for may take 128 MiB, a single peer's 32 MiB, or 2 KiB for each of its streams
 //     if that is more. A name takes its length and 1 KiB, whether it exists and is permitted or not.
 //   - A client has a minute to take a response; then the stream ends.
-//   - Requests that are being received may take 64 MiB, and those of one peer 16 MiB. The first 4 KiB of each do not
+//   - Requests that are being received may take 64 MiB, a single peer's 16 MiB. The first 4 KiB of each do not
 //     count.
 //
 // A larger request is refused before it is stored, and its stream ends; only a name too many on a delta stream fails
@@ -183,7 +183,7 @@ type Options struct {
 }
 
 // Handler serves the Secret Discovery Service. It is safe for concurrent use. Until Close it is subscribed to the
-// source and has one goroutine, beside those of the requests.
+// source and has one goroutine, in addition to the goroutines of the requests.
 type Handler struct {
 	opts        Options
 	table       *table

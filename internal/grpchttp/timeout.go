@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// units are those of grpc-timeout, from the smallest.
+// units are the units of grpc-timeout, the smallest first.
 var units = []struct {
 	name byte
 	unit time.Duration

@@ -127,7 +127,7 @@ type Table struct {
 }
 
 // Values are the values of the variables of a [Table]. Its methods panic for a name that is not in the table, or that
-// has another form. Values may hold secrets, and never prints them.
+// has another form. Values may hold secrets; it never prints them.
 type Values struct {
 	table   Table
 	set     map[string]string

@@ -14,22 +14,24 @@
 //
 // [Choose] looks once, at the start, and takes the first of these that exists:
 //
-//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that, and this
+//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that server, and this
 //     agent serves no secrets. A socket on which no server answers is replaced.
-//  2. Files, which are followed and served: those of FILE_MOUNTED_CERTS, those in
-//     var/run/secrets/workload-spiffe-credentials, or those in etc/certs.
-//  3. The CA, with a token or with the certificate in PROV_CERT. The identity is served.
+//  2. Files, which the agent follows and serves: the files of FILE_MOUNTED_CERTS, the files in
+//     var/run/secrets/workload-spiffe-credentials, or the files in etc/certs.
+//  3. The CA, with a token or with the certificate in PROV_CERT. The agent serves the identity.
 //
 // The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good
-// ones stay in use. A certificate without its key, or the reverse, counts as files, which the agent waits for. The
-// directories of OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
+// files stay in use. A certificate without its key, or the reverse, counts as files, and the agent waits for the
+// rest. The directories of OUTPUT_CERTS and PROV_CERT never count, because they are not given to a workload as its
+// identity.
 //
 // # What it serves
 //
 // The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
-// workload and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of
-// the pod's namespace, for gateways (kubernetes://NAME, as in package kubesecrets). They are read with the pod's
-// service account, which needs the right to list and watch them, once the first of these names is asked for.
+// workload and of the trust domain, and the names of files (file-cert:, file-root:). In a pod it also has the Secrets
+// of the pod's namespace, for gateways (kubernetes://NAME, as in package kubesecrets). The agent reads them with the
+// pod's service account, which needs the right to list and watch them, once a client asks for the first of these
+// names.
 //
 // The socket XDS in the directory of the proxy's configuration has ADS, which is forwarded to the control plane, and
 // the same secrets. If another program serves the workload socket, the control plane answers for secrets on the
@@ -38,8 +40,9 @@
 // # What it does not do
 //
 // It does not start Envoy and does not probe the application; examples/agent does, with [Config.Envoy]. It has no DNS
-// proxy, which is no part of identity, and no configuration of its own for Envoy but the bootstrap: what it forwards
-// is unchanged, so that one control plane speaks. Variables of Istio's agent and fields of PROXY_CONFIG for such
+// proxy, which is not part of identity. It configures Envoy only by the bootstrap and forwards the control plane's
+// configuration unchanged. Variables of Istio's agent and fields of PROXY_CONFIG for such features are accepted, and
+// named once at the start.
 // things are accepted, and named once at the start.
 package istioagent
 
@@ -528,7 +531,7 @@ func (a *Agent) closeHandlers() {
 func (a *Agent) Source() source.Source { return a.identity }
 
 // Parts returns the parts of the agent by their names, for a status page. The first is the origin of the identity,
-// with the metrics of all parts and those of Istio's agent.
+// with the metrics of all parts and the metrics of Istio's agent.
 func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
 	return func(yield func(string, report.Reporter) bool) {
 		if !yield("origin", (*origin)(a)) {

@@ -13,23 +13,23 @@
 // # What it serves
 //
 // A [Handler] serves both methods of envoy.service.discovery.v3.AggregatedDiscoveryService: StreamAggregatedResources
-// (state of the world) and DeltaAggregatedResources (incremental). Other methods, such as those of the Secret
-// Discovery Service, go to [Config].Secrets, so that one socket has both. Each stream of an Envoy is one stream to
-// the control plane, which begins with the first request that is not for secrets.
+// (state of the world) and DeltaAggregatedResources (incremental). Other methods, such as the Secret Discovery
+// Service, go to [Config].Secrets, so that one socket serves both. Each stream of an Envoy is one stream to the
+// control plane, which begins with the first request that is not for secrets.
 //
 // Messages pass byte by byte, whatever fields and types they have: a Handler reads only their type URL and node. An
-// Envoy may send its node in the first message of a stream only. If that message is for one of the two servers, the
-// node is put in front of the first message to the other. Metadata of Envoy is not forwarded.
+// Envoy may send its node only in the first message of a stream. The Handler puts that node in front of the first
+// message to each of the two servers. Metadata of Envoy is not forwarded.
 //
-// [Handler.ServeDebug] has debug information of the control plane for operators, on a port of its own.
+// [Handler.ServeDebug] serves debug information from the control plane to operators, on a separate port.
 //
 // # Secrets
 //
 // Requests for secrets go to [Config].Secrets, as a stream of StreamSecrets or DeltaSecrets in this process, with the
 // context, the address and the header of Envoy's request: the limits, the hook Resolve and the logs of a sds.Handler
-// see the same caller. They never reach the control plane. Secrets that the control plane sends are dropped, so it
-// cannot replace the identity of the workload. If the stream of secrets ends, for a limit, the ADS
-// stream ends with the same status.
+// see the same caller. They never reach the control plane. Secrets from the control plane are dropped, so it cannot
+// replace the identity of the workload. If the stream of secrets ends because of a limit, the ADS stream ends with
+// the same status.
 //
 // # When a side ends
 //
@@ -193,7 +193,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Handler serves the Aggregated Discovery Service. It is safe for concurrent use. Its goroutines are those of open
+// Handler serves the Aggregated Discovery Service. It is safe for concurrent use. It has goroutines only for open
 // streams.
 type Handler struct {
 	redacted

@@ -13,8 +13,8 @@ import (
 // Page is a page of metrics. The zero Page is ready.
 type Page struct{ page limit.Page }
 
-// Serve answers with the metrics of the process, followed by the output of write. If write fails, Serve returns its error
-// and answers nothing.
+// Serve answers with the metrics of the process, followed by the output of write. If write fails, Serve returns its
+// error and answers nothing.
 func (p *Page) Serve(w http.ResponseWriter, write func(io.Writer) error) error {
 	text, done, err := p.page.Get(func(b *bytes.Buffer) error {
 		_ = metrics.WriteProcess(b)
