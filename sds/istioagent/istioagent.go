@@ -14,24 +14,23 @@
 //
 // [Choose] looks once, at the start, and takes the first of these that exists:
 //
-//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that server, and this
-//     agent serves no secrets. A socket on which no server answers is replaced.
+//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that server, and
+//     this agent serves no secrets. A socket on which no server answers is replaced.
 //  2. Files, which the agent follows and serves: the files of FILE_MOUNTED_CERTS, the files in
 //     var/run/secrets/workload-spiffe-credentials, or the files in etc/certs.
 //  3. The CA, with a token or with the certificate in PROV_CERT. The agent serves the identity.
 //
 // The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good
 // files stay in use. A certificate without its key, or the reverse, counts as files, and the agent waits for the
-// rest. The directories of OUTPUT_CERTS and PROV_CERT never count, because they are not given to a workload as its
-// identity.
+// rest. The directories of OUTPUT_CERTS and PROV_CERT never count, as they are not a workload's input.
 //
 // # What it serves
 //
 // The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
 // workload and of the trust domain, and the names of files (file-cert:, file-root:). In a pod it also has the Secrets
 // of the pod's namespace, for gateways (kubernetes://NAME, as in package kubesecrets). The agent reads them with the
-// pod's service account, which needs the right to list and watch them, once a client asks for the first of these
-// names.
+// pod's service account, which needs the right to list and watch them, once a client asks for such a
+// name.
 //
 // The socket XDS in the directory of the proxy's configuration has ADS, which is forwarded to the control plane, and
 // the same secrets. If another program serves the workload socket, the control plane answers for secrets on the

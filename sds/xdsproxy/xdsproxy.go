@@ -18,8 +18,8 @@
 // control plane, which begins with the first request that is not for secrets.
 //
 // Messages pass byte by byte, whatever fields and types they have: a Handler reads only their type URL and node. An
-// Envoy may send its node only in the first message of a stream. The Handler puts that node in front of the first
-// message to each of the two servers. Metadata of Envoy is not forwarded.
+// Envoy may send its node only in the first message of a stream. If that message goes to one of the two servers, the
+// Handler puts the node in front of the first message to the other. Metadata of Envoy is not forwarded.
 //
 // [Handler.ServeDebug] serves debug information from the control plane to operators, on a separate port.
 //
@@ -51,7 +51,7 @@
 // Unavailable. Responses have no queue: if Envoy does not take one within a minute, the stream is reset. A client
 // must read while it writes, as Envoy does, because net/http takes at most a MiB of requests on a stream whose
 // response waits.
-// full, Envoy is not read from; after 30 seconds without progress the stream ends with code Unavailable. Responses
+//
 // # Limits
 //
 //   - A request may have 4 MiB, a response 64 MiB.
@@ -59,9 +59,6 @@
 //   - Requests in the queues may take 64 MiB, a single peer's 12 MiB, and the same again while they are received.
 //
 // Requests beyond a limit are refused with code ResourceExhausted. A peer is a user (UID) on a Unix socket on Linux,
-// and a connection otherwise.
-//
-// What goes over a limit is refused with code ResourceExhausted. A peer is a user (UID) on a Unix socket on Linux,
 // and a connection otherwise.
 //
 // # What it does not do
