@@ -144,8 +144,8 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 	}
 }
 
-// deliver yields the new secrets of a response, and the reason if the response was rejected. It reports whether the
-// caller wants more.
+// deliver yields the new secrets of a response, and the reason if the response was rejected. It reports whether to go
+// on.
 func (w *watcher) deliver(secrets []*pki.Secret, bad error) bool {
 	for _, s := range secrets {
 		if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
@@ -184,8 +184,8 @@ func inTime(s *pki.Secret) (from time.Time, err error) {
 	return chain[0].NotBefore, certchain.InTime(chain[0], time.Now())
 }
 
-// request returns a DiscoveryRequest: the first of a stream, or the answer to a response, which it rejects if bad is
-// not nil.
+// request returns a DiscoveryRequest: a stream's first, or the answer to a response, which it rejects unless bad is
+// nil.
 func (w *watcher) request(first bool, nonce string, bad error) ([]byte, error) {
 	const invalidArgument = 3
 	return protofield.Write(func(m *protofield.Writer) {
@@ -210,8 +210,7 @@ func (w *watcher) request(first bool, nonce string, bad error) ([]byte, error) {
 	})
 }
 
-// parse returns the requested secrets in a response, its version and its nonce. The error is the reason to reject the
-// response.
+// parse returns the requested secrets in a response, its version and its nonce. The error is why to reject it.
 func (w *watcher) parse(msg []byte) (secrets []*pki.Secret, version, nonce string, err error) {
 	var bad error
 	err = protofield.Read(msg, func(f *protofield.Field) {

@@ -191,8 +191,8 @@ func writeInline(w *protofield.Writer, field protofield.Number, data []byte) {
 	w.Message(field, func(w *protofield.Writer) { w.AddBytes(2, data) })
 }
 
-// checkProvider returns an error unless provider is a PrivateKeyProvider with a name and a configuration. Envoy would
-// reject any other.
+// checkProvider returns an error unless provider is a PrivateKeyProvider with a name and a configuration. Envoy
+// rejects any other.
 func checkProvider(provider []byte) error {
 	var name, url string
 	err := protofield.Read(provider, func(f *protofield.Field) {

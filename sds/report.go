@@ -25,8 +25,7 @@ func (h *Handler) Report() report.Report {
 // maxPushes is how many pushes are kept, and how many names of each push.
 const maxPushes = 16
 
-// noted adds p to list. Pushes with the same version and names count as one, and the oldest is dropped if there are
-// too many.
+// noted adds p to list. Pushes with the same version and names count as one, and the oldest of too many is dropped.
 func noted(list []report.Push, p report.Push) []report.Push {
 	p.Time, p.Streams, p.Names = time.Now(), 1, p.Names[:min(len(p.Names), maxPushes)]
 	i := slices.IndexFunc(list, func(q report.Push) bool {

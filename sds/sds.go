@@ -1,5 +1,5 @@
 // Package sds serves workload identities to Envoy: the Secret Discovery Service, version 3, as an [http.Handler].
-// Envoy takes its certificate, key and trusted roots from it and gets each new version pushed, with no restart and no
+// Envoy takes its certificate, key and trusted roots from it and gets each new version pushed, without restart or
 // file.
 //
 // Most programs need two calls. The source is a *secretcache.Manager or a *workloadapi.Source:
@@ -51,8 +51,7 @@
 //
 // A Handler does not authenticate its callers: the permissions of the socket do, or the TLS of the http.Server.
 // [Options].Resolve decides by caller and name. The node that a client sends about itself is used in logs only. A
-// Handler does not check certificates, which is the source's job, and serves none of Envoy's other discovery
-// services.
+// Handler does not check certificates, which is the source's job, and serves no other discovery service.
 //
 // It leaves out three fields of Envoy's Secret: OCSP responses, which expire sooner than certificates and which Envoy
 // does without; passwords of keys, which would travel beside the keys that they protect; and names that peers must
@@ -147,8 +146,8 @@ type Options struct {
 	// stream, the secret is the one that the Source has under the requested name. So a later permission, or another
 	// secret, reaches a waiting stream within a second. A stream that loses the right to a name gets no more updates
 	// and keeps the secret that it has. A delta stream is told that the name is removed, but Envoy uses the secret
-	// until it restarts, unless it asked for it on demand. SotW has no way to say so. The certificate stays good
-	// until it expires.
+	// until it restarts, unless it asked for it on demand. SotW cannot say so. The certificate stays valid until it
+	// expires.
 	//
 	// Its context is the request's: unixsocket.PeerFromContext finds the process on the other side of a Unix socket,
 	// and spiffetls.PeerFromContext the authenticated client of a server that spiffetls.Endpoint.ConfigureServer
@@ -162,13 +161,12 @@ type Options struct {
 
 	// MaxNames is how many names one stream may ask for; 0 means 1,000. Raise it where an Envoy takes all its secrets
 	// on one stream. A delta stream with too many names is told that the excess names do not exist, and may ask again
-	// when there is room; at twice as many it ends with code ResourceExhausted. A SotW stream ends with one name too
-	// many.
+	// when there is room; at twice as many it ends with code ResourceExhausted. A SotW stream ends at the first excess
+	// name.
 	MaxNames int
 
-	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each
-	// secret, or one of ADS for all. Fetches under way count as well. Further streams are refused with code
-	// ResourceExhausted.
+	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each secret,
+	// or one of ADS for all. Fetches under way count as well. More are refused with ResourceExhausted.
 	MaxStreams int
 
 	// MaxPeerStreams is how many of them one peer may have: a user (UID) on a Unix socket, a connection otherwise. 0
@@ -176,9 +174,8 @@ type Options struct {
 	MaxPeerStreams int
 
 	// Logger gets warnings: rejected responses, refused or missing names, failed look-ups and refused requests. Since
-	// clients can cause them at will, only the first of each kind is logged at once, for each of the first 12
-	// clients; then their number is logged each minute. Lines about callers have uid and pid, or remote. Nil means no
-	// logs.
+	// clients can cause them at will, only the first of each kind is logged at once, for each of the first 12 clients;
+	// then their number is logged each minute. Lines about callers have uid and pid, or remote. Nil: no logs.
 	Logger *slog.Logger
 }
 

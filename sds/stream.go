@@ -14,8 +14,7 @@ import (
 )
 
 // stream connects a session to its client and to the table. The goroutine of the HTTP request receives requests and
-// answers them. Another goroutine sends news from the table and ends when it has sent all, so that an idle stream has
-// only one.
+// answers them. Another goroutine sends news from the table and ends when done: an idle stream has one.
 type stream struct {
 	h      *Handler
 	ctx    context.Context
@@ -210,8 +209,7 @@ func (s *stream) begin(it *item) {
 }
 
 // resolve resolves a name for the client again, and reports whether the client may have it. From then on the stream
-// watches the result. A name that the client may not have is not looked up for it; it is resolved again when the
-// table says so.
+// watches the result. A name that the client may not have is not looked up; the table tells when to resolve it again.
 func (s *stream) resolve(it *item) bool {
 	turn := s.h.table.turn.Load()
 	source, ok := s.h.resolve(s.ctx, s.held.peer, s.session.node, it)

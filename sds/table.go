@@ -25,8 +25,7 @@ const (
 // patience is the retry policy for failed look-ups, and for the streams of a client.
 var patience = renew.Patience{Low: firstRetry / 2, Impatient: emptyRetry, Longest: lastRetry, Wish: lastRetry}
 
-// waitAfter returns how long to wait after f. If have is set, a secret is in use that expires at end; zero means
-// never.
+// waitAfter returns how long to wait after f. If have is set, a secret in use expires at end; zero means never.
 func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
 	switch left := time.Until(end); {
 	case have && end.IsZero():

@@ -91,8 +91,7 @@ func (b *budget) add(peer []string, n int) {
 	}
 }
 
-// process counts the descriptors that the connections of all Listeners use. Its lock is taken before a Listener's
-// lock.
+// process counts the descriptors in use by all Listeners' connections. Its lock is taken before a Listener's lock.
 var process = budget{of: map[string]int{}}
 
 // refusals are the refused connections of the process, by the label of the reason.

@@ -333,8 +333,7 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 	}
 }
 
-// ended calls f when the answer of a returning handler has ended: with HTTP/2 the handler's goroutine stays until the
-// end is written.
+// ended calls f when the answer of a returning handler has ended: with HTTP/2 its goroutine stays until then.
 func ended(w http.ResponseWriter, r *http.Request, f func()) {
 	if of, ok := w.(interface{ CloseNotify() <-chan bool }); ok && !isHTTP1(r) {
 		over := of.CloseNotify()
@@ -386,8 +385,7 @@ func Known(ctx context.Context) {
 	}
 }
 
-// Large declares that a request has a large message. The request then counts once more. It returns an error if a
-// limit is reached.
+// Large declares that a request has a large message. The request then counts once more. It fails at a limit.
 func Large(ctx context.Context) error {
 	q, ok := ctx.Value(requestKey{}).(*request)
 	if !ok {

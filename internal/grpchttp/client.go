@@ -28,8 +28,7 @@ func NewClient(c *http.Client, url string, maxMessage int) *Client {
 	return &Client{http: &one, url: url, max: maxMessage}
 }
 
-// Unary calls a method with one request and one response. The metadata may be nil. The server gets the deadline of
-// ctx.
+// Unary calls a method with one request and one response. metadata may be nil. The server gets ctx's deadline.
 func (c *Client) Unary(ctx context.Context, method string, metadata http.Header, request []byte) ([]byte, error) {
 	s, err := c.Stream(ctx, method, metadata, request)
 	if err != nil {
@@ -178,7 +177,7 @@ func (s *Stream) check() error {
 	return nil
 }
 
-// Header waits for the answer to begin and returns the metadata before the responses; nil if there is no answer. The
+// Header waits for the answer to begin and returns the metadata before the responses; nil without an answer. The
 // result is shared.
 func (s *Stream) Header() http.Header {
 	if <-s.begun; s.resp == nil {
@@ -187,8 +186,7 @@ func (s *Stream) Header() http.Header {
 	return s.resp.Header
 }
 
-// Trailer returns the metadata after the responses; nil before [Stream.Receive] has returned an error. The result is
-// shared.
+// Trailer returns the metadata after the responses; nil before [Stream.Receive] returns an error. It is shared.
 func (s *Stream) Trailer() http.Header {
 	if <-s.begun; s.err == nil || s.resp == nil {
 		return nil
@@ -242,8 +240,7 @@ func (s *streamBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// status returns the status with which the call ended: io.EOF for OK. An answer without messages may have it in the
-// header.
+// status returns the status with which the call ended: io.EOF for OK. Without messages it may be in the header.
 func (s *Stream) status() error {
 	h := s.resp.Trailer
 	if h.Get(headerStatus) == "" && !s.some {
@@ -302,8 +299,7 @@ func transportError(ctx context.Context, err error) *Error {
 	return &Error{Code: code, Message: err.Error(), Err: err}
 }
 
-// streamError has the fields of net/http's error for a reset stream. The error's method As sets any struct with these
-// fields.
+// streamError has the fields of net/http's error for a reset stream. Its method As sets any such struct.
 type streamError struct {
 	StreamID uint32
 	Code     uint32

@@ -1,6 +1,5 @@
 // Package grpchttp speaks the gRPC wire protocol over net/http, as a client and as a server: unary and streaming
-// methods whose messages are bytes. It has no generated messages and no compression, which keeps small programs
-// small.
+// methods whose messages are bytes. It has no generated messages and no compression, to keep programs small.
 //
 // It follows "gRPC over HTTP2" of the gRPC project. Both sides need HTTP/2; the http.Client and the http.Server
 // decide whether to use TLS.
@@ -81,8 +80,7 @@ type Error struct {
 	Err     error  // the cause; nil if Remote
 
 	// RetryAfter is when the client should come back; 0 if unknown. It is sent as google.rpc.RetryInfo and, for the
-	// retries built into gRPC clients, as the trailer grpc-retry-pushback-ms, with at most a day. A client reads it
-	// from either.
+	// retries built into gRPC clients, as the trailer grpc-retry-pushback-ms, at most a day. A client reads either.
 	RetryAfter time.Duration
 }
 

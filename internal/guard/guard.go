@@ -1,5 +1,4 @@
-// Package guard detects requests that one handler cannot check for another, because the two may read the path
-// differently.
+// Package guard detects requests that one handler cannot check for another, as they may read its path differently.
 package guard
 
 import (

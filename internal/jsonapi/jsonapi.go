@@ -1,5 +1,5 @@
-// Package jsonapi is both sides of a small HTTP API of JSON that carries secrets: they appear in no error, and no
-// cache keeps them.
+// Package jsonapi is both sides of a small HTTP API of JSON that carries secrets: no error contains them, no cache
+// keeps them.
 package jsonapi
 
 import (

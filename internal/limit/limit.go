@@ -9,8 +9,7 @@
 //	defer l.Release()
 //
 // Requests that wait for a slot are served in order of arrival. A refused request uses nothing: no slot, no place in
-// the queue, no token. So a caller over its own rate cannot use up the capacity for others. A refusal says when to
-// try again.
+// the queue, no token. So a caller over its rate cannot use up capacity for others. A refusal says when to try again.
 //
 // [Shares] limits resources held for longer than a request, such as streams, and [Strikes] limits work on requests
 // that are refused only after they were examined.
@@ -31,8 +30,7 @@ import (
 	"github.com/svidkit/svidkit/internal/retry"
 )
 
-// Options are the limits. A Concurrent, Rate or CallerRate that is zero, negative or not a number means that there is
-// no such limit.
+// Options are the limits. A Concurrent, Rate or CallerRate that is zero, negative or not a number means no limit.
 type Options struct {
 	Concurrent int // how many requests hold a slot at the same time
 	Queue      int // how many requests wait for a slot; 0: a request that finds no free slot is refused
@@ -153,8 +151,7 @@ func (l *Limiter) Acquire(ctx context.Context, caller string) error {
 	return context.Cause(ctx)
 }
 
-// take checks every limit before it takes anything, and returns the place in the queue if no slot is free; mu is
-// held.
+// take checks every limit before it takes anything, and returns its place in the queue if no slot is free. mu is held.
 func (l *Limiter) take(caller string) (*list.Element, error) {
 	now := time.Since(l.start)
 	own, known := l.callers.find(caller, now)

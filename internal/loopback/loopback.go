@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// Reached reports whether a request arrived at a loopback address. It is false if the server does not know, as on a
-// Unix socket.
+// Reached reports whether a request arrived at a loopback address. It is false if unknown, as on a Unix socket.
 func Reached(r *http.Request) bool {
 	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	return ok && at.IP.IsLoopback()

@@ -1,5 +1,5 @@
-// Package peerkey identifies the peer that sends a request, for limits by peer. Servers put it into the context of
-// the request.
+// Package peerkey identifies the peer that sends a request, for limits by peer. Servers put it into the request's
+// context.
 //
 // A peer is a user of this machine on a Unix socket, and an IP address, with all of its ports, on a TLS connection.
 // An address behind a NAT or a gateway stands for many clients, so limits by peer are wide, and count failures rather

@@ -1,6 +1,5 @@
 // Package ratelog logs events that a peer can cause at will, such as refused requests: the first event of a kind at
-// once, and later ones as one line with their number in each interval. So a log misses no kind of event and does not
-// grow with a flood.
+// once, and later ones as one line with their number in each interval. So the log misses no kind, even in a flood.
 //
 //	log := ratelog.New(logger, 0)
 //	…

@@ -6,9 +6,8 @@
 //   - text that is not UTF-8, and escapes that are half of a surrogate pair;
 //   - anything after the value.
 //
-// Member names are case-sensitive. Numbers are returned as they were written, without conversion to
-// floating point. Depth and size are limited, and time and memory are proportional to the size of the
-// input.
+// Member names are case-sensitive. Numbers are returned as they were written, without conversion to floating point.
+// Depth and size are limited; time and memory are proportional to the input.
 package strictjson
 
 import (
@@ -174,8 +173,7 @@ func (r *Reader) Skip() {
 	}
 }
 
-// End returns the first error, or an error if anything but white space follows the last value. The error is an
-// [*Error].
+// End returns the first error, or an error if more than white space follows the last value; both are an [*Error].
 func (r *Reader) End() error {
 	if r.next(); r.err == nil && r.pos < len(r.data) {
 		r.fail(Trailing, r.pos, "something follows the document")

@@ -290,8 +290,7 @@ func (c *Config) client(address, roots, variable string, controlPlane bool) (*ht
 	return c.newClient(o, variable)
 }
 
-// newClient returns a client whose connections end with the Agent, and whose errors name the variable that sets the
-// roots.
+// newClient returns a client whose connections end with the Agent, and whose errors name the variable for the roots.
 func (c *Config) newClient(o caclient.TLSOptions, variable string) (*http.Client, error) {
 	o.PostQuantum = c.postQuantum
 	client, err := caclient.NewHTTPClient(o)

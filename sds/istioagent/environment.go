@@ -63,8 +63,7 @@ func readVariables() (rows []settings.Variable) {
 	return rows
 }
 
-// WriteHelp writes the purpose of each environment variable, for a program's -h, or as a Markdown table for its
-// documentation.
+// WriteHelp writes the purpose of each environment variable, for a program's -h, or as a Markdown table.
 func WriteHelp(w io.Writer, markdown bool) error { return variables.Write(w, markdown) }
 
 func checkCertProvider(value string) error {

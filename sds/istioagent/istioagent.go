@@ -29,8 +29,7 @@
 // The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
 // workload and of the trust domain, and the names of files (file-cert:, file-root:). In a pod it also has the Secrets
 // of the pod's namespace, for gateways (kubernetes://NAME, as in package kubesecrets). The agent reads them with the
-// pod's service account, which needs the right to list and watch them, once a client asks for such a
-// name.
+// pod's service account, which needs the right to list and watch them, once a client asks for one.
 //
 // The socket XDS in the directory of the proxy's configuration has ADS, which is forwarded to the control plane, and
 // the same secrets. If another program serves the workload socket, the control plane answers for secrets on the
@@ -95,8 +94,7 @@ type member struct {
 	run    func(context.Context) error // nil for none
 }
 
-// Agent is Istio's agent for identity. [New] and [Start] create one. It runs once. Its methods are safe for
-// concurrent use.
+// Agent is Istio's agent for identity. [New] and [Start] create one. It runs once. It is safe for concurrent use.
 type Agent struct {
 	redacted
 	cfg      Config
@@ -499,8 +497,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 	return err
 }
 
-// Close ends [Agent.Run], or the run that [Start] began, drains as Run does, and waits for the end. The error is
-// always nil.
+// Close ends [Agent.Run], or the run that [Start] began, drains as Run does, and waits for the end. It returns nil.
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
@@ -588,9 +585,8 @@ func answers(socket string) error {
 //	POST /quitquitquit      ends the agent as [Agent.Close] does, so that Run returns nil
 //
 // It is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach. The two POST
-// requests are for programs on the same host, over loopback: from other hosts, and from other sites in a browser,
-// they are refused with 403. They answer 200 at once, and 503 before Run. The time for draining begins with the first
-// of them.
+// requests are for programs on the same host, over loopback: from other hosts, and from other sites in a browser, they
+// are refused with 403. They answer 200 at once, and 503 before Run. Draining begins with the first.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/quitquitquit":

@@ -45,8 +45,7 @@
 // A new Secret NAME-cacert with bad content has no last good content: streams that have the roots of NAME keep them,
 // and new streams get an error until NAME-cacert is good or deleted.
 //
-// While the API server does not answer, or refuses, all secrets stay in use, and the source recovers without a
-// restart.
+// While the API server does not answer, or refuses, all secrets stay in use, and the source recovers by itself.
 //
 // A Secret that is deleted, or no longer selected, is withdrawn, and its key is not kept. New streams do not get it,
 // and delta streams are told; an Envoy that has it keeps it until it restarts.
@@ -67,8 +66,7 @@
 // the API server.
 //
 // Names of the Gateway API (kubernetes-gateway://, configmap://) do not exist here. They may point to other
-// namespaces, as ReferenceGrants permit, and only Istio's control plane knows for which gateway it checked the
-// grants.
+// namespaces, as ReferenceGrants permit, and only Istio's control plane knows which grants it checked.
 //
 // # One cluster
 //
@@ -151,8 +149,7 @@ type Config struct {
 	APIServer  string
 	HTTPClient *http.Client
 
-	// PostQuantum restricts connections with the pod's service account to the key exchange X25519MLKEM768, with TLS
-	// 1.3.
+	// PostQuantum restricts connections as the pod's service account to X25519MLKEM768 with TLS 1.3.
 	PostQuantum bool
 
 	// Logger gets the Secrets taken into use or withdrawn (Info), and refused ones (Warn). Nil means no logs.
@@ -250,9 +247,8 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Start creates a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets.
-// ctx bounds only the wait. If Start fails, nothing is left running, and the error comes from [New] or
-// [Source.Ready].
+// Start creates a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx
+// bounds only the wait. If Start fails, nothing keeps running; the error is from [New] or [Source.Ready].
 func Start(ctx context.Context, cfg Config) (*Source, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -273,8 +269,8 @@ func (s *Source) Run(ctx context.Context) error {
 // Close stops the Source for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// Ready waits until the Secrets have been read. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the error
-// of the API server.
+// Ready waits until the Secrets have been read. The error wraps [spiffe.ErrNotReady], ctx's cause, and the API
+// server's error.
 func (s *Source) Ready(ctx context.Context) error {
 	return s.life.Ready(ctx, s.news.Changed, func() bool {
 		s.mu.Lock()
@@ -377,8 +373,8 @@ var (
 )
 
 // Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. Calls
-// come one at a time, after the change; f must return at once. cancel ends the subscription; it may be called from f,
-// and more than once.
+// come one at a time, after the change; f must return at once. cancel ends this. f may call cancel, and more than
+// once.
 func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return s.subs.Add(f) }
 
 // Report implements [report.Reporter] with each key pair, by its name, revocation lists that expire, and the API

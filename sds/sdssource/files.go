@@ -46,12 +46,11 @@ const (
 // FilesConfig configures [Files]. Without Allow and SystemRoots there are no names.
 type FilesConfig struct {
 	// Allow lists the files that clients may name, and directories below which they may name any file. A link in a
-	// directory may lead only to files below one of Allow; a listed file may itself be a link to any file. No other
-	// file is opened.
+	// directory may lead only to files below one of Allow; a listed file may link to any file. No other is opened.
 	Allow []string
 
-	// SystemRoots is the file for the name file-root:system; see [FindSystemRoots]. Empty means that the name does
-	// not exist.
+	// SystemRoots is the file for the name file-root:system; see [FindSystemRoots]. If empty, that name does not
+	// exist.
 	SystemRoots string
 
 	// Refuse lists directories whose files are never read: the directories to which this program writes its identity.

@@ -73,17 +73,15 @@ import (
 // *source.LastGood, a result of source.NewMerge, or a *workloadapi.Source.
 //
 // If it also has the methods SVIDs() []*spiffe.SVID and Bundles() *spiffe.BundleSet, as a *workloadapi.Source does,
-// its other identities are served by their IDs, too, and everything available is served while the Snapshot is
-// missing.
+// its other identities are served by their IDs, too, and all that exists while the Snapshot is missing.
 type Identity interface {
 	Snapshot() (*spiffe.Snapshot, error)
 	Changed() <-chan struct{}
 }
 
-// FromIdentity returns a source of secrets over src, with the names of a *secretcache.Manager: "default" and the ID
-// of the identity for its key pair, "ROOTCA" for the X.509 authorities of its trust domain, "spiffe://" followed by a
-// trust domain for the authorities of that domain, and "ALL" for the authorities of all trust domains, each for its
-// own.
+// FromIdentity returns a source of secrets over src, with the names of a *secretcache.Manager: "default" and the ID of
+// the identity for its key pair, "ROOTCA" for the X.509 authorities of its trust domain, "spiffe://" followed by a
+// trust domain for the authorities of that domain, and "ALL" for all authorities, each for its trust domain.
 //
 // Other names give an error that wraps [fs.ErrNotExist], and so do all names once an error of src has a method
 // Withdrawn that returns true. While src has no snapshot, or an expired certificate, GenerateSecret waits until ctx
@@ -95,8 +93,7 @@ func FromIdentity(src Identity) sds.Source { return fromIdentity(src, false) }
 // FromIdentityWithAllRoots is like FromIdentity, but its ROOTCA has the X.509 authorities of all trust domains with a
 // bundle, as in Istio. Then an authority of any trust domain vouches for any peer, and only the names that Envoy is
 // configured to match (match_typed_subject_alt_names) protect against that. Where you can change Envoy's
-// configuration, prefer its SPIFFE validator with the name ALL: there each authority vouches only for its own trust
-// domain.
+// configuration, prefer its SPIFFE validator with the name ALL: there each authority vouches only for its domain.
 func FromIdentityWithAllRoots(src Identity) sds.Source { return fromIdentity(src, true) }
 
 func fromIdentity(src Identity, joined bool) sds.Source {

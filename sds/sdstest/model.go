@@ -84,8 +84,7 @@ func randomScript(seed uint64) []string {
 	return append(lines, "finish")
 }
 
-// finish waits until every client has the source's content, and checks that nothing more comes, not even names that a
-// client has dropped.
+// finish waits until every client has the source's content, and checks that nothing more comes, nor dropped names.
 func (p *player) finish() error {
 	var open []*stream
 	for _, s := range p.sorted() {
@@ -118,8 +117,7 @@ func (p *player) finish() error {
 	return nil
 }
 
-// shrink removes lines while the script still fails and time is left. It returns the remaining lines, and their
-// error.
+// shrink removes lines while the script still fails and time is left. It returns the rest and its error.
 func shrink(lines []string, err error, fails func([]string) error, until time.Time) ([]string, error) {
 	for size := len(lines) / 2; size > 0; {
 		shorter := false

@@ -13,8 +13,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 )
 
-// patience is the wait for a step that succeeds at once unless the server is broken; impatience is for broken
-// servers.
+// patience is for steps that succeed at once unless the server is broken; impatience is for broken servers.
 const (
 	patience   = time.Minute
 	impatience = 2 * time.Second
@@ -551,8 +550,7 @@ func (p *player) sync(s *stream, reject bool) error {
 	}
 }
 
-// barrier requests one more name, which exists, and receives only that: the server has then handled all earlier
-// requests.
+// barrier requests one more name, which exists, and receives only that: earlier requests are then handled.
 func (p *player) barrier(s *stream) error {
 	p.barriers++
 	name := fmt.Sprintf("barrier-%d", p.barriers)

@@ -28,8 +28,8 @@
 // Requests for secrets go to [Config].Secrets, as a stream of StreamSecrets or DeltaSecrets in this process, with the
 // context, the address and the header of Envoy's request: the limits, the hook Resolve and the logs of a sds.Handler
 // see the same caller. They never reach the control plane. Secrets from the control plane are dropped, so it cannot
-// replace the identity of the workload. If the stream of secrets ends because of a limit, the ADS stream ends with
-// the same status.
+// replace the identity of the workload. If a limit ends the stream of secrets, the ADS stream ends with the same
+// status.
 //
 // # When a side ends
 //
@@ -190,8 +190,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Handler serves the Aggregated Discovery Service. It is safe for concurrent use. It has goroutines only for open
-// streams.
+// Handler serves the Aggregated Discovery Service. It is safe for concurrent use. Only open streams have goroutines.
 type Handler struct {
 	redacted
 	cfg       Config
