@@ -41,7 +41,6 @@
 // proxy, which is not part of identity. It configures Envoy only by the bootstrap and forwards the control plane's
 // configuration unchanged. Variables of Istio's agent and fields of PROXY_CONFIG for such features are accepted, and
 // named once at the start.
-// things are accepted, and named once at the start.
 package istioagent
 
 import (
