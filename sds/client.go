@@ -23,19 +23,19 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Client takes secrets from an SDS server: ours, or any that speaks version 3 over gRPC. It is for programs that are
-// not Envoy. It is safe for concurrent use.
+// Client receives secrets from an SDS server: ours, or any server that speaks version 3 over gRPC. It is for programs
+// other than Envoy. It is safe for concurrent use.
 type Client struct{ grpc *grpchttp.Client }
 
 // NewClient returns a client for the server at baseURL, such as "https://sds.example.org". c must speak HTTP/2 to it
-// and have no Timeout, which would end the stream. For a server on a Unix socket use [UnixClient] and
+// and must have no Timeout, which would end the stream. For a server on a Unix socket use [UnixClient] and
 // "http://localhost".
 func NewClient(c *http.Client, baseURL string) *Client {
 	return &Client{grpchttp.NewClient(c, baseURL, 4*maxResponse)}
 }
 
-// UnixClient returns an HTTP client that connects to the Unix socket at path whatever the URL says, with HTTP/2 and
-// no TLS. Requests share a connection, which CloseIdleConnections ends.
+// UnixClient returns an HTTP client that connects to the Unix socket at path for every URL, with HTTP/2 and no TLS.
+// Requests share a connection, which CloseIdleConnections closes.
 func UnixClient(path string) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
@@ -51,14 +51,14 @@ func UnixClient(path string) *http.Client {
 // Watch yields the secrets with these names, each when it first arrives and whenever its content changes, until ctx
 // is done or the loop ends. Names that the server does not have yet come when they appear.
 //
-// A response is acknowledged once all its secrets are parsed by the rules of package pki: the key of each pair
-// belongs to its leaf, each root is a CA, content is inline, and a validator is that of SPIFFE. Otherwise the whole
-// response is rejected, the server is told why, and the reason is yielded. A certificate that has expired or is not
-// valid yet is not yielded, but why; once it is valid, the server is asked for it again. Nothing more is verified
-// here.
+// Watch acknowledges a response once all its secrets are parsed by the rules of package pki: the key of each pair
+// belongs to its leaf, each root is a CA, content is inline, and each validator is the SPIFFE validator. Otherwise it
+// rejects the whole response, tells the server why, and yields the reason. For a certificate that has expired or is
+// not valid yet, it yields an error instead; once the certificate is valid, it asks the server for it again. Watch
+// verifies nothing more.
 //
 // If the stream fails, Watch yields the reason and opens a new one: after 0.5 s at first, then after up to 4 % of the
-// life that the secrets have left and 30 s at most, or 5 s before the first secret. Secrets that the caller has stay
+// secrets' remaining life and at most 30 s, or at most 5 s before the first secret. Secrets already yielded stay
 // good. A caller that wants to give up ends the loop.
 //
 // The client calls itself "svidkit" and sends the header "workload.spiffe.io: true".
@@ -85,19 +85,19 @@ func (c *Client) Watch(ctx context.Context, names ...string) iter.Seq2[*pki.Secr
 	}
 }
 
-// watcher is one run of Watch.
+// watcher is the state of one call of Watch.
 type watcher struct {
 	grpc    *grpchttp.Client
 	names   []string
-	has     map[string]*pki.Secret // what was yielded
-	version string                 // last accepted
+	has     map[string]*pki.Secret // as yielded, by name
+	version string                 // last accepted one
 	yield   func(*pki.Secret, error) bool
 	over    bool        // the caller has left the loop
-	again   time.Time   // when a certificate that was withheld begins to be valid
-	timer   *time.Timer // for that
+	again   time.Time   // when the first withheld certificate becomes valid
+	timer   *time.Timer // fires at again
 }
 
-// end returns when the next of the secrets ends or, after that, when the last did; zero if none does.
+// end returns the next expiry of a secret, or the last expiry if all have expired; zero if no secret expires.
 func (w *watcher) end() time.Time {
 	return renew.NextEnd(time.Now(), func(yield func(time.Time) bool) {
 		for _, s := range w.has {
@@ -144,8 +144,8 @@ func (w *watcher) stream(ctx context.Context) (answered bool, err error) {
 	}
 }
 
-// deliver yields what is new in a response, and why the response was rejected. It reports whether the caller wants
-// more.
+// deliver yields the new secrets of a response, and the reason if the response was rejected. It reports whether to go
+// on.
 func (w *watcher) deliver(secrets []*pki.Secret, bad error) bool {
 	for _, s := range secrets {
 		if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
@@ -171,7 +171,7 @@ func (w *watcher) deliver(secrets []*pki.Secret, bad error) bool {
 
 var errNowValid = errors.New("a certificate is valid now, and the server is asked for it again")
 
-// inTime returns why a certificate is not valid now, and when it begins to be.
+// inTime returns an error if the certificate is not valid now, and when it becomes valid.
 func inTime(s *pki.Secret) (from time.Time, err error) {
 	chainPEM, _, ok := s.KeyPair()
 	if !ok {
@@ -184,8 +184,8 @@ func inTime(s *pki.Secret) (from time.Time, err error) {
 	return chain[0].NotBefore, certchain.InTime(chain[0], time.Now())
 }
 
-// request returns a DiscoveryRequest: the first of a stream, or the answer to a response, which is a
-// rejection if it was bad.
+// request returns a DiscoveryRequest: a stream's first, or the answer to a response, which it rejects unless bad is
+// nil.
 func (w *watcher) request(first bool, nonce string, bad error) ([]byte, error) {
 	const invalidArgument = 3
 	return protofield.Write(func(m *protofield.Writer) {
@@ -210,8 +210,7 @@ func (w *watcher) request(first bool, nonce string, bad error) ([]byte, error) {
 	})
 }
 
-// parse returns the secrets of a response that were asked for, its version and its nonce. The error is
-// why the response is rejected.
+// parse returns the requested secrets in a response, its version and its nonce. The error is why to reject it.
 func (w *watcher) parse(msg []byte) (secrets []*pki.Secret, version, nonce string, err error) {
 	var bad error
 	err = protofield.Read(msg, func(f *protofield.Field) {
@@ -219,7 +218,7 @@ func (w *watcher) parse(msg []byte) (secrets []*pki.Secret, version, nonce strin
 		case 1:
 			f.Text(&version)
 		case 2:
-			if bad == nil { // the nonce comes after
+			if bad == nil { // go on after an error, as the nonce comes last
 				var s *pki.Secret
 				if s, bad = w.resource(f); s != nil {
 					secrets = append(secrets, s)
@@ -232,7 +231,7 @@ func (w *watcher) parse(msg []byte) (secrets []*pki.Secret, version, nonce strin
 	return secrets, version, nonce, cmp.Or(err, bad)
 }
 
-// resource reads a google.protobuf.Any with a Secret; nil is one that was not asked for.
+// resource reads a google.protobuf.Any with a Secret. It returns nil for a Secret that was not requested.
 func (w *watcher) resource(f *protofield.Field) (*pki.Secret, error) {
 	url, value := f.Any()
 	if url != typeURL {
@@ -252,7 +251,7 @@ func (w *watcher) resource(f *protofield.Field) (*pki.Secret, error) {
 	return s, nil
 }
 
-// secret is an Envoy Secret: the kind that comes last counts.
+// secret is an Envoy Secret: if it has several kinds, the last one counts.
 type secret struct {
 	name     string
 	kind     protofield.Number // its field; 0 for none
@@ -265,7 +264,7 @@ type secret struct {
 	provider []byte
 	keys     [][]byte
 	values   map[string][]byte
-	custom   bool // there is a validator
+	custom   bool // it has a custom validator
 	url      string
 	config   []byte
 }
@@ -355,7 +354,7 @@ func (m *secret) readValues(f *protofield.Field) {
 	m.values[key] = value
 }
 
-// readInline reads a DataSource: content, or where it is to be found.
+// readInline reads a DataSource: content, or a reference to content elsewhere.
 func readInline(f *protofield.Field, to *[]byte) {
 	f.Message(func(f *protofield.Field) {
 		switch {
@@ -494,7 +493,7 @@ func parseBundle(td spiffe.TrustDomain, data []byte) (b *spiffe.Bundle, crls []b
 	return b, crls, err
 }
 
-// sameSecret reports whether two secrets of one name have the same in them.
+// sameSecret reports whether two secrets of one name have the same content.
 func sameSecret(a, b *pki.Secret) bool {
 	x, _ := newEntry(a.Name(), a, nil)
 	y, _ := newEntry(b.Name(), b, nil)

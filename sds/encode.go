@@ -20,8 +20,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// version is a hash of content. The version of a set of secrets is the XOR of theirs: it needs no order, follows a
-// change in one step, and for one secret is that secret's version.
+// version is a hash of content. The version of a set of secrets is the XOR of their versions: it does not depend on
+// their order, is updated in one step, and equals the secret's version if there is only one.
 type version [16]byte
 
 func (v version) String() string { return hex.EncodeToString(v[:]) }
@@ -33,7 +33,7 @@ func (v version) xor(w version) version {
 	return v
 }
 
-// parseVersion returns the version with that text, or zero, which no content has.
+// parseVersion returns the version in s, or zero, which no content has, if s is not a version.
 func parseVersion(s string) (v version) {
 	if len(s) == hex.EncodedLen(len(v)) {
 		_, _ = hex.Decode(v[:], []byte(s))
@@ -41,18 +41,18 @@ func parseVersion(s string) (v version) {
 	return v
 }
 
-// entry is what is served for a name at one moment. All streams share it. Only its frames change.
+// entry is the secret served for a name at one moment. All streams share it. Only its frames change.
 type entry struct {
 	name    string
 	secret  *pki.Secret
 	version version
-	any     []byte // the encoded google.protobuf.Any with the Secret: the one serialisation
+	any     []byte // the encoded google.protobuf.Any with the Secret, encoded only once
 
 	mu     sync.Mutex
 	frames map[holding]*frame
 }
 
-// expired reports whether e has an end that has come.
+// expired reports whether e has expired. An entry without an expiry never does.
 func (e *entry) expired(now time.Time) bool {
 	end := e.secret.NotAfter()
 	return !end.IsZero() && !now.Before(end)
@@ -62,8 +62,8 @@ func (e *entry) String() string       { return e.name + "@" + e.version.String()
 func (e *entry) GoString() string     { return "sds.entry(" + e.String() + ")" }
 func (e *entry) LogValue() slog.Value { return slog.StringValue(e.String()) }
 
-// newEntry encodes s under the name that the client asked for, the only one that Envoy accepts. Guessable content is
-// hashed with salt, as operators see versions.
+// newEntry encodes s under the name that the client asked for, the only name that Envoy accepts. Guessable content is
+// hashed with salt, because operators see versions.
 func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	if s == nil {
 		return nil, errors.New("the source returned no secret and no error")
@@ -92,14 +92,14 @@ func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	return e, nil
 }
 
-// content is one of the kinds of Envoy's Secret.
+// content is the content of an Envoy Secret, of one kind.
 type content struct {
 	field     protofield.Number // of the Secret
-	guessable bool              // it has secrets in it that people may have chosen
+	guessable bool              // it contains secrets that people may have chosen
 	write     func(w *protofield.Writer)
 }
 
-// Fields of a Secret, which are its kinds.
+// Fields of a Secret, one for each kind.
 const (
 	tlsCertificate    = 2
 	sessionTicketKeys = 3
@@ -107,13 +107,13 @@ const (
 	genericSecret     = 5
 )
 
-// Of Envoy's SPIFFE validator.
+// Fields of Envoy's SPIFFE validator.
 const (
 	validatorName = "envoy.tls.cert_validator.spiffe"
 	validatorURL  = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig"
 )
 
-// contentOf returns what a secret has in it.
+// contentOf encodes the content of a secret.
 func contentOf(s *pki.Secret) (c content, err error) {
 	if chain, key, ok := s.KeyPair(); ok {
 		c.field, c.write = tlsCertificate, func(w *protofield.Writer) {
@@ -191,7 +191,8 @@ func writeInline(w *protofield.Writer, field protofield.Number, data []byte) {
 	w.Message(field, func(w *protofield.Writer) { w.AddBytes(2, data) })
 }
 
-// checkProvider refuses what is not a PrivateKeyProvider with a name and a configuration, which Envoy would reject.
+// checkProvider returns an error unless provider is a PrivateKeyProvider with a name and a configuration. Envoy
+// rejects any other.
 func checkProvider(provider []byte) error {
 	var name, url string
 	err := protofield.Read(provider, func(f *protofield.Field) {
@@ -208,7 +209,7 @@ func checkProvider(provider []byte) error {
 	return nil
 }
 
-// response is a DiscoveryResponse, or a DeltaDiscoveryResponse, put together from encoded entries.
+// response is a DiscoveryResponse or a DeltaDiscoveryResponse, assembled from encoded entries.
 type response struct {
 	holding
 	entries []*entry
@@ -216,7 +217,7 @@ type response struct {
 	frame   *frame   // nil for a fetch
 }
 
-// holding is what a client has when it has taken a response.
+// holding is the state of a client after it has accepted a response.
 type holding struct {
 	delta   bool
 	version version
@@ -245,33 +246,33 @@ func (r *response) encode(nonce string) []byte {
 	return b
 }
 
-// frame is an encoded response with its nonce, as it is sent to any number of streams.
+// frame is an encoded response with its nonce. It can be sent to any number of streams.
 type frame struct {
 	label
 	wire grpchttp.Frame
 }
 
-// label is what the answer to a frame is compared with.
+// label identifies a frame: the client's answer is compared with it.
 type label struct {
 	serial  uint64
 	nonce   string
 	version string
-	names   []string // of its secrets, and of a few that it removes
+	names   []string // of its secrets, and of some that it removes
 }
 
-// frames makes frames. Their serials grow, and the nonce is made of the serial.
+// frames makes frames with increasing serials. The nonce contains the serial.
 type frames struct {
-	stamp  string // begins each nonce, so that one of another server is not taken for one of ours
+	stamp  string // prefix of each nonce, so that another server's nonce is not taken for ours
 	serial atomic.Uint64
 }
 
 func newFrames() *frames { return &frames{stamp: strconv.FormatUint(uint64(rand.Uint32()), 36) + "-"} }
 
-// maxFrames is how many frames an entry keeps: streams with the same names share one.
+// maxFrames is how many frames an entry keeps. Streams with the same names share a frame.
 const maxFrames = 16
 
-// of returns a frame of r with a larger serial than after, so that no nonce comes twice on a stream. A change of one
-// secret is encoded once for all streams that then have the same secrets.
+// of returns a frame of r with a serial larger than after, so that no nonce comes twice on a stream. A change of one
+// secret is encoded once for all streams that then hold the same secrets.
 func (f *frames) of(r *response, after uint64) *frame {
 	if len(r.entries) != 1 || len(r.removed) > 0 {
 		return f.make(r)
@@ -300,7 +301,7 @@ func (f *frames) make(r *response) *frame {
 	size := 0
 	for _, name := range r.removed {
 		if size += len(name); size > maxText {
-			break // the client chooses them, and they are not counted here
+			break // clients choose these names, and no limit counts them here
 		}
 		names = append(names, strings.Clone(name))
 	}

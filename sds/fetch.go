@@ -7,11 +7,11 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// fetch answers one request from the table, like a stream that ends with its first response. It waits for names that
-// were not looked up yet.
+// fetch answers one request from the table, like a stream that ends with its first response. It waits until all names
+// have been looked up.
 //
-// The answer has the names that exist. None is an error, as an empty answer means to Envoy that it may open its port
-// without a certificate.
+// The response contains the names that exist. If none does, fetch returns an error: Envoy would take an empty
+// response as permission to open its port without a certificate.
 func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*response, error) {
 	s := newSession(false, h.opts.MaxNames, h.frames)
 	out, err := s.request(r)
@@ -76,7 +76,7 @@ func (l *lookups) wait(ctx context.Context) error {
 	return nil
 }
 
-// end ends what wait has begun.
+// end ends the watches that wait has begun.
 func (l *lookups) end() {
 	for _, it := range l.items {
 		if it.watch != nil {
@@ -85,7 +85,7 @@ func (l *lookups) end() {
 	}
 }
 
-// answer returns the secrets of the names, which are resolved again, as much may have changed while wait has waited.
+// answer returns the secrets of the names. It resolves them again, as much may have changed during wait.
 func (l *lookups) answer(ctx context.Context) (*response, error) {
 	var resp response
 	failed := false
@@ -97,7 +97,7 @@ func (l *lookups) answer(ctx context.Context) (*response, error) {
 		if !ok {
 			continue
 		}
-		if source != it.watch.res.source { // the client asks again
+		if source != it.watch.res.source { // the name resolves to another secret now; the client asks again
 			failed = true
 			continue
 		}
@@ -115,13 +115,13 @@ func (l *lookups) answer(ctx context.Context) (*response, error) {
 	switch {
 	case len(resp.entries) > 0:
 		return &resp, nil
-	case failed: // the reason is in our log; it is not the client's business
+	case failed: // the reason is in our log; the client does not need it
 		return nil, grpchttp.Errorf(grpchttp.Unavailable, "sds: fetch: the secret is not available now; try again")
 	}
 	return nil, errNotFound(l.items[0].name)
 }
 
-// serveFetch is FetchSecrets in gRPC.
+// serveFetch serves FetchSecrets over gRPC.
 func (h *Handler) serveFetch(ctx context.Context, call *grpchttp.Call) error {
 	p := peerkey.HolderOf(call.Request())
 	if err := h.enter(call.Request(), p); err != nil {

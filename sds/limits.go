@@ -14,27 +14,27 @@ import (
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// Limits on what clients hold.
+// Limits on the resources that clients use.
 const (
 	maxStreams     = 20_000 // open at the same time, by default
 	maxPeerStreams = 5_000  // of one peer, by default: 20 Envoys of one user, with 250 secrets each
 
-	maxNamesBytes = 128 << 20 // of all names that clients ask for, as cost counts them
+	maxNamesBytes = 128 << 20 // of all names that clients ask for, see cost
 	maxPeerBytes  = 32 << 20  // of one peer
-	streamBytes   = 2 << 10   // of a stream on average, where the streams times that are more
-	maxNameBytes  = 256 << 10 // of the names of one stream, without what is kept beside them
-	nameBytes     = 256       // of a name on average, where MaxNames times that is more than maxNameBytes
-	besideName    = 1 << 10   // bytes that are kept for a name beside it
+	streamBytes   = 2 << 10   // per stream on average, if that makes a total or peer limit larger
+	maxNameBytes  = 256 << 10 // of the names of one stream, without besideName
+	nameBytes     = 256       // per name on average, if MaxNames times that exceeds maxNameBytes
+	besideName    = 1 << 10   // bytes kept for each name, besides the name
 
 	maxIncoming     = 64 << 20 // bytes of requests that are being received
 	maxPeerIncoming = 16 << 20 // of one peer
 
-	sendTime = time.Minute // in which a client has to take a response
+	sendTime = time.Minute // in which a client must accept a response
 
-	retryFull = 10 * time.Second // after which a client that found no room is to come back
+	retryFull = 10 * time.Second // after which a client refused by a limit should retry
 )
 
-// attrs returns the attributes of a caller for the log. ctx is that of its request.
+// attrs returns the log attributes of a caller. ctx is the context of its request.
 func attrs(ctx context.Context, p peerkey.Holder) []slog.Attr {
 	if p, ok := unixsocket.PeerFromContext(ctx); ok {
 		return []slog.Attr{slog.Uint64("uid", uint64(p.UID)), slog.Int64("pid", int64(p.PID))}
@@ -45,7 +45,7 @@ func attrs(ctx context.Context, p peerkey.Holder) []slog.Attr {
 	return nil
 }
 
-// enter counts a stream or a fetch of p, which h.open.Give ends.
+// enter counts a stream or a fetch of p. The caller must call h.open.Give when it ends.
 func (h *Handler) enter(r *http.Request, p peerkey.Holder) error {
 	if err := h.open.Take(p, 1); err != nil {
 		what := "too many streams are open"
@@ -64,19 +64,19 @@ func isOfPeer(err error) bool {
 	return ok && e.Reason == limit.CallerShare
 }
 
-// full refuses a request because a limit is reached.
+// full returns the error for a request that exceeds a limit.
 func full(text string) *grpchttp.Error {
 	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text, RetryAfter: retryFull}
 }
 
-// holdings are the names that one stream or fetch holds for its peer.
+// holdings counts the names that one stream or fetch holds for its peer.
 type holdings struct {
 	h    *Handler
 	peer peerkey.Holder
 	cost int
 }
 
-// hold makes the names of a session those that are counted. The error is for the client.
+// hold counts the current names of a session in place of the earlier ones. The error is for the client.
 func (c *holdings) hold(s *session) error {
 	switch more := s.cost() - c.cost; {
 	case more < 0:
@@ -94,19 +94,19 @@ func (c *holdings) hold(s *session) error {
 	return nil
 }
 
-// release gives everything back.
+// release gives back all that is counted.
 func (c *holdings) release() {
 	c.h.names.Give(c.peer, c.cost)
 	c.cost = 0
 }
 
-// bytesOf returns the bytes of the names of so many streams.
+// bytesOf returns the average size, in bytes, of the names of that many streams.
 func bytesOf(streams int) int { return min(streams, math.MaxInt/streamBytes) * streamBytes }
 
-// cost is what the names of a session take, roughly, in bytes.
+// cost returns the approximate size, in bytes, of the names of a session.
 func (s *session) cost() int { return s.bytes + len(s.items)*besideName }
 
-// refused logs that a request was refused. Reasons are few.
+// refused logs a refused request. There are few different reasons.
 func (h *Handler) refused(ctx context.Context, p peerkey.Holder, reason string, err *grpchttp.Error) {
 	label := "request"
 	if err.Code == grpchttp.ResourceExhausted {
@@ -117,7 +117,7 @@ func (h *Handler) refused(ctx context.Context, p peerkey.Holder, reason string, 
 		append(attrs(ctx, p), slog.String("err", clip(err.Message)))...)
 }
 
-// badRequest logs an error of a request, if it is one that the client has made.
+// badRequest logs the error of a request if the client caused it.
 func (h *Handler) badRequest(ctx context.Context, p peerkey.Holder, err error) {
 	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
 		switch e.Code {

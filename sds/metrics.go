@@ -2,14 +2,14 @@ package sds
 
 import "github.com/svidkit/svidkit/internal/metrics"
 
-// counts are what a Handler counts.
+// counts are the counters of a Handler.
 type counts struct {
 	metrics.Set
 	responses *metrics.Counter
-	refused   map[string]*metrics.Counter // by the reason
+	refused   map[string]*metrics.Counter // by reason
 }
 
-// init adds the metrics of h.
+// init registers the metrics of h.
 func (c *counts) init(h *Handler) {
 	c.Gauges("svidkit_sds_streams", "The number of open streams, of both kinds.",
 		func(add metrics.Add) { add(float64(h.streams.Load())) })

@@ -10,10 +10,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Report implements [report.Reporter] with a server: its open streams, the names that clients ask for and may have,
-// with their versions, and the last 16 pushes that differ, and the last 16 rejections by clients. A name for which
-// [Options].Resolve has returned another is "NAME (SOURCE NAME)". The names of the metrics begin with svidkit_sds_,
-// and nothing that a client says is among their labels.
+// Report implements [report.Reporter] with the open streams, the permitted names that clients ask for, with their
+// versions, the last 16 distinct pushes, and the last 16 rejections by clients. A name for which [Options].Resolve
+// returned another is "NAME (SOURCE NAME)". The names of the metrics begin with svidkit_sds_, and no metric has
+// labels from a client.
 func (h *Handler) Report() report.Report {
 	h.mu.Lock()
 	pushes := slices.Concat(h.pushes, h.rejections)
@@ -22,11 +22,10 @@ func (h *Handler) Report() report.Report {
 	return report.Report{Servers: []report.Server{server}, Metrics: h.counts.Write}
 }
 
-// maxPushes is how many pushes are kept, and how many names of each.
+// maxPushes is how many pushes are kept, and how many names of each push.
 const maxPushes = 16
 
-// noted returns a list of pushes with one that happens now. What has the same version and names counts as one push,
-// and the oldest of too many goes.
+// noted adds p to list. Pushes with the same version and names count as one, and the oldest of too many is dropped.
 func noted(list []report.Push, p report.Push) []report.Push {
 	p.Time, p.Streams, p.Names = time.Now(), 1, p.Names[:min(len(p.Names), maxPushes)]
 	i := slices.IndexFunc(list, func(q report.Push) bool {
@@ -41,7 +40,7 @@ func noted(list []report.Push, p report.Push) []report.Push {
 	return append(list, p)
 }
 
-// pushed notes a response that is about to be sent.
+// pushed notes a response about to be sent.
 func (h *Handler) pushed(l *label) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -7,20 +7,20 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 )
 
-// request is what we use of a DiscoveryRequest or a DeltaDiscoveryRequest. It shares no memory with
-// the message, whose node can be large.
+// request is the part that we use of a DiscoveryRequest or a DeltaDiscoveryRequest. It shares no memory with the
+// message, whose node can be large.
 type request struct {
 	node     string // its ID
 	typeURL  string
 	nonce    string
-	names    []string // SotW: all that it wants from now on; delta: what it wants in addition
-	drop     []string // delta: what it no longer wants
+	names    []string // SotW: all names that the client wants from now on; delta: additional names
+	drop     []string // delta: names that the client no longer wants
 	have     map[string]string
 	rejected bool   // error_detail is present
-	reason   string // its message
+	reason   string // the message in error_detail
 }
 
-// fields are the numbers of the fields of a request; 0 is one that it does not have.
+// fields are the field numbers of a request; 0 means that it has no such field.
 type fields struct{ node, names, drop, have, typeURL, nonce, detail protofield.Number }
 
 var (
@@ -28,8 +28,8 @@ var (
 	deltaFields = fields{node: 1, typeURL: 2, names: 3, drop: 4, have: 5, nonce: 6, detail: 7}
 )
 
-// decode reads a request, and stops where it goes over a limit. The error is for the client. A list of delta may have
-// twice the names: those for which there is no room are refused alone.
+// decode reads a request, and stops at the first limit that it exceeds. The error is for the client. A delta list may
+// have twice the maximum of names: the excess names are refused one by one.
 func decode(message []byte, delta bool, maxNames int) (*request, error) {
 	n, most := sotwFields, maxNames
 	if delta {
@@ -46,7 +46,7 @@ func decode(message []byte, delta bool, maxNames int) (*request, error) {
 		}
 	}
 	err := protofield.Read(message, func(f *protofield.Field) {
-		if f.Data != nil { // all that we read are texts and messages
+		if f.Data != nil { // every field that we read is a text or a message
 			r.read(f, n, check)
 		}
 	})
@@ -94,7 +94,7 @@ func (r *request) read(f *protofield.Field, n fields, check func(f *protofield.F
 	}
 }
 
-// textOf returns what reads a text of an embedded message.
+// textOf returns a function that reads a text field of an embedded message.
 func textOf(number protofield.Number, to *string) func(*protofield.Field) {
 	return func(f *protofield.Field) {
 		if f.Number == number {
@@ -113,7 +113,7 @@ func errTooLong(maxBytes int) error {
 		"sds: resource names of more than %d bytes together; open another stream", maxBytes)
 }
 
-// clip returns at most maxText bytes of s, in memory of its own.
+// clip returns a copy of at most the first maxText bytes of s.
 func clip(s string) string {
 	if len(s) > maxText {
 		s = strings.ToValidUTF8(s[:maxText], "")

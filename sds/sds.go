@@ -1,5 +1,5 @@
 // Package sds serves workload identities to Envoy: the Secret Discovery Service, version 3, as an [http.Handler].
-// Envoy takes its certificate, key and trusted roots from it and gets each new version pushed, with no restart and no
+// Envoy takes its certificate, key and trusted roots from it and gets each new version pushed, without restart or
 // file.
 //
 // Most programs need two calls. The source is a *secretcache.Manager or a *workloadapi.Source:
@@ -15,14 +15,14 @@
 // A [Handler] serves all three methods of envoy.service.secret.v3.SecretDiscoveryService: StreamSecrets (state of the
 // world), DeltaSecrets (incremental) and FetchSecrets, over gRPC. The [Source] decides which names exist.
 //
-// It serves secrets by the Aggregated Discovery Service (ADS) as well: an Envoy whose ads_config leads here takes all
-// its secrets on one stream, and not on one for each. Requests for another type end that stream; for Envoys that have
-// a control plane, too, see package sds/xdsproxy.
+// It also serves secrets by the Aggregated Discovery Service (ADS): an Envoy whose ads_config points here takes all
+// its secrets on one stream instead of one stream each. A request for another type ends that stream. For Envoys that
+// also have a control plane, see package sds/xdsproxy.
 //
-// A [pki.Secret] of each kind becomes the Secret that Envoy has for it, with its content inline: tls_certificate with
-// a private_key or a private_key_provider; validation_context with trusted_ca and crl, or with the bundles of several
+// A [pki.Secret] of each kind becomes the matching Envoy Secret, with its content inline: tls_certificate with a
+// private_key or a private_key_provider; validation_context with trusted_ca and crl, or with the bundles of several
 // trust domains for Envoy's SPIFFE validator (envoy.tls.cert_validator.spiffe); session_ticket_keys; generic_secret.
-// With the SPIFFE validator Envoy 1.40 refuses a peer without a certificate, or whose ID has no path.
+// With the SPIFFE validator, Envoy 1.40 refuses a peer that sends no certificate, and a peer whose ID has no path.
 //
 // # What it promises
 //
@@ -41,23 +41,22 @@
 //
 // # A certificate for each connection
 //
-// Since version 1.38 a listener of Envoy can ask for a secret when a client connects, by the server name (SNI) that
-// the client gives: one Envoy speaks for any number of workloads. [Options].Resolve maps the server name to the name
-// of the source, such as a SPIFFE ID. Use delta: a name that does not exist, or is withdrawn, then fails at once and
-// alone, and what is withdrawn is no longer shown. See the example of Options, and examples/ENVOY.md for Envoy's
-// configuration and figures.
+// Since version 1.38 an Envoy listener can ask for a secret when a client connects, by the server name (SNI) that the
+// client sends, so one Envoy serves any number of workloads. [Options].Resolve maps the server name to the source's
+// name, such as a SPIFFE ID. Use delta: a name that does not exist or is withdrawn then fails at once and alone, and
+// a withdrawn secret is no longer shown. See the example of Options, and examples/ENVOY.md for Envoy's configuration
+// and figures.
 //
 // # What it does not do
 //
 // A Handler does not authenticate its callers: the permissions of the socket do, or the TLS of the http.Server.
-// [Options].Resolve decides by caller and name. What a client says about itself (its node) is used in logs only. A
-// Handler does not check certificates, which is the source's job, and serves nothing of Envoy's other discovery
-// services.
+// [Options].Resolve decides by caller and name. The node that a client sends about itself is used in logs only. A
+// Handler does not check certificates, which is the source's job, and serves no other discovery service.
 //
-// Of what a Secret of Envoy may have, it does not send: OCSP responses, which end sooner than certificates and which
-// Envoy does without; passwords of keys, which would travel beside what they protect; names that peers must have, as
-// Envoy takes them beside those of its configuration, and so would accept more. It does not let the node of an Envoy
-// choose the form of its secrets or another name for them: [Options].Resolve and the source do.
+// It leaves out three fields of Envoy's Secret: OCSP responses, which expire sooner than certificates and which Envoy
+// does without; passwords of keys, which would travel beside the keys that they protect; and names that peers must
+// have, which Envoy would accept in addition to those in its configuration. An Envoy's node does not choose the form
+// or the name of its secrets: [Options].Resolve and the source do.
 //
 // # In a server of your own
 //
@@ -70,15 +69,15 @@
 //   - A request may have 1 MiB, a name 4 KiB, and a stream 1,000 names ([Options].MaxNames) of 256 KiB
 //     together, or of 256 bytes each on average with a larger MaxNames.
 //   - 20,000 streams and fetches may be open ([Options].MaxStreams), 5,000 of one peer ([Options].MaxPeerStreams).
-//   - The names that clients ask for may take 128 MiB, and those of one peer 32 MiB, or 2 KiB for each of its streams
+//   - The names that clients ask for may take 128 MiB, a single peer's 32 MiB, or 2 KiB for each of its streams
 //     if that is more. A name takes its length and 1 KiB, whether it exists and is permitted or not.
 //   - A client has a minute to take a response; then the stream ends.
-//   - Requests that are being received may take 64 MiB, and those of one peer 16 MiB. The first 4 KiB of each do not
+//   - Requests that are being received may take 64 MiB, a single peer's 16 MiB. The first 4 KiB of each do not
 //     count.
 //
-// What is larger is refused before it is kept, and ends the stream; only a name too many on a delta stream fails
-// alone (see [Options].MaxNames). A client that finds no room gets code ResourceExhausted and the advice to come back
-// after 10 seconds. Compressed requests are refused. A peer is a user (UID) on a Unix socket on Linux, and a
+// A larger request is refused before it is stored, and its stream ends; only a name too many on a delta stream fails
+// alone (see [Options].MaxNames). A client that exceeds a limit gets code ResourceExhausted and the advice to come
+// back after 10 seconds. Compressed requests are refused. A peer is a user (UID) on a Unix socket on Linux, and a
 // connection otherwise.
 package sds
 
@@ -104,7 +103,7 @@ const (
 	maxMessage  = 1 << 20 // bytes of one gRPC message
 	maxName     = 4 << 10 // bytes of a resource name
 	maxNames    = 1000    // names of one stream, by default
-	maxText     = 1 << 10 // bytes that are kept of a text for logs and status
+	maxText     = 1 << 10 // bytes of a text kept for logs and status
 	maxResponse = 1 << 20 // bytes after which a response with several secrets is split
 )
 
@@ -116,74 +115,72 @@ const (
 	securityHeader = "workload.spiffe.io"
 )
 
-// Source provides the secrets: a *secretcache.Manager, a *workloadapi.Source, or one of package sdssource, which
-// makes them of files and of other sources. Its methods are called from many goroutines.
+// Source provides the secrets: a *secretcache.Manager, a *workloadapi.Source, or a source of package sdssource, which
+// reads files or combines other sources. Its methods are called from many goroutines.
 type Source interface {
 	// GenerateSecret returns the current secret with that name. It may block, for instance for a CA, until ctx is
-	// done; ctx carries no values of a request, as one call serves all streams that wait.
+	// done; ctx carries no request values, because one call serves all waiting streams.
 	//
-	// An error that wraps [io/fs.ErrNotExist] says that there is no such name; it is not asked for again until
-	// Subscribe's function is called with it. After any other error the call is repeated: after 0.5 s at first and
-	// then 5 s at most, or, while there is a secret to serve, after 4 % of the life that it has left and 30 s at
-	// most. An error can ask for 30 s, or half of that life: see [spiffe.ErrNotReady].
+	// An error that wraps [io/fs.ErrNotExist] means that there is no such name; the Handler asks for it again only
+	// after it has been passed to Subscribe's function. After any other error the Handler calls again: after 0.5 s at
+	// first, then after at most 5 s, or, while it has a secret to serve, after 4 % of the secret's remaining life and
+	// at most 30 s. An error can ask for 30 s, or half of that life: see [spiffe.ErrNotReady].
 	GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error)
 
-	// Subscribe registers f, to be called with each name for which GenerateSecret would answer differently: its
-	// secret is new, or has appeared, or is gone. f returns at once. cancel ends that.
+	// Subscribe registers f to be called with each name for which GenerateSecret would answer differently: its secret
+	// is new, has appeared or is gone. f must return at once. cancel ends the subscription.
 	Subscribe(f func(resourceName string)) (cancel func())
 }
 
-// Options are the choices of a [Handler]. The zero value is what Envoy wants.
+// Options configures a [Handler]. The zero value suits Envoy.
 type Options struct {
 	// Resolve decides whether the caller of a request may have a name, and which secret it gets under that name: it
 	// returns the name to ask the Source for. So each caller can have a "default" of its own. The caller receives the
-	// secret under the name that it asked for. Streams whose names resolve to the same one share one look-up and one
-	// encoding. Nil lets every caller have every name: the socket is the
-	// guard.
+	// secret under the name that it asked for. Streams whose names resolve to the same source name share one look-up
+	// and one encoding. Nil lets every caller have every name: access to the socket is the only check.
 	//
-	// Any error means no: to that caller the name does not exist. Resolve should not block.
+	// Any error means no: for that caller the name does not exist. Resolve should not block.
 	//
-	// It is called when a stream asks for the name, when a version of it is about to be sent, and, for each stream
-	// that has it or was refused it, when its secret changes and after [Handler.Refresh]. For a stream that was
-	// refused, its secret is the one that the Source has under the name that was asked for. So a later permission, or
-	// another secret, reaches a waiting stream within a second. A stream that loses the right to a name gets nothing
-	// more of it, and keeps what it has: a delta stream is told that the name is removed, but Envoy uses the secret
-	// until it restarts, unless it has asked for it on demand; in SotW there is no way to say so. The certificate
-	// stays good until it expires.
+	// It is called when a stream asks for the name, when a version of the secret is about to be sent, and, for each
+	// stream that has the name or was refused it, when its secret changes and after [Handler.Refresh]. For a refused
+	// stream, the secret is the one that the Source has under the requested name. So a later permission, or another
+	// secret, reaches a waiting stream within a second. A stream that loses the right to a name gets no more updates
+	// and keeps the secret that it has. A delta stream is told that the name is removed, but Envoy uses the secret
+	// until it restarts, unless it asked for it on demand. SotW cannot say so. The certificate stays valid until it
+	// expires.
 	//
-	// It is called with the context of the request, in which unixsocket.PeerFromContext finds the process on the
-	// other side of a Unix socket, and spiffetls.PeerFromContext the proven client of a server that
-	// spiffetls.Endpoint.ConfigureServer has prepared. For the rest of a request, such as its TLS and RemoteAddr, put
-	// a handler in front that adds it with http.Request.WithContext; see the examples.
+	// Its context is the request's: unixsocket.PeerFromContext finds the process on the other side of a Unix socket,
+	// and spiffetls.PeerFromContext the authenticated client of a server that spiffetls.Endpoint.ConfigureServer
+	// prepared. For the rest of a request, such as its TLS and RemoteAddr, wrap the Handler in one that adds it with
+	// http.Request.WithContext; see the examples.
 	Resolve func(ctx context.Context, resourceName string) (sourceName string, err error)
 
 	// RequireHeader refuses requests without the header "workload.spiffe.io: true", which a client that was tricked
-	// into making a request does not send. Envoy sends it if initial_metadata of its gRPC service says so.
+	// into making a request does not send. Envoy sends it if its gRPC service has it in initial_metadata.
 	RequireHeader bool
 
 	// MaxNames is how many names one stream may ask for; 0 means 1,000. Raise it where an Envoy takes all its secrets
-	// on one stream. A delta stream is told that a name too many does not exist, and may ask for it again when there
-	// is room; it ends with code ResourceExhausted if there are twice as many. A SotW stream
-	// ends with one too many.
+	// on one stream. A delta stream with too many names is told that the excess names do not exist, and may ask again
+	// when there is room; at twice as many it ends with code ResourceExhausted. A SotW stream ends at the first excess
+	// name.
 	MaxNames int
 
-	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each
-	// secret, or one of ADS for all. Fetches that are under way count as well. One more is refused with code
-	// ResourceExhausted.
+	// MaxStreams is how many streams may be open at the same time; 0 means 20,000. An Envoy opens one for each secret,
+	// or one of ADS for all. Fetches under way count as well. More are refused with ResourceExhausted.
 	MaxStreams int
 
 	// MaxPeerStreams is how many of them one peer may have: a user (UID) on a Unix socket, a connection otherwise. 0
 	// means 5,000: 20 Envoys with 250 secrets each. Raise it where the Envoys of a large node run as one user.
 	MaxPeerStreams int
 
-	// Logger gets warnings: rejected responses, names that were refused or do not exist, failed look-ups, and refused
-	// requests. As clients can cause them at will, the first of a kind, for each client of the first 12, is logged at
-	// once, and then their number each minute. Lines about callers have uid and pid, or remote. Nil means no logs.
+	// Logger gets warnings: rejected responses, refused or missing names, failed look-ups and refused requests. Since
+	// clients can cause them at will, only the first of each kind is logged at once, for each of the first 12 clients;
+	// then their number is logged each minute. Lines about callers have uid and pid, or remote. Nil: no logs.
 	Logger *slog.Logger
 }
 
 // Handler serves the Secret Discovery Service. It is safe for concurrent use. Until Close it is subscribed to the
-// source and has one goroutine, beside those of the requests.
+// source and has one goroutine, in addition to the goroutines of the requests.
 type Handler struct {
 	opts        Options
 	table       *table
@@ -206,7 +203,7 @@ type Handler struct {
 }
 
 // NewHandler returns a handler that serves the secrets of src. It subscribes to src until [Handler.Close], and asks
-// it for nothing before a client does. opts may be nil, and is copied.
+// src for a secret only when a client does. opts may be nil, and is copied.
 func NewHandler(src Source, opts *Options) (*Handler, error) {
 	if src == nil {
 		return nil, errors.New("sds: new handler: the source is nil")
@@ -242,8 +239,8 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	return h, nil
 }
 
-// ServeHTTP serves one request, which for a stream takes as long as that is open. Paths that are not of this service
-// are answered with 404, and RPCs in other forms than gRPC with 415.
+// ServeHTTP serves one request; for a stream it returns when the stream ends. Paths of other services are answered
+// with 404, and RPCs in other forms than gRPC with 415.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.grpc.Methods[r.URL.Path] == nil {
 		http.NotFound(w, r)
@@ -252,7 +249,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.grpc.ServeHTTP(w, r)
 }
 
-// admit runs before anything of a request is read.
+// admit decides whether to serve a request, before anything of it is read.
 func (h *Handler) admit(r *http.Request) error {
 	if h.opts.RequireHeader && r.Header.Get(securityHeader) != "true" {
 		err := grpchttp.Errorf(grpchttp.InvalidArgument,
@@ -270,9 +267,9 @@ func errClosing() error {
 	return grpchttp.Errorf(grpchttp.Unavailable, "sds: the server is shutting down")
 }
 
-// Close ends all streams with code Unavailable, cancels the subscription to the source and waits for look-ups that
-// are under way. It does not wait for the streams: those belong to the http.Server, and a stream whose client does
-// not read ends with its connection. Later requests are refused. Close may be called twice. It returns nil.
+// Close ends all streams with code Unavailable, cancels the subscription to the source and waits for look-ups under
+// way. It does not wait for the streams: those belong to the http.Server, and a stream whose client does not read
+// ends with its connection. Later requests are refused. Close may be called more than once. It returns nil.
 func (h *Handler) Close() error {
 	h.unsubscribe()
 	h.table.close()

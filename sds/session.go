@@ -7,29 +7,29 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// session is the protocol state of one stream, without the transport: requests and news about names go in, responses
-// come out. One goroutine at a time uses it.
+// session is the protocol state of one stream, without the transport: it takes requests and news about names, and
+// returns responses. One goroutine at a time uses it.
 //
-// At most one response is unanswered at a time. News that arrives meanwhile waits, by name, and the next response has
-// the newest of each, so a session's memory is bounded by its names.
+// At most one response is unanswered at a time. Meanwhile, news waits by name, and the next response carries the
+// newest of each name, so a session's memory is bounded by its names.
 type session struct {
 	delta    bool
 	maxNames int
 	maxBytes int // of all names together
 	frames   *frames
 
-	// allow decides about content before it is sent, which may be long after it became known, and whenever there is
-	// news about it; nil allows all. Content that it refuses does not exist for the client until there is news again.
-	// It sets the item's cur to nil if the client is to get other content, about which there will be news.
+	// allow decides about content before it is sent, possibly long after it became known, and again whenever there is
+	// news about it; nil allows all. For the client, refused content does not exist until there is news again. allow
+	// sets the item's cur to nil if the client will get other content, which arrives as news.
 	allow func(*item) bool
 
 	items    map[string]*item
-	over     map[string]bool // delta: names without room; the client is still to be told that they do not exist
-	queue    []*item         // those with news, oldest first; may have dropped ones
-	version  version         // of what the client was sent of the names it still wants
-	last     label           // of the last response; zero if there was none
+	over     map[string]bool // delta: names beyond a limit; the client has yet to be told that they do not exist
+	queue    []*item         // items with news, oldest first; may contain dropped items
+	version  version         // of the content sent to the client under the names that it still wants
+	last     label           // of the last response; zero before the first
 	awaiting bool            // the last response is neither acknowledged nor rejected
-	begun    bool            // there was a request
+	begun    bool            // there has been a request
 	bytes    int             // of the names of all items
 	node     string
 	round    uint64 // marks the items that a request names
@@ -38,27 +38,27 @@ type session struct {
 // item is one name that the client wants.
 type item struct {
 	name   string
-	cur    *state  // the newest; nil or with an error if that is not known
-	sent   version // what the client was sent last, or says that it brought; zero if nothing
+	cur    *state  // the newest state; nil or with an error if unknown
+	sent   version // sent last, or reported by the client as its own; zero if none
 	told   bool    // delta: the client was told that there is no such name
 	queued bool
 	round  uint64
 
-	denied bool   // allow has refused it
+	denied bool   // allow refused it
 	watch  *watch // the stream's; not used here
 }
 
 // absent is the state of a name that does not exist for the client.
 var absent = &state{}
 
-// outcome is what a request did to a session.
+// outcome is the effect of a request on a session.
 type outcome struct {
-	stale   bool         // SotW: an answer to an old response; nothing was done
+	stale   bool         // SotW: an answer to an old response; it had no effect
 	nack    *report.Push // the client rejected the last response
 	added   []*item      // names that were not wanted before
-	again   []*item      // delta: that are denied, and asked for once more
-	dropped []*item      // and that are no longer
-	over    int          // delta: how many names found no room
+	again   []*item      // delta: denied names that the client requests again
+	dropped []*item      // names that are no longer wanted
+	over    int          // delta: how many names exceeded a limit
 }
 
 func newSession(delta bool, maxNames int, frames *frames) *session {
@@ -68,7 +68,7 @@ func newSession(delta bool, maxNames int, frames *frames) *session {
 	}
 }
 
-// request takes one request. An error is for the client, and ends the stream.
+// request handles one request. An error is for the client, and ends the stream.
 func (s *session) request(r *request) (outcome, error) {
 	var out outcome
 	if r.typeURL != "" && r.typeURL != typeURL {
@@ -87,8 +87,8 @@ func (s *session) request(r *request) (outcome, error) {
 		}
 		s.awaiting = false
 	case !s.delta && !answer && r.nonce != "" && !first:
-		// The client will answer the newer response as well, and name again what it wants. Before
-		// our first response a nonce is one of an older stream, and the request is a first one.
+		// The client will answer the newer response as well, and name again what it wants. Before our first response,
+		// a nonce comes from an older stream, and the request counts as the first one.
 		out.stale = true
 		return out, nil
 	}
@@ -104,12 +104,12 @@ func (s *session) request(r *request) (outcome, error) {
 		err = errTooLong(s.maxBytes)
 	}
 	if len(s.queue) > 2*len(s.items) {
-		s.queue = slices.DeleteFunc(s.queue, s.dropped) // which is not counted any more
+		s.queue = slices.DeleteFunc(s.queue, s.dropped) // their names are no longer counted
 	}
 	return out, err
 }
 
-// replace makes the names of a SotW request the wanted ones.
+// replace makes the names of a SotW request the wanted names.
 func (s *session) replace(r *request, out *outcome) error {
 	s.round++
 	wanted := 0
@@ -130,7 +130,7 @@ func (s *session) replace(r *request, out *outcome) error {
 	return nil
 }
 
-// change applies a delta request. What is dropped goes first, so that a name in both lists stays.
+// change applies a delta request. It drops names first, so that a name in both lists stays.
 func (s *session) change(r *request, out *outcome) error {
 	for _, name := range r.drop {
 		if it := s.items[name]; it != nil {
@@ -148,23 +148,23 @@ func (s *session) change(r *request, out *outcome) error {
 		if it.denied {
 			out.again = append(out.again, it)
 		}
-		s.forget(it) // each subscription is answered: the client may have lost what it had
+		s.forget(it) // answer each subscription: the client may have lost its copy
 	}
 	for name, v := range r.have {
-		if it := s.items[name]; it != nil && !s.begun { // later ones are not believed
+		if it := s.items[name]; it != nil && !s.begun { // only the first request may say what the client has
 			s.mark(it, parseVersion(v))
 		}
 	}
 	return nil
 }
 
-// refuse notes a name for which there is no room. It fails alone: if the stream ended, the client would come back
-// with the same names, and none of them would be renewed.
+// refuse notes a name beyond the limit. Only that name fails: if the stream ended, the client would come back with
+// the same names, and none of them would be renewed.
 func (s *session) refuse(name string, out *outcome) error {
 	if out.over++; s.over[name] {
 		return nil
 	}
-	if len(s.over) >= s.maxNames { // which a client that answers does not reach
+	if len(s.over) >= s.maxNames { // a client that answers responses stays below this
 		return errTooMany(s.maxNames)
 	}
 	if s.over == nil {
@@ -175,14 +175,14 @@ func (s *session) refuse(name string, out *outcome) error {
 	return nil
 }
 
-// add returns the item with that name, and makes it if it is new.
+// add returns the item with that name, and creates it if it is new.
 func (s *session) add(name string, out *outcome) *item {
 	it := s.items[name]
 	if it == nil {
 		it = &item{name: name}
 		s.items[name] = it
 		s.bytes += len(name)
-		if name == "*" { // everything, which is nothing here
+		if name == "*" { // a wildcard, which matches nothing here
 			s.news(it, absent)
 		} else {
 			out.added = append(out.added, it)
@@ -198,16 +198,16 @@ func (s *session) drop(it *item, out *outcome) {
 	out.dropped = append(out.dropped, it)
 }
 
-// dropped reports whether the client no longer wants it.
+// dropped reports whether the client no longer wants the item.
 func (s *session) dropped(it *item) bool { return s.items[it.name] != it }
 
-// forget makes the next response include it, whatever was sent before.
+// forget makes the next response include the item, even if it was sent before.
 func (s *session) forget(it *item) {
 	s.mark(it, version{})
 	s.enqueue(it)
 }
 
-// news tells what is now known of a name.
+// news records the new state of a name.
 func (s *session) news(it *item, st *state) {
 	if !s.dropped(it) {
 		it.cur = st
@@ -219,7 +219,7 @@ func (s *session) enqueue(it *item) {
 	if it.queued {
 		return
 	}
-	if len(s.queue) > 2*len(s.items) { // a client that asks and drops, and answers nothing
+	if len(s.queue) > 2*len(s.items) { // a client that subscribes and unsubscribes without answering
 		s.queue = slices.DeleteFunc(s.queue, s.dropped)
 	}
 	it.queued = true
@@ -233,14 +233,14 @@ func (s *session) next() *response {
 	}
 	r := s.collect()
 	if len(r.entries) == 0 && len(r.removed) == 0 {
-		return nil // only news that the client has already; there is no more than one round of it
+		return nil // the client already has all of it, and each item waits only once
 	}
 	r.frame = s.frames.of(r, s.last.serial)
 	s.last, s.awaiting = r.frame.label, true
 	return r
 }
 
-// collect takes the news out of the queue that fits into a response.
+// collect takes as much news from the queue as fits into a response.
 func (s *session) collect() *response {
 	var r response
 	size, done := 0, 0
@@ -255,7 +255,7 @@ func (s *session) collect() *response {
 		}
 	}
 	for name := range s.over {
-		if s.bytes -= len(name); s.items[name] == nil { // there was no room later, either
+		if s.bytes -= len(name); s.items[name] == nil { // it still exceeds the limit
 			r.removed = append(r.removed, name)
 		}
 	}
@@ -267,7 +267,8 @@ func (s *session) collect() *response {
 	return &r
 }
 
-// settled reports whether the client wants a name about which there is something to say. It asks allow about content.
+// settled reports whether there is something to tell the client about a name that it wants. It asks allow about
+// content.
 func (s *session) settled(it *item) bool {
 	if s.dropped(it) || it.cur == nil || it.cur.err != nil {
 		return false
@@ -296,7 +297,7 @@ func (s *session) include(it *item, r *response) (size int) {
 	return 0
 }
 
-// mark notes what the client has.
+// mark notes which version of the item the client has.
 func (s *session) mark(it *item, v version) {
 	s.version = s.version.xor(it.sent).xor(v)
 	it.sent, it.told = v, false

@@ -14,8 +14,7 @@ import (
 )
 
 // stream connects a session to its client and to the table. The goroutine of the HTTP request receives requests and
-// answers them. News of the table is sent by another goroutine, which ends when that is done, so that an idle stream
-// has one.
+// answers them. Another goroutine sends news from the table and ends when done: an idle stream has one.
 type stream struct {
 	h      *Handler
 	ctx    context.Context
@@ -24,12 +23,12 @@ type stream struct {
 	inbox  inbox
 	pushes sync.WaitGroup
 
-	out sync.Mutex // held while a response is sent; locked with mu locked, for their order
+	out sync.Mutex // held while a response is sent; locked while mu is held, to keep responses in order
 
 	mu      sync.Mutex
 	session *session
 	held    holdings
-	closed  bool     // nothing is watched any more
+	closed  bool     // all watches have ended
 	news    []*watch // reused
 }
 
@@ -45,7 +44,7 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 	}
 }
 
-// begun counts the stream, and returns what ends it.
+// begun counts the stream, and returns a function that ends it.
 func (s *stream) begun() (over func()) {
 	received := context.AfterFunc(s.ctx, s.call.StopReceiving)
 	closing := context.AfterFunc(s.h.table.ctx, func() { s.end(errClosing()) })
@@ -59,7 +58,7 @@ func (s *stream) begun() (over func()) {
 	}
 }
 
-// newStream returns a stream that is counted until it is closed.
+// newStream returns a stream. The stream is counted until it is closed.
 func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool) (*stream, error) {
 	p := peerkey.HolderOf(call.Request())
 	if err := h.enter(call.Request(), p); err != nil {
@@ -77,7 +76,7 @@ func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool
 
 // run receives until the stream ends.
 func (s *stream) run() error {
-	if err := s.call.SendHeader(); err != nil { // proxies in between wait for it
+	if err := s.call.SendHeader(); err != nil { // proxies between client and server wait for it
 		return err
 	}
 	for {
@@ -95,12 +94,12 @@ func (s *stream) run() error {
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
-		return err // nil would tell the client that its refused message was fine
+		return err // nil would tell the client that its refused message was accepted
 	}
 }
 
-// ended returns why a request is over whose context is done: a push has failed, the client has gone (and does not see
-// it), its deadline has passed, or the handler is closed.
+// ended returns the reason why the context of a request is done: a push failed, the client left (and does not see
+// it), its deadline passed, or the handler was closed.
 func ended(cause error) error {
 	switch e, ok := errors.AsType[*grpchttp.Error](cause); {
 	case ok:
@@ -109,12 +108,12 @@ func ended(cause error) error {
 		return grpchttp.Errorf(grpchttp.DeadlineExceeded, "sds: the deadline of the stream has passed")
 	}
 	if p, ok := errors.AsType[*panicked](cause); ok {
-		panic(p) // for net/http, which ends this stream and no other
+		panic(p) // net/http recovers it and ends only this stream
 	}
 	return errClosing()
 }
 
-// panicked is a panic of a hook in a goroutine of ours.
+// panicked is a panic of a hook in one of our goroutines.
 type panicked struct {
 	value any
 	stack []byte
@@ -122,7 +121,7 @@ type panicked struct {
 
 func (p *panicked) Error() string { return fmt.Sprintf("%v\n%s", p.value, p.stack) }
 
-// close ends the watches, after which no push begins, and waits for those that have begun.
+// close ends the watches, after which no push begins, and waits for pushes already begun.
 func (s *stream) close() {
 	s.mu.Lock()
 	s.closed = true
@@ -135,17 +134,17 @@ func (s *stream) close() {
 	s.h.open.Give(s.held.peer, 1)
 }
 
-// request takes a message, unless it is nil, and sends what there is to send then.
+// request handles a message, unless it is nil, and sends the response that is then due.
 func (s *stream) request(msg []byte) error {
-	f, err := s.next(msg) // its frames are off the stack before the send, so that an idle stream has a small one
+	f, err := s.next(msg) // a call of its own, so that an idle stream keeps a small stack
 	if f == nil {
 		return err
 	}
 	return s.send(f)
 }
 
-// next takes a message, unless it is nil, and the news in the inbox. It returns the response to send then, with out
-// locked, or nil. The client's answer often arrives before the send has returned, and does not wait for that.
+// next handles a message, unless it is nil, and the news in the inbox. It returns the response that is due, with out
+// locked, or nil. The client's answer often arrives before the send has returned, and is handled without waiting.
 func (s *stream) next(msg []byte) (*frame, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +162,7 @@ func (s *stream) next(msg []byte) (*frame, error) {
 	return r.frame, nil
 }
 
-// send sends what next has returned.
+// send sends a frame that next returned.
 func (s *stream) send(f *frame) error {
 	defer s.out.Unlock()
 	s.h.counts.responses.Inc()
@@ -171,7 +170,7 @@ func (s *stream) send(f *frame) error {
 	return s.call.SendFrame(f.wire)
 }
 
-// take takes a message.
+// take handles a message.
 func (s *stream) take(msg []byte) error {
 	r, err := decode(msg, s.session.delta, s.session.maxNames)
 	if err != nil {
@@ -210,8 +209,7 @@ func (s *stream) begin(it *item) {
 }
 
 // resolve resolves a name for the client again, and reports whether the client may have it. From then on the stream
-// watches the result. A name that the client may not have is neither looked up nor kept for it, and resolved again
-// when the table says so.
+// watches the result. A name that the client may not have is not looked up; the table tells when to resolve it again.
 func (s *stream) resolve(it *item) bool {
 	turn := s.h.table.turn.Load()
 	source, ok := s.h.resolve(s.ctx, s.held.peer, s.session.node, it)
@@ -241,7 +239,7 @@ func (s *stream) push() {
 	}
 }
 
-// collect hands what is in the inbox to the session.
+// collect passes the news in the inbox to the session.
 func (s *stream) collect() {
 	for s.news = s.inbox.take(s.news[:0]); len(s.news) > 0; s.news = s.inbox.take(s.news[:0]) {
 		for _, w := range s.news {
@@ -251,19 +249,19 @@ func (s *stream) collect() {
 	}
 }
 
-// tell hands the news of one watch to the session.
+// tell passes the news of one watch to the session.
 func (s *stream) tell(w *watch) {
 	it := w.item
 	if it.watch != w {
-		return // not wanted any more
+		return // no longer wanted
 	}
-	if w.res == nil { // it was refused
+	if w.res == nil { // the name was refused
 		s.resolve(it)
 		return
 	}
 	switch st := w.res.cur.Load(); {
 	case st != nil && st.entry != nil:
-		s.session.news(it, st) // which asks before it sends
+		s.session.news(it, st) // the session calls allow before it sends
 	case s.session.allow != nil && !s.resolve(it):
 		s.session.news(it, absent)
 	case it.watch == w && st != nil && st.err == nil:
@@ -271,8 +269,8 @@ func (s *stream) tell(w *watch) {
 	}
 }
 
-// resolve calls [Options].Resolve: which secret the client gets under a name, and whether it may have the name at
-// all. It logs the first refusal.
+// resolve calls [Options].Resolve, which decides whether the client may have a name, and which secret it gets under
+// that name. It logs the first refusal.
 func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it *item) (source string, ok bool) {
 	if h.opts.Resolve == nil {
 		return it.name, true

@@ -16,17 +16,16 @@ import (
 )
 
 const (
-	lookupTimeout = 30 * time.Second // after which a look-up counts as failed, and is repeated
+	lookupTimeout = 30 * time.Second // after which a look-up counts as failed and is repeated
 	firstRetry    = 500 * time.Millisecond
 	emptyRetry    = 5 * time.Second // while there is nothing to serve
 	lastRetry     = 30 * time.Second
 )
 
-// patience is for look-ups that fail, and for the streams of a client.
+// patience is the retry policy for failed look-ups, and for the streams of a client.
 var patience = renew.Patience{Low: firstRetry / 2, Impatient: emptyRetry, Longest: lastRetry, Wish: lastRetry}
 
-// waitAfter returns how long to wait after f. If have, a secret is in use that expires at end, which is zero for
-// never.
+// waitAfter returns how long to wait after f. If have is set, a secret in use expires at end; zero means never.
 func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
 	switch left := time.Until(end); {
 	case have && end.IsZero():
@@ -37,44 +36,45 @@ func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
 	return patience.Wait(f, 0, 0, rand.Float64())
 }
 
-// table has the names that streams watch, each with its current state in the source. A name is looked up and encoded
-// once, outside of any lock, however many streams watch it, and forgotten when none does. A secret that clients ask
-// for under another name than the source's is a separate entry, as its encoding has the clients' name.
+// table holds the names that streams watch, each with its current state in the source. It looks up and encodes a name
+// once, outside of any lock, for all streams that watch it, and forgets it when the last watch ends. A secret that
+// clients ask for under another name than the source's is a separate entry, as its encoding contains the clients'
+// name.
 type table struct {
 	src    Source
 	log    *slog.Logger
 	sums   *ratelog.Log
-	failed atomic.Uint64   // look-ups
-	salt   []byte          // of versions of what can be guessed
+	failed atomic.Uint64   // failed look-ups
+	salt   []byte          // for the versions of guessable content
 	ctx    context.Context // done when the table is closed
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the loop, which waits for its look-ups
 
 	mu    sync.Mutex
 	loop  renew.Loop[*resource]
-	names map[string]map[string]*resource // by the source's name, and then by the clients'
+	names map[string]map[string]*resource // by the source's name, then by the clients' name
 
-	// waits has the streams that were refused a name, by that name, to ask again. Nothing is looked up for them.
+	// waits holds the streams that were refused a name, by that name, so that they ask again. It causes no look-ups.
 	waits map[string]map[*watch]struct{}
 
-	// turn counts the occasions on which streams ask again. It is written with mu locked.
+	// turn counts how often streams were told to ask again. It is written with mu locked.
 	turn atomic.Uint64
 }
 
 // resource is one watched name.
 type resource struct {
-	source string                // its name there
-	name   string                // that the clients ask for
-	cur    atomic.Pointer[state] // nil before the first look-up is done, and again when what it brought has expired
+	source string                // its name in the source
+	name   string                // its name in the clients' requests
+	cur    atomic.Pointer[state] // nil before the first look-up is done, and again once its secret has expired
 
-	// The rest belongs to table.mu.
+	// table.mu guards the rest.
 	renew.Entry
 	watches map[*watch]struct{}
-	dirty   bool // changed while it is looked up
+	dirty   bool // changed during its look-up
 }
 
-// state is what is known of a name: an entry; or an error, if the look-up failed and there is nothing older to serve;
-// or neither, if there is no such name.
+// state is the known state of a name: an entry; an error, if the look-up failed and no older entry can be served; or
+// both nil, if there is no such name.
 type state struct {
 	entry *entry
 	err   error
@@ -82,16 +82,16 @@ type state struct {
 
 // watch is one stream's interest in one name.
 type watch struct {
-	res   *resource // nil: it was refused
+	res   *resource // nil: the name was refused
 	inbox *inbox
 	item  *item // the stream's; nil for a fetch
-	dirty bool  // in the inbox; belongs to inbox.mu
+	dirty bool  // in the inbox; guarded by inbox.mu
 }
 
-// inbox tells one stream which of its watches have news. It holds each at most once, so nothing piles up for a busy
-// stream, which finds the newest state.
+// inbox tells one stream which of its watches have news. It holds each watch at most once, so nothing piles up for a
+// busy stream, which finds the newest state.
 type inbox struct {
-	wake func() // called when there is news after there was none; it returns at once
+	wake func() // called when the empty inbox gets news; it returns at once
 
 	mu   sync.Mutex
 	news []*watch
@@ -134,9 +134,9 @@ func newTable(src Source, log *slog.Logger) *table {
 	return t
 }
 
-// watch tells in from now on about the source's secret, which clients ask for by name: at once if its state is known.
-// The decision for this secret is as old as turn: if streams were to ask again since, watch tells at once as well, as
-// a look-up may be slow.
+// watch notifies in from now on about the source's secret, which clients ask for by name. It notifies at once if the
+// state is known. turn is the time of the decision for this secret: if refresh or changed ran since, watch notifies
+// at once as well, as a look-up may be slow.
 func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *watch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -151,7 +151,7 @@ func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *wa
 	}
 	w := &watch{res: r, inbox: in, item: it}
 	r.watches[w] = struct{}{}
-	st := r.cur.Load() // nil: the look-up that is out will tell
+	st := r.cur.Load() // nil: the pending look-up will notify
 	if st != nil && st.entry != nil && st.entry.expired(time.Now()) {
 		st = nil
 		r.cur.Store(nil) // existing streams keep it; a new stream gets what the source returns
@@ -163,8 +163,8 @@ func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *wa
 	return w
 }
 
-// wait tells in to ask again about a name that was refused, when its secret changes or all streams are to ask again.
-// The refusal is as old as turn: if streams were to ask again since, wait tells at once.
+// wait notifies in to ask again about a refused name, when its secret changes or all streams must ask again. turn is
+// the time of the refusal: if refresh or changed ran since, wait notifies at once.
 func (t *table) wait(name string, in *inbox, it *item, turn uint64) *watch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -200,7 +200,7 @@ func (t *table) refresh() {
 	}
 }
 
-// unwatch ends a watch. News that is in the inbox already stays there.
+// unwatch ends a watch. News already in the inbox stays there.
 func (t *table) unwatch(w *watch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -229,7 +229,7 @@ func (t *table) changed(name string) {
 	defer t.mu.Unlock()
 	t.turn.Add(1)
 	for _, r := range t.names[name] {
-		r.dirty = r.Busy() // what is on its way may be the old one
+		r.dirty = r.Busy() // the pending look-up may return the old secret
 		t.loop.Put(r, 0)
 	}
 	for w := range t.waits[name] {
@@ -259,7 +259,7 @@ func (t *table) lookUp(ctx context.Context, r *resource) {
 	say() // a logger can block
 }
 
-// found publishes the result of a look-up, and returns how long to wait for the next, and what logs it.
+// found publishes the result of a look-up. It returns how long to wait for the next one, and a function that logs it.
 func (t *table) found(r *resource, e *entry, err error) (wait time.Duration, say func()) {
 	wait, say = renew.Longest, func() {}
 	old := r.cur.Load()
@@ -285,15 +285,15 @@ func (t *table) found(r *resource, e *entry, err error) (wait time.Duration, say
 		t.failed.Add(1)
 		say = t.says(r, "sds: look-up failed", "the source failed",
 			slog.Any("err", err), slog.Duration("retry_in", wait))
-		if !have { // else the old one stays in use
+		if !have { // otherwise the old entry stays in use
 			t.publish(r, &state{err: err})
 		}
 	}
 	return wait, say
 }
 
-// says returns what logs something about r. A client that fetches gets an answer, and may ask once a second: for it
-// the line is one for debugging. The lock is held.
+// says returns a function that logs something about r. A client that fetches gets an answer, and may ask once a
+// second: for it the line is logged at level Debug. The lock is held.
 func (t *table) says(r *resource, message, reason string, attrs ...slog.Attr) func() {
 	attrs = append([]slog.Attr{slog.String("name", clip(r.name))}, attrs...)
 	if r.source != r.name {

@@ -1,6 +1,6 @@
-// Package conns bounds the connections that the servers of a process have and the requests that are under way on
-// them, in total and for each peer, and the time that the body of a request may take to arrive. [Dialed] holds the
-// connections that a client has made, to close them all, and [Transport] those of an http.Client.
+// Package conns limits the connections to a process's servers and the requests under way on them, in total and for
+// each peer, and the time that the body of a request may take to arrive. [Dialed] tracks the connections that a
+// client has made, to close them all, and [Transport] the connections of an http.Client.
 package conns
 
 import (
@@ -16,35 +16,35 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// Reasons of a [limit.Error], beside those of package limit.
+// Reasons of a [limit.Error], in addition to the reasons of package limit.
 const (
 	DescriptorReserve = "the other file descriptors are kept for the program itself"
 	Crowded           = "few connections are left, and this caller has many"
 )
 
-// Options says how many connections a [Listener] hands out.
+// Options are the limits on the connections of a [Listener].
 type Options struct {
-	Total       int // at the same time; 0: no limit but that of the process
+	Total       int // at the same time; 0: only the limit of the process
 	Each        int // of each peer; 0: no limit
-	Descriptors int // that a connection takes, with those that the server opens for it; 0: one
+	Descriptors int // that a connection uses, including those that the server opens for it; 0: one
 
-	Peer func(net.Conn) Peer // of a connection; nil means [TCPPeer]
+	Peer func(net.Conn) Peer // returns the peer of a connection; nil means [TCPPeer]
 
 	// Refused, if set, is called for each connection that is closed because of a limit, before it is closed, and for
-	// each request that is refused because of one. What says which.
+	// each request that is refused because of a limit. what describes the refusal.
 	Refused func(c net.Conn, what string, err *limit.Error)
 }
 
-// Peer is who holds a connection.
+// Peer identifies the other side of a connection.
 type Peer struct {
-	// Names are its names at a Listener, from the widest to the narrowest, such as a user and a process of it.
-	// Without any the connection counts in total only.
+	// Names are its names at a Listener, from the widest to the narrowest, such as a user and one of the user's
+	// processes. Without names the connection counts only in total.
 	Names []string
 
-	User string // the first of its names in the budget of the process, as far as it has another one there
+	User string // its first name in the budget of the process, if different there
 }
 
-// inProcess are the names in the budget of the process.
+// inProcess returns the names in the budget of the process.
 func (p Peer) inProcess() []string {
 	if p.User == "" || len(p.Names) == 0 || p.Names[0] == p.User {
 		return p.Names
@@ -52,19 +52,19 @@ func (p Peer) inProcess() []string {
 	return append([]string{p.User}, p.Names[1:]...)
 }
 
-// Listener accepts connections within limits. One that is beyond them is closed at once, and the next one is
-// accepted, so that a peer with too many connections delays no other. [Listen] makes one.
+// Listener accepts connections within limits. It closes a connection beyond a limit at once and accepts the next one,
+// so that a peer with too many connections delays no other peer. [Listen] creates one.
 //
-// Descriptors are the process's, so all Listeners of a process share one budget, in which a peer is one at all of
-// them. A peer may have twice as many as are free, of the budget and of the Listener's connections, so the fuller
-// they are, the less each may add: a peer that takes what it can leaves a third for the others, and a second one a
-// ninth. So there is room for a peer that has none, and for a Listener that has none. Within the wider name of its
-// peers, a narrower one may have 32 times as many as are free for that; and while more than a quarter is free, one
-// that has none gets its first connection whatever the others of the wider name have.
+// Descriptors belong to the process, so all Listeners share one budget, in which a peer is the same at all of them. A
+// peer may have twice as many as are free, both of the budget and of the Listener's connections, so the fuller they
+// are, the less each peer may add: a peer that takes all it can leaves a third for the others, and a second such peer
+// leaves a ninth. So there is always room for a new peer, and for a Listener without connections. Within the wider
+// name of its peers, a narrower name may have 32 times as many as are free for the wider one; and while more than a
+// quarter is free, a new narrower name gets its first connection however many the others of the wider name have.
 //
-// No connection takes a descriptor of the reserve: a quarter of those that the process may have (RLIMIT_NOFILE), from
-// 64 to 1,024 of them. The system gives out the lowest free number, so a connection whose number is in the reserve is
-// one too many, whatever holds the others, in this server or elsewhere in the process.
+// No connection uses a descriptor of the reserve: a quarter of the process's limit (RLIMIT_NOFILE), but at least 64
+// and at most 1,024. The system assigns the lowest free number, so a connection whose number is in the reserve is one
+// too many, even if other parts of the process hold the other descriptors.
 type Listener struct {
 	net.Listener
 	o      Options
@@ -74,7 +74,7 @@ type Listener struct {
 	held map[net.Conn]Peer
 }
 
-// budget is what is given away: in total, and by the names of peers.
+// budget counts what is in use: in total, and by the names of peers.
 type budget struct {
 	sync.Mutex
 	held int
@@ -91,11 +91,10 @@ func (b *budget) add(peer []string, n int) {
 	}
 }
 
-// process has the descriptors that the connections of all Listeners take, as they belong to the process. Its lock is
-// taken before that of a Listener.
+// process counts the descriptors in use by all Listeners' connections. Its lock is taken before a Listener's lock.
 var process = budget{of: map[string]int{}}
 
-// refusals are the connections of the process that were refused, by the label of the reason.
+// refusals are the refused connections of the process, by the label of the reason.
 var refusals = func() map[string]*metrics.Counter {
 	metrics.Process.Gauges("svidkit_connection_descriptors",
 		"The number of file descriptors that accepted connections may take, by state; a reserve is not among them.",
@@ -136,7 +135,7 @@ func Listen(l net.Listener, o Options) *Listener {
 	return limited
 }
 
-// Accept returns the next connection that is within the limits. It counts until [Listener.Closed] is called.
+// Accept returns the next connection within the limits. It counts until [Listener.Closed] is called.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -182,8 +181,8 @@ func (l *Listener) take(c net.Conn) *limit.Error {
 	return nil
 }
 
-// crowded returns why a peer with these names may have no more of all, of which some are free, and of which names
-// have so many. Each is how many the widest name may have; 0: no limit.
+// crowded returns an error if a peer with these names may have no more. all is the total, free is the free part of
+// it, of has the number that each name has, and each is how many the widest name may have; 0: no limit.
 func crowded(peer []string, of map[string]int, all, free, each int) *limit.Error {
 	times := 2
 	for i, name := range peer {
@@ -195,7 +194,7 @@ func crowded(peer []string, of map[string]int, all, free, each int) *limit.Error
 		if has >= times*free && !(none && 4*free > all) {
 			return &limit.Error{Reason: Crowded}
 		}
-		// of those within it, this one included
+		// the number free within this name, including the new one
 		if free = max((times*free-has+times)/(times+1), 1); i == 0 && each > 0 {
 			free = min(free, each-has)
 		}
@@ -210,7 +209,7 @@ func (l *Listener) count(peer Peer, n int) {
 	process.add(peer.inProcess(), n*l.o.Descriptors)
 }
 
-// Closed says that a connection, as Accept returned it, counts no longer. A second call for it does nothing.
+// Closed declares that a connection, as Accept returned it, no longer counts. Repeated calls have no effect.
 func (l *Listener) Closed(c net.Conn) {
 	process.Lock()
 	defer process.Unlock()
@@ -224,7 +223,7 @@ func (l *Listener) Closed(c net.Conn) {
 	l.count(peer, -1)
 }
 
-// PeerOf returns the first name of the peer of a connection that counts, or "".
+// PeerOf returns the first name of the peer of a counted connection, or "".
 func (l *Listener) PeerOf(c net.Conn) string {
 	l.own.Lock()
 	defer l.own.Unlock()
@@ -234,14 +233,14 @@ func (l *Listener) PeerOf(c net.Conn) string {
 	return ""
 }
 
-// Held returns how many connections count now.
+// Held returns how many connections count at present.
 func (l *Listener) Held() int {
 	l.own.Lock()
 	defer l.own.Unlock()
 	return len(l.held)
 }
 
-// Closing returns l with connections that count until they are closed.
+// Closing returns l as a net.Listener whose connections count until they are closed.
 func (l *Listener) Closing() net.Listener { return closing{l} }
 
 type closing struct{ *Listener }
@@ -265,7 +264,7 @@ func (c *closer) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite says that nothing more follows, if the connection can.
+// CloseWrite closes the writing side, if the connection supports that.
 func (c *closer) CloseWrite() error {
 	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return h.CloseWrite()
@@ -273,8 +272,8 @@ func (c *closer) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// TCPPeer returns the peer of a connection by TCP: its address, and the user if it begins on this machine. Other
-// connections of the system have one peer, and those within the process, as tests have them, none.
+// TCPPeer returns the peer of a TCP connection: its address, and the user if it comes from this machine. All other
+// operating system connections share one peer, and connections within the process, as in tests, have none.
 func TCPPeer(c net.Conn) Peer {
 	from, ok := peerkey.Address(c)
 	if _, system := descriptor(c); !ok && system {
@@ -289,8 +288,8 @@ func TCPPeer(c net.Conn) Peer {
 	return Peer{Names: []string{from.String()}}
 }
 
-// Max returns how many connections a server should have at a time, which is most if the process has descriptors for
-// that, and else all of them but the reserve.
+// Max returns how many connections a server should have at a time: most, if the process has enough descriptors, and
+// otherwise all descriptors but the reserve.
 func Max(most int) int {
 	if usable, known := usableDescriptors(); known {
 		return min(most, usable)
@@ -298,9 +297,9 @@ func Max(most int) int {
 	return most
 }
 
-// usableDescriptors returns how many file descriptors the accepted connections of this process may use, by its limit
-// (RLIMIT_NOFILE) at this moment: all but the reserve, which is a quarter of the limit, and from 64 to 1,024. Of a
-// limit below 128 the reserve is half. It reports false on systems that have no such limit.
+// usableDescriptors returns how many file descriptors accepted connections may use, by the current limit of the
+// process (RLIMIT_NOFILE): all but the reserve, which is a quarter of the limit, at least 64 and at most 1,024. If
+// the limit is below 128, the reserve is half of it. It reports false on systems without such a limit.
 func usableDescriptors() (usable int, known bool) {
 	most, known := descriptorLimit()
 	if !known {

@@ -6,20 +6,20 @@ import (
 	"sync"
 )
 
-// Dial is the function by which a client dials, as an http.Transport has it.
+// Dial is a function by which a client dials, as in http.Transport.
 type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Dialed are the connections of a client, so that its end can be theirs: net/http keeps those of a Transport that are
-// idle, cannot close those whose last request is just ending, and goes on with a dial whose request has given up. The
-// zero value has none. It is safe for concurrent use.
+// Dialed tracks the connections of a client, to close them with the client: net/http keeps idle connections of a
+// Transport, cannot close a connection whose last request is just ending, and goes on with a dial whose request has
+// given up. The zero value has no connections. It is safe for concurrent use.
 type Dialed struct {
 	mu   sync.Mutex
 	open map[net.Conn]struct{}
-	over context.Context // done with the next Close, and from End on; nil if there was no dial since the last Close
+	over context.Context // done with the next Close, or after End; nil if there was no dial since the last Close
 	end  context.CancelCauseFunc
 }
 
-// Dial returns dial with its connections in d.
+// Dial returns a function that dials with dial and tracks the connections in d.
 func (d *Dialed) Dial(dial Dial) Dial {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		d.mu.Lock()
@@ -51,7 +51,7 @@ func (d *Dialed) Dial(dial Dial) Dial {
 	}
 }
 
-// now returns what is done when d is closed next; d.mu is held.
+// now returns the context that ends when d is closed next; d.mu is held.
 func (d *Dialed) now() context.Context {
 	if d.over == nil {
 		d.over, d.end = context.WithCancelCause(context.Background())
@@ -59,25 +59,24 @@ func (d *Dialed) now() context.Context {
 	return d.over
 }
 
-// Close closes the connections that there are, and ends the dials that are under way, with net.ErrClosed. Later ones
-// are not affected.
+// Close closes the open connections and ends the dials under way with net.ErrClosed. Later dials are not affected.
 func (d *Dialed) Close() { d.close(net.ErrClosed) }
 
-// End is Close, for good: what is dialed later fails with err.
+// End is like Close, but permanent: later dials fail with err.
 func (d *Dialed) End(err error) { d.close(err) }
 
 func (d *Dialed) close(err error) {
 	d.mu.Lock()
 	over := d.now()
 	d.end(err)
-	if context.Cause(over) == net.ErrClosed { // and not that of End
+	if context.Cause(over) == net.ErrClosed { // closed by Close, not End
 		d.over, d.end = nil, nil
 	}
 	open := d.open
 	d.open = nil
 	d.mu.Unlock()
 	for c := range open {
-		_ = c.Close() // below TLS, which would wait to say that it ends
+		_ = c.Close() // below TLS, whose Close would wait to send an alert
 	}
 }
 

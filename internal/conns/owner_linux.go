@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Of sock_diag(7).
+// Constants of sock_diag(7).
 const (
 	netlinkSockDiag   = 4
 	sockDiagByFamily  = 20
@@ -18,8 +18,8 @@ const (
 	ownerTimeoutMicro = 100_000
 )
 
-// owner returns the user of the program at the other side of a TCP connection that begins on this machine. It reports
-// false for other connections, where the kernel does not say, and where that program has closed its side already.
+// owner returns the user of the program at the other side of a TCP connection from this machine. It reports false for
+// other connections, if the kernel does not say, and if that program has already closed its side.
 func owner(c net.Conn) (uid uint32, known bool) {
 	here, ok := c.LocalAddr().(*net.TCPAddr)
 	there, ok2 := c.RemoteAddr().(*net.TCPAddr)
@@ -44,11 +44,11 @@ func owner(c net.Conn) (uid uint32, known bool) {
 	if err != nil || n < offsetInode+4 || binary.NativeEndian.Uint16(answer[4:]) != sockDiagByFamily {
 		return 0, false
 	}
-	// A socket without a program has no inode, and says that it is root's.
+	// A socket without a program has no inode, and claims to be root's.
 	return binary.NativeEndian.Uint32(answer[offsetUID:]), binary.NativeEndian.Uint32(answer[offsetInode:]) != 0
 }
 
-// ownerRequest asks for the one socket from an address to another.
+// ownerRequest asks for the one socket that connects from to to.
 func ownerRequest(from, to netip.AddrPort) []byte {
 	b := make([]byte, sizeRequest)
 	binary.NativeEndian.PutUint32(b[0:], sizeRequest)

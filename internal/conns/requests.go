@@ -22,10 +22,10 @@ import (
 const (
 	headerTime = 10 * time.Second // for the first request, the header of each, and the rest of a body
 	idleTime   = 5 * time.Minute  // without a request in progress
-	answerTime = 30 * time.Second // in which a client has to take an answer, where the handler gives it no other time
+	answerTime = 30 * time.Second // in which a client must take an answer, unless the handler sets another time
 
 	maxHeader  = 64 << 10 // bytes of the header of a request
-	headerUnit = 8 << 10  // bytes of it that count as a request
+	headerUnit = 8 << 10  // bytes of a header that count as one request
 	// requests that are under way in the process, some 16 KiB each; a thousand fit on one connection
 	maxWork = 1664
 )
@@ -36,11 +36,11 @@ const (
 	BusyCaller = "too many requests are under way, and this caller has many of them"
 )
 
-// underWay are the requests that the handlers of all Servers of the process have not done, and what net/http has not
-// sent of their answers.
+// underWay counts the requests that the handlers of all Servers of the process have not finished, and the answers
+// that net/http has not sent completely.
 var underWay = budget{of: map[string]int{}}
 
-// take counts n requests of a peer with these names, or returns why there is no room for them.
+// take counts n requests of a peer with these names, or returns an error if a limit is reached.
 func (b *budget) take(peer []string, n int) *limit.Error {
 	b.Lock()
 	defer b.Unlock()
@@ -54,7 +54,7 @@ func (b *budget) take(peer []string, n int) *limit.Error {
 	return nil
 }
 
-// give gives back what take has counted.
+// give returns n requests that take has counted.
 func (b *budget) give(peer []string, n int) {
 	b.Lock()
 	defer b.Unlock()
@@ -67,23 +67,23 @@ var busy = metrics.Process.Counters("svidkit_requests_refused_total",
 
 var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: labels[limit.CallerShare]}
 
-// Server returns a server for the connections of l, with HTTP/1.1, and HTTP/2 without TLS of which a connection has
-// so many streams at a time. The connections count until it has closed them.
+// Server returns a server for the connections of l, with HTTP/1.1, and HTTP/2 without TLS with at most streams
+// concurrent streams on a connection. A connection counts until the server has closed it.
 //
-// Requests under way are a budget of the process, as descriptors are: of 1,664 a peer may have twice as many as are
-// free, at all Servers together, and a connection of it 32 times as many as are free for the peer. One by TCP counts
-// twice, one with a long header for several, and one with a [Large] message once more. It counts from before h is
-// called until the end of the answer is written, or until [Known]. The client has 30 seconds for each part that h
-// writes if h does not set a time itself. What does not fit is answered with 503, and gRPC with ResourceExhausted,
-// without a body that would wait for the client. A client that does not read what is sent to it is not read either,
-// so what it asks for grows no further.
+// Requests under way share a budget of the process, as descriptors do: of 1,664, a peer may have twice as many as are
+// free, at all Servers together, and one of its connections 32 times as many as are free for the peer. A request by
+// TCP counts twice, a request with a long header as several, and a request with a [Large] message once more. It
+// counts from before h is called until the end of the answer is written, or until [Known]. The client has 30 seconds
+// for each part that h writes, unless h sets a time. Requests beyond the budget are answered with 503, and gRPC with
+// ResourceExhausted, without a body that would wait for the client. The server does not read from a client that does
+// not read its answers, so the number of that client's requests stays bounded.
 func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.Server {
 	srv := &http.Server{
 		Handler:   h,
 		Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          streams,
-			MaxReadFrameSize:              16 << 10, // clients written in Go set aside that much for each stream
+			MaxReadFrameSize:              16 << 10, // Go clients set aside that much for each stream
 			MaxReceiveBufferPerConnection: 64 << 10,
 			MaxReceiveBufferPerStream:     64 << 10,
 			WriteByteTimeout:              time.Minute,
@@ -109,7 +109,7 @@ func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.S
 	return srv
 }
 
-// bound puts the requests to srv in the budget.
+// bound counts the requests to srv in the budget.
 func bound(srv *http.Server, peer func(net.Conn) Peer, refused func(net.Conn, string, *limit.Error)) {
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		reads, _ := c.(*patientConn)
@@ -121,7 +121,7 @@ func bound(srv *http.Server, peer func(net.Conn) Peer, refused func(net.Conn, st
 	srv.Handler = within(srv.Handler, refused)
 }
 
-// Raw returns the connection that a Listener has accepted and c is made of.
+// Raw returns the accepted connection of a Listener that c wraps.
 func Raw(c net.Conn) net.Conn {
 	for {
 		inner, ok := c.(interface{ NetConn() net.Conn })
@@ -132,9 +132,9 @@ func Raw(c net.Conn) net.Conn {
 	}
 }
 
-// Patient returns l with connections that are read no faster than a Server can follow: not while the client does not
-// take what was written to it, and not while many streams of HTTP/2 wait: for their handlers, or for the end of a
-// refusal. One whose streams get no handler, as net/http refuses them itself, is closed.
+// Patient returns l with connections that are read no faster than a Server can follow: not while the client leaves
+// written data unread, and not while many HTTP/2 streams wait for their handlers or for the end of a refusal. A
+// connection is closed if its streams get no handler because net/http refuses them itself.
 func Patient(l net.Listener) net.Listener { return patient{l} }
 
 type patient struct{ net.Listener }
@@ -147,11 +147,11 @@ func (l patient) Accept() (net.Conn, error) {
 	return &patientConn{Conn: c, writing: make(chan struct{}, 1)}, nil
 }
 
-// Streams that wait.
+// Limits on waiting streams.
 const (
 	maxWaiting     = 256 // in the process
 	maxWaitingEach = 64  // on a connection
-	fewWaiting     = 2   // on a connection, which it may have in any case
+	fewWaiting     = 2   // on a connection, always allowed
 )
 
 var waiting atomic.Int64 // on all connections
@@ -160,14 +160,14 @@ var errWaiting = errors.New("too many streams of the connection are malformed, o
 
 type patientConn struct {
 	net.Conn
-	writing chan struct{} // has one while there is a Write; no mutex, on which virtual time does not wait
+	writing chan struct{} // has an element during a Write; a mutex would stop the virtual time of tests
 
 	mu     sync.Mutex
 	opened int  // streams whose handlers have not begun; net/http may never begin them
 	begun  int  // streams whose handlers have begun, but are neither under way nor done
-	closed bool // the opened ones count no longer
+	closed bool // the opened streams no longer count
 
-	// What has been read: only Read uses it.
+	// The state of the parser: only Read uses it.
 	matched int // bytes of the preface of HTTP/2
 	plain   bool
 	head    []byte // of a frame
@@ -175,7 +175,7 @@ type patientConn struct {
 	newest  uint32 // stream
 }
 
-// NetConn is for [Raw].
+// NetConn serves [Raw].
 func (c *patientConn) NetConn() net.Conn { return c.Conn }
 
 func (c *patientConn) Write(p []byte) (int, error) {
@@ -227,7 +227,7 @@ func (c *patientConn) wait(n int) {
 	}
 }
 
-// served says that the handler of a stream has begun. The stream counts until done is called.
+// served counts the start of a stream's handler. The stream counts until done is called.
 func (c *patientConn) served() (done func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,9 +246,9 @@ func (c *patientConn) served() (done func()) {
 
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// opens returns how many streams the client opens with what was read.
+// opens returns how many streams the client opens with the bytes just read.
 func (c *patientConn) opens(p []byte) (n int) {
-	const header, headers = 9, 1 // bytes of that of a frame, and the type of frame
+	const header, headers = 9, 1 // bytes of a frame's header, and the type of a HEADERS frame
 	for len(p) > 0 && !c.plain {
 		switch k := min(c.skip, len(p)); {
 		case c.matched < len(preface):
@@ -275,10 +275,10 @@ func (c *patientConn) opens(p []byte) (n int) {
 	return n
 }
 
-// client is a connection whose requests count.
+// client is a connection whose requests are counted.
 type client struct {
 	net.Conn
-	names   []string     // of its peer and, the narrowest, of itself
+	names   []string     // of its peer, and last the connection's own
 	patient *patientConn // or nil
 }
 
@@ -291,7 +291,7 @@ var clients atomic.Uint64
 
 // within returns a handler that serves as next does, within the budget.
 func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // its frame stays with each stream
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // this frame stays on each stack
 		if a := admit(w, r, refused); a != nil {
 			defer a.leave(r)
 			next.ServeHTTP(a, a.request)
@@ -300,7 +300,7 @@ func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) htt
 	})
 }
 
-// admit counts a request, and returns its answer, or answers it if there is no room for it.
+// admit counts a request and returns its answer, or refuses it if a limit is reached.
 func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string, *limit.Error)) *answer {
 	from := r.Context().Value(clientKey{}).(client)
 	admitted := func() {}
@@ -315,7 +315,7 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 	}
 	n = 1 + n/headerUnit
 	if _, tcp := from.LocalAddr().(*net.TCPAddr); tcp {
-		n *= 2 // a thousand on a connection are for Envoy, on Unix sockets
+		n *= 2 // a thousand on one connection are for Envoy, on Unix sockets
 	}
 	if err := underWay.take(from.names, n); err != nil {
 		defer ended(w, r, admitted)
@@ -333,8 +333,7 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 	}
 }
 
-// ended calls f when the answer of a handler that returns has ended: by HTTP/2 its goroutine stays until the end is
-// written.
+// ended calls f when the answer of a returning handler has ended: with HTTP/2 its goroutine stays until then.
 func ended(w http.ResponseWriter, r *http.Request, f func()) {
 	if of, ok := w.(interface{ CloseNotify() <-chan bool }); ok && !isHTTP1(r) {
 		over := of.CloseNotify()
@@ -347,7 +346,7 @@ func ended(w http.ResponseWriter, r *http.Request, f func()) {
 	f()
 }
 
-// refuse answers a request that there is no room for.
+// refuse answers a request that exceeds a limit.
 func refuse(w http.ResponseWriter, r *http.Request, err *limit.Error) {
 	header := w.Header()
 	header.Set("Retry-After", "10")
@@ -360,7 +359,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err *limit.Error) {
 	w.WriteHeader(http.StatusServiceUnavailable)
 }
 
-// request is what one counts for.
+// request is the count of one request.
 type request struct {
 	names []string
 
@@ -378,16 +377,15 @@ func (q *request) over() {
 	}
 }
 
-// Known says that the client of a request has taken a message of its stream. So it counts no longer as a request that
-// is under way: what serves the stream bounds those of each peer.
+// Known declares that the client of a request has taken a message of its stream. The request no longer counts as
+// under way: the server of the stream has its own limit for each peer.
 func Known(ctx context.Context) {
 	if q, ok := ctx.Value(requestKey{}).(*request); ok {
 		q.over()
 	}
 }
 
-// Large says that a request has a large message, for which it counts once more while it counts. It returns why there
-// is no room.
+// Large declares that a request has a large message. The request then counts once more. It fails at a limit.
 func Large(ctx context.Context) error {
 	q, ok := ctx.Value(requestKey{}).(*request)
 	if !ok {
@@ -406,13 +404,13 @@ func Large(ctx context.Context) error {
 	return nil
 }
 
-// answer is an answer of which the client has to take each part in time, unless the handler sets the time.
+// answer is an answer whose parts the client must each take in time, unless the handler sets the time.
 type answer struct {
 	http.ResponseWriter
 	wire                *http.ResponseController
 	http1, timed, wrote bool
 	read, write         deadline      // of HTTP/2
-	request             *http.Request // with counted in its context
+	request             *http.Request // has counted in its context
 	counted             *request
 }
 
@@ -422,7 +420,7 @@ func (a *answer) begin() {
 	}
 }
 
-// done takes the time back: HTTP/2 would end a stream at that time, also one that has nothing to send.
+// done clears the deadline: HTTP/2 would end even an idle stream at that time.
 func (a *answer) done() {
 	if !a.timed && !a.http1 {
 		_ = a.limit(time.Time{})
@@ -436,13 +434,13 @@ func (a *answer) limit(t time.Time) error {
 	return a.write.set(t)
 }
 
-// SetWriteDeadline is that of [http.ResponseController].
+// SetWriteDeadline serves [http.ResponseController].
 func (a *answer) SetWriteDeadline(t time.Time) error {
 	a.timed = true
 	return a.limit(t)
 }
 
-// SetReadDeadline is that of [http.ResponseController].
+// SetReadDeadline serves [http.ResponseController].
 func (a *answer) SetReadDeadline(t time.Time) error {
 	if a.http1 {
 		return a.wire.SetReadDeadline(t)
@@ -450,8 +448,8 @@ func (a *answer) SetReadDeadline(t time.Time) error {
 	return a.read.set(t)
 }
 
-// deadline is one of a stream. With that of net/http the stream stays in memory until the time is over, if it is set
-// while the stream ends.
+// deadline is a deadline of a stream. A deadline of net/http, if set while the stream ends, would keep the stream in
+// memory until that time.
 type deadline struct {
 	end   func(time.Time) error
 	mu    sync.Mutex
@@ -459,7 +457,7 @@ type deadline struct {
 	timer *time.Timer
 }
 
-// set makes t the deadline, at which end is called with a time in the past; at once if t is over.
+// set makes t the deadline. At t, or at once if t has passed, it calls end with a time in the past.
 func (d *deadline) set(t time.Time) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -500,20 +498,20 @@ func (a *answer) Flush() {
 	_ = a.wire.Flush()
 }
 
-// Unwrap is for [http.ResponseController].
+// Unwrap serves [http.ResponseController].
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// end waits until the client has taken the answer: net/http would wait when the request counts no longer.
+// end waits until the client has taken the answer. net/http would wait only when the request no longer counts.
 func (a *answer) end() {
 	switch {
-	case a.http1: // which has one request for each connection
+	case a.http1: // one request at a time on a connection
 		a.begin()
 	case a.wrote:
 		a.Flush()
 	}
 }
 
-// leave ends what net/http forbids after the handler, and then the request.
+// leave stops all calls that net/http forbids after the handler, and then ends the request.
 func (a *answer) leave(r *http.Request) {
 	if !a.http1 {
 		_ = a.read.set(time.Time{})

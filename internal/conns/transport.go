@@ -5,16 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// Transport is an [http.RoundTripper] whose connections can be closed. A request that follows finds none of them,
-// while an http.Transport may use one for a moment after it is closed. It is safe for concurrent use.
+// Transport is an [http.RoundTripper] whose connections can be closed. Later requests do not find the closed
+// connections, while an http.Transport may use one for a moment after it is closed. It is safe for concurrent use.
 type Transport struct {
 	conns   Dialed
 	another func() *http.Transport
 	newest  atomic.Pointer[http.Transport]
 }
 
-// NewTransport returns a Transport that sends requests with what transport returns, and with another one after each
-// Close. That is to dial with the function that it is given.
+// NewTransport returns a Transport that sends requests with the result of transport, which it calls again after each
+// Close. transport must dial with the function that it is given.
 func NewTransport(dial Dial, transport func(Dial) *http.Transport) *Transport {
 	t := new(Transport)
 	dial = t.conns.Dial(dial)
@@ -28,14 +28,14 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.newest.Load().RoundTrip(r)
 }
 
-// CloseIdleConnections is that of [http.Transport], for an http.Client.
+// CloseIdleConnections closes idle connections, as in [http.Transport], for an http.Client.
 func (t *Transport) CloseIdleConnections() { t.newest.Load().CloseIdleConnections() }
 
-// Close closes the connections that there are, and so ends what is under way on them. Of nil, it does nothing.
+// Close closes the open connections, which ends the requests on them. On nil it does nothing.
 func (t *Transport) Close() {
 	if t == nil {
 		return
 	}
-	t.newest.Store(t.another()) // first, or a request may find one that is being closed
+	t.newest.Store(t.another()) // replace it first, or a request may find a connection that is being closed
 	t.conns.Close()
 }

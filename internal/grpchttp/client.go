@@ -20,16 +20,15 @@ type Client struct {
 }
 
 // NewClient returns a client that sends its requests with c, which must speak HTTP/2 with the server. The path of the
-// method is appended to url: "http://localhost" + "/Service/Method". Redirections are not followed. A received
-// message may have maxMessage bytes.
+// method is appended to url: "http://localhost" + "/Service/Method". Redirects are not followed. A received message
+// may have at most maxMessage bytes.
 func NewClient(c *http.Client, url string, maxMessage int) *Client {
 	one := *c
 	one.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &Client{http: &one, url: url, max: maxMessage}
 }
 
-// Unary calls a method with one request and one response. The metadata may be nil. The deadline of ctx is sent to the
-// server.
+// Unary calls a method with one request and one response. metadata may be nil. The server gets ctx's deadline.
 func (c *Client) Unary(ctx context.Context, method string, metadata http.Header, request []byte) ([]byte, error) {
 	s, err := c.Stream(ctx, method, metadata, request)
 	if err != nil {
@@ -51,8 +50,8 @@ func (c *Client) Unary(ctx context.Context, method string, metadata http.Header,
 	return nil, err
 }
 
-// Stream calls a method with one request and any number of responses. It returns when the server has begun to answer.
-// The Stream ends when its end was received, when it is closed, or when ctx is done.
+// Stream calls a method with one request and any number of responses. It returns when the server begins to answer.
+// The Stream ends when the caller has received its end, when it is closed, or when ctx is done.
 func (c *Client) Stream(ctx context.Context, method string, metadata http.Header, request []byte) (*Stream, error) {
 	req, err := c.request(ctx, method, metadata, bytes.NewReader(frame(request)))
 	if err != nil {
@@ -67,12 +66,12 @@ func (c *Client) Stream(ctx context.Context, method string, metadata http.Header
 }
 
 // Open calls a method with any number of requests and responses, which need not wait for each other. It returns at
-// once: [Stream.Receive] returns a failure to reach the server. The Stream has to be closed, unless ctx ends.
+// once: [Stream.Receive] returns a failure to reach the server. The caller must close the Stream, unless ctx ends.
 func (c *Client) Open(ctx context.Context, method string, metadata http.Header) *Stream {
 	ctx, cancel := context.WithCancel(ctx)
 	body, requests := io.Pipe()
 	s := &Stream{ctx: ctx, cancel: cancel, requests: requests, max: c.max, begun: make(chan struct{})}
-	// net/http does not notice the end of ctx while it waits for more of the body, or for the server to take it.
+	// net/http does not notice the end of ctx while it waits for more of the body, or for the server to read.
 	context.AfterFunc(ctx, func() {
 		_ = requests.CloseWithError(context.Cause(ctx))
 		_ = s.Close()
@@ -103,7 +102,7 @@ func (c *Client) request(ctx context.Context, method string, metadata http.Heade
 	h := req.Header
 	h.Set("Content-Type", "application/grpc")
 	h.Set("Te", "trailers")
-	h.Set("Accept-Encoding", identity) // or net/http asks for gzip by itself
+	h.Set("Accept-Encoding", identity) // otherwise net/http asks for gzip
 	h.Set(headerAcceptEncoding, identity)
 	if h.Get("User-Agent") == "" {
 		h.Set("User-Agent", "grpc-go-svidkit")
@@ -114,18 +113,18 @@ func (c *Client) request(ctx context.Context, method string, metadata http.Heade
 	return req, nil
 }
 
-// Stream is a call whose responses are received one by one. Requests may be sent by one goroutine while
-// another receives; each of the two is for one goroutine at a time. Close may be called at any time.
+// Stream is a call whose responses are received one by one. One goroutine at a time may send requests, and one may
+// receive, concurrently. Close may be called at any time.
 type Stream struct {
 	ctx      context.Context
 	cancel   context.CancelFunc // nil unless requests are sent
 	requests *io.PipeWriter     // nil unless requests are sent
 	max      int
 
-	begun chan struct{} // closed when the answer has begun, or failed to; then resp or err is set
+	begun chan struct{} // closed when the answer has begun, or failed to begin; then resp or err is set
 	resp  *http.Response
-	some  bool  // bytes have been received
-	err   error // the end
+	some  bool  // at least one byte has been received
+	err   error // how the call ended
 
 	prefix [prefixSize]byte
 }
@@ -145,8 +144,8 @@ func (s *Stream) begin(c *http.Client, req *http.Request) {
 	}
 }
 
-// Send sends a request of a call that [Client.Open] has made. It blocks while the server does not read. Its error
-// says only that the call has ended; [Stream.Receive] has the reason.
+// Send sends a request of a call that [Client.Open] began. It blocks while the server does not read. Its error only
+// says that the call has ended; [Stream.Receive] has the reason.
 func (s *Stream) Send(msg []byte) error {
 	if _, err := s.requests.Write(frame(msg)); err != nil {
 		return Errorf(Unavailable, "the request cannot be sent: %w", err)
@@ -157,10 +156,10 @@ func (s *Stream) Send(msg []byte) error {
 // CloseSend tells the server that there are no more requests.
 func (s *Stream) CloseSend() { _ = s.requests.Close() }
 
-// otherPort is what is most often wrong where something else answers.
+// otherPort is the most frequent mistake when a server of another kind answers.
 const otherPort = ": this is not the port of the API that was called; see the address"
 
-// check refuses an answer that is not gRPC over HTTP/2.
+// check returns an error for an answer that is not gRPC over HTTP/2.
 func (s *Stream) check() error {
 	h := s.resp.Header
 	switch contentType, encoding := h.Get("Content-Type"), h.Get(headerEncoding); {
@@ -178,7 +177,7 @@ func (s *Stream) check() error {
 	return nil
 }
 
-// Header waits for the answer to begin and returns the metadata before the responses; nil if there is no answer. The
+// Header waits for the answer to begin and returns the metadata before the responses; nil without an answer. The
 // result is shared.
 func (s *Stream) Header() http.Header {
 	if <-s.begun; s.resp == nil {
@@ -187,8 +186,7 @@ func (s *Stream) Header() http.Header {
 	return s.resp.Header
 }
 
-// Trailer returns the metadata after the responses: nil before [Stream.Receive] has returned an error. The result is
-// shared.
+// Trailer returns the metadata after the responses; nil before [Stream.Receive] returns an error. It is shared.
 func (s *Stream) Trailer() http.Header {
 	if <-s.begun; s.err == nil || s.resp == nil {
 		return nil
@@ -197,7 +195,7 @@ func (s *Stream) Trailer() http.Header {
 }
 
 // Receive returns the next response, which the caller may keep. After the last one it returns io.EOF if the server
-// has ended the call with OK, and otherwise an [*Error].
+// ended the call with OK, and otherwise an [*Error].
 func (s *Stream) Receive() ([]byte, error) {
 	<-s.begun
 	if s.err != nil {
@@ -224,7 +222,7 @@ func (s *Stream) receive() ([]byte, error) {
 		return nil, e
 	case err == io.EOF:
 		return nil, s.status()
-	case err == errShort: // the status tells why, if it is not OK
+	case err == errShort: // the status gives the reason, if it is not OK
 		if err := s.status(); err != io.EOF {
 			return nil, err
 		}
@@ -233,7 +231,7 @@ func (s *Stream) receive() ([]byte, error) {
 	return nil, transportError(s.ctx, err)
 }
 
-// streamBody reads the body, and takes note that there is one.
+// streamBody reads the body, and notes whether there is one.
 type streamBody Stream
 
 func (s *streamBody) Read(p []byte) (int, error) {
@@ -242,8 +240,7 @@ func (s *streamBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// status returns the status with which the call has ended: io.EOF for OK. An answer without messages may have it in
-// the header.
+// status returns the status with which the call ended: io.EOF for OK. Without messages it may be in the header.
 func (s *Stream) status() error {
 	h := s.resp.Trailer
 	if h.Get(headerStatus) == "" && !s.some {
@@ -266,7 +263,7 @@ func (s *Stream) status() error {
 	return &Error{Code: Code(n), Message: decodeMessage(h.Get(headerMessage)), RetryAfter: retryAfter(h), Remote: true}
 }
 
-// Close ends the call, if it has not ended, and releases what it holds.
+// Close ends the call, if it has not ended, and releases its resources.
 func (s *Stream) Close() error {
 	if s.cancel != nil {
 		s.cancel()
@@ -283,10 +280,10 @@ func transportError(ctx context.Context, err error) *Error {
 		return e
 	}
 	if e, ok := errors.AsType[*url.Error](err); ok {
-		if e.Timeout() && errors.Is(e, context.DeadlineExceeded) { // of the http.Client
+		if e.Timeout() && errors.Is(e, context.DeadlineExceeded) { // the http.Client's own timeout
 			return &Error{Code: DeadlineExceeded, Message: err.Error(), Err: err}
 		}
-		err = e.Err // the URL is the same in all
+		err = e.Err // every such error has the same URL
 	}
 	if errors.Is(err, http.ErrSchemeMismatch) { // such as a port without TLS
 		err = fmt.Errorf("%w%s", err, otherPort)
@@ -294,7 +291,7 @@ func transportError(ctx context.Context, err error) *Error {
 	code := Unavailable
 	if e, ok := errors.AsType[streamError](err); ok {
 		code = fromReset(e.Code)
-		// Servers cancel a stream whose deadline has passed, and may be faster than our own timer.
+		// A server cancels a stream whose deadline has passed, and may do so before our own timer.
 		if d, ok := ctx.Deadline(); ok && code == Canceled && !d.After(time.Now()) {
 			return toError(fmt.Errorf("%w: %w", context.DeadlineExceeded, err))
 		}
@@ -302,8 +299,7 @@ func transportError(ctx context.Context, err error) *Error {
 	return &Error{Code: code, Message: err.Error(), Err: err}
 }
 
-// streamError has the fields of net/http's error for a stream that was reset, whose method As sets any struct of this
-// form.
+// streamError has the fields of net/http's error for a reset stream. Its method As sets any such struct.
 type streamError struct {
 	StreamID uint32
 	Code     uint32
@@ -314,11 +310,10 @@ func (e streamError) Error() string {
 	return fmt.Sprintf("stream %d was reset with code %d", e.StreamID, e.Code)
 }
 
-// fromReset returns the code for a stream that was reset with an error code of HTTP/2 (RFC 9113
-// section 7).
+// fromReset returns the code for a stream that was reset with an error code of HTTP/2 (RFC 9113 section 7).
 func fromReset(code uint32) Code {
 	switch code {
-	case 0x7: // REFUSED_STREAM: nothing was done yet
+	case 0x7: // REFUSED_STREAM: the server did no work
 		return Unavailable
 	case 0x8: // CANCEL
 		return Canceled

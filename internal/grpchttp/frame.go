@@ -8,11 +8,11 @@ import (
 
 const (
 	prefixSize = 5
-	firstRead  = 1 << 10 // bytes that are set aside for a message on its prefix alone
-	uncounted  = 4 << 10 // bytes of a message that a server sets aside without asking Handler.Incoming
+	firstRead  = 1 << 10 // bytes allocated for a message on its prefix alone
+	uncounted  = 4 << 10 // bytes of a message that a server allocates without asking Handler.Incoming
 )
 
-// appendPrefix appends what is in front of a message of this size.
+// appendPrefix appends the prefix of a message of this size.
 func appendPrefix(b []byte, size int) []byte {
 	return binary.BigEndian.AppendUint32(append(b, 0), uint32(size))
 }
@@ -26,9 +26,9 @@ func frame(msg []byte) []byte {
 var errShort = errors.New("a message is cut short")
 
 // readFrame returns the next message and its flags. At the end it returns io.EOF, in the middle of a message
-// errShort, and for a message over the limit an Error. Other errors are those of r, such as io.ErrUnexpectedEOF,
-// which net/http returns if the connection was cut. prefix is a buffer for a prefix. Before readFrame allocates more
-// than uncounted bytes it calls grow, unless that is nil, with the number of bytes.
+// errShort, and for a message over the limit an Error. Other errors come from r, such as io.ErrUnexpectedEOF, which
+// net/http returns if the connection was cut. prefix is a buffer for a prefix. Before readFrame allocates more than
+// uncounted bytes it calls grow, unless that is nil, with the number of bytes.
 func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int) error) (flags byte, msg []byte,
 	err error) {
 	if err := fill(r, prefix[:]); err != nil {
@@ -38,7 +38,7 @@ func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int
 	if size > uint64(limit) {
 		return 0, nil, Errorf(ResourceExhausted, "a message of %d bytes is larger than the limit of %d", size, limit)
 	}
-	more := func(from, to uint64) error { // bytes that are set aside
+	more := func(from, to uint64) error { // allocates
 		if from = max(from, uncounted); grow == nil || to <= from {
 			return nil
 		}
@@ -55,7 +55,7 @@ func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int
 		} else if err != nil {
 			return 0, nil, err
 		}
-		if done = uint64(len(msg)); done < size { // twice as much as has come, so that a promise costs nothing
+		if done = uint64(len(msg)); done < size { // double it, so that an announced length costs nothing
 			have = min(size, 2*done)
 			if err := more(done, have); err != nil {
 				return 0, nil, err
@@ -67,7 +67,7 @@ func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int
 	return prefix[0], msg, nil
 }
 
-// fill reads until p is full. The error is io.EOF if r ends at once, and errShort if it ends in between.
+// fill reads until p is full. The error is io.EOF if r ends before the first byte, and errShort if it ends later.
 func fill(r io.Reader, p []byte) error {
 	for n := 0; n < len(p); {
 		k, err := r.Read(p[n:])
@@ -84,8 +84,7 @@ func fill(r io.Reader, p []byte) error {
 	return nil
 }
 
-// checkFlags returns the Error for a message with flags. What is compressed by a method with a name was
-// refused before any message.
+// checkFlags returns the Error for a message with flags. A message compressed by a named method was refused earlier.
 func checkFlags(flags byte) error {
 	switch flags {
 	case 0:

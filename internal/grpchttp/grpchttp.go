@@ -1,21 +1,20 @@
 // Package grpchttp speaks the gRPC wire protocol over net/http, as a client and as a server: unary and streaming
-// methods whose messages are bytes. It has no generated messages and no compression, which keeps small programs
-// small.
+// methods whose messages are bytes. It has no generated messages and no compression, to keep programs small.
 //
 // It follows "gRPC over HTTP2" of the gRPC project. Both sides need HTTP/2; the http.Client and the http.Server
-// decide whether with TLS or without.
+// decide whether to use TLS.
 //
 // # Errors
 //
-// Every failure of a call is an [*Error] with one of gRPC's codes. Its field Remote is set if the other side has sent
-// the code in grpc-status, and not if it stands for a broken connection, the answer of a proxy, or a malformed one.
+// Every failure of a call is an [*Error] with one of gRPC's codes. Its field Remote is set if the other side sent the
+// code in grpc-status, and not set for a broken connection, an answer of a proxy, or a malformed answer.
 //
 // # Limits
 //
-// A message that is larger than allowed is refused by its prefix, before memory is allocated, and memory for others
-// grows with the bytes that have arrived, not with the announced length. Compressed messages are refused. A server
-// waits for a request for [Handler].ReceiveTimeout and no longer than its context, unless a middleware hides the
-// methods of net/http's ResponseWriter.
+// A message that is larger than allowed is refused by its prefix, before memory is allocated. Memory for other
+// messages grows with the bytes that have arrived, not with the announced length. Compressed messages are refused. A
+// server waits for a request at most for [Handler].ReceiveTimeout and until its context ends, unless a middleware
+// hides the methods of net/http's ResponseWriter.
 //
 // # What it does not do
 //
@@ -73,16 +72,15 @@ func (c Code) String() string {
 	return "code_" + strconv.FormatUint(uint64(c), 10)
 }
 
-// Error is what a call ends with, unless that is OK.
+// Error is the status of a call that did not end with OK.
 type Error struct {
 	Code    Code
-	Message string // as it came from the other side, whatever it is, if Remote
-	Remote  bool   // the other side has sent this as the status of the call
+	Message string // unchanged from the other side if Remote
+	Remote  bool   // the other side sent this as the status of the call
 	Err     error  // the cause; nil if Remote
 
-	// RetryAfter is when the client should come back; 0 if that is not known. It is sent as
-	// google.rpc.RetryInfo and, for the retries that are built into clients of gRPC, as the trailer
-	// grpc-retry-pushback-ms, and is at most a day there. A client reads it from either.
+	// RetryAfter is when the client should come back; 0 if unknown. It is sent as google.rpc.RetryInfo and, for the
+	// retries built into gRPC clients, as the trailer grpc-retry-pushback-ms, at most a day. A client reads either.
 	RetryAfter time.Duration
 }
 
@@ -113,8 +111,7 @@ func toError(err error) *Error {
 	return &Error{Code: code, Message: err.Error(), Err: err}
 }
 
-// fromContext returns the Error for a call whose context is done, or nil. It wraps the error and the
-// cause of ctx.
+// fromContext returns the Error for a call whose context is done, or nil. It wraps the error and the cause of ctx.
 func fromContext(ctx context.Context) *Error {
 	err := ctx.Err()
 	if err == nil {
@@ -126,8 +123,8 @@ func fromContext(ctx context.Context) *Error {
 	return toError(err)
 }
 
-// fromHTTP returns the code for an answer with this HTTP status and no status of gRPC. That of a proxy
-// is not what the server says, so the Error is not Remote.
+// fromHTTP returns the code for an answer with this HTTP status and no gRPC status. The status of a proxy does not
+// come from the server, so the Error is not Remote.
 func fromHTTP(status int) Code {
 	switch status {
 	case http.StatusBadRequest:
@@ -157,13 +154,13 @@ const (
 	identity = "identity"
 )
 
-// isGRPC reports whether a Content-Type is that of gRPC with Protocol Buffers.
+// isGRPC reports whether a Content-Type means gRPC with Protocol Buffers.
 func isGRPC(contentType string) bool {
 	media, _, err := mime.ParseMediaType(contentType)
 	return err == nil && (media == "application/grpc" || media == "application/grpc+proto")
 }
 
-// reserved reports whether a header field is the protocol's own, and no metadata.
+// reserved reports whether a header field belongs to the protocol and is not metadata.
 func reserved(name string) bool {
 	switch name = http.CanonicalHeaderKey(name); name {
 	case "Content-Type", "Content-Length", "Content-Encoding", "Te", "Trailer", "Transfer-Encoding", "Connection",
@@ -173,8 +170,7 @@ func reserved(name string) bool {
 	return strings.HasPrefix(name, "Grpc-")
 }
 
-// encodeMessage returns a text as grpc-message has it: bytes that are not visible ASCII, and "%", in
-// hexadecimal.
+// encodeMessage encodes a text for grpc-message: bytes that are not visible ASCII, and "%", in hexadecimal.
 func encodeMessage(s string) string {
 	plain := true
 	for i := range len(s) {
@@ -197,7 +193,7 @@ func encodeMessage(s string) string {
 
 func visible(c byte) bool { return c >= ' ' && c <= '~' && c != '%' }
 
-// decodeMessage is the reverse. Invalid escapes stay as they are, so that no text is lost.
+// decodeMessage reverses encodeMessage. Invalid escapes stay unchanged, so that no text is lost.
 func decodeMessage(s string) string {
 	if !strings.Contains(s, "%") {
 		return s

@@ -9,25 +9,24 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// Incoming bounds the memory for requests that are being received, in total and of each peer, so that clients that
-// never finish their requests cannot take all of it. NewIncoming makes one. It is safe for concurrent use.
+// Incoming limits the memory for requests that are being received, in total and for each peer, so that clients that
+// never finish their requests cannot use all of it. NewIncoming creates one. It is safe for concurrent use.
 type Incoming struct {
 	name   string
 	shares *limit.Shares[peerkey.Holder]
 }
 
 const (
-	incomingTime  = 30 * time.Second // in which a request that takes room has to come
-	retryIncoming = 10 * time.Second // after which a client that found no room is to come back
+	incomingTime  = 30 * time.Second // in which a request that takes memory must arrive
+	retryIncoming = 10 * time.Second // after which a client refused by the limit should retry
 )
 
-// NewIncoming returns an Incoming with room for total bytes, of which one peer may take each. Its errors begin with
-// name.
+// NewIncoming returns an Incoming of total bytes, of which one peer may take each. Its errors begin with name.
 func NewIncoming(name string, total, each int) *Incoming {
 	return &Incoming{name, limit.NewShares[peerkey.Holder](total, each)}
 }
 
-// Take takes room for n bytes of a request. The error is an [*Error] that tells the client to come back.
+// Take takes n bytes for a request. The error is an [*Error] that tells the client to retry later.
 func (i *Incoming) Take(r *http.Request, n int) error {
 	err := i.shares.Take(peerkey.HolderOf(r), n)
 	if err == nil {
@@ -41,7 +40,7 @@ func (i *Incoming) Take(r *http.Request, n int) error {
 		RetryAfter: retryIncoming}
 }
 
-// Give gives back what was taken for n bytes of the same request.
+// Give returns n bytes that were taken for the same request.
 func (i *Incoming) Give(r *http.Request, n int) { i.shares.Give(peerkey.HolderOf(r), n) }
 
 // Held returns how many bytes are taken.

@@ -13,16 +13,16 @@ import (
 
 const retryInfo = "type.googleapis.com/google.rpc.RetryInfo"
 
-// maxRetryAfter is the longest wait that a server asks for. A client that cannot represent a longer one, or
-// reads it as negative, would not come back at all.
+// maxRetryAfter is the longest wait that a server asks for. A client that cannot represent a longer wait, or reads it
+// as negative, would never come back.
 const maxRetryAfter = 24 * time.Hour
 
-// setRetryAfter sets the trailers that say when the client should come back, if e.RetryAfter does.
+// setRetryAfter sets the trailers that say when the client should come back, if e.RetryAfter is set.
 func setRetryAfter(h http.Header, prefix string, e *Error) {
 	if e.RetryAfter <= 0 {
 		return
 	}
-	// Rounded up, so that the client does not come too early, and the wait is not 0.
+	// Rounded up, so that the client does not come too early, and the wait is never 0.
 	after := min(e.RetryAfter, maxRetryAfter-1).Truncate(time.Millisecond) + time.Millisecond
 	details, err := protofield.Write(func(w *protofield.Writer) { // google.rpc.Status
 		w.Varint(1, uint64(e.Code))
@@ -37,7 +37,7 @@ func setRetryAfter(h http.Header, prefix string, e *Error) {
 			})
 		})
 	})
-	if err == nil { // always: its texts are UTF-8
+	if err == nil { // never fails: its texts are UTF-8
 		h.Set(prefix+headerDetails, base64.RawStdEncoding.EncodeToString(details))
 	}
 	h.Set(prefix+headerPushback, strconv.FormatInt(after.Milliseconds(), 10))

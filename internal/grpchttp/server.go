@@ -15,39 +15,38 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that speak HTTP/2. Set
-// the fields before it is used.
+// Handler serves methods by path, such as "/Service/Method". It is an http.Handler for servers that speak HTTP/2. The
+// fields must be set before it is used.
 //
-// A request that is not HTTP/2 is answered with 505, one whose method is not POST with 405, and one that is not gRPC
+// It answers a request that is not HTTP/2 with 505, a method other than POST with 405, and a request that is not gRPC
 // with 415. An unknown path is Unimplemented.
 type Handler struct {
 	Methods map[string]Method
 
-	// Name begins the texts that clients are told about a method that is not there.
+	// Name begins the error text for an unknown method.
 	Name string
 
-	// Admit, if set, runs before anything of a request is read, and before the path is looked at. Its
-	// error is the answer.
+	// Admit, if set, runs before anything of a request is read, and before the path is checked. Its error is the
+	// answer.
 	Admit func(r *http.Request) error
 
 	// MaxMessage is the largest request in bytes.
 	MaxMessage int
 
-	// Incoming, if set, has the room for requests that are being received, beyond the first 4 KiB of each. A call
-	// gives back what it has taken when it receives the next request, and at its end. A request that takes room has
-	// to come within 30 seconds, or within ReceiveTimeout.
+	// Incoming, if set, limits the memory for requests that are being received, beyond the first 4 KiB of each. A
+	// call returns its memory when it receives the next request, and at its end. A request that takes memory must
+	// arrive within 30 seconds, or within ReceiveTimeout.
 	Incoming *Incoming
 
-	// Timeout bounds a call: its context then ends with the cause [ErrTimeout]. 0 means no limit but that
-	// of the client.
+	// Timeout bounds a call: its context then ends with the cause [ErrTimeout]. 0 means only the client's limit.
 	Timeout time.Duration
 
-	// ReceiveTimeout is how long [Call.Receive] waits for a whole message or for the end of the request,
-	// so that a client that stops in the middle does not keep a goroutine and memory. 0 means no limit.
+	// ReceiveTimeout is how long [Call.Receive] waits for a whole message or for the end of the request, so that a
+	// client that stops midway does not keep a goroutine and memory. 0 means no limit.
 	ReceiveTimeout time.Duration
 
-	// SendTimeout is how long a client may take to read each response, and the status after the last.
-	// Then the stream is reset. 0 means no limit.
+	// SendTimeout is how long a client may take to read each response, and the status after the last one. Then the
+	// stream is reset. 0 means no limit.
 	SendTimeout time.Duration
 }
 
@@ -55,8 +54,8 @@ type Handler struct {
 var ErrTimeout = errors.New("the server took too long")
 
 // Method answers one call. Its error is the status of the call: OK for nil, the code of an [*Error], DeadlineExceeded
-// or Canceled for the errors of package context, and otherwise Unknown. The context is done when the client has gone
-// or its deadline has passed. A panic becomes Internal, by way of net/http, which logs it.
+// or Canceled for the errors of package context, and otherwise Unknown. The context is done when the client has left
+// or its deadline has passed. A panic becomes Internal, through net/http, which logs it.
 type Method func(ctx context.Context, c *Call) error
 
 // Unary returns a method with one request and one response.
@@ -74,11 +73,11 @@ func Unary(f func(ctx context.Context, request []byte) (response []byte, err err
 	}
 }
 
-// readAhead is the size of the buffer in front of the body of a request: room for a small message with its prefix, as
-// net/http hands each Read of a body to the goroutine that serves the connection.
+// readAhead is the size of the buffer in front of a request's body: enough for a small message with its prefix,
+// because net/http passes each Read of a body to the goroutine that serves the connection.
 const readAhead = 512
 
-// ServeHTTP serves one call. Its frame stays with each stream, as that of serve does.
+// ServeHTTP serves one call. Its frame stays on the stack of each stream, as does the frame of serve.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if isCall(w, r) {
 		c := h.call(w, r)
@@ -86,7 +85,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// isCall answers a request that is no call.
+// isCall reports whether a request is a call, and answers it otherwise.
 func isCall(w http.ResponseWriter, r *http.Request) bool {
 	switch {
 	case r.ProtoMajor < 2:
@@ -126,7 +125,7 @@ func (h *Handler) serve(c *Call) error {
 		return err
 	}
 	defer cancel()
-	// A body that is read does not look at a context by itself.
+	// Reading a body does not check the context.
 	c.ctx = ctx
 	woken := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -136,7 +135,7 @@ func (h *Handler) serve(c *Call) error {
 	defer func() {
 		c.shrink()
 		if !stop() {
-			<-woken // net/http forbids to use a ResponseWriter after its handler
+			<-woken // net/http forbids using a ResponseWriter after its handler returns
 		}
 	}()
 	return method(ctx, c)
@@ -144,7 +143,7 @@ func (h *Handler) serve(c *Call) error {
 
 // bounded returns the context of a call, with the deadlines of the client and of h.
 func (h *Handler) bounded(r *http.Request) (context.Context, context.CancelFunc, error) {
-	ctx := peerkey.WithRequest(r.Context(), r) // for limits behind the method
+	ctx := peerkey.WithRequest(r.Context(), r) // for limits in the method
 	cancel := context.CancelFunc(func() {})
 	if text := r.Header.Get(headerTimeout); text != "" {
 		d, ok := parseTimeout(text)
@@ -168,28 +167,28 @@ type Call struct {
 	ctl     *http.ResponseController
 	r       *http.Request
 	body    *bufio.Reader
-	begun   bool // the header is on its way
-	limited bool // the time to send the status is
-	grown   int  // bytes that were taken from Incoming
+	begun   bool // the header has been sent
+	limited bool // the time limit for the status is set
+	grown   int  // bytes taken from Incoming
 	trailer http.Header
 	in, out [prefixSize]byte
 }
 
-// Request returns the HTTP request, with the metadata in its header, and the client's address and TLS state. It is
-// shared. The method must not read its body.
+// Request returns the HTTP request, with the metadata in its header, and the client's address and TLS state. The
+// request is shared. The method must not read its body.
 func (c *Call) Request() *http.Request { return c.r }
 
 // Header returns the header of the request with its metadata. It is shared.
 func (c *Call) Header() http.Header { return c.r.Header }
 
-// SetHeader sets metadata to send before the first response. Names that the protocol uses itself are ignored.
+// SetHeader sets metadata to send before the first response. Names that the protocol itself uses are ignored.
 func (c *Call) SetHeader(name string, values ...string) {
 	if !reserved(name) {
 		c.w.Header()[http.CanonicalHeaderKey(name)] = values
 	}
 }
 
-// SetTrailer sets metadata to send with the status of the call. Names that the protocol uses itself are ignored.
+// SetTrailer sets metadata to send with the status of the call. Names that the protocol itself uses are ignored.
 func (c *Call) SetTrailer(name string, values ...string) {
 	if reserved(name) {
 		return
@@ -227,7 +226,7 @@ func (c *Call) grow(n int) error {
 	return nil
 }
 
-// shrink gives back what grow has taken.
+// shrink returns the bytes that grow has taken.
 func (c *Call) shrink() {
 	if c.grown > 0 {
 		c.h.Incoming.Give(c.r, c.grown)
@@ -244,7 +243,7 @@ func (c *Call) limitReceiving() {
 func (c *Call) receive() ([]byte, error) {
 	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage, c.grow)
 	if err == nil && c.grown > 0 && c.h.ReceiveTimeout == 0 {
-		_ = c.ctl.SetReadDeadline(time.Time{}) // the next one may be a long time away
+		_ = c.ctl.SetReadDeadline(time.Time{}) // the next one may come much later
 	}
 	switch e, ok := err.(*Error); {
 	case err == nil:
@@ -267,7 +266,7 @@ func (c *Call) receive() ([]byte, error) {
 	return nil, &Error{Code: Canceled, Message: "the request was cut off", Err: err}
 }
 
-// ReceiveOnly returns the only request of a method that has one.
+// ReceiveOnly returns the request of a method that has exactly one.
 func (c *Call) ReceiveOnly() ([]byte, error) {
 	msg, err := c.Receive()
 	if err == io.EOF {
@@ -276,7 +275,7 @@ func (c *Call) ReceiveOnly() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch _, err := c.receive(); err { // the end is on its way with the message, so one limit is enough for both
+	switch _, err := c.receive(); err { // the end arrives with the message, so one limit covers both
 	case nil:
 		return nil, Errorf(Internal, "there is more than one request message")
 	case io.EOF:
@@ -286,11 +285,11 @@ func (c *Call) ReceiveOnly() ([]byte, error) {
 	}
 }
 
-// StopReceiving makes [Call.Receive] fail, also one that waits in another goroutine. A method that receives in a
-// goroutine of its own stops it this way before it returns, and waits for its end.
+// StopReceiving makes [Call.Receive] fail, including a call in another goroutine. A method that receives in another
+// goroutine must call it before it returns, and wait for that goroutine.
 func (c *Call) StopReceiving() { _ = c.r.Body.Close() }
 
-// Frame is a message with its prefix, as it is on the wire. Any number of calls can send the same Frame.
+// Frame is a message with its prefix, in wire format. Any number of calls can send the same Frame.
 type Frame struct{ b []byte }
 
 // NewFrame returns the frame of a message.
@@ -302,8 +301,8 @@ func (c *Call) Send(msg []byte) error { return c.send(appendPrefix(c.out[:0], le
 // SendFrame sends a frame as [Call.Send] sends a message.
 func (c *Call) SendFrame(f Frame) error { return c.send(f.b) }
 
-// SendOnly sends the only response of a method that has one. The response goes out with the status, when the [Method]
-// returns, which it should do next: one write is cheaper than two.
+// SendOnly sends the response of a method that has exactly one. The response goes out with the status, when the
+// [Method] returns, which it should do next: one write is cheaper than two.
 func (c *Call) SendOnly(msg []byte) error {
 	if !c.begun {
 		c.begin()
@@ -317,7 +316,7 @@ func (c *Call) SendOnly(msg []byte) error {
 	return cannotSend(err)
 }
 
-// SendHeader sends the header now and not with the first response: proxies wait for it.
+// SendHeader sends the header now instead of with the first response: proxies wait for it.
 func (c *Call) SendHeader() error { return c.send() }
 
 func (c *Call) send(parts ...[]byte) error {
@@ -335,7 +334,7 @@ func (c *Call) send(parts ...[]byte) error {
 		err = c.ctl.Flush()
 	}
 	if err == nil && c.h.SendTimeout > 0 {
-		_ = c.ctl.SetWriteDeadline(time.Time{}) // or it would cut off a stream that waits
+		_ = c.ctl.SetWriteDeadline(time.Time{}) // it would cut off a waiting stream
 	}
 	if err == nil && len(parts) > 0 {
 		conns.Known(c.r.Context())

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// units are those of grpc-timeout, from the smallest.
+// units are the units of grpc-timeout, the smallest first.
 var units = []struct {
 	name byte
 	unit time.Duration
@@ -35,7 +35,7 @@ func formatTimeout(d time.Duration) string {
 	return "99999999H" // not reached: the longest Duration has 2,562,048 hours
 }
 
-// parseTimeout is the reverse. Longer times than a Duration can hold become the longest Duration.
+// parseTimeout reverses formatTimeout. Times too long for a Duration become the longest Duration.
 func parseTimeout(s string) (time.Duration, bool) {
 	if len(s) < 2 || len(s) > maxTimeoutDigits+1 {
 		return 0, false

@@ -1,5 +1,4 @@
-// Package guard says which requests a handler that guards another one cannot judge, as the two may read the path
-// differently.
+// Package guard detects requests that one handler cannot check for another, as they may read its path differently.
 package guard
 
 import (
@@ -10,15 +9,15 @@ import (
 	"strings"
 )
 
-// ErrPath is what errors of [Path] wrap.
+// ErrPath is wrapped by the errors of [Path].
 var ErrPath = errors.New("its path can be read in two ways")
 
-// Path returns an error if r, which the caller guards, is a CONNECT with a path, which a [http.ServeMux] leaves
-// as it is; if [path.Clean] changes the path, apart from a last slash; or if the caller was chosen by a pattern
-// for all below it, and an element of the path has an escaped slash, at which [http.FileServer] ends the
-// element and a ServeMux does not.
+// Path returns an error if the path of r, which the caller guards, is ambiguous: if r is a CONNECT with a path, which
+// a [http.ServeMux] leaves unchanged; if [path.Clean] changes the path, apart from a last slash; or if the caller was
+// chosen by a pattern for a whole subtree, and an element of the path has an escaped slash, at which
+// [http.FileServer] ends the element and a ServeMux does not.
 func Path(r *http.Request) error {
-	p := "/" + strings.TrimPrefix(r.URL.Path, "/") // http.StripPrefix takes a first slash
+	p := "/" + strings.TrimPrefix(r.URL.Path, "/") // http.StripPrefix removes a first slash
 	switch clean := path.Clean(p); {
 	case r.Method == http.MethodConnect && r.URL.Path != "":
 		return fmt.Errorf("%w: a CONNECT has none", ErrPath)

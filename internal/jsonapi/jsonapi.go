@@ -1,5 +1,5 @@
-// Package jsonapi is both sides of a small HTTP API of JSON that carries secrets: no error has one of them, and
-// no cache keeps one.
+// Package jsonapi is both sides of a small HTTP API of JSON that carries secrets: no error contains them, no cache
+// keeps them.
 package jsonapi
 
 import (
@@ -18,27 +18,27 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-// MaxAnswer is the most bytes that a client reads of an answer.
+// MaxAnswer is how many bytes of an answer a client reads at most.
 const MaxAnswer = 1 << 20
 
-// StatusError is an answer that is not 200.
+// StatusError is an answer with a status other than 200.
 type StatusError struct {
 	Code int
 	Text string
 }
 
-// Error has the status and the text.
+// Error returns the status and the text.
 func (e *StatusError) Error() string { return fmt.Sprintf("the server answers %d: %s", e.Code, e.Text) }
 
 var _ retry.Error = (*StatusError)(nil)
 
-// Retryable reports whether the server may answer otherwise later, which it may unless it does not let the client in.
+// Retryable reports whether the server may answer differently later: yes, unless it refuses the client's credentials.
 func (e *StatusError) Retryable() (after time.Duration, ok bool) {
 	return 0, e.Code != http.StatusForbidden && e.Code != http.StatusUnauthorized
 }
 
-// Call sends in, or nothing if it is nil, and reads the answer into out. No error has any of the secrets. An
-// answer other than 200 is a [*StatusError].
+// Call sends in, or nothing if it is nil, and reads the answer into out. Errors never contain the secrets. An answer
+// other than 200 is a [*StatusError].
 func Call(ctx context.Context, client *http.Client, method, url string, in, out any, secrets ...string) error {
 	var body []byte
 	if in != nil {
@@ -57,7 +57,7 @@ func Call(ctx context.Context, client *http.Client, method, url string, in, out 
 	if err != nil {
 		return bearer.RedactError(err, secrets...)
 	}
-	defer answer.Body.Close() // the answer is read or given up
+	defer answer.Body.Close() // the answer has been read, or is not needed
 	data, err := Read(answer, MaxAnswer)
 	switch {
 	case err != nil:
@@ -71,12 +71,12 @@ func Call(ctx context.Context, client *http.Client, method, url string, in, out 
 	return nil
 }
 
-// Plain are the values of the header Accept-Encoding with which a document is asked for as it is: what is
-// counted is what was sent.
+// Plain are values of the header Accept-Encoding that request a document without a content coding, so that the limit
+// counts the bytes as sent.
 var Plain = []string{"identity"}
 
-// Read returns the body of an answer to a request with [Plain], which has at most limit bytes. An error over
-// the limit wraps [certpem.ErrTooLarge]. A content coding, which was not asked for, is named.
+// Read returns the body of an answer to a request with [Plain], of at most limit bytes. An error over the limit wraps
+// [certpem.ErrTooLarge]. An unrequested content coding is an error that names it.
 func Read(answer *http.Response, limit int) ([]byte, error) {
 	if coding := answer.Header.Get("Content-Encoding"); coding != "" && !strings.EqualFold(coding, Plain[0]) {
 		return nil, fmt.Errorf("the answer has the content coding %.40q, which was not asked for; switch it off "+

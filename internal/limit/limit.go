@@ -1,5 +1,5 @@
-// Package limit bounds what a server does at once and in a second: slots for what runs at the same time, a
-// queue in front of them, and rates in total and for each caller.
+// Package limit bounds what a server does at once and in a second: slots for concurrent requests, a queue in front of
+// the slots, and rates in total and for each caller.
 //
 //	l := limit.New(limit.Options{Concurrent: 4, Queue: 100, Rate: 1000, CallerRate: 10, CallerBurst: 20})
 //	…
@@ -8,15 +8,14 @@
 //	}
 //	defer l.Release()
 //
-// Requests that wait for a slot are served in order of arrival. A refused request takes nothing, neither a slot
-// nor a place in the queue nor a token, so a caller over its own rate cannot use up what is there for others. A
-// refusal says when there will be room again.
+// Requests that wait for a slot are served in order of arrival. A refused request uses nothing: no slot, no place in
+// the queue, no token. So a caller over its rate cannot use up capacity for others. A refusal says when to try again.
 //
-// [Shares] bound what is held for longer than a request, such as streams, and [Strikes] what is refused after it was
-// examined.
+// [Shares] limits resources held for longer than a request, such as streams, and [Strikes] limits work on requests
+// that are refused only after they were examined.
 //
-// Memory is bounded by Options.Queue, and by 65,536 callers that are remembered, whatever their names. Beyond that the
-// callers that asked longest ago are forgotten and begin anew with a full burst; the total rate holds all the same.
+// Memory is bounded by Options.Queue, and by 65,536 remembered callers, whatever their names. Beyond that number, the
+// callers that asked longest ago are forgotten and start again with a full burst; the total rate still holds.
 package limit
 
 import (
@@ -31,23 +30,22 @@ import (
 	"github.com/svidkit/svidkit/internal/retry"
 )
 
-// Options says what is limited. A zero Concurrent, Rate or CallerRate means that there is no such
-// limit, and so does one that is negative or not a number.
+// Options are the limits. A Concurrent, Rate or CallerRate that is zero, negative or not a number means no limit.
 type Options struct {
-	Concurrent int // how many hold a slot at the same time
-	Queue      int // how many wait for a slot; 0: a request that finds no free slot is refused
+	Concurrent int // how many requests hold a slot at the same time
+	Queue      int // how many requests wait for a slot; 0: a request that finds no free slot is refused
 
-	// QueueTime is how long a request should wait for its slot when more come than are served: while 64 wait, and one
-	// more would wait longer than this by the pace of late, one more is refused. In the first half second
-	// of an overload the wait may be ten times as long, so that a burst is served; an overload that begins 5 seconds
-	// after another is a new one. 0: no such limit.
+	// QueueTime is how long a request should wait for its slot during an overload: while 64 requests wait, and one
+	// more would wait longer than this at the recent pace, it is refused. In the first half second of an overload the
+	// wait may be ten times as long, so that a burst is served; an overload that begins 5 seconds after another is a
+	// new one. 0: no such limit.
 	QueueTime time.Duration
 
 	Rate  float64 // requests per second, of all callers together
-	Burst int     // how many of them may come at once after a pause; 0: those of one second, at least 1
+	Burst int     // how many requests may come at once after a pause; 0: the number for one second, at least 1
 
 	CallerRate  float64 // requests per second, of each caller
-	CallerBurst int     // as Burst
+	CallerBurst int     // like Burst
 }
 
 // The reasons of an [Error].
@@ -60,13 +58,12 @@ const (
 	TotalShare  = "all callers together hold too much already"
 )
 
-// Error says that a limit is reached.
+// Error says which limit is reached.
 type Error struct {
 	Reason string // one of the constants above
 
-	// RetryAfter is when the same request would be let in if no other came. For QueueFull it is
-	// when those that wait now are through, guessed from the pace at which slots were given back
-	// lately; 0 if there was none.
+	// RetryAfter is when the same request would be admitted if no other came. For QueueFull it is when all waiting
+	// requests will have been served, estimated from the recent pace of releases; 0 if there were none.
 	RetryAfter time.Duration
 }
 
@@ -79,21 +76,21 @@ func (e *Error) Error() string {
 
 var _ retry.Error = (*Error)(nil)
 
-// Retryable returns RetryAfter, and that the same request may be let in later.
+// Retryable returns RetryAfter, and true: the same request may be admitted later.
 func (e *Error) Retryable() (after time.Duration, ok bool) { return e.RetryAfter, true }
 
-// Limiter counts; [New] makes one. It starts no goroutine and is safe for concurrent use.
+// Limiter enforces the limits; [New] creates one. It starts no goroutine and is safe for concurrent use.
 type Limiter struct {
 	concurrent, queue int
 	queueTime         time.Duration
-	start             time.Time // what now counts from
-	limited           bool      // there is a limit at all
+	start             time.Time // the zero of all times below
+	limited           bool      // there is at least one limit
 
 	mu      sync.Mutex
-	used    int       // slots that are taken
-	waiting list.List // of chan struct{}, first come first, which are closed when the slot is theirs
+	used    int       // slots in use
+	waiting list.List // of chan struct{}, oldest first; each is closed when its request gets a slot
 
-	// The first and the last request that would have waited for too long, without a calm between them.
+	// The first and the last request of an overload that would have waited too long.
 	long    struct{ first, last time.Duration }
 	total   bucket
 	callers callers
@@ -115,10 +112,10 @@ func New(o Options) *Limiter {
 	return l
 }
 
-// Acquire takes a token of caller, a token of the total, and a slot, and waits for the slot in the
-// queue if there is none. After a nil error call [Limiter.Release] exactly once. The error is an
-// [*Error] at once when a limit is reached, and context.Cause(ctx) when ctx is done before there
-// was a slot; tokens are not given back then, since asking and giving up is asking too.
+// Acquire takes a token of caller, a token of the total, and a slot, and waits in the queue if no slot is free. After
+// a nil error call [Limiter.Release] exactly once. The error is an [*Error] at once when a limit is reached, and
+// context.Cause(ctx) when ctx is done before a slot is free; its tokens are then spent, as a request that gives up
+// counts like any other.
 //
 // An empty caller is a caller like any other.
 func (l *Limiter) Acquire(ctx context.Context, caller string) error {
@@ -146,7 +143,7 @@ func (l *Limiter) Acquire(ctx context.Context, caller string) error {
 	l.mu.Lock()
 	select {
 	case <-granted:
-		l.handOn() // it came too late
+		l.handOn() // the slot came too late
 	default:
 		l.waiting.Remove(place)
 	}
@@ -154,8 +151,7 @@ func (l *Limiter) Acquire(ctx context.Context, caller string) error {
 	return context.Cause(ctx)
 }
 
-// take looks at every limit before it takes anything, and returns the place in the queue if there
-// is no slot; mu is held.
+// take checks every limit before it takes anything, and returns its place in the queue if no slot is free. mu is held.
 func (l *Limiter) take(caller string) (*list.Element, error) {
 	now := time.Since(l.start)
 	own, known := l.callers.find(caller, now)
@@ -187,7 +183,7 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 	return nil, nil
 }
 
-// overloaded reports whether one more request would wait for too long, and this is no burst; mu is held.
+// overloaded reports whether one more request would wait too long, and this is not just a burst; mu is held.
 func (l *Limiter) overloaded(now time.Duration) bool {
 	// a machine that stops for a moment is not overloaded
 	const least, burst, calm = 64, 500 * time.Millisecond, 5 * time.Second
@@ -203,7 +199,7 @@ func (l *Limiter) overloaded(now time.Duration) bool {
 	return now-l.long.first > burst || wait > 10*l.queueTime
 }
 
-// Release gives the slot back, to the request that waits longest if there is one.
+// Release frees the slot. The request that has waited longest gets it.
 func (l *Limiter) Release() {
 	if l.concurrent == 0 {
 		return
@@ -229,12 +225,12 @@ func (l *Limiter) handOn() {
 
 // size is how fast a bucket fills and how much it holds.
 type size struct {
-	every time.Duration // between two tokens; 0: there is no limit
-	burst time.Duration // what may be owed: the time in which all tokens but one come
+	every time.Duration // between two tokens; 0: no limit
+	burst time.Duration // the largest allowed debt: the time in which all tokens but one come
 }
 
 func newSize(rate float64, burst int) size {
-	if !(rate > 0) { // so written for NaN
+	if !(rate > 0) { // in this form, it is also true for NaN
 		return size{}
 	}
 	const longest = math.MaxInt64 / 8 // 36 years, and no sum overflows
@@ -242,19 +238,18 @@ func newSize(rate float64, burst int) size {
 	if burst <= 0 {
 		burst = int(max(1, min(rate, math.MaxInt32)))
 	}
-	// A rate of more than one in a nanosecond is none.
+	// A rate of more than one per nanosecond is no limit.
 	return size{every: time.Duration(every), burst: time.Duration(min(every*float64(burst-1), longest))}
 }
 
-// bucket is full when it owes nothing. It is kept as the one moment at which it will be full again
-// (the "virtual scheduling" form of the leaky bucket): each token moves that moment on by every,
-// and a token is there while it is no more than burst ahead.
+// bucket is stored as the moment at which it will be full again (the "virtual scheduling" form of the leaky bucket):
+// each token moves that moment on by every, and a token is available while the moment is at most burst ahead.
 type bucket struct {
 	size
 	full time.Duration // since start
 }
 
-// wait returns how long it takes until a token is there; 0 if one is.
+// wait returns how long it takes until a token is available; 0 if one is.
 func (b *bucket) wait(now time.Duration) time.Duration {
 	return max(0, b.full-b.burst-now)
 }
@@ -263,10 +258,10 @@ func (b *bucket) take(now time.Duration) {
 	b.full = max(b.full, now) + b.every
 }
 
-// pace is how long it took lately from one release to the next while requests waited.
+// pace is the recent time between releases while requests waited.
 type pace struct {
 	last    time.Duration // the last release, or when the queue began
-	average time.Duration // of the times between, the newer ones counting more; 0 at first
+	average time.Duration // of these times, weighted towards newer ones; 0 at first
 }
 
 func (p *pace) begin(now time.Duration) { p.last = now }
@@ -276,7 +271,7 @@ func (p *pace) step(now time.Duration) {
 	p.last = now
 }
 
-// after guesses how long n releases take. When releases have stopped, the guess grows.
+// after estimates how long n releases take. The estimate grows when releases have stopped.
 func (p *pace) after(now time.Duration, n int) time.Duration {
 	if p.average == 0 {
 		return 0
@@ -284,13 +279,12 @@ func (p *pace) after(now time.Duration, n int) time.Duration {
 	return max(p.average, now-p.last) * time.Duration(n)
 }
 
-// maxCallers bounds what is remembered of callers.
+// maxCallers is how many callers are remembered.
 const maxCallers = 1 << 16
 
-// callers remembers the buckets that are not full, the least recently used one being forgotten
-// first when there are too many. A bucket that has filled up again is forgotten too, as it says
-// nothing. Names are kept as hashes with a secret seed, so that long ones cost no more than short
-// ones, and a caller cannot choose a name to share the bucket of another.
+// callers remembers the buckets that are not full. If there are too many, it forgets the least recently used one. It
+// also forgets a bucket that has filled up again. Names are kept as hashes with a secret seed, so that long names
+// cost no more than short ones, and a caller cannot choose a name to share another caller's bucket.
 type callers struct {
 	size
 	seed   maphash.Seed
@@ -307,7 +301,7 @@ func newCallers(s size) callers {
 	return callers{size: s, seed: maphash.MakeSeed(), index: map[uint64]*list.Element{}}
 }
 
-// find returns the bucket of a caller, and where it is remembered, or nil.
+// find returns the bucket of a caller, and its element in the list, or nil.
 func (c *callers) find(caller string, now time.Duration) (bucket, *list.Element) {
 	b := bucket{size: c.size, full: now}
 	if c.every == 0 {
@@ -316,7 +310,7 @@ func (c *callers) find(caller string, now time.Duration) (bucket, *list.Element)
 	e := c.index[maphash.String(c.seed, caller)]
 	if e != nil {
 		b.full = e.Value.(*entry).full
-		c.recent.MoveToFront(e) // refused or not, it is in use
+		c.recent.MoveToFront(e) // it is in use even if the request is refused
 	}
 	return b, e
 }
@@ -330,7 +324,7 @@ func (c *callers) put(caller string, b bucket, known *list.Element, now time.Dur
 		known.Value.(*entry).full = b.full
 		return
 	}
-	for range 2 { // two go for each one that comes, so that the table shrinks after a flood
+	for range 2 { // remove two for each new one, so that the table shrinks after a flood
 		oldest := c.recent.Back()
 		if oldest == nil || oldest.Value.(*entry).full > now && len(c.index) < maxCallers {
 			break

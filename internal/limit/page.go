@@ -6,17 +6,17 @@ import (
 	"sync/atomic"
 )
 
-// maxTexts is how many texts of a Page slow readers can have.
+// maxTexts is how many texts of a Page slow readers can hold.
 const maxTexts = 8
 
-// Page is a text that is rendered once for all that ask for it meanwhile, and by one of them at a time. While
-// readers are slow to take many of its texts, those that come share the newest, so that they hold no more
-// memory. The zero Page is ready.
+// Page is a text that is rendered by one request at a time; all requests that arrive meanwhile share the next text.
+// While slow readers hold many texts, new readers share the newest, so that memory is bounded. The zero Page is
+// ready.
 type Page struct {
-	turn atomic.Int64 // of the newest text, from its begin
+	turn atomic.Int64 // of the newest text, set before it is rendered
 
 	mu     sync.Mutex
-	held   int // texts that readers have
+	held   int // texts that readers hold
 	newest *text
 }
 
@@ -27,8 +27,8 @@ type text struct {
 	readers int
 }
 
-// Get returns what render has written since the call, or before it if too much is held. It is shared until done
-// is called.
+// Get returns a text that was rendered after the call, or an older one if readers hold too many. The text is shared
+// until done is called.
 func (p *Page) Get(render func(*bytes.Buffer) error) (page []byte, done func(), err error) {
 	came := p.turn.Load()
 	p.mu.Lock()

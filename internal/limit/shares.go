@@ -2,9 +2,10 @@ package limit
 
 import "sync"
 
-// Shares bounds what is held at the same time, such as connections, streams or bytes: in total, and by each peer, so
-// that no peer holds all of it. A peer is whatever the server can tell apart: a user, a connection, a pod. NewShares
-// makes one. It is safe for concurrent use, and remembers only the peers that hold something.
+// Shares limits resources that are held at the same time, such as connections, streams or bytes: in total, and by
+// each peer, so that no peer holds everything. A peer is any party that the server can distinguish: a user, a
+// connection, a pod. NewShares creates one. It is safe for concurrent use, and remembers only peers that hold
+// something.
 type Shares[K comparable] struct {
 	total, each int
 
@@ -13,14 +14,13 @@ type Shares[K comparable] struct {
 	of   map[K]int
 }
 
-// NewShares returns Shares of which nothing is held. A total or each that is 0 or negative means that there is no such
-// bound.
+// NewShares returns Shares of which nothing is held. A total or each that is 0 or negative means no such limit.
 func NewShares[K comparable](total, each int) *Shares[K] {
 	return &Shares[K]{total: total, each: each, of: map[K]int{}}
 }
 
-// Take takes n for the peer, or nothing: the error is an [*Error] with the reason CallerShare or TotalShare then. What
-// was taken is given back with Give.
+// Take takes n for the peer, or nothing: then the error is an [*Error] with the reason CallerShare or TotalShare.
+// Return the n with Give.
 func (s *Shares[K]) Take(peer K, n int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,7 +38,7 @@ func (s *Shares[K]) Take(peer K, n int) error {
 	return nil
 }
 
-// Give gives n of what the peer has taken back.
+// Give returns n that the peer has taken.
 func (s *Shares[K]) Give(peer K, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,25 +8,25 @@ import (
 // CallerRefused is the reason of the [Error] for a caller with too many strikes.
 const CallerRefused = "too much of what this caller asked for was refused lately"
 
-// Strikes counts what was refused, for each caller. A caller may have so many strikes at once, and is forgiven one of
-// them at a time. It is for work that a caller can cause without having proven anything: a caller whose requests are
-// good has strikes only while they are under way, however many there are. [NewStrikes] makes one. It is safe for
-// concurrent use, and its memory is bounded as that of a [Limiter].
+// Strikes counts refused requests for each caller. A caller may have a fixed number of strikes, and is forgiven them
+// at a steady rate. Use it for work that a caller can cause before proving anything: a caller whose requests are good
+// has strikes only while they are under way, however many there are. [NewStrikes] creates one. It is safe for
+// concurrent use, and its memory is bounded like a [Limiter]'s.
 type Strikes struct {
-	start time.Time // what now counts from
+	start time.Time // the zero of all times
 
 	mu      sync.Mutex
 	callers callers
 }
 
-// NewStrikes returns Strikes of which no caller has any. A caller may have most of them, at least 1, and is forgiven
-// as many per second as rate says, which is positive.
+// NewStrikes returns Strikes in which no caller has any. A caller may have most strikes, at least 1, and is forgiven
+// rate strikes per second, which must be positive.
 func NewStrikes(rate float64, most int) *Strikes {
 	return &Strikes{start: time.Now(), callers: newCallers(newSize(rate, max(most, 1)))}
 }
 
-// Take gives the caller a strike, for a request that begins. If it has as many as it may have, the error is an
-// [*Error] with the reason CallerRefused, which says when one of them is forgiven.
+// Take gives the caller a strike, for a request that begins. If the caller already has the most, the error is an
+// [*Error] with the reason CallerRefused, which says when a strike is forgiven.
 func (s *Strikes) Take(caller string) error { return s.take(caller, true) }
 
 // Check returns what Take would return, and gives no strike.

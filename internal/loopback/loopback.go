@@ -1,6 +1,6 @@
-// Package loopback recognizes requests of programs on this machine. A page of another site in a browser on this
-// machine can send requests to loopback, too: for localhost, or for the site's own name, made to lead to
-// loopback (DNS rebinding). Such a request has that name as its Host, or another Origin.
+// Package loopback recognizes requests from programs on this machine. A page of another site in a browser on this
+// machine can also send requests to loopback: for localhost, or for the site's own name, if its DNS points to
+// loopback (DNS rebinding). Such a request has the site's name as its Host, or another Origin.
 package loopback
 
 import (
@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// Reached reports whether a request came in at a loopback address. It is false if the server does not say, as
-// on a Unix socket.
+// Reached reports whether a request arrived at a loopback address. It is false if unknown, as on a Unix socket.
 func Reached(r *http.Request) bool {
 	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	return ok && at.IP.IsLoopback()
@@ -26,9 +25,9 @@ func Host(host string) bool {
 	return err == nil || strings.EqualFold(name, "localhost")
 }
 
-// OtherSite reports whether a browser says that a page of another site, or of another port, has caused the
-// request: such a page can send requests to localhost, but does not see the answers. Old browsers say it only
-// by the Origin of some requests. Other clients never say it.
+// OtherSite reports whether a browser says that a page of another site, or of another port, caused the request: such
+// a page can send requests to localhost, but does not see the answers. Old browsers say it only in the Origin of some
+// requests. Other clients never say it.
 func OtherSite(r *http.Request) bool {
 	site, origin := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Origin")
 	if site == "" && origin != "" {
@@ -38,16 +37,16 @@ func OtherSite(r *http.Request) bool {
 	return site != "" && site != "same-origin" && site != "none"
 }
 
-// Local returns nil for a request of a program on this machine, and otherwise why it is refused: for what only
-// such programs may ask for. A request on a Unix socket is accepted, as the permissions of the socket decide.
+// Local returns nil for a request from a program on this machine, and otherwise the reason to refuse it. Requests on
+// a Unix socket are accepted, as the permissions of the socket decide.
 func Local(r *http.Request) error {
-	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // a Unix socket has none
+	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // a Unix socket has no address
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
 			return errors.New("this is for clients on the same host")
 		}
 	}
 	switch _, network := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); {
-	case network && !Reached(r): // a proxy of the pod may pass on what comes from outside
+	case network && !Reached(r): // a proxy in the pod may forward outside requests
 		return errors.New("this is served over loopback only; listen at 127.0.0.1")
 	case !Host(r.Host):
 		return errors.New("the Host of the request is not an address or localhost")

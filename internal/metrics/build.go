@@ -8,12 +8,12 @@ import (
 
 const module = "github.com/svidkit/svidkit"
 
-// Process has the metrics that belong to no part but to the process, such as its descriptors. Who counts them adds
-// them while the program is initialized.
+// Process has the metrics of the process itself, such as its descriptors. Packages that count them add them while the
+// program is initialized.
 var Process Set
 
-// WriteProcess writes svidkit_build_info and [Process], with which each page of metrics begins. A part does not write
-// them: a page has them once.
+// WriteProcess writes svidkit_build_info and [Process], which begin each page of metrics. A page has them once, so
+// parts do not write them.
 func WriteProcess(w io.Writer) error {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -30,8 +30,8 @@ func WriteProcess(w io.Writer) error {
 	return s.Write(w)
 }
 
-// describe returns the version of the module in a build. The revision is that of the main module, and so of this one
-// only if both are of one repository.
+// describe returns the version of the module in a build. The revision is the main module's, and so this module's only
+// if both are in one repository.
 func describe(info *debug.BuildInfo) (version, revision string) {
 	version = "unknown"
 	for _, m := range append([]*debug.Module{&info.Main}, info.Deps...) {

@@ -7,18 +7,17 @@ import (
 	"strings"
 )
 
-// Part is one of several that write metrics.
+// Part is a writer of metrics whose text is merged with others.
 type Part struct {
-	Name  string // the value of the label that tells its samples from those of the others; empty for no label
+	Name  string // the value of the label that distinguishes its samples; empty for no label
 	Write func(w io.Writer) error
 }
 
-// Merge writes the metrics of all parts as one text, in which a metric that several of them have comes once, with one
-// HELP and one TYPE, those of the first. Each sample gets a label with the name of its part. A part whose Write fails
-// is an error, and nothing is written.
+// Merge writes the metrics of all parts as one text. A metric that several parts have comes once, with the HELP and
+// TYPE of the first part. Each sample gets a label with the name of its part. If a part's Write fails, Merge returns
+// its error and writes nothing.
 //
-// What the parts write is in the text format: this package, or a client library, has written it. It has no label of
-// that name.
+// The parts must write the text format, as this package and client libraries do, without a label of that name.
 func Merge(w io.Writer, label string, parts ...Part) error {
 	m := merger{families: map[string]*merged{}}
 	for _, p := range parts {
@@ -36,13 +35,13 @@ func Merge(w io.Writer, label string, parts ...Part) error {
 	return err
 }
 
-// merger has the metrics of all parts by their names.
+// merger holds the metrics of all parts by name.
 type merger struct {
 	order    []string
 	families map[string]*merged
 }
 
-// merged is one metric of all parts.
+// merged is one metric, with the samples of all parts.
 type merged struct {
 	headers map[string]string // by kind
 	samples []string
@@ -99,7 +98,7 @@ const (
 	sampleLine = "sample"
 )
 
-// split returns what a line is, or "" for one to be left out, and the name in it.
+// split returns the kind of a line, and the name in it; "" means that the line is left out.
 func split(line string) (kind, name string) {
 	for _, kind := range []string{helpLine, typeLine} {
 		if rest, ok := strings.CutPrefix(line, kind); ok {
@@ -115,7 +114,7 @@ func split(line string) (kind, name string) {
 
 const nameBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:"
 
-// belongs reports whether a sample is of a family: those of histograms and summaries have longer names.
+// belongs reports whether a sample is of a family: samples of histograms and summaries have longer names.
 func belongs(sample, family string) bool {
 	rest, ok := strings.CutPrefix(sample, family)
 	switch rest {

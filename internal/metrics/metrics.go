@@ -1,9 +1,9 @@
 // Package metrics counts events and writes metrics in the text format of Prometheus (version 0.0.4): counters, with
-// or without a label, and counters and gauges with any labels that are computed when they are written. [Merge] makes
-// one text of several.
+// or without a label, and counters and gauges with any labels that are computed when they are written. [Merge]
+// combines several texts into one.
 //
-// A [Set] is filled before it is used; then all methods are safe for concurrent use. A part that computes its numbers
-// from a snapshot fills a new Set each time.
+// A [Set] must be filled before it is used; then all methods are safe for concurrent use. A part that computes its
+// numbers from a snapshot fills a new Set each time.
 package metrics
 
 import (
@@ -25,8 +25,8 @@ type family struct {
 	read             func(Add)
 }
 
-// Add adds a sample. The labels are names and values in turn. A value may be any UTF-8 text; within a family no two
-// samples have the same labels.
+// Add adds a sample. The labels are names and values in turn. A value may be any UTF-8 text; no two samples of a
+// family may have the same labels.
 type Add func(v float64, labels ...string)
 
 // Counter is a number that only grows.
@@ -42,7 +42,7 @@ func (s *Set) Counter(name, help string) *Counter {
 	return c
 }
 
-// Counters adds one counter for each value of a label. The result must not be changed.
+// Counters adds one counter for each value of a label. The caller must not change the result.
 func (s *Set) Counters(name, help, label string, values ...string) map[string]*Counter {
 	counters := make(map[string]*Counter, len(values))
 	for _, v := range values {
@@ -56,14 +56,14 @@ func (s *Set) Counters(name, help, label string, values ...string) map[string]*C
 	return counters
 }
 
-// Totals adds a counter whose samples read adds when the Set is written. read must be safe for concurrent use, and
-// its numbers only grow.
+// Totals adds a counter. read adds its samples when the Set is written; it must be safe for concurrent use, and its
+// numbers must only grow.
 func (s *Set) Totals(name, help string, read func(Add)) {
 	s.families = append(s.families, family{name, help, "counter", read})
 }
 
-// Gauge adds a number that read returns when the Set is written. If ok is false, nothing is written. read must be
-// safe for concurrent use.
+// Gauge adds a gauge whose value read returns when the Set is written. If ok is false, nothing is written. read must
+// be safe for concurrent use.
 func (s *Set) Gauge(name, help string, read func() (v float64, ok bool)) {
 	s.Gauges(name, help, func(add Add) {
 		if v, ok := read(); ok {
@@ -72,13 +72,13 @@ func (s *Set) Gauge(name, help string, read func() (v float64, ok bool)) {
 	})
 }
 
-// Gauges adds a gauge whose samples read adds when the Set is written. Without samples nothing is written. read must
+// Gauges adds a gauge. read adds its samples when the Set is written; without samples nothing is written. read must
 // be safe for concurrent use.
 func (s *Set) Gauges(name, help string, read func(Add)) {
 	s.families = append(s.families, family{name, help, "gauge", read})
 }
 
-// Seconds returns a time in seconds since 1970, and 0 for the zero time.
+// Seconds returns t in seconds since 1970, or 0 for the zero time.
 func Seconds(t time.Time) float64 {
 	if t.IsZero() {
 		return 0
@@ -86,7 +86,7 @@ func Seconds(t time.Time) float64 {
 	return float64(t.UnixMilli()) / 1000
 }
 
-// Bool returns 1 for true.
+// Bool returns 1 for true and 0 for false.
 func Bool(yes bool) float64 {
 	if yes {
 		return 1
@@ -99,7 +99,7 @@ var (
 	escapeValue = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 )
 
-// Write writes all metrics to w, in one call. The error is that of w.
+// Write writes all metrics to w, in one call. It returns the error of w.
 func (s *Set) Write(w io.Writer) error {
 	var b bytes.Buffer
 	for _, f := range s.families {
@@ -113,7 +113,7 @@ func (s *Set) Write(w io.Writer) error {
 	return err
 }
 
-// text returns labels, names and values in turn, as {name="value"}, or nothing if there are none.
+// text formats labels, names and values in turn, as {name="value"}, or as nothing if there are none.
 func text(labels []string) string {
 	if len(labels) == 0 {
 		return ""

@@ -1,4 +1,4 @@
-// Package protofield reads and writes messages of Protocol Buffers field by field, without generated code and
+// Package protofield reads and writes messages of Protocol Buffers field by field, without generated code or
 // reflection, which would be larger than the rest of a small program.
 //
 // A message is read with a function that stores each field by its number:
@@ -14,7 +14,7 @@
 //
 //	err := protofield.Read(data, v.read)
 //
-// The rules are those of generated code: the last value of a repeated singular field counts, repeated embedded
+// It follows the rules of generated code: the last value of a repeated singular field counts, repeated embedded
 // messages are merged, and unknown fields and fields of another wire type are skipped.
 package protofield
 
@@ -26,7 +26,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// ErrMalformed says that bytes are not an encoded message, or that a string in it is not UTF-8.
+// ErrMalformed says that bytes are not an encoded message, or that a string in them is not UTF-8.
 var ErrMalformed = errors.New("malformed protobuf message")
 
 // Number is the number of a field.
@@ -41,14 +41,14 @@ type Field struct {
 	err    error
 }
 
-// Read calls read for each field of a message, in their order, until one of them fails. Groups are skipped. The error
-// is [ErrMalformed] or the error passed to [Field.Fail].
+// Read calls read for each field of a message, in order, until one fails. Groups are skipped. The error is
+// [ErrMalformed] or the error passed to [Field.Fail].
 func Read(message []byte, read func(*Field)) error {
 	var f Field
 	return f.readAll(message, read)
 }
 
-// readAll is Read with f as the Field that read is called with.
+// readAll is Read with f as the argument of read.
 func (f *Field) readAll(message []byte, read func(*Field)) error {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
@@ -96,7 +96,7 @@ func (f *Field) Text(to *string) {
 	}
 }
 
-// Bytes sets to to a copy of the value of a field of type bytes; nil if that is empty.
+// Bytes sets to to a copy of the value of a field of type bytes, or to nil if it is empty.
 func (f *Field) Bytes(to *[]byte) {
 	if f.Type == protowire.BytesType {
 		*to = append([]byte(nil), f.Data...)
@@ -106,14 +106,14 @@ func (f *Field) Bytes(to *[]byte) {
 // Int64 sets to to the value of an int64.
 func (f *Field) Int64(to *int64) {
 	if f.Type == protowire.VarintType {
-		*to = int64(f.Value) // negative numbers are encoded so
+		*to = int64(f.Value) // also right for negative numbers
 	}
 }
 
 // Int32 sets to to the value of an int32.
 func (f *Field) Int32(to *int32) {
 	if f.Type == protowire.VarintType {
-		*to = int32(f.Value) // generated code drops the upper bits, too
+		*to = int32(f.Value) // generated code also drops the upper bits
 	}
 }
 
@@ -134,15 +134,15 @@ func (f *Field) Bool(to *bool) {
 // Message reads an embedded message.
 func (f *Field) Message(read func(*Field)) {
 	if f.Type == protowire.BytesType {
-		outer := *f // f is used for the fields of the message, so that depth costs no memory
+		outer := *f // reuse f for the fields of the message, so that depth costs no memory
 		err := f.readAll(outer.Data, read)
 		*f = outer
 		f.Fail(err)
 	}
 }
 
-// Entry reads an entry of a map whose keys are strings. value reads the value; it is not called if the entry has
-// none. An entry without a key has the key "".
+// Entry reads an entry of a map whose keys are strings. value reads the value; it is not called if there is no value.
+// An entry without a key has the key "".
 func (f *Field) Entry(value func(*Field)) (key string) {
 	f.Message(func(f *Field) {
 		switch f.Number {
@@ -188,7 +188,7 @@ func (f *Field) Fail(err error) {
 	}
 }
 
-// Write returns the message whose fields write adds, in memory of exactly that size.
+// Write returns the message with the fields that write adds, in a slice of exactly that size.
 func Write(write func(*Writer)) ([]byte, error) {
 	var w Writer
 	write(&w)
@@ -198,8 +198,8 @@ func Write(write func(*Writer)) ([]byte, error) {
 	return append(make([]byte, 0, len(w.b)), w.b...), nil
 }
 
-// Writer takes the fields of a message in the order in which they are encoded. The methods Text, Bytes and Varint are
-// for singular fields, which are left out if they are zero. Those that begin with Add are for elements of lists and
+// Writer collects the fields of a message in the order in which they are encoded. The methods Text, Bytes and Varint
+// are for singular fields, and omit zero values. The methods that begin with Add are for elements of lists and
 // members of oneofs, which are always written.
 type Writer struct {
 	b   []byte
@@ -222,7 +222,7 @@ func (w *Writer) Bytes(n Number, v []byte) {
 	}
 }
 
-// Varint adds a number, unless it is 0. A negative one is converted to uint64 from int64.
+// Varint adds a number, unless it is 0. Convert a negative int64 to uint64.
 func (w *Writer) Varint(n Number, v uint64) {
 	if v != 0 {
 		w.AddVarint(n, v)
@@ -237,7 +237,7 @@ func (w *Writer) AddText(n Number, s string) {
 	w.b = protowire.AppendString(protowire.AppendTag(w.b, n, protowire.BytesType), s)
 }
 
-// AddBytes adds a field of type bytes, or an embedded message that is encoded already.
+// AddBytes adds a field of type bytes, or an embedded message that is already encoded.
 func (w *Writer) AddBytes(n Number, v []byte) {
 	w.b = protowire.AppendBytes(protowire.AppendTag(w.b, n, protowire.BytesType), v)
 }
@@ -258,7 +258,7 @@ func (w *Writer) Message(n Number, write func(*Writer)) {
 	from := len(w.b)
 	write(w)
 	size := len(w.b) - from
-	w.b = protowire.AppendVarint(w.b, uint64(size)) // behind the content, and then moved in front of it
+	w.b = protowire.AppendVarint(w.b, uint64(size)) // appended after the content, and then moved in front of it
 	var length [binary.MaxVarintLen64]byte
 	k := copy(length[:], w.b[from+size:])
 	copy(w.b[from+k:], w.b[from:from+size])
@@ -273,7 +273,7 @@ func (w *Writer) Entry(n Number, key string, value []byte) {
 	})
 }
 
-// Raw adds fields that are encoded already.
+// Raw adds fields that are already encoded.
 func (w *Writer) Raw(fields []byte) { w.b = append(w.b, fields...) }
 
 // Fail makes [Write] return err, unless err is nil or there is an earlier error.

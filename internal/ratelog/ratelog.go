@@ -1,12 +1,11 @@
-// Package ratelog logs what a peer can cause as often as it likes, such as refused requests: the first event of a kind
-// at once, and those that follow as one line with their number in each interval. So a log neither misses an event nor
-// grows with a flood.
+// Package ratelog logs events that a peer can cause at will, such as refused requests: the first event of a kind at
+// once, and later ones as one line with their number in each interval. So the log misses no kind, even in a flood.
 //
 //	log := ratelog.New(logger, 0)
 //	…
 //	log.Warn("sds: request refused", "no header", slog.Int("uid", uid))
 //
-// [Patient] is for what logs otherwise: a log that blocks holds up nothing.
+// [Patient] is for other logging: a log that blocks holds up nothing.
 package ratelog
 
 import (
@@ -21,22 +20,22 @@ import (
 	"time"
 )
 
-// Kinds of events that are told apart. What is beyond is counted under Other.
+// Limits on the kinds of events with lines of their own. Kinds beyond the limit are counted under Other.
 const (
 	maxKinds = 128
-	maxNamed = 12 // of them with a name of their own: Patient takes 16 lines at a time
+	maxNamed = 12 // kinds with a peer's name; Patient queues 16 lines
 	Other    = "other reasons"
 )
 
-// Log is a logger that counts. New makes one. It is safe for concurrent use, and has no goroutine of its own: a timer
-// runs while events come. Its logger is Patient.
+// Log is a logger that counts. New creates one. It is safe for concurrent use, and has no goroutine: a timer runs
+// while events come. Its logger is Patient.
 type Log struct {
 	logger   *slog.Logger
 	interval time.Duration
 
 	mu    sync.Mutex
 	kinds map[kind]*events
-	named int // of them
+	named int // kinds with a peer's name
 }
 
 type kind struct {
@@ -46,7 +45,7 @@ type kind struct {
 
 type events struct {
 	count int         // since the last line
-	last  []slog.Attr // of the newest of them
+	last  []slog.Attr // of the newest event
 }
 
 // New returns a Log that writes to logger; nil discards. An interval of 0 means a minute.
@@ -54,21 +53,21 @@ func New(logger *slog.Logger, interval time.Duration) *Log {
 	return &Log{logger: Patient(logger), interval: cmp.Or(interval, time.Minute), kinds: map[kind]*events{}}
 }
 
-// Warn is Log with level Warn.
+// Warn calls Log with level Warn.
 func (l *Log) Warn(message, reason string, attrs ...slog.Attr) {
 	l.Log(slog.LevelWarn, message, reason, attrs...)
 }
 
-// Log logs an event. Events are of one kind if level, message and reason are the same. The reason is one of a few
-// texts that the program has, and not one that a peer can choose. The first event of a kind is written at once, with
-// attrs. Others are written when the interval has passed, as one line with the attrs of the newest and the attributes
-// count and interval. A kind of which there was none for an interval begins anew.
+// Log logs an event. Events are of one kind if level, message and reason are equal. reason must be a text from a
+// small fixed set, never chosen by a peer. The first event of a kind is written at once, with attrs. Later events are
+// written at the end of the interval, as one line with the attrs of the newest and the attributes count and interval.
+// After an interval without events, a kind starts anew.
 func (l *Log) Log(level slog.Level, message, reason string, attrs ...slog.Attr) {
 	l.log(kind{level: level, message: message, reason: reason}, attrs)
 }
 
-// LogOf is Log for an event of a name that a peer can choose, such as its ID: each of the first 12 names has lines of
-// its own, so that the second that is refused is seen. Those beyond share the lines of their reason.
+// LogOf is like Log, for events with a name that a peer can choose, such as its ID: each of the first 12 names has
+// its own lines, so that the refusal of a second peer is seen. Further names share the lines of their reason.
 func (l *Log) LogOf(level slog.Level, name, message, reason string, attrs ...slog.Attr) {
 	l.log(kind{level, message, reason, name}, attrs)
 }
@@ -103,7 +102,7 @@ func (l *Log) log(k kind, attrs []slog.Attr) {
 	time.AfterFunc(l.interval, func() { l.flush(k) })
 }
 
-// flush writes what came since the last line of a kind, or forgets the kind.
+// flush writes the events since the last line of a kind, or forgets the kind.
 func (l *Log) flush(k kind) {
 	l.mu.Lock()
 	e := l.kinds[k]
@@ -128,10 +127,10 @@ func (l *Log) write(k kind, attrs []slog.Attr) {
 		append([]slog.Attr{slog.String("reason", k.reason)}, attrs...)...)
 }
 
-// Patient returns a logger that writes to logger; nil discards. A handler that blocks, such as one whose pipe is
-// full, delays a caller by a tenth of a second, and none after that until it has taken a line. While 16 lines wait
-// for it, others are left out. A handler that panics ends the program, also where net/http would have recovered, as
-// it runs in a goroutine of its own.
+// Patient returns a logger that writes to logger; nil discards. A handler that blocks, such as a handler on a full
+// pipe, delays one caller by a tenth of a second, and no more callers until it has taken a line. While 16 lines wait,
+// further lines are dropped. A handler that panics ends the program, even where net/http would have recovered,
+// because it runs in a separate goroutine.
 func Patient(logger *slog.Logger) *slog.Logger {
 	if logger == nil {
 		return slog.New(slog.DiscardHandler)
@@ -152,10 +151,10 @@ func (p *patient) Enabled(ctx context.Context, level slog.Level) bool {
 	return p.to.Enabled(ctx, level)
 }
 
-// lines are those on their way to a handler.
+// lines are the lines on their way to a handler.
 type lines struct {
 	waiting atomic.Int32
-	blocked atomic.Bool // one has waited for too long
+	blocked atomic.Bool // a line has waited for too long
 }
 
 const (
@@ -170,7 +169,7 @@ func (p *patient) Handle(ctx context.Context, r slog.Record) error {
 	}
 	done := make(chan struct{})
 	go func() {
-		_ = p.to.Handle(ctx, r) // a Logger has no use for it
+		_ = p.to.Handle(ctx, r) // a Logger ignores the error
 		p.waiting.Add(-1)
 		p.blocked.Store(false)
 		close(done)
@@ -193,9 +192,9 @@ func (p *patient) WithGroup(name string) slog.Handler {
 	return &patient{p.to.WithGroup(name), p.lines}
 }
 
-// ErrorLog returns a logger for the ErrorLog of an [http.Server]. A failed TLS handshake, which any peer can cause,
-// is an event of l at the given level. All else, such as the panic of a handler, goes to the standard logger, as
-// without an ErrorLog.
+// ErrorLog returns a logger for the ErrorLog of an [http.Server]. It logs failed TLS handshakes, which any peer can
+// cause, as events of l at the given level. Everything else, such as the panic of a handler, goes to the standard
+// logger, as without an ErrorLog.
 func ErrorLog(l *Log, level slog.Level) *log.Logger { return log.New(errorLog{l, level}, "", 0) }
 
 type errorLog struct {
@@ -203,7 +202,7 @@ type errorLog struct {
 	level slog.Level
 }
 
-// Write takes one line of net/http.
+// Write handles one line of net/http.
 func (e errorLog) Write(p []byte) (int, error) {
 	line := strings.TrimSuffix(string(p), "\n")
 	if rest, ok := strings.CutPrefix(line, "http: TLS handshake error from "); ok {

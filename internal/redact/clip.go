@@ -2,8 +2,8 @@ package redact
 
 import "unicode/utf8"
 
-// Clip cuts s, which another side sent, to at most n bytes for an error or a log: between two characters, and with an
-// ellipsis that shows it.
+// Clip cuts s, which the other side sent, to at most n bytes for an error or a log: between two characters, with an
+// ellipsis to show the cut.
 func Clip(s string, n int) string {
 	if len(s) <= n {
 		return s

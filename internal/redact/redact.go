@@ -1,6 +1,6 @@
-// Package redact keeps out of logs and errors what does not belong there: keys and tokens, and more than a few
-// bytes of what peers sent, which [Clip] cuts. fmt and log/slog print the unexported fields of a struct, so a
-// type that holds a key or a token, or leads to one, embeds a [Text], and is printed as that text instead:
+// Package redact keeps secrets out of logs and errors, and more than a few bytes of text from peers, which [Clip]
+// cuts. fmt and log/slog print the unexported fields of a struct, so a type that holds a key or a token, or leads to
+// one, embeds a [Text], and is printed as that text instead:
 //
 //	type redacted = redact.Text // an alias, so that the embedded field is not exported
 //
@@ -15,15 +15,15 @@ package redact
 
 import "log/slog"
 
-// Text is what a value is printed as, by every verb of fmt and by log/slog. The zero value prints "[redacted]". It is
+// Text is printed in place of a value by every verb of fmt and by log/slog. The zero value prints "[redacted]". It is
 // copied with the struct that embeds it, and safe for concurrent use.
 type Text struct {
 	text  string
 	group *slog.Value // nil: log/slog shows text
 }
 
-// New returns a Text that prints as text, which names the value and holds nothing secret. If there are attrs, log/slog
-// shows them as a group in its place.
+// New returns a Text that prints as text, which names the value and must hold nothing secret. If there are attrs,
+// log/slog shows them as a group instead.
 func New(text string, attrs ...slog.Attr) Text {
 	if len(attrs) == 0 {
 		return Text{text: text}

@@ -1,5 +1,5 @@
-// Package settings reads the configuration of a program from environment variables that one table lists. The table is
-// also their documentation.
+// Package settings reads the configuration of a program from environment variables that are listed in one table. The
+// table is also their documentation.
 //
 //	var table = settings.Table{
 //		Prefixes: []string{"SECRET_"},
@@ -10,7 +10,7 @@
 //	values, err := table.Read(os.Environ()) // err has a line for each bad value
 //	ttl := values.Duration("SECRET_TTL")
 //
-// A variable that is set to the empty text counts as not set, and so does a [ServiceLink].
+// A variable set to the empty text counts as not set, and so does a [ServiceLink].
 package settings
 
 import (
@@ -36,7 +36,7 @@ const (
 	Integer       // decimal, not negative
 	Ratio         // a decimal number from 0 to 1
 	Bool          // for strconv.ParseBool
-	List          // texts with commas between, without the spaces around them
+	List          // texts separated by commas, without surrounding spaces
 )
 
 var forms = [...]struct{ name, remedy string }{
@@ -49,10 +49,10 @@ var forms = [...]struct{ name, remedy string }{
 	List:     {name: "list"},
 }
 
-// String returns the name of the form, as the documentation has it.
+// String returns the name of the form in the documentation.
 func (f Form) String() string { return forms[f].name }
 
-// parse returns the value that a text has in this form. An empty text has the zero value.
+// parse returns the value of a text in this form. An empty text has the zero value.
 func (f Form) parse(text string) (any, error) {
 	switch f {
 	case Path:
@@ -92,50 +92,50 @@ func (f Form) parse(text string) (any, error) {
 
 // Variable is one row of a [Table].
 type Variable struct {
-	// Name is that of the variable. A name that ends with "*" stands for all names that have more behind that prefix.
+	// Name is the variable's name. A name that ends with "*" stands for all longer names with that prefix.
 	Name string
 
 	Form Form
 
-	// Default is the value of a variable that is not set, in the same form. Empty means the zero value.
+	// Default is the value if the variable is not set, in the same form. Empty means the zero value.
 	Default string
 
-	// Choices are the only values that a Text may have, if there are any.
+	// Choices, if any, are the only values that a Text may have.
 	Choices []string
 
 	// Check refuses a value of the right form: its error says why, and what to set instead, without a Secret's value.
-	// It does not see the default. Nil accepts all.
+	// It is not called for the default. Nil accepts all values.
 	Check func(value string) error
 
 	// Secret keeps the value out of errors.
 	Secret bool
 
-	// Unused says that the program takes the variable and does nothing with it; Doc says why.
+	// Unused says that the program accepts the variable and ignores it; Doc says why.
 	Unused bool
 
-	// Doc says in one line what the variable is for, Origin where its name comes from.
+	// Doc is one line that says what the variable is for. Origin is where its name comes from.
 	Doc, Origin string
 }
 
-// Table has the variables of a program. Each name is there once.
+// Table lists the variables of a program. Each name occurs once.
 type Table struct {
 	Variables []Variable
 
-	// Prefixes are those of names that only this program has. [Values.Unknown] reports names that begin with one of
-	// them and are not in the table, and names that are [Near] one in the table.
+	// Prefixes are the prefixes of names that only this program uses. [Values.Unknown] reports names that begin with
+	// a prefix and are not in the table, and names that are [Near] a name in the table.
 	Prefixes []string
 }
 
-// Values are the values of the variables of a [Table]. Its methods panic for a name that is not in the table, and for
-// one of another form. Values may hold secrets, and print none.
+// Values are the values of the variables of a [Table]. Its methods panic for a name that is not in the table, or that
+// has another form. Values may hold secrets; it never prints them.
 type Values struct {
 	table   Table
 	set     map[string]string
 	unknown []string
 }
 
-// Read reads the variables of the table from an environment, in the form of os.Environ. The error joins one for each
-// bad value, in the order of the table; with an error there are no values.
+// Read reads the variables of the table from an environment, in the form of os.Environ. The error joins an error for
+// each bad value, in the order of the table; then Read returns no values.
 func (t Table) Read(environ []string) (*Values, error) {
 	v := &Values{table: t, set: make(map[string]string)}
 	var known []string
@@ -176,20 +176,20 @@ func (t Table) Read(environ []string) (*Values, error) {
 	return v, nil
 }
 
-// links are the lines of service links. Those of the API server's own Service are set without them, too.
+// links matches lines of service links. Kubernetes sets the lines of the API server's Service even without them.
 var links = regexp.MustCompile(`^\w+(_SERVICE_HOST|_SERVICE_PORT(_\w+)?)=` +
 	`|^\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=` + `|^\w+_PORT=(tcp|udp|sctp)://`)
 
-// ServiceLink reports whether Kubernetes has set the line of an environment for a Service in the pod's namespace,
-// other than the Service kubernetes: for the Service envoy-status it sets ENVOY_STATUS_PORT=tcp://10.0.0.1:80, which
-// configures nothing.
+// ServiceLink reports whether Kubernetes set a line of the environment for a Service in the pod's namespace, other
+// than the Service kubernetes. Such a line configures nothing: for the Service envoy-status it is
+// ENVOY_STATUS_PORT=tcp://10.0.0.1:80.
 func ServiceLink(line string) bool {
 	return links.MatchString(line) && !strings.HasPrefix(line, "KUBERNETES_")
 }
 
-// Near returns the known name that name probably misspells: both have the same letters and digits, but for one that is
-// missing or too many, or for two neighbours that have changed places. Case, underscores and hyphens do not count. A
-// known name of fewer than six letters is no candidate, nor is one that ends with "*".
+// Near returns the known name that name probably misspells: the letters and digits of both are equal, except for one
+// missing or extra character, or two swapped neighbours. Case, underscores and hyphens do not count. Known names of
+// fewer than six letters, or with "*" at the end, are never returned.
 func Near(name string, known []string) (right string, ok bool) {
 	i := slices.IndexFunc(known, func(k string) bool {
 		got, want := letters(name), letters(k)
@@ -215,7 +215,7 @@ func letters(name string) string {
 	return strings.ToUpper(strings.NewReplacer("_", "", "-", "").Replace(name))
 }
 
-// find returns the row of a name, or nil. A row with the name itself precedes one with a prefix.
+// find returns the row of a name, or nil. An exact row precedes a row with a prefix.
 func (t Table) find(name string) (found *Variable) {
 	for i := range t.Variables {
 		row := &t.Variables[i]
@@ -239,7 +239,7 @@ func (v *Values) names(row string) (names []string) {
 	return names
 }
 
-// check returns what is wrong with a value.
+// check returns an error for a bad value.
 func (row *Variable) check(value string) error {
 	if row.Unused {
 		return nil
@@ -256,7 +256,7 @@ func (row *Variable) check(value string) error {
 	return nil
 }
 
-// Reject returns the error of a variable whose value the program cannot use, for a reason that Check cannot see.
+// Reject returns the error for a variable whose value the program cannot use for a reason that Check cannot see.
 func (v *Values) Reject(name string, why error) error {
 	if got := v.set[name]; got != "" && !v.table.find(name).Secret {
 		return fmt.Errorf("environment variable %s=%.80q: %w", name, got, why)
@@ -273,29 +273,29 @@ func (v *Values) Set(name string) bool {
 // value returns the value of a variable, or its default.
 func value[T any](v *Values, name string) T {
 	row := v.table.find(name)
-	parsed, _ := row.Form.parse(cmp.Or(v.set[name], row.Default)) // Read has checked it
+	parsed, _ := row.Form.parse(cmp.Or(v.set[name], row.Default)) // Read has checked the text
 	return parsed.(T)
 }
 
 // Text returns the value of a variable of the form Text or Path.
 func (v *Values) Text(name string) string { return value[string](v, name) }
 
-// Duration returns the value of a variable of that form.
+// Duration returns the value of a variable of the form Duration.
 func (v *Values) Duration(name string) time.Duration { return value[time.Duration](v, name) }
 
 // Int returns the value of a variable of the form Integer.
 func (v *Values) Int(name string) int { return value[int](v, name) }
 
-// Ratio returns the value of a variable of that form.
+// Ratio returns the value of a variable of the form Ratio.
 func (v *Values) Ratio(name string) float64 { return value[float64](v, name) }
 
-// Bool returns the value of a variable of that form.
+// Bool returns the value of a variable of the form Bool.
 func (v *Values) Bool(name string) bool { return value[bool](v, name) }
 
-// List returns the value of a variable of that form, without empty texts.
+// List returns the value of a variable of the form List, without empty texts.
 func (v *Values) List(name string) []string { return value[[]string](v, name) }
 
-// Prefixed returns the values of the variables of a row that ends with "*", by what follows the prefix.
+// Prefixed returns the values of the variables of a row that ends with "*", keyed by the rest of the name.
 func (v *Values) Prefixed(row string) map[string]string {
 	values := make(map[string]string)
 	for _, name := range v.names(row) {
@@ -304,10 +304,10 @@ func (v *Values) Prefixed(row string) map[string]string {
 	return values
 }
 
-// Unknown returns the names that are probably misspelled, sorted, with the right one in parentheses if it is known.
+// Unknown returns the names that are probably misspelled, sorted, with the right name in parentheses if it is known.
 func (v *Values) Unknown() []string { return slices.Clone(v.unknown) }
 
-// Unused returns a row for each variable that is set and not used, in the order of the table.
+// Unused returns a row for each variable that is set but unused, in the order of the table.
 func (v *Values) Unused() (rows []Variable) {
 	for _, row := range v.table.Variables {
 		for _, name := range v.names(row.Name) {
@@ -319,13 +319,13 @@ func (v *Values) Unused() (rows []Variable) {
 	return rows
 }
 
-// String says how many variables are set.
+// String returns how many variables are set.
 func (v *Values) String() string { return fmt.Sprintf("%d variables", len(v.set)) }
 
 // GoString returns the same as String.
 func (v *Values) GoString() string { return v.String() }
 
-// Write writes the table, for the -h of a program or in Markdown for a page.
+// Write writes the table as text for a program's -h, or as Markdown for a page.
 func (t Table) Write(w io.Writer, markdown bool) error {
 	var b strings.Builder
 	if markdown {

@@ -6,9 +6,8 @@
 //   - text that is not UTF-8, and escapes that are half of a surrogate pair;
 //   - anything after the value.
 //
-// Member names are case-sensitive. Numbers are returned as they were written, without conversion to
-// floating point. Depth and size are limited, and time and memory are proportional to the size of the
-// input.
+// Member names are case-sensitive. Numbers are returned as they were written, without conversion to floating point.
+// Depth and size are limited; time and memory are proportional to the input.
 package strictjson
 
 import (
@@ -26,7 +25,7 @@ import (
 const (
 	MaxSize    = 16 << 20 // bytes of input
 	MaxDepth   = 64       // objects and arrays inside each other
-	MaxMembers = 1 << 14  // members that were read of the objects that are open
+	MaxMembers = 1 << 14  // members read so far, of all open objects
 )
 
 // Code is the kind of an [Error].
@@ -40,7 +39,7 @@ const (
 	TooLarge                  // over MaxSize, MaxDepth or MaxMembers
 )
 
-// Error says why a document is refused. It does not carry the input.
+// Error says why a document is refused. It does not contain the input.
 type Error struct {
 	Code   Code
 	Offset int // the first byte that breaks the rule
@@ -49,7 +48,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("at byte %d: %s", e.Offset, e.Reason) }
 
-// Kind is the kind of a value, told by its first byte.
+// Kind is the kind of a value, determined by its first byte.
 type Kind byte
 
 const (
@@ -63,9 +62,9 @@ const (
 )
 
 // Reader reads one document. Every method reads the next value, or leaves it unread if it is of another kind;
-// [Reader.Members] and [Reader.Elements] skip values that their loop body left unread. After the first error
-// nothing is read, loops end, and [Reader.End] returns the error. Callers read without checking errors, and
-// call End before they use the results.
+// [Reader.Members] and [Reader.Elements] skip values that their loop body left unread. After the first error the
+// Reader reads nothing, loops end, and [Reader.End] returns the error. Callers read without checking errors, and call
+// End before they use the results.
 //
 // Byte slices that a Reader returns may share memory with the input and must not be changed.
 type Reader struct {
@@ -73,10 +72,10 @@ type Reader struct {
 	pos   int
 	depth int
 	err   *Error
-	names []member // those of all objects that are open
+	names []member // of all open objects
 }
 
-// member is a member name and where it begins.
+// member is a member name and its offset.
 type member struct {
 	name []byte
 	at   int
@@ -110,8 +109,8 @@ func (r *Reader) Offset() int {
 	return r.pos
 }
 
-// Members loops over the members of an object by name. The loop has no rounds if the next value is
-// of another kind. A loop that is left early leaves the document unread: End then returns an error.
+// Members loops over the members of an object by name. The loop has no iterations if the next value is of another
+// kind. A loop that ends early leaves the document unread: End then returns an error.
 func (r *Reader) Members() iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		first := len(r.names)
@@ -143,7 +142,7 @@ func (r *Reader) Text() ([]byte, bool) {
 	return s, r.err == nil
 }
 
-// Number reads a number and returns it as it was written.
+// Number reads a number and returns it in its original form.
 func (r *Reader) Number() ([]byte, bool) {
 	if r.Kind() != Number {
 		return nil, false
@@ -174,8 +173,7 @@ func (r *Reader) Skip() {
 	}
 }
 
-// End returns the first error, or an error if anything but white space follows what was read. The
-// error is an [*Error].
+// End returns the first error, or an error if more than white space follows the last value; both are an [*Error].
 func (r *Reader) End() error {
 	if r.next(); r.err == nil && r.pos < len(r.data) {
 		r.fail(Trailing, r.pos, "something follows the document")
@@ -186,7 +184,7 @@ func (r *Reader) End() error {
 	return nil
 }
 
-// items reads the items of an object or array by read, if that is the next value.
+// items calls read for each item of an object or array, if that is the next value.
 func (r *Reader) items(begin, end byte, read func(n int)) {
 	switch {
 	case r.next() != begin:
@@ -203,7 +201,7 @@ func (r *Reader) items(begin, end byte, read func(n int)) {
 	r.depth--
 }
 
-// item offers the next value to a loop, and skips it if the loop leaves it unread.
+// item passes the next value to a loop, and skips it if the loop leaves it unread.
 func (r *Reader) item(loop func() bool) {
 	before := r.Offset()
 	if !loop() {
@@ -232,7 +230,7 @@ func (r *Reader) memberName() []byte {
 	return name
 }
 
-// separator reads what comes before item n of an object or array, and reports whether there is one.
+// separator reads the text before item n of an object or array, and reports whether there is such an item.
 func (r *Reader) separator(n int, end byte) bool {
 	switch c := r.next(); {
 	case r.err != nil:
@@ -291,7 +289,7 @@ func (r *Reader) number() []byte {
 	return r.data[start:r.pos:r.pos]
 }
 
-// digits reads one digit or more.
+// digits reads at least one digit.
 func (r *Reader) digits() {
 	const digits = "0123456789"
 	if !r.accept(digits) {
@@ -302,7 +300,7 @@ func (r *Reader) digits() {
 	}
 }
 
-// accept reads one of chars, if that is the next byte.
+// accept reads the next byte if it is one of chars.
 func (r *Reader) accept(chars string) bool {
 	ok := r.pos < len(r.data) && strings.IndexByte(chars, r.data[r.pos]) >= 0
 	if ok {
@@ -314,10 +312,10 @@ func (r *Reader) accept(chars string) bool {
 // quoted reads the string whose opening quote is the next byte, and returns it unescaped.
 func (r *Reader) quoted() []byte {
 	start := r.pos + 1
-	var text []byte // what is unescaped so far, if there was an escape
+	var text []byte // the unescaped text so far, if there was an escape
 	for i := start; i < len(r.data); {
 		if c := r.data[i]; text == nil && c >= 0x20 && c < utf8.RuneSelf && c != '"' && c != '\\' {
-			i++ // the usual case, as certificates are long
+			i++ // the usual case, as most text is long certificates
 			continue
 		}
 		c, size := utf8.DecodeRune(r.data[i:])
@@ -350,7 +348,7 @@ func (r *Reader) quoted() []byte {
 	return nil
 }
 
-// escape returns the character that the escape at i stands for, and its size; 0 after an error.
+// escape returns the character that the escape at i represents, and its size; 0 after an error.
 func (r *Reader) escape(i int) (rune, int) {
 	var c byte
 	if i+1 < len(r.data) {
@@ -378,7 +376,7 @@ func (r *Reader) escape(i int) (rune, int) {
 	return 0, 0
 }
 
-// hex4 returns the number that four hexadecimal digits at the start of s stand for, or -1.
+// hex4 returns the number in the first four hexadecimal digits of s, or -1.
 func hex4(s []byte) rune {
 	if len(s) < 4 {
 		return -1
@@ -390,7 +388,7 @@ func hex4(s []byte) rune {
 	return rune(n)
 }
 
-// unique fails at the first of names, which are one object's, that is there twice. It sorts them.
+// unique fails at the first duplicate in names, which belong to one object. It sorts them.
 func (r *Reader) unique(names []member) {
 	slices.SortStableFunc(names, func(a, b member) int { return bytes.Compare(a.name, b.name) })
 	twice := -1

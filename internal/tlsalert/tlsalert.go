@@ -1,7 +1,7 @@
-// Package tlsalert makes TLS connections of a client that learns why it is refused. With TLS 1.3 a server judges the
-// client's certificate when the client's handshake is done. A client that writes then may find the connection closed
-// by its write or, if it reads and writes concurrently as net/http does, by its reader, before it has read the
-// server's alert.
+// Package tlsalert makes TLS client connections on which a refused client learns the reason. With TLS 1.3 a server
+// checks the client's certificate after the client's handshake is done. A client that then writes may find the
+// connection closed by its write or, if it reads and writes concurrently as net/http does, by its reader, before it
+// has read the server's alert.
 package tlsalert
 
 import (
@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// Client does the handshake of a client over below, which it closes on an error. If the server then sends an alert, a
-// write that fails returns that alert. The first writes, 0 to 2, are those with which the client begins in any case,
-// such as a request of HTTP. By ALPN h2 they are 2 if they are any: the preface, and a request. A reader that finds
-// the alert waits for them, and a quarter of a second for another.
+// Client performs a client handshake over below, which it closes on an error. If the server then sends an alert, a
+// failing write returns that alert. first, from 0 to 2, is the number of writes with which the client always begins,
+// such as an HTTP request. With ALPN h2 a nonzero first means 2: the preface, and a request. A reader that finds the
+// alert waits for these writes, and a quarter of a second for another.
 func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32) (*tls.Conn, error) {
 	c := &conn{Conn: below, first: first, ended: make(chan struct{}), mu: make(chan struct{}, 1)}
 	c.over = sync.OnceFunc(func() { close(c.ended) })
@@ -35,7 +35,7 @@ func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32
 	return c.tls, nil
 }
 
-// Dial is [Client] over what dial connects to. A config without a ServerName gets the host of addr.
+// Dial is like [Client], over the connection that dial returns. If config has no ServerName, Dial sets addr's host.
 func Dial(
 	ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn,
 		error), network, addr string, config *tls.Config, first int32,
@@ -52,7 +52,7 @@ func Dial(
 	return Client(ctx, raw, config, first)
 }
 
-// Below returns what a connection of [Client], or another, is over.
+// Below returns the connection under c, whether [Client] made c or not.
 func Below(c *tls.Conn) net.Conn {
 	if a, ok := c.NetConn().(*conn); ok {
 		return a.Conn
@@ -62,9 +62,9 @@ func Below(c *tls.Conn) net.Conn {
 
 const (
 	sizeOfAlert = 5 + 2 + 1 + 16         // of TLS 1.3: header, alert, type, and the tag of an AEAD
-	firstWrites = 5 * time.Second        // for those with which the client begins, and all others
-	quiet       = 250 * time.Millisecond // in which a client that has not sent all of its request writes again
-	stuck       = time.Second            // crypto/tls answers a damaged record, and waits for the Write that reads it
+	firstWrites = 5 * time.Second        // for the client's first writes, and all others
+	quiet       = 250 * time.Millisecond // in which a client with an incomplete request writes again
+	stuck       = time.Second            // how long to wait for a Write: crypto/tls answers a damaged record
 )
 
 type conn struct {
@@ -72,15 +72,15 @@ type conn struct {
 	tls    *tls.Conn
 	first  int32
 	ready  atomic.Bool  // the handshake is done
-	writes atomic.Int32 // since then
-	over   func()       // ends waiting
+	writes atomic.Int32 // since the handshake
+	over   func()       // ends the wait
 	ended  chan struct{}
 
-	mu    chan struct{} // has an element while Conn is read; a mutex would stop the time of a synctest bubble
+	mu    chan struct{} // has an element during a read of Conn; a mutex would stop a synctest bubble's time
 	got   int           // bytes since the handshake
-	like  bool          // the first of them look like an alert
-	ahead []byte        // read by a Write
-	err   error         // behind ahead
+	like  bool          // the first bytes look like an alert
+	ahead []byte        // read during a Write
+	err   error         // follows ahead
 }
 
 // Read implements [net.Conn].
@@ -103,7 +103,7 @@ func (c *conn) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// note counts what was read, and reports whether it is the first and may be an alert.
+// note counts the bytes just read, and reports whether they are the first and may be an alert.
 func (c *conn) note(p []byte) bool {
 	may := c.got == 0 && len(p) == sizeOfAlert && p[0] == 23 && int(p[4]) == sizeOfAlert-5
 	c.like = c.like || may
@@ -111,8 +111,8 @@ func (c *conn) note(p []byte) bool {
 	return may
 }
 
-// wait waits until a write is not to be expected, or fails. net/http closes the connection once the reader has the
-// alert, and reports of a request whose body is not yet written only that a write found the connection closed.
+// wait waits until no more writes are expected, or a write fails. net/http closes the connection once the reader has
+// the alert; a request whose body is still being written would then only report that the connection is closed.
 func (c *conn) wait() {
 	last := int32(-1)
 	for end := time.Now().Add(firstWrites); time.Now().Before(end); {
@@ -145,7 +145,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// alert returns the alert of a connection that has ended, or nil.
+// alert returns the alert of an ended connection, or nil.
 func (c *conn) alert() error {
 	found := make(chan error, 1)
 	go func() {
@@ -165,7 +165,7 @@ func (c *conn) alert() error {
 	return nil
 }
 
-// all reports whether what may be an alert is all that has come.
+// all reports whether the possible alert is all that has arrived.
 func (c *conn) all() bool {
 	c.mu <- struct{}{}
 	defer func() { <-c.mu }()

@@ -10,9 +10,9 @@ import (
 
 const handshake = 10 * time.Second
 
-// NewTransport returns a transport whose connections have the configuration that newConfig returns at that moment. A
-// nil newConfig is for a URL without TLS, or trusts the roots of the host. With priorKnowledge connections begin with
-// HTTP/2 and have no ALPN, as gRPC needs it. dial makes the connections; nil means that of a [net.Dialer].
+// NewTransport returns a transport that calls newConfig for the configuration of each new connection. A nil newConfig
+// is for a URL without TLS, or trusts the roots of the host. With priorKnowledge, connections begin with HTTP/2 and
+// have no ALPN, as gRPC needs it. dial opens the connections; nil means a [net.Dialer]'s.
 func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKnowledge bool,
 	dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Transport {
 	if dial == nil {
@@ -48,7 +48,7 @@ func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKno
 	return t
 }
 
-// dialTLS makes a connection of a transport that speaks protocols.
+// dialTLS opens a connection for a transport that speaks protocols.
 func dialTLS(
 	ctx context.Context, protocols *http.Protocols, config *tls.Config,
 	dial func(ctx context.Context, network, addr string) (net.Conn, error), network, addr string,
@@ -69,7 +69,7 @@ func dialTLS(
 	switch {
 	case err != nil:
 		return nil, err
-	case priorKnowledge: // net/http asks a *tls.Conn for the protocol, and begins with HTTP/2 on any other
+	case priorKnowledge: // net/http asks only a *tls.Conn for its protocol, and begins with HTTP/2 otherwise
 		return struct{ net.Conn }{c}, nil
 	}
 	return c, nil

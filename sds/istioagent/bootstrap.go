@@ -14,13 +14,13 @@ import (
 	"github.com/svidkit/svidkit/internal/files/private"
 )
 
-// object and list are JSON.
+// object and list are JSON values.
 type (
 	object = map[string]any
 	list   = []any
 )
 
-// node is how an Envoy, or a program with gRPC, introduces itself to the control plane.
+// node returns the node by which an Envoy, or a gRPC program, introduces itself to the control plane.
 func (c *Config) node() object {
 	metadata := object{
 		"NAMESPACE": c.namespace, "SERVICE_ACCOUNT": c.serviceAccount, "CLUSTER_ID": c.clusterID, "NAME": c.pod,
@@ -40,7 +40,7 @@ func (c *Config) node() object {
 	}
 }
 
-// writeGRPC writes the bootstrap for programs with gRPC and without a proxy.
+// writeGRPC writes the bootstrap for gRPC programs without a proxy.
 func (c *Config) writeGRPC() error {
 	bootstrap := object{
 		"xds_servers": list{object{
@@ -61,8 +61,8 @@ func (c *Config) writeGRPC() error {
 		return err
 	}
 	name := c.path(c.grpcBootstrap)
-	// Not into a directory of another user, who could have the programs take their identities from elsewhere. One that
-	// others can write to, such as an emptyDir, is what the pod's operator has chosen.
+	// Refuse another user's directory: that user could make the programs take their identities from elsewhere. A
+	// directory that others can write to, such as an emptyDir, was chosen by the pod's operator.
 	dir, err := private.MakeDir(filepath.Dir(name), private.Options{Mode: 0o700, Warn: func(err error) {
 		c.Logger.Info("istioagent: other users can replace the bootstrap for gRPC", slog.Any("err", err))
 	}})
@@ -78,27 +78,27 @@ func (c *Config) writeGRPC() error {
 //go:embed bootstrap.json
 var bootstrapParts []byte
 
-// filled returns a part of the bootstrap with the values, names and values in turn.
+// filled returns a part of the bootstrap with its placeholders filled in. values are names and values in turn.
 func filled(part string, values ...any) json.RawMessage {
 	var parts map[string]json.RawMessage
 	if err := json.Unmarshal(bootstrapParts, &parts); err != nil {
-		panic("istioagent: bootstrap.json: " + err.Error()) // it is part of the program
+		panic("istioagent: bootstrap.json: " + err.Error()) // bootstrap.json is part of the program
 	}
 	var pairs []string
 	for i := 0; i < len(values); i += 2 {
-		value, _ := json.Marshal(values[i+1]) // of texts, numbers and JSON
+		value, _ := json.Marshal(values[i+1]) // texts, numbers and JSON always encode
 		pairs = append(pairs, fmt.Sprintf(`"{%s}"`, values[i]), string(value))
 	}
 	return json.RawMessage(strings.NewReplacer(pairs...).Replace(string(parts[part])))
 }
 
 // Bootstrap writes a configuration for an Envoy, in JSON, which Envoy takes as --config-path FILE.json. It has the
-// cluster sds-grpc at the workload socket, by whose name control planes refer to it. With Envoy.XDS, listeners and
-// clusters come from the control plane by ADS, through the socket XDS. Without, there is a listener at
-// 127.0.0.1:15443 that requires client certificates of the trust domain, takes its secrets by SDS in its incremental
-// form, with which an Envoy starts although a secret is missing, and says hello. The admin interface is on loopback.
-// Two listeners are as in Istio's bootstrap: /healthz/ready asks the status port of the agent, and /stats/prometheus
-// the admin interface. In a pod, and with Envoy.Started, these two are at all addresses.
+// cluster sds-grpc for the workload socket; control planes refer to it by this name. With Envoy.XDS, listeners and
+// clusters come from the control plane by ADS, through the socket XDS. Otherwise there is a listener at
+// 127.0.0.1:15443 that requires client certificates of the trust domain and says hello. It takes its secrets by
+// incremental SDS, so that Envoy starts even if a secret is missing. The admin interface is on loopback. Two
+// listeners are as in Istio's bootstrap: /healthz/ready asks the status port of the agent, and /stats/prometheus the
+// admin interface. In a pod, and with Envoy.Started, these two listen on all addresses.
 func (a *Agent) Bootstrap(w io.Writer) error {
 	c := &a.cfg
 	clusters, listeners := list{filled("grpc", "NAME", "sds-grpc", "SOCKET", c.Socket)}, list{}
@@ -122,7 +122,7 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 		api := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.Envoy.deltaADS]
 		bootstrap["dynamic_resources"] = filled("dynamic", "API", api)
 	} else {
-		var params object // null means those of Envoy
+		var params object // null means Envoy's defaults
 		if c.postQuantum {
 			params = object{
 				"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3",
@@ -140,7 +140,7 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 
 func onLoopback(port int) object { return object{"address": "127.0.0.1", "port_value": port} }
 
-// reachable is the address of a listener: all addresses in a pod, and if the program starts the Envoy.
+// reachable returns the address of a listener: all addresses in a pod, and if the program starts the Envoy.
 func (c *Config) reachable(port int) object {
 	switch everywhere := c.inPod || c.Envoy.Started; {
 	case !everywhere:

@@ -57,7 +57,7 @@ func (c *Config) newManager() (*secretcache.Manager, error) {
 	})
 }
 
-// remoteCA is a CA that tells of new bundles by itself.
+// remoteCA is a CA that reports new bundles itself.
 type remoteCA interface {
 	caclient.CA
 	WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error]
@@ -69,12 +69,12 @@ type counted struct {
 	requests *requests
 }
 
-// requests are numbers of requests for certificates.
+// requests counts requests for certificates.
 type requests struct {
 	all, failed, retries *metrics.Counter
 	nanoseconds          atomic.Int64
 
-	failing atomic.Bool // the last one has failed, so that the next is a retry
+	failing atomic.Bool // the last request failed, so the next one is a retry
 }
 
 func (r *requests) init(set *metrics.Set) {
@@ -101,7 +101,7 @@ func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 	chain, err := c.remoteCA.Sign(ctx, csr, lifetime)
 	if err != nil {
 		c.requests.failed.Inc()
-		// as our CA and Istio's say it
+		// the wording of our CA and of Istio's
 		if text := err.Error(); errors.Is(err, caclient.ErrInvalid) &&
 			(strings.Contains(text, "lifetime") || strings.Contains(text, "TTL")) {
 			err = fmt.Errorf("%w; SECRET_TTL is %v: set it to what the CA grants", err, lifetime)
@@ -128,7 +128,7 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 		if err != nil {
 			return nil, err
 		}
-		if roots == c.path(podRoots) { // which are those of workloads, too; others vouch for the server alone
+		if roots == c.path(podRoots) { // these roots also vouch for workloads; others vouch only for the server
 			o.RootsFile = roots
 		}
 		if o.HTTPClient, err = c.client(address, roots, "CA_ROOT_CA", c.caAddress == ""); err != nil {
@@ -154,7 +154,7 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 	if subject == nil {
 		subject = tokensource.File(c.path(c.TokenFile))
 	}
-	var exchange *http.Client // nil means the usual one
+	var exchange *http.Client // nil means the default client
 	if c.postQuantum {
 		if exchange, err = c.newClient(caclient.TLSOptions{Logger: c.Logger}, "CA_ROOT_CA"); err != nil {
 			return nil, err
@@ -186,7 +186,7 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 	return googlecas.New(o)
 }
 
-// machineToken returns the source of tokens of the machine, or nil if they are in a file.
+// machineToken returns the source of the machine's tokens, or nil if a file has them.
 func (c *Config) machineToken() (*tokensource.Source, error) {
 	if c.fetcher != "GoogleComputeEngine" {
 		return nil, nil
@@ -195,7 +195,7 @@ func (c *Config) machineToken() (*tokensource.Source, error) {
 		&tokensource.GCEOptions{URL: c.urls.metadata, Logger: c.Logger})
 }
 
-// newXDS returns what forwards ADS to the control plane.
+// newXDS returns the handler that forwards ADS to the control plane.
 func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 	x := xdsproxy.Config{
 		URL: "https://" + c.discovery, Header: c.xdsHeader.Clone(), Secrets: secrets, Logger: c.Logger,
@@ -223,7 +223,7 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 		token := x.Token
 		x.Token = func(ctx context.Context) (string, error) {
 			text, err := token(ctx)
-			// the certificate has taken the place of the token that the machine began with
+			// a certificate has replaced the token that the machine started with
 			if errors.Is(err, tokensource.ErrExpired) {
 				err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
 			}
@@ -247,7 +247,7 @@ func (c *Config) plaintextClient() *http.Client {
 	return client
 }
 
-// rootsFor returns the file that vouches for a server, or nothing for the roots of the host.
+// rootsFor returns the file with the roots for a server, or "" for the roots of the host.
 func (c *Config) rootsFor(rule func() (string, error)) (string, error) {
 	file, err := rule()
 	if err != nil {
@@ -265,8 +265,8 @@ func (c *Config) rootsFor(rule func() (string, error)) (string, error) {
 	return c.path(file), nil
 }
 
-// client returns a client for the server at an address. It presents a certificate if there is one. The variable names
-// another file with roots.
+// client returns a client for the server at address. It presents a certificate if there is one. variable is the name
+// of the environment variable that sets another file with roots.
 func (c *Config) client(address, roots, variable string, controlPlane bool) (*http.Client, error) {
 	o := caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}
 	if c.allowTLS12 {
@@ -290,8 +290,7 @@ func (c *Config) client(address, roots, variable string, controlPlane bool) (*ht
 	return c.newClient(o, variable)
 }
 
-// newClient returns a client whose connections end with the Agent, and whose errors have the variable that names the
-// roots.
+// newClient returns a client whose connections end with the Agent, and whose errors name the variable for the roots.
 func (c *Config) newClient(o caclient.TLSOptions, variable string) (*http.Client, error) {
 	o.PostQuantum = c.postQuantum
 	client, err := caclient.NewHTTPClient(o)
@@ -302,7 +301,7 @@ func (c *Config) newClient(o caclient.TLSOptions, variable string) (*http.Client
 	return client, err
 }
 
-// vouched tells an operator which file and which variable are wrong if the roots do not vouch for the server.
+// vouched adds to a TLS error which file and which variable are wrong, if the roots do not vouch for the server.
 type vouched struct {
 	http.RoundTripper
 	roots, variable string
@@ -318,7 +317,7 @@ func (v vouched) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// CloseIdleConnections is for the method of [http.Client].
+// CloseIdleConnections serves the method of the same name of [http.Client].
 func (v vouched) CloseIdleConnections() {
 	(&http.Client{Transport: v.RoundTripper}).CloseIdleConnections()
 }

@@ -19,7 +19,7 @@ import (
 
 // The origins of an identity.
 const (
-	fromSocket = "socket" // a server of secrets that another program runs
+	fromSocket = "socket" // another program serves the secrets
 	fromFiles  = "files"
 	fromCA     = "ca"
 )
@@ -54,7 +54,7 @@ func (c *Config) useFiles(dir, cert, key, roots, why string) {
 	c.Origin, c.why, c.cert, c.key, c.roots = fromFiles, why, in(cert), in(key), in(roots)
 }
 
-// chooseFiles chooses files if there are some.
+// chooseFiles chooses files if they exist.
 func (c *Config) chooseFiles() error {
 	switch {
 	case c.fileMounted:
@@ -79,7 +79,7 @@ func (c *Config) chooseFiles() error {
 	return nil
 }
 
-// findFiles looks for files where a workload may be given some.
+// findFiles looks for files at the places where a workload is usually given them.
 func (c *Config) findFiles() {
 	var passed []string
 	for _, dir := range []string{credentials, mounted} {
@@ -88,7 +88,7 @@ func (c *Config) findFiles() {
 		case c.isOwn(at):
 			passed = append(passed, at+" is for the control plane or for output")
 		case cert || key:
-			// A new one of two is on its way, or one was lost: neither is a reason to take another identity.
+			// A second file may be on its way, or one was lost: neither is a reason to take another identity.
 			why := "there are files in " + at
 			if !cert {
 				why += ", without " + certName + " so far"
@@ -107,11 +107,11 @@ func (c *Config) findFiles() {
 	c.why = strings.Join(passed, "; ")
 }
 
-// otherGone is how long the server of another program may be away, as in a restart. Then only a new look can help.
+// otherGone is how long another program's server may be away, as in a restart. After that only a new Choose helps.
 const otherGone = time.Minute
 
-// watchOther returns an error when the server of another program has not answered for that long. An agent that has
-// started while the one before drained ends so: what restarts it has it look again.
+// watchOther returns an error when another program's server has not answered for that long. An agent that started
+// while its predecessor drained ends this way, and chooses again after its restart.
 func (a *Agent) watchOther(ctx context.Context) error {
 	gone := cmp.Or(a.cfg.otherGone, otherGone)
 	for last := time.Now(); renew.Sleep(ctx, gone/20) == nil; {
@@ -128,8 +128,8 @@ func (a *Agent) watchOther(ctx context.Context) error {
 // answerTime is how long a server at the workload socket has to answer.
 const answerTime = time.Second
 
-// probe reports whether a server of HTTP/2 answers at a socket, and what was found. Nothing there, and a socket on
-// which no process listens, are no errors.
+// probe reports whether an HTTP/2 server answers at a socket, and describes the result. A missing socket, and a
+// socket on which no process listens, are not errors.
 func probe(ctx context.Context, socket string) (live bool, found string, err error) {
 	info, err := os.Stat(socket)
 	switch {
@@ -151,7 +151,7 @@ func probe(ctx context.Context, socket string) (live bool, found string, err err
 	}
 	defer conn.Close()
 	deadline, _ := ctx.Deadline()
-	_ = conn.SetDeadline(deadline) // of a connection that is open
+	_ = conn.SetDeadline(deadline) // an open connection accepts it
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	// The preface of HTTP/2 with an empty SETTINGS frame, to which a server answers with its own (RFC 9113 section

@@ -14,7 +14,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The values of CA_PROVIDER with a meaning of their own. Every other one is a CA with Istio's API.
+// The values of CA_PROVIDER with a special meaning. Every other value is a CA with Istio's API.
 const (
 	googleCA  = "GoogleCA"
 	googleCAS = "GoogleCAS"
@@ -23,34 +23,34 @@ const (
 
 type redacted = redact.Text
 
-// Config configures an [Agent]. [FromEnvironment] makes one from the variables of Istio's agent; its fields are what
-// has no variable.
+// Config configures an [Agent]. [FromEnvironment] creates one from the variables of Istio's agent; the exported
+// fields have no variable.
 type Config struct {
 	redacted // headers may have tokens
 
-	// Root is the directory to which relative paths are relative, both those of variables and those without a
-	// variable, such as TokenFile. Empty means the working directory, as with Istio's agent.
+	// Root is the directory for relative paths, in variables and in defaults such as TokenFile. Empty means the
+	// working directory, as with Istio's agent.
 	Root string
 
-	// AllowFiles are the files and directories that Envoy may name, as in file-cert:CERT~KEY, beside the files of the
-	// identity. [FromEnvironment] sets etc/certs and the directories of Istio's gateways in etc/istio.
+	// AllowFiles are the files and directories that Envoy may name, as in file-cert:CERT~KEY, in addition to the
+	// files of the identity. [FromEnvironment] sets etc/certs and the directories of Istio's gateways in etc/istio.
 	AllowFiles []string
 
-	// TokenFile has the token for the CA and the control plane: var/run/secrets/tokens/istio-token.
+	// TokenFile is the file with the token for the CA and the control plane: var/run/secrets/tokens/istio-token.
 	TokenFile string
 
 	// Envoy configures the Envoy beside the agent.
 	Envoy Envoy
 
-	// Origin says where the identity comes from, which is "socket", "files" or "ca", and Socket is the path at which
-	// Envoy finds the secrets. [Choose] sets both.
+	// Origin is where the identity comes from: "socket", "files" or "ca". Socket is the path at which Envoy finds the
+	// secrets. [Choose] sets both.
 	Origin, Socket string
 
-	// Logger gets the origin (Info), and what the parts log. Nil means no logs.
+	// Logger gets the origin (Info), and the logs of the parts. Nil means no logs.
 	Logger *slog.Logger
 
-	// The files of the identity, by Choose. With a CA, only roots may be set: it is served as ROOTCA in place of the
-	// roots of the CA. why says why the origin was chosen.
+	// The files of the identity, set by Choose. With a CA, only roots may be set: it is served as ROOTCA in place of
+	// the CA's roots. why is the reason for the origin.
 	cert, key, roots, why string
 
 	trustDomain               spiffe.TrustDomain
@@ -68,7 +68,7 @@ type Config struct {
 	provCert, outputCerts       string // directories
 	fileMounted                 bool
 	mountedCert, mountedKey     string
-	mountedRoots                string // empty if no variable names it
+	mountedRoots                string // empty if no variable names them
 	fetcher                     string
 	identityProvider            string // in the audience of exchanged tokens
 	ttl                         time.Duration
@@ -86,7 +86,7 @@ type Config struct {
 	clients  []*http.Client                               // of the Agent
 	requests *requests                                    // of the Agent, to the CA
 	urls     struct{ service, exchange, metadata string } // of Google, for tests; empty means the real ones
-	kube     struct {                                     // the API server, for tests; empty means that of the pod
+	kube     struct {                                     // the API server, for tests; empty means the pod's
 		server string
 		client *http.Client
 	}
@@ -119,12 +119,12 @@ var gateways = []string{
 // note adds a warning for the log.
 func (c *Config) note(text string) { c.notes = append(c.notes, text) }
 
-// path returns a path as it is used: absolute, and below Root if it is relative.
+// path returns name as an absolute path, below Root if it is relative.
 func (c *Config) path(name string) string {
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(c.Root, name)
 	}
-	if abs, err := filepath.Abs(name); err == nil { // it fails without a working directory
+	if abs, err := filepath.Abs(name); err == nil { // it fails only without a working directory
 		return abs
 	}
 	return name
@@ -133,7 +133,7 @@ func (c *Config) path(name string) string {
 // xdsSocket is the path of the socket for ADS.
 func (c *Config) xdsSocket() string { return c.path(filepath.Join(c.Envoy.Dir, "XDS")) }
 
-// own are the directories whose files are not the workload's input.
+// own returns the directories whose files are never the workload's input.
 func (c *Config) own() (dirs []string) {
 	for _, dir := range []string{c.outputCerts, c.provCert} {
 		if dir != "" && !slices.Contains(dirs, c.path(dir)) {
@@ -143,7 +143,7 @@ func (c *Config) own() (dirs []string) {
 	return dirs
 }
 
-// isOwn reports whether a directory is one of those, by whatever path.
+// isOwn reports whether dir is such a directory, by any path.
 func (c *Config) isOwn(dir string) bool {
 	info, err := os.Stat(dir)
 	return slices.ContainsFunc(c.own(), func(own string) bool {
@@ -155,14 +155,14 @@ func (c *Config) isOwn(dir string) bool {
 	})
 }
 
-// isFile reports whether there is a regular file that is not empty, by the rules of relative paths.
+// isFile reports whether there is a nonempty regular file. Relative names are below Root.
 func (c *Config) isFile(name string) bool {
 	info, err := os.Stat(c.path(name))
 	return err == nil && info.Mode().IsRegular() && info.Size() > 0
 }
 
-// timing returns the grace ratio and the jitter of package secretcache, whose renewals start earlier by a random part
-// of the jitter, never later.
+// timing returns the grace ratio and the jitter for package secretcache, whose renewals start earlier by a random
+// part of the jitter, never later.
 func (c *Config) timing() (grace, jitter float64) {
 	const margin, least = 0.01, 1e-9
 	clamp := func(r float64) float64 { return min(max(r, margin), 1-margin) }
@@ -170,5 +170,5 @@ func (c *Config) timing() (grace, jitter float64) {
 	return grace, max(clamp(c.graceRatio+c.jitter)-grace, least)
 }
 
-// plaintext reports whether an address is that of Istio's port without TLS.
+// plaintext reports whether an address has Istio's port without TLS.
 func plaintext(address string) bool { return strings.HasSuffix(address, ":15010") }

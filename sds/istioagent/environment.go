@@ -19,7 +19,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// variables are those of Istio's agent: a line each in variables.tsv, sorted by where they come from.
+// variables are the variables of Istio's agent: a line each in variables.tsv, sorted by origin.
 var variables = settings.Table{
 	Prefixes: []string{
 		"CA_", "XDS_", "PROXY_XDS_", "PILOT_CERT_", "PROV_CERT", "OUTPUT_CERT", "FILE_MOUNTED_", "CREDENTIAL_",
@@ -63,8 +63,7 @@ func readVariables() (rows []settings.Variable) {
 	return rows
 }
 
-// WriteHelp writes what each environment variable is for, for the -h of a program; as a Markdown table it is for its
-// documentation.
+// WriteHelp writes the purpose of each environment variable, for a program's -h, or as a Markdown table.
 func WriteHelp(w io.Writer, markdown bool) error { return variables.Write(w, markdown) }
 
 func checkCertProvider(value string) error {
@@ -99,9 +98,9 @@ func checkSocketFile(value string) error {
 	return nil
 }
 
-// FromEnvironment returns the configuration in the environment, which is in the form of os.Environ. It opens no file.
-// The error has a line for each variable with a bad value. Names that are probably misspelled are in Config.Notes,
-// and what has no effect is in Config.Unused.
+// FromEnvironment returns the configuration in the environment, in the form of os.Environ. It opens no file. The
+// error has a line for each variable with a bad value. The Agent logs names that are probably misspelled as warnings,
+// and variables without effect as information.
 func FromEnvironment(environ []string) (Config, error) {
 	v, err := variables.Read(environ)
 	if err != nil {
@@ -113,7 +112,7 @@ func FromEnvironment(environ []string) (Config, error) {
 		DrainDuration:            duration(45 * time.Second),
 		TerminationDrainDuration: duration(v.Duration("MINIMUM_DRAIN_DURATION")),
 	}
-	_ = proxy.read(v.Text("PROXY_CONFIG")) // checked
+	_ = proxy.read(v.Text("PROXY_CONFIG")) // the table has checked it
 	c := newConfig(v, &proxy)
 	c.derive(&proxy, v)
 	c.remark(proxy.all, v)
@@ -127,9 +126,9 @@ func FromEnvironment(environ []string) (Config, error) {
 	return c, nil
 }
 
-// newConfig returns what the variables say each for itself.
+// newConfig returns the settings that depend on one variable each.
 func newConfig(v *settings.Values, proxy *proxyConfig) Config {
-	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // checked
+	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // the table has checked it
 	return Config{
 		redacted: redact.New(fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", td,
 			v.Text("POD_NAMESPACE"), v.Text("SERVICE_ACCOUNT"))),
@@ -174,7 +173,7 @@ func newEnvoy(v *settings.Values, proxy *proxyConfig) Envoy {
 	}
 }
 
-// derive sets what depends on several variables.
+// derive sets the settings that depend on several variables.
 func (c *Config) derive(proxy *proxyConfig, v *settings.Values) {
 	if c.Envoy.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
 		c.debugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
@@ -195,7 +194,7 @@ func (c *Config) derive(proxy *proxyConfig, v *settings.Values) {
 	}
 }
 
-// conflicts says what is wrong with variables beside others.
+// conflicts returns an error for variables that contradict each other.
 func (c *Config) conflicts(v *settings.Values) error {
 	var bad []error
 	reject := func(name, why string) { bad = append(bad, v.Reject(name, errors.New(why))) }

@@ -21,23 +21,23 @@ import (
 )
 
 // Envoy configures the Envoy beside an [Agent]. [Agent.Bootstrap] uses it, and so does a program that starts the
-// Envoy, as examples/agent does; the Agent starts none. Such a program sets the first three fields. [FromEnvironment]
+// Envoy, such as examples/agent; the Agent starts none. Such a program sets the first three fields. [FromEnvironment]
 // sets the others from the variables, or fields of PROXY_CONFIG, that their comments name.
 type Envoy struct {
-	// Started says that the program starts the Envoy. The listeners of the bootstrap are then at all addresses, as in
-	// a pod, and what is for such a program is not logged as without effect.
+	// Started says that the program starts the Envoy. The bootstrap's listeners are then on all addresses, as in a
+	// pod, and settings for such a program are not logged as without effect.
 	Started bool
 
 	// Role is "sidecar", or "router" for a gateway; empty means sidecar. Domain is the DNS domain of the node; empty
 	// means NAMESPACE.svc.cluster.local.
 	Role, Domain string
 
-	// Disabled says that the program starts no Envoy: DISABLE_ENVOY. It changes nothing in the Agent.
+	// Disabled says that the program starts no Envoy: DISABLE_ENVOY. The Agent ignores it.
 	Disabled bool
 
 	// Path is the program: binaryPath. Empty means envoy in PATH. ConfigFile is a bootstrap to use instead of
-	// [Agent.Bootstrap]: customConfigFile. Dir is the directory for the bootstrap, in which the agent has the socket
-	// XDS: configPath.
+	// [Agent.Bootstrap]: customConfigFile. Dir is the directory for the bootstrap and for the agent's socket XDS:
+	// configPath.
 	Path, ConfigFile, Dir string
 
 	// XDS says that the agent forwards the configuration of the control plane (ADS): PROXY_XDS_VIA_AGENT.
@@ -61,11 +61,12 @@ type Envoy struct {
 	proxyConfig map[string]any // for the metadata of the node
 }
 
-// withProxy begins the text of a variable that matters to a program which starts the Envoy alone, and is all of that
-// of a field.
+// withProxy is the beginning of the text of a variable that only a program that starts the Envoy uses, and the whole
+// text of such a field.
 const withProxy = "with the command proxy: "
 
-// The fields of PROXY_CONFIG that have an effect, and others that an operator may look for, with why they have none.
+// proxyFields are the fields of PROXY_CONFIG that have an effect, and others that an operator may try, with the
+// reason why they have none.
 var proxyFields = map[string]string{
 	"discoveryAddress": "", "configPath": "", "controlPlaneAuthPolicy": "", "serviceCluster": "",
 	"terminationDrainDuration": "",
@@ -80,7 +81,7 @@ var proxyFields = map[string]string{
 	"privateKeyProvider":              "private keys are given to Envoy itself",
 }
 
-// proxyConfig is what is read of PROXY_CONFIG.
+// proxyConfig has the fields of PROXY_CONFIG that are used.
 type proxyConfig struct {
 	DiscoveryAddress, ConfigPath, ServiceCluster string
 	BinaryPath, CustomConfigFile                 string
@@ -92,7 +93,7 @@ type proxyConfig struct {
 	all map[string]any
 }
 
-// duration is one in the JSON of messages: seconds, of which the control plane is told, too.
+// duration is a duration in protobuf's JSON: seconds. The control plane is told it in the same form.
 type duration time.Duration
 
 var seconds = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?s$`)
@@ -106,7 +107,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// read reads PROXY_CONFIG, in YAML, of which JSON is a part. What it does not have stays.
+// read reads PROXY_CONFIG, in YAML, which includes JSON. Fields that are not set there stay unchanged.
 func (p *proxyConfig) read(text string) error {
 	var document yaml.Node
 	err := cmp.Or(yaml.Unmarshal([]byte(text), &document), plain(&document), document.Decode(&p.all))
@@ -116,7 +117,7 @@ func (p *proxyConfig) read(text string) error {
 		err = errors.New(strings.Join(twice.Errors, "; "))
 	}
 	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		// The name is that of a Go field in some releases of encoding/json.
+		// Some releases of encoding/json report the name of the Go field.
 		first, size := utf8.DecodeRuneInString(kind.Field)
 		err = fmt.Errorf("the value of %c%s is of another kind than it has to be, or out of range",
 			unicode.ToLower(first), kind.Field[size:])
@@ -124,8 +125,8 @@ func (p *proxyConfig) read(text string) error {
 	return err
 }
 
-// plain refuses what JSON does not have: another value than a mapping, and keys that are no texts. What looks like a
-// date is a text.
+// plain returns an error for YAML that is not JSON: a value other than a mapping, and keys that are not texts. It
+// treats dates as texts.
 func plain(n *yaml.Node) error {
 	if n.Kind == yaml.DocumentNode && n.Content[0].Kind != yaml.MappingNode {
 		return errors.New("it is no mapping of fields to values")
@@ -180,8 +181,7 @@ func (c *Config) remark(fields map[string]any, v *settings.Values) {
 	}
 }
 
-// podInfo returns what the downward API has written to a file of the pod: labels or annotations. It is nil if there
-// is none.
+// podInfo returns labels or annotations of the pod from a file of the downward API. It is nil if there is no file.
 func (c *Config) podInfo(name string) map[string]string {
 	data, err := os.ReadFile(c.path("./etc/istio/pod/" + name))
 	if err != nil {

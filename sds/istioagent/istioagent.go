@@ -8,28 +8,28 @@
 //	if err != nil { … }
 //	defer agent.Close()
 //
-// The program examples/agent is made of it; its README has the variables.
+// examples/agent is a program built on it; its README lists the variables.
 //
 // # Where the identity comes from
 //
 // [Choose] looks once, at the start, and takes the first of these that exists:
 //
-//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that, and this
-//     agent serves no secrets. A socket on which no server answers is replaced.
-//  2. Files, which are followed and served: those of FILE_MOUNTED_CERTS, those in
-//     var/run/secrets/workload-spiffe-credentials, or those in etc/certs.
-//  3. The CA, with a token or with the certificate in PROV_CERT. The identity is served.
+//  1. A socket at var/run/secrets/workload-spiffe-uds/socket on which a server answers: Envoy uses that server, and
+//     this agent serves no secrets. A socket on which no server answers is replaced.
+//  2. Files, which the agent follows and serves: the files of FILE_MOUNTED_CERTS, the files in
+//     var/run/secrets/workload-spiffe-credentials, or the files in etc/certs.
+//  3. The CA, with a token or with the certificate in PROV_CERT. The agent serves the identity.
 //
 // The choice stays until the program ends. If files are removed later, the agent does not ask the CA: the last good
-// ones stay in use. A certificate without its key, or the reverse, counts as files, which the agent waits for. The
-// directories of OUTPUT_CERTS and PROV_CERT never count, as they are not what a workload is given.
+// files stay in use. A certificate without its key, or the reverse, counts as files, and the agent waits for the
+// rest. The directories of OUTPUT_CERTS and PROV_CERT never count, as they are not a workload's input.
 //
 // # What it serves
 //
 // The workload socket has the Secret Discovery Service with the names default, ROOTCA, ALL, the SPIFFE IDs of the
-// workload and of the trust domain, and those of files (file-cert:, file-root:). In a pod it also has the Secrets of
-// the pod's namespace, for gateways (kubernetes://NAME, as in package kubesecrets). They are read with the pod's
-// service account, which needs the right to list and watch them, once the first of these names is asked for.
+// workload and of the trust domain, and the names of files (file-cert:, file-root:). In a pod it also has the Secrets
+// of the pod's namespace, for gateways (kubernetes://NAME, as in package kubesecrets). The agent reads them with the
+// pod's service account, which needs the right to list and watch them, once a client asks for one.
 //
 // The socket XDS in the directory of the proxy's configuration has ADS, which is forwarded to the control plane, and
 // the same secrets. If another program serves the workload socket, the control plane answers for secrets on the
@@ -38,9 +38,9 @@
 // # What it does not do
 //
 // It does not start Envoy and does not probe the application; examples/agent does, with [Config.Envoy]. It has no DNS
-// proxy, which is no part of identity, and no configuration of its own for Envoy but the bootstrap: what it forwards
-// is unchanged, so that one control plane speaks. Variables of Istio's agent and fields of PROXY_CONFIG for such
-// things are accepted, and named once at the start.
+// proxy, which is not part of identity. It configures Envoy only by the bootstrap and forwards the control plane's
+// configuration unchanged. Variables of Istio's agent and fields of PROXY_CONFIG for such features are accepted, and
+// named once at the start.
 package istioagent
 
 import (
@@ -86,21 +86,20 @@ type part interface {
 	Run(ctx context.Context) error
 }
 
-// member is one of the parts that an Agent runs, reports on, or both.
+// member is a part that an Agent runs, reports on, or both.
 type member struct {
 	name   string
 	source report.Reporter             // nil for none
 	run    func(context.Context) error // nil for none
 }
 
-// Agent is Istio's agent for identity. [New] and [Start] make one. It runs once. Its methods are safe for concurrent
-// use.
+// Agent is Istio's agent for identity. [New] and [Start] create one. It runs once. It is safe for concurrent use.
 type Agent struct {
 	redacted
 	cfg      Config
 	members  []member
-	identity part              // nil with the origin socket
-	secrets  *sds.Handler      // nil with the origin socket
+	identity part              // nil if another program serves the secrets
+	secrets  *sds.Handler      // nil if another program serves the secrets
 	xds      *xdsproxy.Handler // nil without Envoy.XDS
 	sink     *filesink.Sink    // nil without OUTPUT_CERTS
 	servers  map[string]*unixsocket.Server
@@ -114,14 +113,14 @@ type Agent struct {
 	mu      sync.Mutex // guards the rest
 	ran     bool
 	ready   time.Time // when it became ready; zero before
-	drained time.Time // when draining is over; zero before it begins
+	drained time.Time // when draining ends; zero before it begins
 	drains  chan struct{}
-	refused error // why it is not ready and will not be soon
+	refused error // why it is not ready and will stay so for now
 }
 
-// Start determines where the identity comes from, makes an Agent, runs it in the background and waits until it is
-// ready. ctx bounds the waiting only: the Agent runs until [Agent.Close]. If Start fails, nothing is left running,
-// and the error is that of [Choose], [New] or [Agent.Ready].
+// Start determines where the identity comes from, creates an Agent, runs it in the background and waits until it is
+// ready. ctx bounds only the wait: the Agent runs until [Agent.Close]. If Start fails, nothing is left running, and
+// the error comes from [Choose], [New] or [Agent.Ready].
 func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	cfg, err := Choose(ctx, cfg)
 	if err != nil {
@@ -135,8 +134,8 @@ func Start(ctx context.Context, cfg Config) (*Agent, error) {
 	return lifecycle.Started(ctx, a, &a.life, a.work)
 }
 
-// New returns an Agent for a configuration of [Choose]. It checks that the files with the roots of the CA and the
-// control plane exist, and does nothing else. The caller calls [Agent.Run] or [Agent.Close].
+// New returns an Agent for a configuration from [Choose]. It only checks that the files with the roots for the CA and
+// the control plane exist. The caller must call [Agent.Run] or [Agent.Close].
 func New(cfg Config) (_ *Agent, err error) {
 	a := &Agent{
 		redacted: redact.New("istioagent.Agent(" + cfg.Origin + ": " + cfg.why + ")"),
@@ -177,7 +176,7 @@ func New(cfg Config) (_ *Agent, err error) {
 	return a, a.newHealth()
 }
 
-// newHealth makes the handler of probes and metrics.
+// newHealth creates the handler of probes and metrics.
 func (a *Agent) newHealth() (err error) {
 	parts := []health.Part{{Name: "agent", Check: a.check, Source: (*own)(a)}}
 	for _, m := range a.members {
@@ -189,7 +188,7 @@ func (a *Agent) newHealth() (err error) {
 	return err
 }
 
-// newIdentity makes the source of the identity, and the parts that serve and write it.
+// newIdentity creates the source of the identity, and the parts that serve and write it.
 func (a *Agent) newIdentity() error {
 	src, roots, output, err := a.newSources()
 	if err != nil {
@@ -200,7 +199,7 @@ func (a *Agent) newIdentity() error {
 		return err
 	}
 	mode := fs.FileMode(0o600)
-	if a.cfg.inPod { // whose containers have users of their own
+	if a.cfg.inPod { // a pod's containers run as different users
 		mode = 0o644
 	}
 	a.sink, err = filesink.New(filesink.Config{
@@ -214,8 +213,8 @@ func (a *Agent) newIdentity() error {
 	return err
 }
 
-// newSources makes the source of the identity, and returns that of its secrets, that of ROOTCA, and what is written
-// to files.
+// newSources creates the source of the identity. It returns the source of its secrets, the source of ROOTCA, and the
+// identities to write to files.
 func (a *Agent) newSources() (src, roots sds.Source, output snapshots, err error) {
 	c := &a.cfg
 	if c.Origin == fromFiles {
@@ -246,14 +245,14 @@ func (a *Agent) newSources() (src, roots sds.Source, output snapshots, err error
 	return src, sdssource.FromBundles(followed, c.trustDomain), r, nil
 }
 
-// newFiles returns the source of the files of the identity, or of the roots alone.
+// newFiles returns the source for the files of the identity, or for roots alone.
 func (c *Config) newFiles(roots filesource.BundleFile) (*filesource.Source, error) {
 	return filesource.New(filesource.Config{
 		CertFile: c.cert, KeyFile: c.key, Bundles: []filesource.BundleFile{roots}, Refuse: c.own(), Logger: c.Logger,
 	})
 }
 
-// newSecrets makes what is served at the workload socket.
+// newSecrets creates the handler of the workload socket.
 func (a *Agent) newSecrets(src, roots sds.Source) error {
 	c := &a.cfg
 	var allow []string
@@ -288,7 +287,7 @@ func (a *Agent) newSecrets(src, roots sds.Source) error {
 	return nil
 }
 
-// newXDS makes what forwards ADS to the control plane.
+// newXDS creates the handler that forwards ADS to the control plane.
 func (a *Agent) newXDS() (err error) {
 	if !a.cfg.Envoy.XDS {
 		return nil
@@ -309,17 +308,17 @@ func (a *Agent) add(name string, source report.Reporter, run func(context.Contex
 	a.members = append(a.members, member{name, source, run})
 }
 
-// serve makes the server of a socket.
+// serve adds a server for a socket.
 func (a *Agent) serve(path string, h http.Handler) {
 	a.servers[path] = &unixsocket.Server{Path: path, DirMode: 0o750, SocketMode: 0o600, Handler: h,
 		Logger: a.cfg.Logger}
 }
 
 // Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or
-// a part fails, such as a socket that another program has taken, or a server of another program that has not answered
+// a part fails, such as a socket that another program has taken, or another program's server that has not answered
 // for a minute. When ctx is done or Close is called, the Agent is no longer ready, but goes on serving while Envoy
 // drains (terminationDrainDuration in PROXY_CONFIG, or MINIMUM_DRAIN_DURATION); then it ends all streams, removes its
-// sockets, and Run returns nil. It is an error to call it a second time.
+// sockets, and Run returns nil. Calling it a second time is an error.
 func (a *Agent) Run(ctx context.Context) error {
 	a.mu.Lock()
 	ran := a.ran
@@ -331,10 +330,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.life.Run(ctx, a.work); err != nil {
 		return fmt.Errorf("istioagent: run: %w", err)
 	}
-	return a.life.Close() // as it runs once, Ready does not wait for another time
+	return a.life.Close() // the Agent runs once, so Ready must not wait for another run
 }
 
-// work runs the parts until ctx is done or one of them fails, and drains.
+// work runs the parts until ctx is done or a part fails, and drains.
 func (a *Agent) work(ctx context.Context) error {
 	defer a.closeClients()
 	defer a.closeHandlers()
@@ -371,11 +370,11 @@ func (a *Agent) work(ctx context.Context) error {
 	left := time.Until(a.drain())
 	a.cfg.Logger.Info("istioagent: the agent ends", slog.Duration("drain", max(left, 0)))
 	_ = renew.Sleep(parts, left)
-	a.closeHandlers() // ends the streams, before their sockets go
+	a.closeHandlers() // ends the streams before their sockets are removed
 	return nil
 }
 
-// sayOrigin logs where the identity comes from, and what has no effect.
+// sayOrigin logs where the identity comes from, and which settings have no effect.
 func (a *Agent) sayOrigin() {
 	c := &a.cfg
 	c.Logger.Info("istioagent: the identity has an origin", slog.String("origin", c.Origin), slog.String("why", c.why))
@@ -416,7 +415,7 @@ func (a *Agent) listen(start func(name string, run func(context.Context) error))
 	return nil
 }
 
-// drain makes the agent not ready for good, and returns when an Envoy has had its time for draining.
+// drain makes the agent permanently not ready, and returns when Envoy's time for draining ends.
 func (a *Agent) drain() (end time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -429,12 +428,12 @@ func (a *Agent) drain() (end time.Time) {
 }
 
 // Draining returns a channel that is closed when the agent begins to drain: by POST /drain or /quitquitquit, by
-// [Agent.Close], or at the end of Run's ctx. A program that runs the Envoy has it drain then, too.
+// [Agent.Close], or at the end of Run's ctx. A program that runs the Envoy must then drain it, too.
 func (a *Agent) Draining() <-chan struct{} { return a.drains }
 
 var errDraining = errors.New("the agent is draining or ending")
 
-// errEnded is the error of a part that has ended without one.
+// errEnded is the error for a part that returned nil before it was stopped.
 var errEnded = errors.New("it has ended by itself")
 
 // await notes when the agent becomes ready, or that the CA refuses it.
@@ -450,7 +449,7 @@ func (a *Agent) await(ctx context.Context) {
 			return
 		}
 		if err == nil && a.sink != nil {
-			// so that a program that waits for the agent finds the files; it logs, and tries again
+			// A program that waits for the agent must find the files. The sink logs failures and retries.
 			_, _ = a.sink.Write()
 		}
 		a.mu.Lock()
@@ -470,16 +469,16 @@ func (a *Agent) await(ctx context.Context) {
 	}
 }
 
-// Ready waits until the agent serves its sockets, has an identity (unless another program serves that), and has tried
+// Ready waits until the agent serves its sockets, has an identity (unless another program serves it), and has tried
 // to write it to Config.OutputCerts. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the reason why there
-// is no identity. Ready fails early if the CA refuses for good, if a part has failed, and once the agent drains or
+// is no identity. Ready fails early if the CA refuses permanently, if a part has failed, and once the agent drains or
 // ends.
 func (a *Agent) Ready(ctx context.Context) error {
 	var refused error
 	notReady := func() error {
 		cause := refused
 		if cause == nil && ctx.Err() != nil && a.identity != nil {
-			cause = a.identity.Ready(ctx) // which knows what it waits for
+			cause = a.identity.Ready(ctx) // the source knows the reason for the wait
 		}
 		return a.life.NotReady("istioagent", cause, "its parts are starting")
 	}
@@ -497,8 +496,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 	return err
 }
 
-// Close ends [Agent.Run], or what [Start] has started, drains as Run does, and waits for the end. The error is always
-// nil.
+// Close ends [Agent.Run], or the run that [Start] began, drains as Run does, and waits for the end. It returns nil.
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
@@ -506,7 +504,7 @@ func (a *Agent) Close() error {
 	return err
 }
 
-// closeClients ends the connections to the CA and the control plane, which have no requests any more.
+// closeClients closes the connections to the CA and the control plane, when no requests are left.
 func (a *Agent) closeClients() {
 	for _, client := range a.cfg.clients {
 		client.CloseIdleConnections()
@@ -528,7 +526,7 @@ func (a *Agent) closeHandlers() {
 func (a *Agent) Source() source.Source { return a.identity }
 
 // Parts returns the parts of the agent by their names, for a status page. The first is the origin of the identity,
-// with the metrics of all parts and those of Istio's agent.
+// with the metrics of all parts and the metrics of Istio's agent.
 func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
 	return func(yield func(string, report.Reporter) bool) {
 		if !yield("origin", (*origin)(a)) {
@@ -542,7 +540,7 @@ func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
 	}
 }
 
-// check is the readiness of the agent itself.
+// check returns nil if the agent itself is ready.
 func (a *Agent) check() error {
 	a.mu.Lock()
 	drains, ready, refused := !a.drained.IsZero(), !a.ready.IsZero(), a.refused
@@ -557,7 +555,7 @@ func (a *Agent) check() error {
 			return err
 		}
 	}
-	for path := range a.servers { // which another program may have removed
+	for path := range a.servers { // another program may have removed the socket
 		if err := answers(path); err != nil {
 			return err
 		}
@@ -565,11 +563,11 @@ func (a *Agent) check() error {
 	return nil
 }
 
-// answers returns why clients cannot connect to a socket.
+// answers returns an error if clients cannot connect to a socket.
 func answers(socket string) error {
 	conn, err := net.DialTimeout("unix", socket, answerTime)
 	switch {
-	case errors.Is(err, syscall.EAGAIN): // there is a server, and many clients
+	case errors.Is(err, syscall.EAGAIN): // there is a server, busy with many clients
 		return nil
 	case err != nil:
 		return fmt.Errorf("the socket has no server: %w", err)
@@ -577,7 +575,7 @@ func answers(socket string) error {
 	return conn.Close()
 }
 
-// ServeHTTP answers for the agent, as package health does:
+// ServeHTTP serves these requests, as package health does:
 //
 //	GET /healthz/ready      200, or 503 without an identity that has not expired, or if a socket does not answer
 //	GET /healthz/live       200, or 503 once the identity has expired or the agent has ended
@@ -586,12 +584,12 @@ func answers(socket string) error {
 //	POST /quitquitquit      ends the agent as [Agent.Close] does, so that Run returns nil
 //
 // It is for operators: serve it on loopback, or on a port that only the kubelet and Prometheus reach. The two POST
-// requests are for programs on the same host, over loopback: those of others, and of other sites in a browser, are
-// refused with 403. They answer 200 at once, and 503 before Run. The time for draining begins with the first of them.
+// requests are for programs on the same host, over loopback: from other hosts, and from other sites in a browser, they
+// are refused with 403. They answer 200 at once, and 503 before Run. Draining begins with the first.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/quitquitquit":
-		a.order(w, r, func() { go func() { _ = a.Close() }() }) // it waits for the end
+		a.order(w, r, func() { go func() { _ = a.Close() }() }) // Close waits for the end
 		return
 	case "/drain":
 		a.order(w, r, func() { a.drain() })
@@ -629,7 +627,7 @@ func (a *Agent) order(w http.ResponseWriter, r *http.Request, do func()) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
 	_, _ = io.WriteString(w, answer)
-	_ = http.NewResponseController(w).Flush() // before the end of the program, with which the connection ends
+	_ = http.NewResponseController(w).Flush() // the program's end closes the connection
 	do()
 }
 
@@ -641,7 +639,7 @@ func (o *origin) Report() report.Report {
 	return report.Report{Upstreams: []report.Upstream{{Name: name, OK: true}}, Metrics: o.health.WriteMetrics}
 }
 
-// own has the metrics of the agent itself.
+// own reports the metrics of the agent itself.
 type own Agent
 
 func (o *own) Report() report.Report { return report.Report{Metrics: o.metrics.Write} }

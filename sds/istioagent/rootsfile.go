@@ -7,8 +7,8 @@ import (
 
 const etcRoots = mounted + "/" + rootsName
 
-// caRootsFile returns the file with the roots that vouch for the CA, or nothing for the roots of the host. As in
-// Istio's agent, the first of these rules that applies decides:
+// caRootsFile returns the file with the roots that vouch for the CA, or "" for the roots of the host. As in Istio's
+// agent, the first rule that applies decides:
 //
 //  1. CA_ROOT_CA=SYSTEM: the roots of the host;
 //  2. CA_ROOT_CA: that file;
@@ -17,7 +17,7 @@ const etcRoots = mounted + "/" + rootsName
 //  5. PILOT_CERT_PROVIDER=none: an error;
 //  6. otherwise ./var/run/secrets/istio/root-cert.pem.
 //
-// A file of the rules 2, 3 and 6 that does not exist is an error, which names the variable to set.
+// If the file of rule 2, 3 or 6 does not exist, the error names the variable to set.
 func (c *Config) caRootsFile() (string, error) {
 	if c.caRoots == "" && c.certProvider == "custom" {
 		return c.existing(etcRoots, "PILOT_CERT_PROVIDER is custom", "CA_ROOT_CA")
@@ -35,7 +35,7 @@ func (c *Config) caRootsFile() (string, error) {
 //  6. PILOT_CERT_PROVIDER=none: an error;
 //  7. otherwise ./var/run/secrets/istio/root-cert.pem.
 //
-// A file of the rules 2 and 7 that does not exist is an error.
+// It is an error if the file of rule 2 or 7 does not exist.
 func (c *Config) xdsRootsFile() (string, error) {
 	switch {
 	case c.xdsRoots != "":
@@ -47,7 +47,7 @@ func (c *Config) xdsRootsFile() (string, error) {
 	return c.rootsFile("XDS_ROOT_CA", c.xdsRoots)
 }
 
-// rootsFile follows the rules that both connections have.
+// rootsFile applies the rules common to both connections.
 func (c *Config) rootsFile(variable, file string) (string, error) {
 	switch {
 	case file == "SYSTEM":

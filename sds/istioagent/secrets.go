@@ -16,7 +16,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// traditional is a source whose keys are in PKCS#1 and SEC 1.
+// traditional is a source with keys in PKCS#1 and SEC 1.
 type traditional struct{ sds.Source }
 
 func (t traditional) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
@@ -44,13 +44,13 @@ type written struct {
 func (w written) MarshalPEM() (certs, key []byte, err error) { return w.marshal() }
 func (w written) NotAfter() time.Time                        { return w.end }
 
-// snapshots are identities with their roots, which a filesink.Sink writes.
+// snapshots are identities with their roots, for a filesink.Sink to write.
 type snapshots interface {
 	Snapshot() (*spiffe.Snapshot, error)
 	Changed() <-chan struct{}
 }
 
-// rooted is an identity with the roots of a file.
+// rooted is an identity with the roots from a file.
 type rooted struct {
 	identity part
 	roots    *filesource.Source
@@ -67,7 +67,7 @@ func (r *rooted) Snapshot() (*spiffe.Snapshot, error) {
 
 func (r *rooted) Changed() <-chan struct{} { return r.news.Changed() }
 
-// run tells of changes until ctx is done.
+// run reports changes until ctx is done.
 func (r *rooted) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		identity, roots := r.identity.Changed(), r.roots.Changed()
@@ -81,12 +81,12 @@ func (r *rooted) run(ctx context.Context) error {
 	return nil
 }
 
-// gateway is the Secrets of the pod's namespace. It asks the API server for nothing before the first name is asked
-// for: sidecars ask for none, and have no right to Secrets.
+// gateway serves the Secrets of the pod's namespace. It contacts the API server only after a client asks for the
+// first name: sidecars ask for none, and have no right to read Secrets.
 type gateway struct {
 	*kubesecrets.Source
 	once  sync.Once
-	asked chan struct{} // closed once a name was asked for
+	asked chan struct{} // closed once a client has asked for a name
 }
 
 // newGateway returns nil outside of pods.
@@ -98,7 +98,7 @@ func (c *Config) newGateway() *gateway {
 		Namespace: c.namespace, APIServer: c.kube.server, HTTPClient: c.kube.client, PostQuantum: c.postQuantum,
 		Logger: c.Logger,
 	})
-	if err != nil { // which is of no interest to a sidecar
+	if err != nil { // a sidecar does not need to know
 		c.Logger.Info("istioagent: names of secrets such as kubernetes://NAME do not exist", slog.Any("err", err))
 		return nil
 	}
@@ -119,7 +119,7 @@ func (g *gateway) Run(ctx context.Context) error {
 	}
 }
 
-// Report is empty before the first name is asked for, as the source would be reported to be down.
+// Report is empty before the first name is requested, because the source would be reported as down.
 func (g *gateway) Report() report.Report {
 	select {
 	case <-g.asked:

@@ -21,26 +21,26 @@ import (
 
 const (
 	reviewInterval = 30 * time.Second
-	reviewGood     = time.Hour        // how long an answer counts while there is no newer one
+	reviewGood     = time.Hour        // how long an answer counts without a newer one
 	reviewTime     = 10 * time.Second // of one caller
 	reviewSlots    = 4
 	maxCallers     = 10_000
 	maxCallersEach = 1000 // of one namespace
-	idleIntervals  = 3    // after which a caller that has no stream is forgotten
+	idleIntervals  = 3    // after which a caller without a stream is forgotten
 )
 
-// Resolve is for the option Resolve of an sds.Handler behind [authn.Require]. It permits a name, and adds the
-// namespace, if all of this holds:
+// Resolve implements the option Resolve of an sds.Handler behind [authn.Require]. It permits a name, and adds the
+// namespace, if all of these hold:
 //
-//   - The caller has an ID of Config.TrustDomain, which names a service account, of this cluster.
-//   - The name has no namespace, or that of the caller.
-//   - The service account may list the Secrets of that namespace, or get them, as the API server says to a
-//     SubjectAccessReview.
+//   - The caller has an ID of Config.TrustDomain, which names a service account of this cluster.
+//   - The name has no namespace, or the caller's namespace.
+//   - The API server answers a SubjectAccessReview that the service account may list or get the Secrets of that
+//     namespace.
 //
-// Resolve does not block: it refuses an unknown caller and asks the API server in the background. The answer is asked
-// for again every Config.ReviewInterval while a stream needs it, and a change is told to the functions of
-// [Source.OnAccess]; without one no stream learns of it. While the API server does not answer, the last answer counts
-// for an hour. 10,000 callers can be known, and 1,000 of one namespace; more are refused.
+// Resolve does not block: it refuses an unknown caller and asks the API server in the background. It asks again every
+// Config.ReviewInterval while a stream needs the answer, and calls the functions of [Source.OnAccess] when the answer
+// changes; without such a function no stream learns of it. While the API server does not answer, the last answer
+// counts for an hour. 10,000 callers can be known, and 1,000 of one namespace; more are refused.
 //
 // Errors never say whether a Secret exists.
 func (s *Source) Resolve(ctx context.Context, resourceName string) (sourceName string, err error) {
@@ -85,12 +85,12 @@ func (s *Source) caller(ctx context.Context) (key, error) {
 }
 
 // OnAccess registers f to be called when [Source.Resolve] might return a different answer. Typically f is the
-// handler's Refresh method. f must return at once. cancel ends that.
+// handler's Refresh method. f must return at once. cancel ends the registration.
 func (s *Source) OnAccess(f func()) (cancel func()) {
 	return s.access.subs.Add(func(string) { f() })
 }
 
-// access is what callers may have.
+// access holds the rights of callers.
 type access struct {
 	api   *kube.Client
 	every time.Duration
@@ -103,7 +103,7 @@ type access struct {
 	places  *limit.Shares[string] // of callers, by namespace
 }
 
-// rights are those of one service account. access.mu guards it.
+// rights are the rights of one service account. access.mu guards them.
 type rights struct {
 	renew.Entry
 	who      key
@@ -163,7 +163,7 @@ func (a *access) run(ctx context.Context) {
 	defer wg.Wait()
 	wg.Go(func() { a.loop.Run(ctx) })
 	for renew.Sleep(ctx, a.every) == nil {
-		a.tell() // streams ask again, so that it is known which callers there are, and what is too old ends
+		a.tell() // streams ask again: this marks active callers and ends outdated permissions
 	}
 }
 
@@ -205,7 +205,7 @@ func (a *access) may(ctx context.Context, who key) (allowed bool, err error) {
 	return allowed, err
 }
 
-// learned takes an answer over, and reports whether it changes what the caller may have. a.mu is held.
+// learned stores an answer, and reports whether it changes the caller's rights. a.mu is held.
 func (a *access) learned(r *rights, allowed bool, err error) (changed bool) {
 	now, wait := time.Now(), time.Duration(0)
 	if err != nil {
@@ -220,7 +220,7 @@ func (a *access) learned(r *rights, allowed bool, err error) (changed bool) {
 	}
 	r.err = err
 	outage := err != nil && !r.reviewed.IsZero() && renew.Elapsed(r.reviewed, now) <= reviewGood
-	if renew.Elapsed(r.asked, now) > idleIntervals*a.every && !outage { // in which the last answer counts
+	if renew.Elapsed(r.asked, now) > idleIntervals*a.every && !outage { // during an outage the last answer counts
 		delete(a.callers, r.who)
 		a.places.Give(r.who.namespace, 1)
 		a.loop.Remove(r)

@@ -27,13 +27,13 @@
 // # What is in a Secret
 //
 // A key pair is in cert and key, or in tls.crt and tls.key, as in Secrets of the type kubernetes.io/tls. The roots
-// are in cacert or ca.crt, and their revocation lists in crl or ca.crl. The first form counts if a Secret has both.
-// With revocation lists there must be one of each root, as Envoy refuses every certificate otherwise. An OCSP
-// response is not served: it has to be renewed more often than a Secret is, and Envoy does without one.
+// are in cacert or ca.crt, and their revocation lists in crl or ca.crl. If a Secret has both forms, the first counts.
+// If there are revocation lists, each root needs one, as Envoy otherwise refuses every certificate. OCSP responses
+// are not served: they must be renewed more often than a Secret is, and Envoy does without them.
 //
-// The roots are those of the Secret NAME-cacert, or, if there is no Secret with that name, those of the Secret NAME.
-// A Secret NAME-cacert that is there counts alone, whatever it has: the roots of NAME are not a substitute for it, as
-// they may trust a CA that NAME-cacert is to leave out.
+// The roots come from the Secret NAME-cacert, or, if there is no Secret with that name, from the Secret NAME. An
+// existing NAME-cacert counts alone, whatever it contains: the roots of NAME cannot replace it, as they may trust a
+// CA that NAME-cacert deliberately leaves out.
 //
 // # What it promises
 //
@@ -42,18 +42,18 @@
 // roots; the reason is in the log and in [Source.Report]. A certificate that is not valid yet is served when it
 // becomes valid. Roots are pushed before certificates.
 //
-// A new Secret NAME-cacert whose content is not good has no last good content: streams that have the roots of NAME
-// keep them, and new ones get an error until NAME-cacert is good or deleted.
+// A new Secret NAME-cacert with bad content has no last good content: streams that have the roots of NAME keep them,
+// and new streams get an error until NAME-cacert is good or deleted.
 //
-// While the API server does not answer, or refuses, everything stays as it is, and the source comes back by itself.
+// While the API server does not answer, or refuses, all secrets stay in use, and the source recovers by itself.
 //
-// A Secret that was deleted, or has left the selection, is withdrawn, and its key is not kept. New streams do not get
-// it, and delta streams are told; an Envoy that has it keeps it until it restarts.
+// A Secret that is deleted, or no longer selected, is withdrawn, and its key is not kept. New streams do not get it,
+// and delta streams are told; an Envoy that has it keeps it until it restarts.
 //
 // # Limits
 //
-// The PEM of all Secrets may take 64 MiB, with 1 KiB more for each Secret; what has no room is refused. Nothing is
-// kept of Secrets without certificates, except that one named NAME-cacert exists.
+// The PEM of all Secrets may take 64 MiB, with 1 KiB more for each Secret; content beyond that is refused. Of a
+// Secret without certificates the source keeps nothing, except that a NAME-cacert exists.
 //
 // # Authorization
 //
@@ -61,19 +61,19 @@
 // account may list or get the Secrets there.
 //
 // Istio turns this check off with PILOT_ENABLE_XDS_IDENTITY_CHECK=false; here it is always on. Istio also refuses
-// proxies whose node ID does not begin with "router". A proxy writes that ID itself, so it proves nothing: here the
-// right to read the Secrets decides alone, and a sidecar whose service account has it could read them from the API
-// server as well.
+// proxies whose node ID does not begin with "router". A proxy writes that ID itself, so it proves nothing: here only
+// the right to read the Secrets decides, and a sidecar whose service account has that right could also read them from
+// the API server.
 //
-// Names of the Gateway API (kubernetes-gateway://, configmap://) do not exist here. They may be of other namespaces,
-// as ReferenceGrants permit, and Istio's control plane alone knows for which gateway it has looked at them.
+// Names of the Gateway API (kubernetes-gateway://, configmap://) do not exist here. They may point to other
+// namespaces, as ReferenceGrants permit, and only Istio's control plane knows which grants it checked.
 //
 // # One cluster
 //
 // A Source follows one API server. Istio's control plane also reads the Secrets of other clusters, whose kubeconfigs
-// are in Secrets with the label istio/multiCluster. Here each gateway's agent reads its own cluster with the rights
-// of the gateway, so that nothing holds credentials for the Secrets of all clusters. A server for gateways of several
-// clusters has a Source for each, with APIServer and HTTPClient.
+// are in Secrets with the label istio/multiCluster. Here each gateway's agent reads its own cluster with the
+// gateway's rights, so that no program holds credentials for the Secrets of all clusters. A server for gateways of
+// several clusters has a Source for each, with APIServer and HTTPClient.
 //
 // # Rights
 //
@@ -118,13 +118,13 @@ const (
 	caSuffix = "-cacert"
 
 	maxBytes = 64 << 20
-	overhead = 1 << 10 // that a Secret counts beside its content
+	overhead = 1 << 10 // bytes that a Secret counts in addition to its content
 )
 
 // Config configures a [Source]. The zero Config is for a gateway in a pod. [New] copies it.
 type Config struct {
 	// Namespace is the namespace of names without one and, without AllNamespaces, the only one that is served. Empty
-	// means that of this pod.
+	// means this pod's namespace.
 	Namespace string
 
 	// AllNamespaces serves the Secrets of all namespaces. Set it together with a TrustDomain and [Source.Resolve],
@@ -133,28 +133,26 @@ type Config struct {
 
 	// LabelSelector selects Secrets by their labels, in the syntax of Kubernetes; empty means all. Type selects
 	// Secrets by their type, such as "kubernetes.io/tls"; empty means all but service account tokens and releases of
-	// Helm. The API server does not send the others.
+	// Helm. The API server does not send other Secrets.
 	LabelSelector, Type string
 
-	// TrustDomain is that of the callers that [Source.Resolve] accepts; if it is zero, all are refused.
+	// TrustDomain is the trust domain of the callers that [Source.Resolve] accepts; if it is zero, all are refused.
 	TrustDomain spiffe.TrustDomain
 
-	// ReviewInterval is how often the API server is asked again what a caller may read, from a second to half an
+	// ReviewInterval is how often the Source asks the API server what a caller may read, from a second to half an
 	// hour; 0 means 30 seconds.
 	ReviewInterval time.Duration
 
-	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and nil mean the
-	// cluster of this pod, and its service account, whose token is read anew for each request. Unencrypted http is
-	// for loopback addresses, and needs a client.
+	// APIServer is the URL of the API server, and HTTPClient must authenticate itself to it. Empty and nil mean the
+	// cluster of this pod, and its service account, whose token is reloaded for each request. Unencrypted http is
+	// allowed for loopback addresses only, and needs a client.
 	APIServer  string
 	HTTPClient *http.Client
 
-	// PostQuantum allows the connections of the pod's service account the key exchange X25519MLKEM768 alone, with TLS
-	// 1.3.
+	// PostQuantum restricts connections as the pod's service account to X25519MLKEM768 with TLS 1.3.
 	PostQuantum bool
 
-	// Logger gets the Secrets that are taken over and withdrawn (Info), and those that are refused (Warn). Nil means
-	// no logs.
+	// Logger gets the Secrets taken into use or withdrawn (Info), and refused ones (Warn). Nil means no logs.
 	Logger *slog.Logger
 
 	maxBytes int // for tests; 0 means the constant
@@ -171,21 +169,21 @@ type Source struct {
 	cfg   Config
 	log   *slog.Logger
 	api   *kube.Client
-	path  string     // of the collection
-	query url.Values // that selects
+	path  string     // of the collection of Secrets
+	query url.Values // selects the Secrets
 	life  lifecycle.Life
 	news  renew.Signal
 	subs  secretset.Subscribers
 
-	pending renew.Signal // for promote
+	pending renew.Signal // wakes promote
 	access  access
 
 	mu      sync.Mutex
 	objects map[key]*object
-	crowded map[key]int // Secrets without room for what they have, with the last list that had them
+	crowded map[key]int // Secrets whose content exceeds the limit, with the last list that had them
 	used    int         // bytes
-	listed  bool        // all were read, at some time
-	err     error       // why the API server is not followed now
+	listed  bool        // all Secrets have been read at least once
+	err     error       // why the Source does not follow the API server now
 	round   int         // of lists
 }
 
@@ -194,7 +192,7 @@ type key struct{ namespace, name string }
 
 func (k key) String() string { return scheme + k.namespace + "/" + k.name }
 
-// New checks cfg and returns a Source. It does nothing else: no goroutine, no request.
+// New checks cfg and returns a Source. It starts no goroutine and sends no request.
 func New(cfg Config) (*Source, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("kubesecrets: invalid Config: %w", err)
@@ -224,7 +222,7 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
-// complete sets the defaults, and says what is wrong.
+// complete sets the defaults and checks the configuration.
 func (c *Config) complete() error {
 	if c.Namespace == "" {
 		ns, err := kube.Namespace()
@@ -234,7 +232,7 @@ func (c *Config) complete() error {
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return err
 		}
-		c.Namespace = ns // empty: names without a namespace do not exist
+		c.Namespace = ns // if empty, names without a namespace do not exist
 	}
 	c.maxBytes, c.ReviewInterval = cmp.Or(c.maxBytes, maxBytes), cmp.Or(c.ReviewInterval, reviewInterval)
 	switch {
@@ -249,8 +247,8 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Start makes a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx
-// bounds the waiting only. If Start fails, nothing is left running, and the error is that of [New] or [Source.Ready].
+// Start creates a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx
+// bounds only the wait. If Start fails, nothing keeps running; the error is from [New] or [Source.Ready].
 func Start(ctx context.Context, cfg Config) (*Source, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -271,8 +269,8 @@ func (s *Source) Run(ctx context.Context) error {
 // Close stops the Source for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// Ready waits until the Secrets were read. The error wraps [spiffe.ErrNotReady], the cause of ctx, and the error of
-// the API server.
+// Ready waits until the Secrets have been read. The error wraps [spiffe.ErrNotReady], ctx's cause, and the API
+// server's error.
 func (s *Source) Ready(ctx context.Context) error {
 	return s.life.Ready(ctx, s.news.Changed, func() bool {
 		s.mu.Lock()
@@ -281,7 +279,7 @@ func (s *Source) Ready(ctx context.Context) error {
 	}, s.notReady)
 }
 
-// notReady is the error while the Secrets were not read.
+// notReady returns the error for the time before the Secrets have been read.
 func (s *Source) notReady() error {
 	s.mu.Lock()
 	cause := s.err
@@ -289,10 +287,10 @@ func (s *Source) notReady() error {
 	return s.life.NotReady("kubesecrets", cause, "the API server has not answered yet")
 }
 
-// GenerateSecret returns the key pair or the roots of a Secret; see the package comment. A name of another form, of a
-// namespace that is not served, or of a Secret that does not exist gives an error that wraps [fs.ErrNotExist]. If the
-// content is not good, or the certificate has expired, it gives another error, with the reason. GenerateSecret blocks
-// until the Secrets were read for the first time, or ctx is done.
+// GenerateSecret returns the key pair or the roots of a Secret; see the package comment. The error wraps
+// [fs.ErrNotExist] for a name of another form, of a namespace that is not served, or of a Secret that does not exist.
+// If the content is not good, or the certificate has expired, another error gives the reason. GenerateSecret blocks
+// until the Secrets have been read for the first time, or ctx is done.
 func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	k, roots, err := parse(resourceName)
 	if err == nil && k.namespace == "" {
@@ -316,7 +314,7 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 	return renamed(resourceName, found)
 }
 
-// parse returns the Secret that a name is of, and whether its roots are meant. The namespace may be empty.
+// parse returns the Secret for a name, which may have no namespace, and whether the name asks for its roots.
 func parse(resourceName string) (k key, roots bool, err error) {
 	rest, ok := strings.CutPrefix(resourceName, scheme)
 	if !ok {
@@ -329,7 +327,7 @@ func parse(resourceName string) (k key, roots bool, err error) {
 	} else if !kube.ValidLabel(namespace) {
 		return k, false, errors.New("it has no valid namespace")
 	}
-	// The name of a Secret has 253 bytes at most, and so has NAME without the suffix.
+	// The name of a Secret has at most 253 bytes, and so has NAME without the suffix.
 	roots = strings.HasSuffix(name, caSuffix)
 	if !kube.ValidName(strings.TrimSuffix(name, caSuffix)) {
 		return k, false, errors.New("it has no valid name of a Secret")
@@ -374,14 +372,14 @@ var (
 	errSame = errors.New("the Secret is as it was")
 )
 
-// Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. The
-// calls come one at a time, after the change; f must return at once. cancel ends that; it may be called from f, and
-// more than once.
+// Subscribe registers f to be called with each name whose secret has changed, appeared or is gone: roots first. Calls
+// come one at a time, after the change; f must return at once. cancel ends this. f may call cancel, and more than
+// once.
 func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return s.subs.Add(f) }
 
-// Report implements [report.Reporter] with each key pair, by its name, revocation lists that end, and the API server
-// as the upstream. Why something that a Secret has is not in use is with the name, or a problem. The metrics have
-// names that begin with svidkit_kubesecrets.
+// Report implements [report.Reporter] with each key pair, by its name, revocation lists that expire, and the API
+// server as the upstream. The reason why content of a Secret is not in use is with the name, or a problem. The
+// metrics have names that begin with svidkit_kubesecrets.
 func (s *Source) Report() report.Report {
 	st := s.status()
 	r := report.Report{
@@ -410,12 +408,12 @@ func (s *Source) Report() report.Report {
 
 // status is the state of a [Source] at one moment.
 type status struct {
-	Err     error          // why the API server is not followed now, or nil
-	Idle    error          // why nothing follows it, or nil
+	Err     error          // why the Source does not follow the API server now, or nil
+	Idle    error          // why the Source is not running, or nil
 	Secrets []secretStatus // sorted by namespace and name
-	Bytes   int            // that are kept of them
-	Refused int            // Secrets for which there is no room, or none for what they have now
-	Callers int            // whose rights are known; see [Source.Resolve]
+	Bytes   int            // kept bytes of the Secrets
+	Refused int            // Secrets that exceed the limit, at first or with their current content
+	Callers int            // callers whose rights are known; see [Source.Resolve]
 }
 
 func (st *status) up() bool { return st.Err == nil && st.Idle == nil }
@@ -423,10 +421,10 @@ func (st *status) up() bool { return st.Err == nil && st.Idle == nil }
 // secretStatus is the state of one Secret.
 type secretStatus struct {
 	key
-	Pair, Roots       bool      // are in use
+	Pair, Roots       bool      // in use
 	PairEnd           time.Time // when the certificate expires
-	RootsEnd          time.Time // the first next update of the revocation lists; zero without them
-	PairErr, RootsErr error     // why what the Secret has now is not in use, or nil
+	RootsEnd          time.Time // the earliest next update of the revocation lists; zero without lists
+	PairErr, RootsErr error     // why the current content of the Secret is not in use, or nil
 	Note              error     // about roots that were left out, or nil
 }
 

@@ -24,26 +24,26 @@ type document struct {
 	Data     map[string][]byte `json:"data"`
 }
 
-// object is what is kept of a Secret.
+// object is the part of a Secret that is kept.
 type object struct {
-	uid         string // of the Secret; another one of the same name has another
-	version     string // resourceVersion that was read
+	uid         string // of the Secret; a recreated Secret of the same name has another
+	version     string // the resourceVersion that was read
 	pair, roots content
 	size        int
-	round       int // the last list that had it
+	round       int // the last list that contained it
 }
 
-// content is a key pair, or roots. The zero content is none.
+// content is a key pair, or roots. The zero content is empty.
 type content struct {
-	secret *pki.Secret // the last good one
-	err    error       // why what the Secret has now is not in use
-	note   error       // about what is in use
+	secret *pki.Secret // the last good secret
+	err    error       // why the Secret's current content is not in use
+	note   error       // about the content in use
 
-	next *pki.Secret // valid from a later time on
+	next *pki.Secret // becomes valid later
 	from time.Time
 }
 
-// bytes returns what c takes.
+// bytes returns the size of c.
 func (c *content) bytes() (n int) {
 	for _, s := range []*pki.Secret{c.secret, c.next} {
 		if s != nil {
@@ -77,7 +77,7 @@ func renamed(name string, s *pki.Secret) (*pki.Secret, error) {
 	return other, err
 }
 
-// with returns c after a look at the Secret that has found now, and whether its secret is another one.
+// with returns c updated with now, the content just read, and reports whether the secret in use has changed.
 func (c content) with(now content) (content, bool) {
 	switch {
 	case now.secret != nil && c.secret != nil && slices.EqualFunc(parts(now.secret), parts(c.secret), bytes.Equal):
@@ -94,8 +94,7 @@ func (c content) with(now content) (content, bool) {
 
 var errTakenOut = errors.New("it was taken out of the Secret; to withdraw it, delete the Secret")
 
-// related reports whether a Secret has something that is served, or a part of it, or has a name by which it counts
-// whatever it has.
+// related reports whether a Secret is kept: because some of its data is served, even in part, or because of its name.
 func related(k key, data map[string][]byte) bool {
 	names := []string{"cert", "tls.crt", "tls.key", "cacert", "ca.crt"}
 	return strings.HasSuffix(k.name, caSuffix) ||
@@ -161,16 +160,16 @@ func rootsOf(k key, data map[string][]byte) (c content) {
 	return c
 }
 
-// changes are the names whose secrets are others now.
+// changes are the names whose secrets have changed.
 type changes struct{ roots, pairs []string }
 
-// tell tells the subscribers: roots first.
+// tell notifies the subscribers, of roots first.
 func (s *Source) tell(c changes) {
 	s.news.Notify()
 	<-s.subs.Tell(func() []string { return append(c.roots, c.pairs...) })
 }
 
-// add adds the names of k.
+// add adds the changed names of k.
 func (s *Source) add(c *changes, k key, roots, pair bool) {
 	names := func(name string) (all []string) {
 		if all = append(all, key{k.namespace, name}.String()); k.namespace == s.cfg.Namespace {
@@ -190,7 +189,7 @@ func (s *Source) add(c *changes, k key, roots, pair bool) {
 	}
 }
 
-// take takes over what is good in a Secret. Only the goroutine that follows the API server calls it.
+// take puts the good content of a Secret into use. Only the goroutine that follows the API server calls it.
 func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	k := key{d.Metadata.Namespace, d.Metadata.Name}
 	s.mu.Lock()
@@ -199,7 +198,7 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 		old.round = s.round
 	}
 	s.mu.Unlock()
-	replaced := old != nil && old.uid != d.Metadata.UID // in an outage of the watch
+	replaced := old != nil && old.uid != d.Metadata.UID // deleted and recreated while the watch was down
 	switch isRelated := related(k, d.Data); {
 	case replaced && !isRelated:
 		s.withdraw(ctx, k, c)
@@ -208,14 +207,14 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 		return
 	}
 	now := object{uid: d.Metadata.UID, version: d.Metadata.ResourceVersion, roots: rootsOf(k, d.Data)}
-	if !strings.HasSuffix(k.name, caSuffix) { // otherwise its name asks for roots
+	if !strings.HasSuffix(k.name, caSuffix) { // otherwise its name means roots only
 		now.pair = pairOf(k, d.Data)
 	}
 	var before object
 	hadPair := false
 	s.mu.Lock()
 	switch {
-	case replaced: // what the other one had is not the last good content of this one
+	case replaced: // the old Secret's content is not the last good content of the new one
 		hadPair = old.pair.secret != nil
 		s.used -= old.size
 		delete(s.objects, k)
@@ -231,8 +230,8 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	s.report(ctx, k, before.roots, now.roots, roots)
 }
 
-// keep keeps what is good of a Secret and of what it had before, if there is room. It returns that, and whether the
-// pair and the roots are others now. The lock is held.
+// keep stores the good content of a Secret, new or earlier, within the size limit. It returns the object, and whether
+// the pair and the roots have changed. The lock is held.
 func (s *Source) keep(k key, before, now object, isNew bool) (kept object, pair, roots bool) {
 	now.pair, pair = before.pair.with(now.pair)
 	now.roots, roots = before.roots.with(now.roots)
@@ -247,20 +246,20 @@ func (s *Source) keep(k key, before, now object, isNew bool) (kept object, pair,
 	case isNew:
 		s.crowded[k] = s.round
 		return object{pair: content{err: errRoom}}, false, false
-	default: // it stays as it is, and is read again with the next list
+	default: // keep the earlier content, and read the Secret again with the next list
 		now = before
 		s.crowded[k] = s.round
 		now.version, now.pair.err, now.roots.err = "", errRoom, errRoom
 		pair, roots = false, false
 	}
-	stored := now // which changes under the lock
+	stored := now // a copy, which changes under the lock
 	s.objects[k] = &stored
 	return now, pair, roots
 }
 
 var errRoom = errors.New("there is no room for it: select less by Config.LabelSelector or Config.Type")
 
-// report logs what became of one content of a Secret.
+// report logs the outcome for one content of a Secret.
 func (s *Source) report(ctx context.Context, k key, before, now content, changed bool) {
 	name := slog.String("name", k.String())
 	if changed {
@@ -282,7 +281,7 @@ func (s *Source) report(ctx context.Context, k key, before, now content, changed
 	}
 }
 
-// withdraw takes out a Secret that is not there any more.
+// withdraw removes a Secret that no longer exists.
 func (s *Source) withdraw(ctx context.Context, k key, c *changes) {
 	s.mu.Lock()
 	o := s.objects[k]
@@ -299,7 +298,7 @@ func (s *Source) withdraw(ctx context.Context, k key, c *changes) {
 	}
 }
 
-// sweep withdraws what the last list did not have.
+// sweep withdraws the Secrets that the last list did not contain.
 func (s *Source) sweep(ctx context.Context, c *changes) {
 	s.mu.Lock()
 	var gone []key
@@ -315,7 +314,7 @@ func (s *Source) sweep(ctx context.Context, c *changes) {
 	}
 }
 
-// promote takes certificates into use when they become valid, until ctx is done.
+// promote puts certificates into use when they become valid, until ctx is done.
 func (s *Source) promote(ctx context.Context) {
 	for ctx.Err() == nil {
 		wake := s.pending.Changed()
@@ -328,7 +327,7 @@ func (s *Source) promote(ctx context.Context) {
 			case p.next == nil:
 			case now.Before(p.from):
 				wait = min(wait, p.from.Sub(now))
-			case secretset.Expired(p.next): // while this machine was suspended
+			case secretset.Expired(p.next): // it expired while this machine was suspended
 				before := *p
 				p.err = fmt.Errorf("the certificate has expired at %s, before it came into use",
 					p.next.NotAfter().UTC().Format(time.RFC3339))

@@ -20,7 +20,7 @@ func (s *Source) work(ctx context.Context) error {
 	wg.Go(func() { s.access.run(ctx) })
 	f := kubefollow.Follower[document]{API: s.api, Path: s.path, Query: s.query, Kind: "Secret", Page: s.page,
 		Event: s.event, State: s.follows}
-	f.Again = func() bool { // there may be room now
+	f.Again = func() bool { // there may now be room for more
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.crowded) > 0
@@ -29,7 +29,7 @@ func (s *Source) work(ctx context.Context) error {
 	return nil
 }
 
-// page takes a page of a list, and withdraws after the last one what was on none.
+// page handles a page of a list. After the last page it withdraws the Secrets that were on none.
 func (s *Source) page(ctx context.Context, items []document, first, last bool) {
 	if first {
 		s.mu.Lock()
@@ -52,7 +52,7 @@ func (s *Source) page(ctx context.Context, items []document, first, last bool) {
 	s.tell(c)
 }
 
-// event takes a change of a Secret over.
+// event handles a change of a Secret.
 func (s *Source) event(ctx context.Context, change string, d *document) bool {
 	if d.Metadata.Name == "" || d.Metadata.Namespace == "" {
 		return false
@@ -69,7 +69,7 @@ func (s *Source) event(ctx context.Context, change string, d *document) bool {
 	return true
 }
 
-// follows notes why the API server is not followed; nil if it is.
+// follows notes why the API server is not followed; nil means that it is.
 func (s *Source) follows(ctx context.Context, err error, retryIn time.Duration) {
 	err = s.remedy(err)
 	s.mu.Lock()
@@ -83,7 +83,7 @@ func (s *Source) follows(ctx context.Context, err error, retryIn time.Duration) 
 	}
 }
 
-// remedy says what to do about an error.
+// remedy adds to err what the operator can do about it.
 func (s *Source) remedy(err error) error {
 	switch {
 	case !kube.Forbidden(err):

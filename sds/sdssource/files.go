@@ -29,7 +29,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// The names of secrets from files.
+// Prefixes and names of secrets from files.
 const (
 	certPrefix = "file-cert:"
 	rootPrefix = "file-root:"
@@ -40,31 +40,30 @@ const (
 const (
 	maxPath  = 4 << 10 // bytes of a path in a name
 	maxNames = 256
-	idle     = time.Minute // after which a name without a secret makes room for another one
+	idle     = time.Minute // after which a name without a secret can be forgotten for another
 )
 
 // FilesConfig configures [Files]. Without Allow and SystemRoots there are no names.
 type FilesConfig struct {
-	// Allow lists the files that clients may name, and directories whose files, at any depth, they may name. A link
-	// in a directory may lead only to files below one of Allow; a file that is listed itself may be a link to
-	// anywhere. No other file is touched.
+	// Allow lists the files that clients may name, and directories below which they may name any file. A link in a
+	// directory may lead only to files below one of Allow; a listed file may link to any file. No other is opened.
 	Allow []string
 
-	// SystemRoots is the file behind the name file-root:system; see [FindSystemRoots]. Empty means that the name
-	// does not exist.
+	// SystemRoots is the file for the name file-root:system; see [FindSystemRoots]. If empty, that name does not
+	// exist.
 	SystemRoots string
 
-	// Refuse lists directories whose files are never read: those to which this program writes its identity.
+	// Refuse lists directories whose files are never read: the directories to which this program writes its identity.
 	Refuse []string
 
-	// MaxNames is how many names there may be at a time; 0 means 256.
+	// MaxNames is how many names may be followed at a time; 0 means 256.
 	MaxNames int
 
-	// Logger gets the files that were read (Info), and those that were refused (Warn). Nil means no logs.
+	// Logger gets the files that were read (Info) or refused (Warn). Nil means no logs.
 	Logger *slog.Logger
 }
 
-// Files is an [sds.Source] of the secrets in files that another program renews, by the names of Istio:
+// Files is an [sds.Source] of the secrets in files that another program renews. It uses Istio's names:
 //
 //	file-cert:CERT~KEY   the key pair in two files, in PEM, leaf first; they may be one file
 //	file-root:PATH       the roots in a file, in PEM
@@ -72,20 +71,20 @@ type FilesConfig struct {
 //
 // Paths are absolute and clean, as [filepath.Clean] returns them, so that each file has one name.
 //
-// A name is followed once it was asked for: its files are read when the system announces a change, and every five
-// seconds. The last good secret stays while a file is missing, cannot be parsed, has another owner or can be changed
-// by other users, while a key belongs to another certificate, and while a certificate has expired or is not valid
-// yet. The reason is in the log and in [Files.Report]. Roots that cannot be parsed or are no CA certificates are
-// left out, if others are left. The owners of files are checked as in package filesource.
+// Files follows a name once a client has asked for it: it reads the files when the system announces a change, and
+// every five seconds. The last good secret stays while a file is missing, cannot be parsed, has another owner or can
+// be changed by other users, while a key belongs to another certificate, and while a certificate has expired or is
+// not valid yet. The reason is in the log and in [Files.Report]. Certificates that cannot be parsed, or are no CA
+// certificates, are left out of roots, if others remain. File owners are checked as in package filesource.
 //
-// One goroutine follows all names. A name with a secret is followed until Close, whether there is a subscriber or
-// not. A name without one is forgotten if room is needed and it was not asked for in the last minute.
+// One goroutine follows all names. A name with a secret is followed until Close, even without a subscriber. A name
+// without a secret is forgotten if another name needs its place and no client asked for it in the last minute.
 //
-// [NewFiles] and [StartFiles] make one. Its methods are safe for concurrent use.
+// [NewFiles] and [StartFiles] create one. Its methods are safe for concurrent use.
 type Files struct {
 	cfg      FilesConfig
 	log      *slog.Logger
-	bad      *ratelog.Log // of what clients have asked for
+	bad      *ratelog.Log // of names that clients asked for
 	follower *follow.Follower
 	life     lifecycle.Life
 	news     renew.Signal
@@ -94,21 +93,21 @@ type Files struct {
 	mu     sync.Mutex
 	names  map[string]*entry
 	warned map[string]bool  // about directories
-	loose  map[string]error // why a file, by its path, may not be read as a private key
+	loose  map[string]error // by path, why a file may not be read as a private key
 }
 
-// entry is a name that was asked for. Files.mu guards what follows the paths.
+// entry is a requested name. Files.mu guards the fields after the paths.
 type entry struct {
 	name, cert, key string // key is empty for roots
 	asked           time.Time
-	read            bool // the files were looked at
+	read            bool // the files have been read
 	sum             [sha256.Size]byte
-	secret          *pki.Secret // the last good one
+	secret          *pki.Secret // the last good secret
 	err             error       // why the files are not in use
-	note            error       // about what is in use
+	note            error       // about the secret in use
 }
 
-// NewFiles checks cfg and returns Files. It does nothing else: no goroutine, no file.
+// NewFiles checks cfg and returns Files. It starts no goroutine and opens no file.
 func NewFiles(cfg FilesConfig) (*Files, error) {
 	cfg.Allow, cfg.Refuse = slices.Clone(cfg.Allow), slices.Clone(cfg.Refuse)
 	cfg.MaxNames = cmp.Or(cfg.MaxNames, maxNames)
@@ -140,7 +139,7 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 	return f, nil
 }
 
-// StartFiles makes Files and runs them in the background, until [Files.Close].
+// StartFiles creates Files and runs them in the background, until [Files.Close].
 func StartFiles(ctx context.Context, cfg FilesConfig) (*Files, error) {
 	f, err := NewFiles(cfg)
 	if err != nil {
@@ -161,8 +160,8 @@ func (f *Files) Run(ctx context.Context) error {
 // Close stops Files for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (f *Files) Close() error { return f.life.Close() }
 
-// FindSystemRoots returns the file with the roots that the operating system trusts: the first that exists of the
-// usual ones, or "".
+// FindSystemRoots returns the file with the roots that the operating system trusts: the first usual path that exists,
+// or "".
 func FindSystemRoots() string {
 	for _, path := range []string{
 		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
@@ -177,7 +176,7 @@ func FindSystemRoots() string {
 	return ""
 }
 
-// parse returns the files that a name is of. The key is empty for roots.
+// parse returns the files for a name. The key is empty for roots.
 func (f *Files) parse(name string) (cert, key string, err error) {
 	pair, isPair := strings.CutPrefix(name, certPrefix)
 	root, isRoot := strings.CutPrefix(name, rootPrefix)
@@ -204,7 +203,7 @@ func (f *Files) parse(name string) (cert, key string, err error) {
 	return "", "", errors.New(`the names are "file-cert:CERT~KEY", "file-root:PATH" and "file-root:system"`)
 }
 
-// allowed returns why a path that a client has named is none of Allow.
+// allowed returns an error if a path from a client is outside Allow.
 func (f *Files) allowed(path string) error {
 	switch {
 	case len(path) > maxPath || strings.ContainsRune(path, 0):
@@ -217,16 +216,16 @@ func (f *Files) allowed(path string) error {
 	return nil
 }
 
-// below reports whether path, without links, is in directory, without links.
+// below reports whether path is in folder. Both have their links resolved.
 func below(path, folder string) bool {
 	rel, err := filepath.Rel(folder, path)
 	return err == nil && filepath.IsLocal(rel) && rel != "."
 }
 
-// GenerateSecret returns the secret with the given resource name; see [Files]. A name that is not allowed gives an
-// error that wraps [fs.ErrNotExist]. If the files are missing or not good, or the certificate has expired, it gives
-// another error, and the files are followed while the name is asked for. GenerateSecret blocks until the files were
-// read for the first time, or ctx is done.
+// GenerateSecret returns the secret with the given resource name; see [Files]. For a name that is not allowed, the
+// error wraps [fs.ErrNotExist]. If the files are missing or not good, or the certificate has expired, it returns
+// another error, and follows the files while clients ask for the name. GenerateSecret blocks until the files have
+// been read for the first time, or ctx is done.
 func (f *Files) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	e, err := f.entry(resourceName)
 	if err != nil {
@@ -258,7 +257,7 @@ var errSame = errors.New("the files are as they were")
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// entry returns the entry of a name, which is followed from now on.
+// entry returns the entry of a name and follows the name from now on.
 func (f *Files) entry(name string) (*entry, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -290,7 +289,7 @@ func (f *Files) entry(name string) (*entry, error) {
 	return e, nil
 }
 
-// follow has the follower read the files of all names, and take them. f.mu is held.
+// follow updates the list of files for the follower, which then calls take. f.mu is held.
 func (f *Files) follow() {
 	paths := map[string]bool{}
 	for _, e := range f.names {
@@ -304,11 +303,11 @@ func (f *Files) follow() {
 }
 
 // Subscribe registers g to be called with each name whose secret has changed or appeared: roots first. cancel ends
-// that; it may be called from g, and more than once. The calls come one at a time, after the change, from the
+// the subscription; it may be called from g, and more than once. Calls come one at a time, after the change, from the
 // goroutine that follows the files; g must return at once.
 func (f *Files) Subscribe(g func(resourceName string)) (cancel func()) { return f.subs.Add(g) }
 
-// take takes over what is good in the files, and returns why the rest is refused.
+// take puts the good secrets in the files into use, and returns why the rest is refused.
 func (f *Files) take(ctx context.Context, read follow.Files) error {
 	f.mu.Lock()
 	entries := slices.SortedFunc(maps.Values(f.names), func(a, b *entry) int {
@@ -320,7 +319,7 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 	var changed []string
 	var refused error
 	for _, e := range entries {
-		if _, ok := read[e.cert]; !ok { // it was asked for since
+		if _, ok := read[e.cert]; !ok { // requested since the files were read
 			continue
 		}
 		if _, ok := read[e.key]; !ok && e.key != "" {
@@ -338,7 +337,7 @@ func (f *Files) take(ctx context.Context, read follow.Files) error {
 		}
 		f.mu.Unlock()
 		if err != nil {
-			refused = err // one of them is enough for the follower
+			refused = err // the follower needs only one error
 		}
 		if err == nil && next.secret != before.secret {
 			changed = append(changed, e.name)
@@ -371,12 +370,12 @@ func (f *Files) logRefusal(ctx context.Context, e *entry, has bool, err error) {
 		f.log.LogAttrs(ctx, slog.LevelWarn, "sdssource: files refused, the last good ones stay in use", name, cause)
 		return
 	}
-	// Clients can cause this at will.
+	// Clients can cause this at will, so the log is limited.
 	f.bad.LogOf(slog.LevelWarn, e.name, "sdssource: files refused", "there is no secret for a name", name, cause)
 }
 
-// load returns what is in the files of e: what e has, if that is the same. Errors do not wrap those of package fs,
-// as a source of package sds is not asked again for a name that does not exist.
+// load returns the content of e's files, or e's own secret if that is unchanged. Errors do not wrap errors of package
+// fs, because package sds does not ask again after an fs.ErrNotExist.
 func (e *entry) load(read follow.Files) (next entry, err error) {
 	certs, key := read[e.cert], read[e.key]
 	for _, file := range []follow.File{certs, key} {
@@ -431,8 +430,8 @@ func (e *entry) pair(certsPEM, keyPEM []byte) (*pki.Secret, error) {
 type fileStatus struct {
 	Name     string
 	Have     bool      // there is a secret
-	NotAfter time.Time // when it ends; zero for roots
-	Err      error     // why the files are not in use as they are now, or nil
+	NotAfter time.Time // when it expires; zero for roots
+	Err      error     // why the current files are not in use, or nil
 	Note     error     // about certificates that were left out, or nil
 }
 
@@ -452,8 +451,8 @@ func (f *Files) status() []fileStatus {
 	return all
 }
 
-// Report implements [report.Reporter] with each name that was asked for: the certificate if it has one, and its
-// files as an upstream. Certificates that were left out are problems. The metrics have names that begin with
+// Report implements [report.Reporter] with each requested name: its certificate, if any, and its files as an
+// upstream. Certificates that were left out are problems. The metrics have names that begin with
 // svidkit_sdssource_files.
 func (f *Files) Report() (r report.Report) {
 	all := f.status()
@@ -510,11 +509,11 @@ func (f *Files) open(path string) (*os.File, error) {
 		file.Close()
 		return nil, err
 	}
-	// Not a reason to refuse the file: a client can name the roots of another one as the key of its own.
+	// Do not refuse the file: a client can name another pair's roots as its key.
 	loose := private.CheckKeyFile(path, file)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// which is in none of the contents that the follower compares
+	// The follower compares contents, which do not show this.
 	if before := f.loose[path]; (before == nil) != (loose == nil) {
 		f.loose[path] = loose
 		f.follow()
@@ -522,7 +521,7 @@ func (f *Files) open(path string) (*os.File, error) {
 	return file, nil
 }
 
-// inside returns why an open file is not where one of that path may be.
+// inside returns an error if an open file is outside the places that its path permits.
 func (f *Files) inside(path string, file *os.File) error {
 	if path == f.cfg.SystemRoots || slices.Contains(f.cfg.Allow, path) {
 		return nil

@@ -1,5 +1,5 @@
-// Package sdssource makes sources for package sds: of identities and bundles, of files by Istio's names, and of
-// several sources by name.
+// Package sdssource provides sources for package sds: over identities and bundles, over files by Istio's names, and
+// over several sources by name.
 //
 //	files, err := sdssource.StartFiles(ctx, sdssource.FilesConfig{
 //		Allow:       []string{"/etc/gateway-certs"},
@@ -30,8 +30,8 @@
 //
 // # Several trust domains
 //
-// The roots of other trust domains come from files, or from their bundle endpoints. Package source adds them to
-// those of the identity:
+// The roots of other trust domains come from files, or from their bundle endpoints. Package source adds them to the
+// roots of the identity:
 //
 //	all, err := source.NewMerge(td, manager, files, federated)
 //	if err != nil { … }
@@ -41,9 +41,9 @@
 // Here manager is a *secretcache.Manager, files a *filesource.Source of roots, and federated a *federation.Manager.
 // Each keeps its last good roots. Roots are pushed before the certificate that needs them.
 //
-// Envoy trusts several trust domains in one of two ways. With its SPIFFE validator it asks for ALL, in which each root
-// vouches for peers of its own trust domain. In Istio's way it asks for ROOTCA and expects all roots in it:
-// [FromIdentityWithAllRoots]. With FromIdentity, ROOTCA has the roots of the workload's own trust domain.
+// Envoy trusts several trust domains in one of two ways. With its SPIFFE validator it asks for ALL, in which each
+// root vouches only for peers of its own trust domain. Istio's Envoys ask for ROOTCA and expect all roots in it:
+// [FromIdentityWithAllRoots]. With FromIdentity, ROOTCA has only the roots of the workload's own trust domain.
 //
 // # Output is not input
 //
@@ -70,31 +70,30 @@ import (
 )
 
 // Identity is a source of an identity and its trust bundles: a *filesource.Source with a certificate, a
-// *source.LastGood, what source.NewMerge returns, or a *workloadapi.Source.
+// *source.LastGood, a result of source.NewMerge, or a *workloadapi.Source.
 //
-// If it also has the methods SVIDs() []*spiffe.SVID and Bundles() *spiffe.BundleSet, as a *workloadapi.Source has, the
-// other identities are served by their IDs, too, and all that there is while the Snapshot is missing.
+// If it also has the methods SVIDs() []*spiffe.SVID and Bundles() *spiffe.BundleSet, as a *workloadapi.Source does,
+// its other identities are served by their IDs, too, and all that exists while the Snapshot is missing.
 type Identity interface {
 	Snapshot() (*spiffe.Snapshot, error)
 	Changed() <-chan struct{}
 }
 
-// FromIdentity returns a source of secrets over src. The names are those of a *secretcache.Manager: "default" and
-// the ID of the identity for its key pair, "ROOTCA" and "spiffe://" with a trust domain for the X.509 authorities of
-// one trust domain, and "ALL" for those of all trust domains, each for its own.
+// FromIdentity returns a source of secrets over src, with the names of a *secretcache.Manager: "default" and the ID of
+// the identity for its key pair, "ROOTCA" for the X.509 authorities of its trust domain, "spiffe://" followed by a
+// trust domain for the authorities of that domain, and "ALL" for all authorities, each for its trust domain.
 //
 // Other names give an error that wraps [fs.ErrNotExist], and so do all names once an error of src has a method
-// Withdrawn that reports true. While src has no snapshot, or an expired certificate, GenerateSecret waits until ctx
-// is done; then its error wraps that of src. FromIdentity panics if src is nil.
+// Withdrawn that returns true. While src has no snapshot, or an expired certificate, GenerateSecret waits until ctx
+// is done; then its error wraps src's error. FromIdentity panics if src is nil.
 //
 // The source of secrets needs no Close: a goroutine follows src while there is a subscriber.
 func FromIdentity(src Identity) sds.Source { return fromIdentity(src, false) }
 
-// FromIdentityWithAllRoots is FromIdentity with a ROOTCA that has the X.509 authorities of all trust domains with a
-// bundle, as Istio does it. Then an authority of any trust domain vouches for any peer, and only the names that
-// Envoy is configured to match (match_typed_subject_alt_names) protect from that. Where Envoy's configuration can be
-// changed, prefer its SPIFFE validator with the name ALL: there each authority vouches for its own trust domain
-// only.
+// FromIdentityWithAllRoots is like FromIdentity, but its ROOTCA has the X.509 authorities of all trust domains with a
+// bundle, as in Istio. Then an authority of any trust domain vouches for any peer, and only the names that Envoy is
+// configured to match (match_typed_subject_alt_names) protect against that. Where you can change Envoy's
+// configuration, prefer its SPIFFE validator with the name ALL: there each authority vouches only for its domain.
 func FromIdentityWithAllRoots(src Identity) sds.Source { return fromIdentity(src, true) }
 
 func fromIdentity(src Identity, joined bool) sds.Source {
@@ -112,23 +111,23 @@ func fromIdentity(src Identity, joined bool) sds.Source {
 		}
 		snap, err := src.Snapshot()
 		if err == nil {
-			set.Own, _ = snap.SVID() // of a snapshot: never an error
+			set.Own, _ = snap.SVID() // a snapshot's SVID never fails
 			set.Identities, set.Bundles = append(slices.Clip(set.Identities), set.Own), snap.Bundles()
 		}
 		if len(set.Identities) == 0 {
 			return nil, err
 		}
 		if several != nil {
-			set.Bundles = several.Bundles() // after the certificates, which may need newer ones
+			set.Bundles = several.Bundles() // read after the certificates, which may need newer bundles
 		}
 		return set, nil
 	}}
 }
 
 // FromBundles returns a source of secrets over a source of trust bundles: a *federation.Manager, or a
-// *filesource.Source without a certificate. It has the names spiffe://TRUST-DOMAIN and ALL as [FromIdentity] has
-// them, and ROOTCA for the authorities of td unless td is zero. A name whose bundle does not exist (yet) gives an
-// error that wraps [fs.ErrNotExist]. FromBundles panics if src is nil.
+// *filesource.Source without a certificate. It has the names spiffe://TRUST-DOMAIN and ALL as in [FromIdentity], and
+// ROOTCA for the authorities of td unless td is zero. A name without a bundle (yet) gives an error that wraps
+// [fs.ErrNotExist]. FromBundles panics if src is nil.
 func FromBundles(src interface {
 	Bundles() *spiffe.BundleSet
 	Changed() <-chan struct{}
@@ -144,12 +143,12 @@ func FromBundles(src interface {
 // source is an sds.Source over another source.
 type source struct {
 	changed func() <-chan struct{}
-	set     func() (*secretset.Set, error) // nil with an error that says why there is nothing
+	set     func() (*secretset.Set, error) // nil with an error that gives the reason
 	subs    secretset.Subscribers
 
 	mu    sync.Mutex
-	count int           // of subscribers
-	done  chan struct{} // closed when there are none any more
+	count int           // number of subscribers
+	done  chan struct{} // closed when the last subscriber leaves
 }
 
 func (s *source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
@@ -175,7 +174,7 @@ func (s *source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 	}
 }
 
-// Subscribe has one goroutine for all subscribers, so that bundles come first for several routes of a mux, too.
+// Subscribe uses one goroutine for all subscribers, so that bundles come first also for several routes of a mux.
 func (s *source) Subscribe(f func(resourceName string)) (cancel func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +195,7 @@ func (s *source) Subscribe(f func(resourceName string)) (cancel func()) {
 	})
 }
 
-// follow tells the subscribers of what is not as in old, until done is closed.
+// follow notifies the subscribers of changes since old, until done is closed.
 func (s *source) follow(done, changed <-chan struct{}, old *secretset.Set) {
 	for {
 		select {
@@ -212,9 +211,9 @@ func (s *source) follow(done, changed <-chan struct{}, old *secretset.Set) {
 }
 
 // Mux returns a source that routes each name to another source. The keys of routes are names, such as "ROOTCA", and
-// prefixes of names with a "*" at the end, such as "file-cert:*"; "*" alone is for all names. The name itself wins
-// over prefixes, and the longest prefix over the others. If the source of a name fails, or does not have it, no
-// other is tried. A name without a source gives an error that wraps [fs.ErrNotExist]. Mux copies routes.
+// prefixes of names with a "*" at the end, such as "file-cert:*"; "*" alone matches all names. An exact name takes
+// precedence over prefixes, and a longer prefix over a shorter one. If the source of a name fails, or does not have
+// it, Mux tries no other. A name without a source gives an error that wraps [fs.ErrNotExist]. Mux copies routes.
 func Mux(routes map[string]sds.Source) (sds.Source, error) {
 	if len(routes) == 0 {
 		return nil, errors.New("sdssource: mux: there are no routes")
@@ -234,7 +233,7 @@ func Mux(routes map[string]sds.Source) (sds.Source, error) {
 
 type mux map[string]sds.Source
 
-// route returns the key that a name goes to; empty if there is none.
+// route returns the key that matches a name; empty if there is none.
 func (m mux) route(name string) (key string) {
 	if _, ok := m[name]; ok && !strings.HasSuffix(name, "*") {
 		return name
@@ -255,8 +254,7 @@ func (m mux) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secr
 	return src.GenerateSecret(ctx, resourceName)
 }
 
-// Subscribe has each source tell of the names that are routed to it. A source of several routes is subscribed to once
-// for each.
+// Subscribe subscribes to each source for the names routed to it, once for each route.
 func (m mux) Subscribe(f func(resourceName string)) (cancel func()) {
 	var cancels []func()
 	for key, src := range m {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// The cases of the suite, by method. Where a change of the source has to lead to nothing, another stream shows that it
-// has got through.
+// The cases of the suite, by method. Where a change of the source must have no effect, another stream shows that the
+// server has seen the change.
 //
 //go:embed cases/*.txt
 var files embed.FS

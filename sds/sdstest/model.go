@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// RunModel plays so many random scripts, each against a server of its own: clients of both kinds that ask, drop,
-// reject, answer late, reconnect and send stale requests, while secrets change, go and come back. The reference model
-// is what each client has asked for and what the source has had: no client gets anything else, or anything older than
-// it has, or again what it has rejected; and in the end every client has what the source has, and nothing more comes.
-// The script of a seed is always the same. One that fails is made as short as can be, and printed for [RunScript].
+// RunModel plays seeds random scripts, each against a new server: clients of both kinds that ask, drop, reject,
+// answer late, reconnect and send stale requests, while secrets change, disappear and return. The reference model is
+// the requests of each client and the history of the source: a client must not get anything else, or anything older
+// than it has, or again what it has rejected; in the end every client must have the source's content, and nothing
+// more may come. A seed always gives the same script. A failing script is shortened, and printed for [RunScript].
 func RunModel(t *testing.T, start Start, seeds int) {
 	contents := newContents(t)
 	var failed atomic.Bool
@@ -41,7 +41,7 @@ func RunModel(t *testing.T, start Start, seeds int) {
 	}
 }
 
-// randomScript returns the script of a seed.
+// randomScript returns the script for a seed.
 func randomScript(seed uint64) []string {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	names := []string{"a", "b", "c", "e"}
@@ -84,8 +84,7 @@ func randomScript(seed uint64) []string {
 	return append(lines, "finish")
 }
 
-// finish has every client come to what the source has, and shows that nothing more comes, nor anything that a client
-// has dropped.
+// finish waits until every client has the source's content, and checks that nothing more comes, nor dropped names.
 func (p *player) finish() error {
 	var open []*stream
 	for _, s := range p.sorted() {
@@ -118,15 +117,14 @@ func (p *player) finish() error {
 	return nil
 }
 
-// shrink takes lines away for as long as the script fails, and time is left. It returns what is left, and why that
-// fails.
+// shrink removes lines while the script still fails and time is left. It returns the rest and its error.
 func shrink(lines []string, err error, fails func([]string) error, until time.Time) ([]string, error) {
 	for size := len(lines) / 2; size > 0; {
 		shorter := false
 		for from := 0; from+size < len(lines); { // the last line stays
 			without := slices.Concat(lines[:from], lines[from+size:])
 			var again error
-			for range 3 { // what goes on at the same time is not the same each time
+			for range 3 { // concurrent steps differ from run to run
 				if again = fails(without); again != nil || time.Now().After(until) {
 					break
 				}

@@ -13,7 +13,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 )
 
-// How long to wait for what comes at once unless something is broken; impatience is for what is broken.
+// patience is for steps that succeed at once unless the server is broken; impatience is for broken servers.
 const (
 	patience   = time.Minute
 	impatience = 2 * time.Second
@@ -27,14 +27,14 @@ type player struct {
 	patience time.Duration
 	grpc     *grpchttp.Client
 	streams  map[string]*stream
-	history  map[string][]string // what the source has had under a name; the last is current
+	history  map[string][]string // the contents that the source has had under a name; the last is current
 	fetched  string              // version of the last fetch
 	barriers int
-	strict   bool // names that were dropped may not come any more
+	strict   bool // dropped names must not come any more
 }
 
-// stream is a client's stream, and what is known of it. What is on the wire is of now; what is there across
-// reconnections is what a client keeps.
+// stream is a client's stream and its state. The fields on the wire belong to the current connection; the others
+// persist across reconnections, as in a client.
 type stream struct {
 	name  string
 	delta bool
@@ -42,21 +42,21 @@ type stream struct {
 	on      *grpchttp.Stream // nil while there is none
 	in      chan arrival
 	nonces  []string
-	last    *response // the last response, if it is not answered
+	last    *response // the last response, if it is unanswered
 	wanted  map[string]bool
 	dropped map[string]bool
-	// the last that came for a name, "-" if that it does not exist; nothing if it has to come
+	// the last content of each name, "-" if it does not exist; no element if it must be sent
 	sent     map[string]string
 	rejected map[string]string
-	again    map[string]bool // asked for more than once: each is answered, also after a rejection that was sent later
-	racing   bool            // the source has changed since the client had what it is due
+	again    map[string]bool // requested again: the server must answer each request, even after a later rejection
+	racing   bool            // the source has changed since the client was up to date
 
-	version  string // SotW: the last that was accepted
+	version  string // SotW: the last accepted version
 	accepted map[string]held
 	seen     map[string]int // index into the history
 }
 
-// held is what a client has under a name.
+// held is the content that a client has under a name.
 type held struct{ word, version string }
 
 type arrival struct {
@@ -86,7 +86,7 @@ func play(ctx context.Context, server *Server, contents *contents, patience time
 	return nil
 }
 
-// expand returns the names that are meant.
+// expand returns the names that words stand for.
 func expand(words []string) []string {
 	var names []string
 	for _, w := range words {
@@ -204,7 +204,7 @@ func (p *player) current(name string) string {
 	return h[len(h)-1]
 }
 
-// open begins a stream, unless there is one.
+// open begins a stream, unless there is one already.
 func (p *player) open(s *stream) {
 	if s.on != nil {
 		return
@@ -233,13 +233,13 @@ func (p *player) open(s *stream) {
 	}()
 }
 
-// close ends a stream as a client that goes away.
+// close ends a stream without notice, like a client that goes away.
 func (s *stream) close() {
 	if s.on == nil {
 		return
 	}
 	_ = s.on.Close()
-	go func(in chan arrival) { // what has arrived is lost
+	go func(in chan arrival) { // responses that have arrived are lost
 		for range in {
 		}
 	}(s.in)
@@ -253,7 +253,7 @@ func (s *stream) nonce() string {
 	return s.nonces[len(s.nonces)-1]
 }
 
-// newest returns the version that a client which accepts what came last has accepted.
+// newest returns the version of a client that accepts the last response.
 func (s *stream) newest() string {
 	if s.last != nil {
 		return s.last.version
@@ -261,7 +261,7 @@ func (s *stream) newest() string {
 	return s.version
 }
 
-// send sends a request, and takes down what it changes.
+// send sends a request, and records its effect.
 func (p *player) send(s *stream, r *request) error {
 	r.delta = s.delta
 	switch r.typeURL {
@@ -279,14 +279,14 @@ func (p *player) send(s *stream, r *request) error {
 	if answers {
 		s.take(r.reason != "")
 	}
-	if s.delta || answers || r.nonce == "" || len(s.nonces) == 0 { // else it is stale
+	if s.delta || answers || r.nonce == "" || len(s.nonces) == 0 { // otherwise it is stale
 		s.wants(r)
 	}
-	_ = s.on.Send(msg) // why it fails, Receive says
+	_ = s.on.Send(msg) // Receive returns the reason for a failure
 	return nil
 }
 
-// take accepts or rejects the last response.
+// take records that the client accepts or rejects the last response.
 func (s *stream) take(rejected bool) {
 	if s.last == nil {
 		return
@@ -307,7 +307,7 @@ func (s *stream) take(rejected bool) {
 	s.last = nil
 }
 
-// wants takes down what the client wants from now on.
+// wants records the names that the client wants from now on.
 func (s *stream) wants(r *request) {
 	drop := func(name string) {
 		if s.wanted[name] {
@@ -335,7 +335,7 @@ func (s *stream) wants(r *request) {
 		s.again[name] = s.wanted[name] || s.dropped[name]
 		s.wanted[name] = true
 		delete(s.rejected, name)
-		// In SotW a server may not have seen that the name was dropped, if that request was stale by then.
+		// In SotW a server may not know that the name was dropped, if that request was already stale.
 		if s.delta || !racing {
 			delete(s.sent, name)
 		}
@@ -360,7 +360,7 @@ func (p *player) answer(s *stream, reject bool) error {
 	return p.send(s, r)
 }
 
-// sendFields sends a request with the fields that a script names.
+// sendFields sends a request with the fields in a script.
 func (p *player) sendFields(s *stream, fields []string) error {
 	var r request
 	for _, f := range fields {
@@ -407,7 +407,7 @@ func (p *player) sendFields(s *stream, fields []string) error {
 	return p.send(s, &r)
 }
 
-// receive returns the next response, after it was checked, and what it means taken down.
+// receive returns the next response, after it has checked it and recorded its effect.
 func (p *player) receive(s *stream) (*response, error) {
 	if s.on == nil {
 		return nil, errors.New("the stream is not open")
@@ -453,9 +453,9 @@ func (p *player) receive(s *stream) (*response, error) {
 	return r, nil
 }
 
-// check holds an item of a response against the rules; names are those of the items before it.
+// check checks an item of a response against the rules; names are the names of the items before it.
 func (p *player) check(s *stream, it item, names map[string]bool) error {
-	wild := len(s.wanted) == 0 || s.wanted["*"] // of a case that says what it wants
+	wild := len(s.wanted) == 0 || s.wanted["*"] // in a case that lists its names
 	switch {
 	case names[it.name]:
 		return fmt.Errorf("%q is there twice", it.name)
@@ -487,7 +487,7 @@ func (p *player) check(s *stream, it item, names map[string]bool) error {
 	return nil
 }
 
-// want receives just these items.
+// want receives exactly these items.
 func (p *player) want(s *stream, items []string) error {
 	left := make(map[string]bool)
 	for _, it := range items {
@@ -520,7 +520,7 @@ func (p *player) want(s *stream, items []string) error {
 	}
 }
 
-// due returns a name for which the client does not have yet what the source has.
+// due returns a name for which the client does not have the source's content yet.
 func (p *player) due(s *stream) (name string, ok bool) {
 	for _, name := range slices.Sorted(maps.Keys(s.wanted)) {
 		current := p.current(name)
@@ -531,7 +531,7 @@ func (p *player) due(s *stream) (name string, ok bool) {
 	return "", false
 }
 
-// sync receives, and answers, until the client has what it is due.
+// sync receives and answers until the client is up to date.
 func (p *player) sync(s *stream, reject bool) error {
 	p.open(s)
 	for {
@@ -550,8 +550,7 @@ func (p *player) sync(s *stream, reject bool) error {
 	}
 }
 
-// barrier asks for one more name, which exists, and receives that and nothing else: the server has taken all requests
-// before this one then.
+// barrier requests one more name, which exists, and receives only that: earlier requests are then handled.
 func (p *player) barrier(s *stream) error {
 	p.barriers++
 	name := fmt.Sprintf("barrier-%d", p.barriers)
@@ -564,18 +563,18 @@ func (p *player) barrier(s *stream) error {
 	return p.answer(s, false)
 }
 
-// flush asks for one more name, and receives and answers until the client has that and all else that it is due.
+// flush requests one more name, and receives and answers until the client has that name and everything else due.
 func (p *player) flush(s *stream) error {
 	p.barriers++
 	if err := p.ask(s, fmt.Sprintf("flush-%d", p.barriers)); err != nil {
 		return err
 	}
 	err := p.sync(s, false)
-	s.racing = false // of the source; what is set from now on may be on its way
+	s.racing = false // later changes may arrive late
 	return err
 }
 
-// ask asks for one more name, after it was made.
+// ask creates one more name, and requests it.
 func (p *player) ask(s *stream, name string) error {
 	if err := p.set(name, "1"); err != nil {
 		return err
@@ -587,14 +586,14 @@ func (p *player) ask(s *stream, name string) error {
 	return p.send(s, r)
 }
 
-// names returns the names that the source has had, and sorted the streams.
+// names returns the names that the source has had, sorted.
 func (p *player) names() []string { return slices.Sorted(maps.Keys(p.history)) }
 
 func (p *player) sorted() []*stream {
 	return slices.SortedFunc(maps.Values(p.streams), func(a, b *stream) int { return strings.Compare(a.name, b.name) })
 }
 
-// fetch is a line with a fetch.
+// fetch runs a line with a fetch.
 func (p *player) fetch(words []string) error {
 	r, verb, args, err := p.fetchRequest(words)
 	if err != nil {
@@ -633,7 +632,7 @@ func (p *player) fetch(words []string) error {
 	return nil
 }
 
-// fetchRequest reads the line of a fetch.
+// fetchRequest parses a line with a fetch.
 func (p *player) fetchRequest(words []string) (r request, verb string, args []string, err error) {
 	i := slices.IndexFunc(words, func(w string) bool { return w == "want" || w == "ends" })
 	if i < 0 {

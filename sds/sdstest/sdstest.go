@@ -12,26 +12,26 @@
 //
 // # Scripts
 //
-// Cases, and what [RunModel] prints of a failure, are scripts, which [RunScript] runs. Each line is one of these.
+// Cases, and the failures that [RunModel] prints, are scripts, which [RunScript] runs. Each line is one of these.
 // NAMES are separated by spaces; "_" is an empty name, "@N" one of N bytes, and "#N" stands for N names.
 //
 //	maxnames N            at the beginning: Options.MaxNames
 //	set NAME CONTENT      the source has CONTENT under NAME from now on; "-" is nothing
 //	fetch NAMES want ITEMS, fetch NAMES ends CODE     FetchSecrets
-//	S ask NAMES           stream S asks for NAMES (SotW), and acknowledges what it has received last
+//	S ask NAMES           stream S asks for NAMES (SotW), and acknowledges the last response
 //	S sub NAMES, S unsub NAMES                        stream S changes its subscription (delta)
-//	S ack, S nack         stream S answers what it has received last
-//	S send FIELDS         stream S sends a request with just these fields: names= sub= unsub= have= nonce= version= type=
-//	                      node= error=, with lists separated by commas. A nonce may be "last" or "prev", a type "none";
-//	                      have=NAME is the version that the server gave, and have=NAME:V is V
+//	S ack, S nack         stream S answers the last response
+//	S send FIELDS         stream S sends a request with just these fields: names= sub= unsub= have= nonce= version=
+//	                      type= node= error=, with lists separated by commas. A nonce may be "last" or "prev",
+//	                      a type "none"; have=NAME is the version that the server gave, and have=NAME:V is V
 //	S raw TEXT            stream S sends a message that is not a request
 //	S want ITEMS          stream S receives just ITEMS, and acknowledges all but the last response that they come in
-//	S sync ack, S sync nack   stream S receives, and answers, until it has what it is due
+//	S sync ack, S sync nack   stream S receives, and answers, until it is up to date
 //	S barrier             stream S asks for one more name, and receives just that: the server has taken all before it
 //	S flush               the same, but stream S receives and answers all that it is due, too
 //	S quiet               stream S has received everything: it ends its requests, and the server ends it with OK
 //	S ends CODE           the server ends stream S, with a code of gRPC such as invalid_argument
-//	S close               stream S goes away; what it sends next is on a new stream
+//	S close               stream S goes away; its next request is on a new stream
 //	finish                at the end: every stream comes to have what the source has, and nothing more comes
 //
 // Streams whose names begin with "d" are delta, others are SotW. ITEMS are NAME=CONTENT, and -NAME for what a delta
@@ -51,30 +51,31 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// Options are what a case needs of the server.
+// Options are a case's requirements of the server.
 type Options struct {
 	// MaxNames is how many names one stream may ask for; 0 means 100 or more.
 	MaxNames int
 }
 
-// Server is a server that has been started for one case.
+// Server is a server started for one case.
 type Server struct {
 	Client *http.Client // speaks HTTP/2 with it, and has no Timeout
-	URL    string       // what comes before the paths of the methods, such as "http://localhost"
+	URL    string       // the part before the paths of the methods, such as "http://localhost"
 
-	// Set makes the server serve s under a name, or nothing if s is nil. Streams with the name are told soon, and a
-	// request for a name that no stream has sees the change at once. One goroutine at a time calls it.
+	// Set makes the server serve s under a name, or nothing if s is nil. The server must soon tell streams with the
+	// name, and show the change at once to a request for a name that no stream has. One goroutine at a time calls
+	// Set.
 	Set func(name string, s *pki.Secret)
 
-	// Lacks lists known gaps of the server: the beginnings of the names of cases to skip, such as "fetch".
+	// Lacks lists known gaps of the server: prefixes of the names of cases to skip, such as "fetch".
 	Lacks []string
 }
 
-// Start starts a server that serves nothing, until the test ends. Nil means that it cannot be started with such
-// options, and the case is skipped.
+// Start starts a server that serves nothing, until the test ends. Nil means that the server cannot have such options;
+// the case is then skipped.
 type Start func(t testing.TB, o Options) *Server
 
-// Run runs each case of the suite against a server of its own.
+// Run runs each case of the suite against a new server.
 func Run(t *testing.T, start Start) {
 	contents := newContents(t)
 	for _, c := range cases() {
@@ -110,8 +111,8 @@ type testCase struct {
 	lines   []string
 }
 
-// parseCases reads scripts, each of which begins with a line "case NAME". Empty lines, and those that begin with //,
-// are left out.
+// parseCases reads scripts, each of which begins with a line "case NAME". It ignores empty lines and lines that begin
+// with //.
 func parseCases(text string) []testCase {
 	var all []testCase
 	for line := range strings.Lines(text) {

@@ -21,10 +21,10 @@ const (
 	validatorURL = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig"
 )
 
-// contents makes secrets of the words that scripts have for them.
+// contents makes secrets for the words in scripts.
 type contents struct {
 	make  map[string]func(name string) (*pki.Secret, error)
-	words map[string]string // of what a response has: see fingerprint
+	words map[string]string // by fingerprint
 }
 
 const roots = 9
@@ -67,7 +67,7 @@ func newContents(t testing.TB) *contents {
 	return c
 }
 
-// secret returns the secret that a word stands for; nil for "-".
+// secret returns the secret for a word; nil for "-".
 func (c *contents) secret(name, word string) (*pki.Secret, error) {
 	if word == "-" {
 		return nil, nil
@@ -79,7 +79,7 @@ func (c *contents) secret(name, word string) (*pki.Secret, error) {
 	return f(name)
 }
 
-// fingerprint returns what tells a secret, without its name, from others.
+// fingerprint returns a text that distinguishes the content of a secret, without its name, from others.
 func fingerprint(s *pki.Secret) string {
 	var parts []string
 	add := func(kind string, values ...[]byte) {
@@ -201,7 +201,7 @@ type item struct {
 	word    string
 }
 
-// word returns the content that a Secret has, whose name has to be that given.
+// item returns the item for a received Secret, whose content the source must have had.
 func (c *contents) item(r *received) (item, error) {
 	word, ok := c.words[strings.Join(r.parts, "\n")]
 	if !ok {
@@ -276,7 +276,7 @@ type request struct {
 	node                 string
 	names, drop          []string
 	have                 map[string]string
-	typeURL, nonce, what string // what is the version of SotW
+	typeURL, nonce, what string // what names the version in SotW
 	reason               string // "" is no error_detail
 }
 

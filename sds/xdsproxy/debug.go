@@ -26,21 +26,21 @@ import (
 const (
 	debugType     = "istio.io/debug"
 	debugTime     = 5 * time.Second
-	debugSendTime = 30 * time.Second // in which the client has to take the answer
-	maxUnread     = 4                // answers that clients have not taken, of each one
-	maxDebugName  = 4 << 10          // bytes of what is asked for
+	debugSendTime = 30 * time.Second // in which the client must take the answer
+	maxUnread     = 4                // answers not yet taken by clients, in total
+	maxDebugName  = 4 << 10          // bytes of a requested name
 	maxNodes      = 8 << 20          // bytes of the nodes of all Envoys
 	shuttingDown  = "the server is shutting down"
 )
 
-// envoys is what is known of the Envoys whose streams the control plane has answered.
+// envoys are the Envoys whose streams the control plane has answered.
 type envoys struct {
 	mu    sync.Mutex
-	all   []*envoy // those that are connected, the last one behind
+	all   []*envoy // connected ones, the newest last
 	bytes int      // of their nodes
 }
 
-type envoy struct{ node []byte } // the message; nil if there is none, or if newer ones have taken its room
+type envoy struct{ node []byte } // the message; nil if there is none, or if it was dropped for newer ones
 
 func (e *envoys) join(node []byte) (leave func()) {
 	one := &envoy{node}
@@ -72,30 +72,28 @@ func (e *envoys) last() (node []byte, ok bool) {
 	return e.all[len(e.all)-1].node, true
 }
 
-// ServeDebug asks the control plane for debug information, and answers with what it says, for operators on the same
-// host. It serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: the control plane is
-// asked for the type istio.io/debug or istio.io/debug/NAME, in the name (the node) of the Envoy that has connected
-// last, of those that are connected, with the credentials of [Config]. Serve it on a loopback address of its own,
-// which for Istio's agent is 127.0.0.1:15004:
+// ServeDebug asks the control plane for debug information and returns its answer, for operators on the same host. It
+// serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: it asks the control plane for the
+// type istio.io/debug or istio.io/debug/NAME, with the node of the connected Envoy that joined last and the
+// credentials of [Config]. Serve it on a separate loopback address; Istio's agent uses 127.0.0.1:15004:
 //
 //	server := &http.Server{
 //		Addr: "127.0.0.1:15004", Handler: http.HandlerFunc(handler.ServeDebug),
 //		ReadTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second,
 //	}
 //
-// The answer is the DiscoveryResponse as JSON. What a resource has is its member "json" if it is JSON of a debug type,
-// "text" if it is other text of such a type, and else "value", in base64.
+// The answer is the DiscoveryResponse as JSON. A resource's content is its member "json" if it is JSON of a debug
+// type, "text" if it is other text of such a type, and otherwise "value", in base64.
 //
-// The request has a stream of its own to the control plane. So its answer cannot be mistaken for one to Envoy, nor
-// the reverse, and it works beside incremental streams, which have other messages. There is one such request at a
-// time; the next one waits. A client, which is a user of this host where the server knows that, has one answer at a
-// time that it has not taken, for which it has 30 seconds; all together have four.
+// Each request uses a separate stream to the control plane, so that its answer and an answer to Envoy cannot be
+// confused, and so that it works beside incremental streams, which have other messages. Requests run one at a time;
+// the next one waits. A client, which is a user of this host where the server knows the user, may have one answer
+// that it has not taken yet, for 30 seconds; all clients together may have four.
 //
-// Requests that do not come from this host, or came to another address than loopback, are refused with 403, and so
-// are those that a page of another site makes in a browser: they have the name of another host, or the browser says
-// so. Others that fail: 400 for a bad query, 404 for another path, 405 for another method, 502 if the control plane
-// refuses, 503 while no Envoy is connected to it or another answer is not taken, 504 if it does not answer within 5
-// seconds.
+// Requests from another host, or to an address other than loopback, are refused with 403, and so are requests that a
+// page of another site makes in a browser: they carry another host name, or the browser says so. Other failures: 400
+// for a bad query, 404 for another path, 405 for another method, 502 if the control plane refuses, 503 while no Envoy
+// is connected to it or another answer is not taken, 504 if it does not answer within 5 seconds.
 func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("X-Content-Type-Options", "nosniff")
@@ -114,7 +112,7 @@ func (h *Handler) ServeDebug(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer h.unread.Give(peer, 1)
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(debugSendTime)) // some servers have none
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(debugSendTime)) // some servers have no deadlines
 	header.Set("Content-Type", "application/json")
 	_, _ = w.Write(answer)
 }
@@ -161,13 +159,13 @@ func (h *Handler) askDebug(r *http.Request) ([]byte, *refusal) {
 
 var errDebugTime = fmt.Errorf("the control plane has not answered within %v", debugTime)
 
-// refusal is an answer to a request that is not made.
+// refusal is an error response to a request.
 type refusal struct {
 	status int
 	text   string
 }
 
-// debugRequest returns what a request asks for.
+// debugRequest returns the type and the names that a request asks for.
 func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal) {
 	if err := loopback.Local(r); err != nil {
 		return "", nil, &refusal{http.StatusForbidden, err.Error()}
@@ -200,7 +198,7 @@ func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal)
 	return debugType + name, names, nil
 }
 
-// debug makes a request on a stream of its own, and returns the answer as JSON.
+// debug sends a request on a separate stream, and returns the answer as JSON.
 func (h *Handler) debug(ctx context.Context, node []byte, typeURL string, names []string) ([]byte, error) {
 	metadata, token, err := h.metadata(ctx)
 	if err != nil {
@@ -218,14 +216,14 @@ func (h *Handler) debug(ctx context.Context, node []byte, typeURL string, names 
 	}
 	s := h.client.Open(ctx, service+"StreamAggregatedResources", metadata)
 	defer s.Close()
-	if err := s.Send(request); err == nil { // else Receive says why
+	if err := s.Send(request); err == nil { // otherwise Receive returns the reason
 		defer s.CloseSend()
 	}
 	for {
 		msg, err := s.Receive()
 		if err != nil {
 			if e, ok := errors.AsType[*grpchttp.Error](err); ok {
-				if e.Code == grpchttp.DeadlineExceeded { // the control plane was told of ours
+				if e.Code == grpchttp.DeadlineExceeded { // the control plane has our deadline, and ended the call
 					return nil, errDebugTime
 				}
 				return nil, fmt.Errorf("the control plane has refused: %v: %s", e.Code,
@@ -260,7 +258,7 @@ type debugResource struct {
 	Value []byte          `json:"value,omitempty"`
 }
 
-// debugAnswer returns the JSON of a response; nil if it is of another type.
+// debugAnswer returns a response as JSON, or nil if it has another type.
 func debugAnswer(msg []byte, typeURL string) ([]byte, error) {
 	var r discoveryResponse
 	if protofield.Read(msg, r.read) != nil {
@@ -284,7 +282,7 @@ func (r *discoveryResponse) read(f *protofield.Field) {
 		f.Bool(&r.Canary)
 	}
 	if f.Data == nil {
-		return // the rest are texts and messages
+		return // the other fields are texts and messages
 	}
 	switch f.Number {
 	case 1:
@@ -306,8 +304,8 @@ func (r *discoveryResponse) read(f *protofield.Field) {
 	}
 }
 
-// newDebugResource returns the form of a resource. Types other than those of debug information are messages, and these
-// are not looked into, as their types are not known here.
+// newDebugResource returns the JSON form of a resource. It decodes only types of debug information; all other types
+// are messages unknown here.
 func newDebugResource(url string, value []byte) debugResource {
 	r := debugResource{Type: url}
 	switch text := strings.HasPrefix(url, debugType) && utf8.Valid(value); {

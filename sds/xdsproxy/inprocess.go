@@ -16,8 +16,8 @@ import (
 
 var errPanic = errors.New("the handler of secrets has panicked")
 
-// inProcess is an [http.RoundTripper] whose requests are served by a handler of this process. What the handler sees of
-// the client is what is known of the one that has sent outer.
+// inProcess is an [http.RoundTripper] whose requests are served by a handler in this process. The handler sees the
+// client that sent outer.
 type inProcess struct {
 	handler http.Handler
 	outer   *http.Request
@@ -40,7 +40,7 @@ func (t *inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
 	t.wg.Go(func() {
 		defer req.Body.Close()
 		defer func() {
-			if v := recover(); v != nil { // in a server it ends one stream, and here as well
+			if v := recover(); v != nil { // as in a server, a panic ends one stream
 				t.log.Warn("xdsproxy: the handler of secrets has panicked", "panic", slog.Any("value", v),
 					slog.String("stack", string(debug.Stack())))
 				w.WriteHeader(http.StatusInternalServerError)
@@ -59,11 +59,11 @@ func (t *inProcess) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// responseWriter is an [http.ResponseWriter] whose response is read from a pipe: a write lasts until it was read.
+// responseWriter is an [http.ResponseWriter] that writes into a pipe: a write returns when it has been read.
 type responseWriter struct {
 	header http.Header
 	body   *io.PipeWriter
-	begun  chan struct{} // closed when resp is there
+	begun  chan struct{} // closed when resp is set
 	once   sync.Once
 	resp   *http.Response
 }
@@ -83,7 +83,7 @@ func (w *responseWriter) WriteHeader(code int) {
 // Write implements [http.ResponseWriter].
 func (w *responseWriter) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
-	if len(p) == 0 { // for which a pipe waits, too
+	if len(p) == 0 { // a pipe would wait for an empty write, too
 		return 0, nil
 	}
 	return w.body.Write(p)

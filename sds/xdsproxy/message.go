@@ -4,7 +4,7 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 )
 
-// fields are the numbers of the fields of a message that are read; 0 is one that it does not have.
+// fields are the field numbers of a message; 0 means that it has no such field.
 type fields struct{ node, typeURL protofield.Number }
 
 var (
@@ -13,8 +13,8 @@ var (
 	response     = fields{typeURL: 4} // of both methods
 )
 
-// read reports whether a message is about secrets, and returns its node, which may be a part of the message; nil if
-// it has none. The error is protofield.ErrMalformed.
+// read reports whether a message is about secrets. It also returns the message's node, which may share its memory;
+// nil if there is none. The error is protofield.ErrMalformed.
 func (n fields) read(message []byte) (secrets bool, node []byte, err error) {
 	err = protofield.Read(message, func(f *protofield.Field) {
 		switch {
@@ -22,11 +22,11 @@ func (n fields) read(message []byte) (secrets bool, node []byte, err error) {
 		case f.Number == n.typeURL:
 			if secrets = string(f.Data) == secretType; !secrets {
 				var s string
-				f.Text(&s) // receivers refuse what is not UTF-8
+				f.Text(&s) // receivers refuse invalid UTF-8
 			}
 		case f.Number == n.node && node == nil:
 			node = f.Data[:len(f.Data):len(f.Data)]
-		case f.Number == n.node: // receivers merge it, as they do with all messages that come twice
+		case f.Number == n.node: // receivers merge a repeated node, as they do all repeated messages
 			node = append(node, f.Data...)
 		}
 	})
@@ -36,7 +36,7 @@ func (n fields) read(message []byte) (secrets bool, node []byte, err error) {
 	return secrets, node, nil
 }
 
-// encode returns the field of a node, which may be nil.
+// encode returns node as a field, or nothing if it is nil.
 func (n fields) encode(node []byte) []byte {
 	b, _ := protofield.Write(func(w *protofield.Writer) { // cannot fail: it writes no text
 		if node != nil {

@@ -2,14 +2,14 @@ package xdsproxy
 
 import "github.com/svidkit/svidkit/internal/metrics"
 
-// proxyMetrics are the numbers of [Handler.Report].
+// proxyMetrics are the metrics of [Handler.Report].
 type proxyMetrics struct {
 	metrics.Set
 	requests, responses, dropped, failures *metrics.Counter
 	upstreamEnds, envoyEnds                map[string]*metrics.Counter // by kind
 }
 
-// The kinds of ends: expected, or not.
+// How a stream may end: as expected, or not.
 const (
 	cancelled = "cancelled"
 	failed    = "error"

@@ -10,32 +10,32 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// queue has the requests that a server has not taken yet, so that Envoy and the server need not wait for each other.
-// One goroutine puts, and one takes.
+// queue holds the requests that a server has not taken yet, so that Envoy and the server need not wait for each
+// other. One goroutine calls put, and one calls next.
 type queue struct {
 	shares *limit.Shares[peerkey.Holder]
 	peer   peerkey.Holder
 
 	mu      sync.Mutex
 	waiting [][]byte
-	bytes   int // of those, and of the one that is being sent
+	bytes   int // of the waiting requests and of the request being sent
 	state   int
-	more    chan struct{} // has one when next is to look again
-	room    chan struct{} // has one when put is to look again
+	more    chan struct{} // has an element when next must look again
+	room    chan struct{} // has an element when put must look again
 }
 
 // The states of a queue.
 const (
 	filling   = iota
 	complete  // there are no more requests
-	discarded // requests are dropped, as the server has gone
+	discarded // the server has gone; requests are dropped
 )
 
 func newQueue(shares *limit.Shares[peerkey.Holder], p peerkey.Holder) *queue {
 	return &queue{shares: shares, peer: p, more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// put adds a request. It waits for room.
+// put adds a request. It waits while the queue is full.
 func (q *queue) put(ctx context.Context, msg []byte) error {
 	var timeout <-chan time.Time
 	for {
@@ -43,7 +43,7 @@ func (q *queue) put(ctx context.Context, msg []byte) error {
 		if ok || err != nil {
 			return err
 		}
-		timer := time.NewTimer(stalled) // a new one after each message that was sent
+		timer := time.NewTimer(stalled) // restarted after each message that was sent
 		timeout = timer.C
 		select {
 		case <-q.room:
@@ -79,8 +79,8 @@ func (q *queue) tryPut(msg []byte) (ok bool, err error) {
 	return true, nil
 }
 
-// next returns the next request, or false if there is none and will be none. It waits for one. The caller passes the
-// request to sent once it is not kept any more.
+// next waits for the next request and returns it, or false if no more will come. The caller passes the request to
+// sent once it no longer needs it.
 func (q *queue) next(ctx context.Context) (msg []byte, ok bool) {
 	for {
 		q.mu.Lock()
@@ -105,7 +105,7 @@ func (q *queue) next(ctx context.Context) (msg []byte, ok bool) {
 	}
 }
 
-// sent says that a request is not kept any more.
+// sent reports that a request is no longer needed.
 func (q *queue) sent(msg []byte) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -113,14 +113,14 @@ func (q *queue) sent(msg []byte) {
 	wake(q.room)
 }
 
-// give gives the room of a request back. The lock is held.
+// give returns the bytes of a request to the queue and the peer's share. The lock is held.
 func (q *queue) give(msg []byte) {
 	n := len(msg) + besideMessage
 	q.bytes -= n
 	q.shares.Give(q.peer, n)
 }
 
-// end says that put is not called any more.
+// end declares that put is not called any more.
 func (q *queue) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -137,7 +137,7 @@ func (q *queue) ended() bool {
 	return q.state == complete
 }
 
-// discard drops the requests in the queue, and those to come.
+// discard drops the requests in the queue and all later ones.
 func (q *queue) discard() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -9,12 +9,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// plane is what is known of the control plane.
+// plane is the state of the control plane.
 type plane struct {
 	mu       sync.Mutex
-	answer   time.Time // when it last sent a response; zero if it never has
-	failures int       // streams to it that have failed since
-	err      error     // why the last of them has; Envoy, and not the Handler, connects again
+	answer   time.Time // of the last response; zero if there was none
+	failures int       // streams to it that have failed since then
+	err      error     // of the last failure; it is Envoy, not the Handler, that reconnects
 }
 
 // answered notes a response.

@@ -19,8 +19,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// stream is an ADS stream of an Envoy. The goroutine of the HTTP request receives from Envoy. Each of its legs has a
-// goroutine that sends requests to its server, and one that sends the server's responses to Envoy.
+// stream is an ADS stream of an Envoy. The goroutine of the HTTP request receives from Envoy. For each server that
+// the stream uses, one goroutine sends requests to it, and one sends its responses to Envoy.
 type stream struct {
 	h      *Handler
 	call   *grpchttp.Call
@@ -28,24 +28,24 @@ type stream struct {
 	fields fields
 	peer   peerkey.Holder
 	ctx    context.Context
-	end    context.CancelCauseFunc // with an *over, if the stream itself ends it
+	end    context.CancelCauseFunc // with an *over if the stream ends itself
 	wg     sync.WaitGroup
 
 	up, local *leg   // nil before their first request
-	node      []byte // of the first message; nil once both legs have it
+	node      []byte // of the first message; nil once both servers have it
 	half      chan struct{}
 
 	sending sync.Mutex
 
 	mu     sync.Mutex
-	open   int   // legs that have not ended
-	failed error // the status of the first leg that has ended with one, which is that of the stream
+	open   int   // streams to servers that have not ended
+	failed error // the first error with which a stream to a server ended; it is also the status of this stream
 }
 
 // over is the cause of the end of a stream's context: its status.
 type over struct {
 	status error
-	envoy  bool // it is Envoy that could not be reached
+	envoy  bool // Envoy, not a server, could not be reached
 }
 
 func (o *over) Error() string { return "the stream has ended" }
@@ -78,7 +78,7 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 
 // run receives until the stream ends, and returns its status.
 func (s *stream) run() error {
-	err := s.call.SendHeader() // proxies in between wait for it
+	err := s.call.SendHeader() // proxies between Envoy and here wait for it
 	for err == nil {
 		var msg []byte
 		if msg, err = s.call.Receive(); err == nil {
@@ -86,7 +86,7 @@ func (s *stream) run() error {
 			err = s.request(msg)
 		}
 	}
-	if err == io.EOF && s.ctx.Err() == nil { // there are no more requests
+	if err == io.EOF && s.ctx.Err() == nil { // Envoy sends no more requests
 		err = s.finish()
 	}
 	if cause := context.Cause(s.ctx); cause != nil {
@@ -116,13 +116,13 @@ func (s *stream) finish() error {
 			l.queue.end()
 		}
 	}
-	if s.up != nil || s.local != nil { // the last of them that ends ends the stream
+	if s.up != nil || s.local != nil { // the last one to end ends the stream
 		<-s.ctx.Done()
 	}
 	return nil
 }
 
-// request forwards a message of Envoy. It blocks while the queue is full.
+// request forwards a message from Envoy. It blocks while the queue is full.
 func (s *stream) request(msg []byte) error {
 	to := &s.up
 	secrets, node, err := s.fields.read(msg)
@@ -148,7 +148,7 @@ func (s *stream) request(msg []byte) error {
 	return (*to).queue.put(s.ctx, msg)
 }
 
-// begin starts a leg.
+// begin starts the stream to a server.
 func (s *stream) begin(local bool, node []byte) *leg {
 	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer),
 		redact: func(text string) string { return bearer.Redact(text) }}
@@ -169,16 +169,16 @@ func (s *stream) send(msg []byte) error {
 	return s.call.Send(msg)
 }
 
-// leg is a stream to one of the servers: the control plane, or the one for secrets.
+// leg is a stream to one of the servers: the control plane, or the server for secrets.
 type leg struct {
 	s      *stream
 	local  bool
 	queue  *queue
-	node   []byte                   // of Envoy, until the control plane has answered; nil if it has none
-	redact func(text string) string // takes out the token that was sent; nil for none
+	node   []byte                   // Envoy's, until the control plane has answered; nil if it has none
+	redact func(text string) string // removes the token that was sent; nil if there is no token
 }
 
-// run lasts as long as the leg.
+// run runs the stream to the server until it ends.
 func (l *leg) run() {
 	remote, err := l.dial()
 	if err == nil {
@@ -207,7 +207,7 @@ func (l *leg) dial() (*grpchttp.Stream, error) {
 	return h.client.Open(s.ctx, service+s.method+"AggregatedResources", metadata), nil
 }
 
-// metadata returns what a stream to the control plane begins with, and the token in it; empty for none.
+// metadata returns the metadata for a stream to the control plane, and the token in it; empty if there is no token.
 func (h *Handler) metadata(ctx context.Context) (metadata http.Header, token string, err error) {
 	metadata = h.cfg.Header.Clone()
 	if h.cfg.Token == nil {
@@ -232,7 +232,7 @@ func (h *Handler) metadata(ctx context.Context) (metadata http.Header, token str
 	return metadata, token, nil
 }
 
-// forward sends what is in the queue.
+// forward sends the requests in the queue to the server.
 func (l *leg) forward(remote *grpchttp.Stream) {
 	for {
 		msg, ok := l.queue.next(l.s.ctx)
@@ -246,7 +246,7 @@ func (l *leg) forward(remote *grpchttp.Stream) {
 			l.s.h.log.Warn("xdsproxy: the control plane was slow to take a request", "slow",
 				slog.Duration("after", took))
 		}
-		if err != nil { // receive says why
+		if err != nil { // receive returns the reason
 			l.queue.discard()
 			return
 		}
@@ -256,8 +256,8 @@ func (l *leg) forward(remote *grpchttp.Stream) {
 	}
 }
 
-// receive sends the server's responses to Envoy until one of them has ended. The error is what has ended it, io.EOF
-// for the status OK.
+// receive sends the server's responses to Envoy until one of the two streams ends. It returns the error that ended
+// it, or io.EOF for the status OK.
 func (l *leg) receive(remote *grpchttp.Stream) error {
 	h, connected := l.s.h, false
 	for {
@@ -291,14 +291,14 @@ func (l *leg) receive(remote *grpchttp.Stream) error {
 	}
 }
 
-// ended ends the stream, as the leg has ended with err.
+// ended ends the stream after the stream to the server ended with err.
 func (l *leg) ended(err error, answered bool) {
 	s, h := l.s, l.s.h
 	status := err
 	if e, ok := errors.AsType[*grpchttp.Error](err); ok {
 		told := *e
 		told.Message, told.Err = bearer.Redact(e.Message), nil
-		if l.redact != nil { // a server may repeat what it was sent
+		if l.redact != nil { // a server may repeat our token
 			told.Message = l.redact(e.Message)
 		}
 		status = &told
@@ -327,7 +327,7 @@ func (l *leg) ended(err error, answered bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failed == nil && s.open > 0 && s.halfClosed() {
-		return // the other has not said everything
+		return // the other server may still send responses
 	}
 	s.end(&over{status: s.failed})
 }
@@ -378,7 +378,7 @@ func (h *Handler) refused(ctx context.Context, p peerkey.Holder, err error) {
 		attrs...)
 }
 
-// full returns the refusal for err, which is of limit.Shares, for want of room for what.
+// full returns the refusal for err, an error of limit.Shares; what names the resource.
 func full(err error, what string) error {
 	text := "xdsproxy: all clients together have too many " + what
 	if e, ok := errors.AsType[*limit.Error](err); ok && e.Reason == limit.CallerShare {

@@ -13,51 +13,52 @@
 // # What it serves
 //
 // A [Handler] serves both methods of envoy.service.discovery.v3.AggregatedDiscoveryService: StreamAggregatedResources
-// (state of the world) and DeltaAggregatedResources (incremental). Other methods, such as those of the Secret
-// Discovery Service, go to [Config].Secrets, so that one socket has both. Each stream of an Envoy is one stream to
-// the control plane, which begins with the first request that is not for secrets.
+// (state of the world) and DeltaAggregatedResources (incremental). Other methods, such as the Secret Discovery
+// Service, go to [Config].Secrets, so that one socket serves both. Each stream of an Envoy is one stream to the
+// control plane, which begins with the first request that is not for secrets.
 //
 // Messages pass byte by byte, whatever fields and types they have: a Handler reads only their type URL and node. An
-// Envoy may send its node in the first message of a stream only. If that message is for one of the two servers, the
-// node is put in front of the first message to the other. Metadata of Envoy is not forwarded.
+// Envoy may send its node only in the first message of a stream. If that message goes to one of the two servers, the
+// Handler puts the node in front of the first message to the other. Metadata of Envoy is not forwarded.
 //
-// [Handler.ServeDebug] has debug information of the control plane for operators, on a port of its own.
+// [Handler.ServeDebug] serves debug information from the control plane to operators, on a separate port.
 //
 // # Secrets
 //
 // Requests for secrets go to [Config].Secrets, as a stream of StreamSecrets or DeltaSecrets in this process, with the
 // context, the address and the header of Envoy's request: the limits, the hook Resolve and the logs of a sds.Handler
-// see the same caller. They never reach the control plane. Secrets that the control plane sends are dropped, so it
-// cannot replace the identity of the workload. If the stream of secrets ends, for a limit, the ADS
-// stream ends with the same status.
+// see the same caller. They never reach the control plane. Secrets from the control plane are dropped, so it cannot
+// replace the identity of the workload. If a limit ends the stream of secrets, the ADS stream ends with the same
+// status.
 //
 // # When a side ends
 //
-// If either side ends, the stream ends, with the status of the control plane. Envoy connects again, after 0.5 seconds
-// at first and 30 at most, and says what it wants and what it has (initial_resource_versions in delta), which a
-// Handler could only say for it by keeping all of it.
+// If either side ends, the stream ends with the status of the control plane. Envoy reconnects, after 0.5 seconds at
+// first and 30 at most, and says what it wants and what it has (initial_resource_versions in delta). A Handler could
+// do so for Envoy only if it stored all resources.
 //
-// Traffic goes on without a control plane, as Envoy keeps what it has. So that its certificates go on, too, a stream
-// whose control plane has gone stays open for secrets for 2 seconds, and drops other requests: Envoy repeats them on
-// the next stream, where all secrets are served first. An Envoy that has to start without a control plane needs its
-// secrets by SDS and not by ADS, as in the examples of package sds.
+// Traffic goes on without a control plane, as Envoy keeps its configuration. So that its certificates are renewed
+// meanwhile, a stream whose control plane has gone stays open for secrets for 2 seconds and drops other requests:
+// Envoy repeats them on the next stream, where all secrets are served first. An Envoy that must start without a
+// control plane needs its secrets by SDS and not by ADS, as in the examples of package sds.
 //
 // # Back-pressure
 //
 // An Envoy that does not read holds up the control plane, and the other way round. The two directions do not wait for
-// each other, as some control planes read nothing while they write, and neither waits for ever. Requests have two
-// queues for each stream, for secrets and for the control plane, of 8 MiB or one larger message. While a queue is
-// full, Envoy is not read from; after 30 seconds without progress the stream ends with code Unavailable. Responses
-// have no queue: if Envoy does not take one within a minute, the stream is reset. A client has to read while it
-// writes, as Envoy does, because net/http takes at most a MiB of requests on a stream whose response waits.
+// each other, as some control planes read nothing while they write, and both have a time limit. Each stream has two
+// queues for requests, one for secrets and one for the control plane, of 8 MiB or one larger message. While a queue
+// is full, the Handler does not read from Envoy; after 30 seconds without progress the stream ends with code
+// Unavailable. Responses have no queue: if Envoy does not take one within a minute, the stream is reset. A client
+// must read while it writes, as Envoy does, because net/http takes at most a MiB of requests on a stream whose
+// response waits.
 //
 // # Limits
 //
 //   - A request may have 4 MiB, a response 64 MiB.
 //   - 1,000 streams may be open, 250 of one peer. An Envoy has one.
-//   - Requests in the queues may take 64 MiB, those of one peer 12 MiB, and the same again while they are received.
+//   - Requests in the queues may take 64 MiB, a single peer's 12 MiB, and the same again while they are received.
 //
-// What goes over a limit is refused with code ResourceExhausted. A peer is a user (UID) on a Unix socket on Linux,
+// Requests beyond a limit are refused with code ResourceExhausted. A peer is a user (UID) on a Unix socket on Linux,
 // and a connection otherwise.
 //
 // # What it does not do
@@ -107,13 +108,13 @@ const (
 
 	maxWaiting     = 64 << 20 // bytes of requests in queues, and as many that are being received
 	maxPeerWaiting = 12 << 20
-	maxQueue       = 8 << 20 // bytes of one queue; a larger message has it for itself
-	besideMessage  = 64      // bytes that are kept for a message beside it
+	maxQueue       = 8 << 20 // bytes of one queue; a larger message must be alone in it
+	besideMessage  = 64      // bytes kept for each message, besides the message
 	stalled        = 30 * time.Second
-	slow           = 10 * time.Second // after which a message that the control plane does not take is logged
-	linger         = 2 * time.Second  // of a stream whose control plane has gone
-	sendTime       = time.Minute      // in which Envoy has to take a response
-	retryFull      = 10 * time.Second // after which a client that found no room is to come back
+	slow           = 10 * time.Second // after which a message that the control plane has not taken is logged
+	linger         = 2 * time.Second  // how long a stream outlives its control plane
+	sendTime       = time.Minute      // in which Envoy must take a response
+	retryFull      = 10 * time.Second // after which a client refused by a limit should retry
 	maxToken       = 64 << 10
 )
 
@@ -123,18 +124,18 @@ type redacted = redact.Text
 type Config struct {
 	redacted // URL and Header may have secrets
 
-	// URL is that of the control plane, such as https://istiod.istio-system.svc:15012, without a path.
+	// URL is the control plane's, such as https://istiod.istio-system.svc:15012, without a path.
 	URL string
 
 	// HTTPClient reaches the control plane, by HTTP/2. Its transport decides which servers are trusted and which
-	// client certificate is presented, such as one of caclient.NewHTTPClient or the Transport of a
-	// spiffetls.Endpoint, and should notice when the other side has gone, as with http.HTTP2Config.SendPingTimeout.
-	// Its Timeout must be zero: it would end the streams.
+	// client certificate is presented, such as a client of caclient.NewHTTPClient or the Transport of a
+	// spiffetls.Endpoint. It should detect a dead peer, as with http.HTTP2Config.SendPingTimeout. Its Timeout must be
+	// zero: it would end the streams.
 	HTTPClient *http.Client
 
-	// Token returns the bearer token for a stream, such as the method Token of a *tokensource.Source. Empty means
-	// none. An error ends the stream, unless it is an fs.ErrNotExist: then the stream begins without a token, as the
-	// transport may have a certificate. Nil means no token.
+	// Token returns the bearer token for a stream, such as the method Token of a *tokensource.Source; an empty token
+	// is not sent. An error ends the stream, unless it is an fs.ErrNotExist: then the stream begins without a token,
+	// as the transport may have a certificate. Nil means no token.
 	Token func(ctx context.Context) (string, error)
 
 	// Header is metadata to send with each stream, such as ClusterID.
@@ -144,8 +145,8 @@ type Config struct {
 	// be read on the connection.
 	AllowPlaintext bool
 
-	// Secrets answers requests for secrets, and those of other methods than ADS, such as a *sds.Handler. Nil means
-	// that requests for secrets go to the control plane as well, and other methods do not exist.
+	// Secrets, such as a *sds.Handler, answers requests for secrets, and all methods other than ADS. If nil, requests
+	// for secrets go to the control plane as well, and other methods do not exist.
 	Secrets http.Handler
 
 	// Logger gets warnings: failed streams, refused requests, dropped responses. The first of a kind is logged at
@@ -155,7 +156,7 @@ type Config struct {
 	limits struct{ request, response, streams, peerStreams int } // for tests; 0 means the constants
 }
 
-// url returns URL without what may be secret in it.
+// url returns URL without a part that may be secret.
 func (c Config) url() string {
 	u, err := url.Parse(c.URL)
 	if err != nil {
@@ -168,7 +169,7 @@ func (c *Config) check() error {
 	u, err := url.Parse(c.URL)
 	switch {
 	case err != nil:
-		return errors.New("URL is not a URL") // the cause repeats it, and it may have a password
+		return errors.New("URL is not a URL") // the cause repeats the URL, which may contain a password
 	case u.Scheme == "http" && !c.AllowPlaintext:
 		return errors.New("URL is without TLS; set AllowPlaintext if tokens may be read on the way")
 	case u.Scheme != "https" && u.Scheme != "http" || u.Host == "":
@@ -189,8 +190,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Handler serves the Aggregated Discovery Service. It is safe for concurrent use. Its goroutines are those of open
-// streams.
+// Handler serves the Aggregated Discovery Service. It is safe for concurrent use. Only open streams have goroutines.
 type Handler struct {
 	redacted
 	cfg       Config
@@ -208,8 +208,7 @@ type Handler struct {
 	closeAll  context.CancelFunc
 }
 
-// NewHandler returns a handler that forwards streams to the control plane of cfg. It connects when the first stream
-// does.
+// NewHandler returns a handler that forwards streams to the control plane of cfg. It connects for the first stream.
 func NewHandler(cfg Config) (*Handler, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("xdsproxy: new handler: %w", err)
@@ -243,7 +242,7 @@ func NewHandler(cfg Config) (*Handler, error) {
 	return h, nil
 }
 
-// ServeHTTP serves one request, which for a stream takes as long as that is open. RPCs in other forms than gRPC are
+// ServeHTTP serves one request; for a stream it returns when the stream ends. RPCs in other forms than gRPC are
 // answered with 415, and requests of other methods by [Config].Secrets.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.cfg.Secrets != nil && h.grpc.Methods[r.URL.Path] == nil {
@@ -254,8 +253,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // Close ends all ADS streams with code Unavailable. It does not wait for them: they belong to the http.Server. Later
-// ones are refused. It closes neither [Config].Secrets nor the connections of the HTTPClient. Close may be called
-// twice. It returns nil.
+// streams are refused. [Config].Secrets and the connections of the HTTPClient stay open. Close may be called more
+// than once. It returns nil.
 func (h *Handler) Close() error {
 	h.closeAll()
 	return nil

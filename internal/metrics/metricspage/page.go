@@ -1,4 +1,4 @@
-// Package metricspage serves metrics over HTTP, which package metrics does not link.
+// Package metricspage serves metrics over HTTP. It is separate so that package metrics does not link net/http.
 package metricspage
 
 import (
@@ -13,8 +13,8 @@ import (
 // Page is a page of metrics. The zero Page is ready.
 type Page struct{ page limit.Page }
 
-// Serve answers with the metrics of the process and what write writes. The error is that of write, and then nothing
-// is answered.
+// Serve answers with the metrics of the process, followed by the output of write. If write fails, Serve returns its
+// error and answers nothing.
 func (p *Page) Serve(w http.ResponseWriter, write func(io.Writer) error) error {
 	text, done, err := p.page.Get(func(b *bytes.Buffer) error {
 		_ = metrics.WriteProcess(b)
@@ -25,6 +25,6 @@ func (p *Page) Serve(w http.ResponseWriter, write func(io.Writer) error) error {
 		return err
 	}
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	_, _ = w.Write(text) // an error means that the client is gone
+	_, _ = w.Write(text) // an error means that the client has gone
 	return nil
 }
