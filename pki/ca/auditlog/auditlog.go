@@ -264,7 +264,7 @@ func (l *Log) work() {
 		}
 		last, err := l.commit(b.lines)
 		if err != nil {
-			l.leave() // the file's contents are unknown now; the next attempt reads its end
+			l.leave() // what the file holds is unknown now; the next attempt looks
 			err = fmt.Errorf("%s: %w", l.path, err)
 		}
 		l.mu.Lock()
@@ -345,8 +345,8 @@ func (l *Log) Close() error {
 	return nil
 }
 
-// commit appends lines to the file that is at path now, waits for the disk, and returns the hash of the last line.
-// Without lines it checks that there is room for one.
+// commit writes lines at the end of the file that is at path now, waits for the disk, and returns the hash of the last
+// line. Without lines it looks whether there is room for one.
 func (l *Log) commit(lines [][]byte) (last digest, err error) {
 	last, torn, err := l.settle()
 	if err != nil {
@@ -370,7 +370,7 @@ func (l *Log) commit(lines [][]byte) (last digest, err error) {
 			return last, cmp.Or(err, io.ErrShortWrite)
 		}
 	}
-	if err = l.sync(l.file); err != nil || len(lines) > 0 { // even without lines: it checks the disk
+	if err = l.sync(l.file); err != nil || len(lines) > 0 { // also of nothing: it says whether the disk is well
 		return last, err
 	}
 	if err = l.probe(); err != nil {
