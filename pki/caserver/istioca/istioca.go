@@ -96,7 +96,7 @@ type Grant struct {
 	IPs      []net.IP  // further addresses, beside the ID
 }
 
-// Options are the choices of [New]. Signer and Authenticator are required.
+// Options are the options of [New]. Signer and Authenticator are required.
 type Options struct {
 	// Signer is the authority. Answers leave out roots in its chains. While its bundle is nil or empty, a CA
 	// certificate at the end of the chain is the root.
