@@ -65,7 +65,6 @@ const (
 //
 // A certificate with a SPIFFE ID is an X.509-SVID: the ID is its only URI. A workload's ID has a path; a CA's ID is
 // its trust domain's, without a path.
-// workload has a path, and that of a CA, which is the ID of its trust domain, has none.
 type CertificateOptions struct {
 	PublicKey crypto.PublicKey // required, such as CSR.PublicKey; NewRoot takes it from its key
 
@@ -112,7 +111,7 @@ type CertificateOptions struct {
 	SerialNumber *big.Int
 }
 
-// what returns the noun for the certificate in errors.
+// what returns the name of the certificate's kind, for errors.
 func (o *CertificateOptions) what() string {
 	if o.CA {
 		return whatCA

@@ -16,9 +16,9 @@ import (
 )
 
 // Credential is a certificate with its private key that need not be an X.509-SVID, such as the DNS-named certificate
-// of a Linkerd workload, or that of an Athenz service or a web server. It never changes, is safe for concurrent use,
-// and does not print its key: [Credential.MarshalPEM] returns it. Functions that need a SPIFFE ID take a
-// [*spiffe.SVID], which a Credential never becomes.
+// of a Linkerd workload, or the certificate of an Athenz service or a web server. It never changes, is safe for
+// concurrent use, and does not print its key: [Credential.MarshalPEM] returns it. Functions that need a SPIFFE ID
+// take a [*spiffe.SVID], which a Credential never becomes.
 type Credential struct {
 	redacted
 	chain []*x509.Certificate

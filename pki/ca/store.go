@@ -44,7 +44,7 @@ type Store interface {
 type Record struct {
 	redacted
 
-	// Version names this state of the record. Only the store knows what it means. No two states of a record have the
+	// Version names this state of the record. Only the store understands it. No two states of a record have the
 	// same version.
 	Version string
 

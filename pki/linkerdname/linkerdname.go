@@ -11,7 +11,6 @@
 //
 // # What it does not do
 //
-// It reads no resources of a cluster, such as MeshTLSAuthentication and ExternalWorkload, and does not speak the API
 // It reads no Kubernetes resources, such as MeshTLSAuthentication and ExternalWorkload, and does not speak the API of
 // the policy service: [Match] is for a program that has the patterns. Linkerd defines no rule that converts between
 // names and SPIFFE IDs: a certificate of a mesh has only the name, and a workload outside the cluster gets its SPIFFE

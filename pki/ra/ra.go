@@ -318,8 +318,8 @@ func fail(kind error, format string, args ...any) *ca.SignError {
 //   - [ca.ErrCSR], [ca.ErrIdentity], [ca.ErrTTL]: the request is refused; so is one for an unknown signer.
 //   - [spiffe.ErrNotReady]: the API server does not answer, or there was no certificate in time.
 //   - [ca.ErrLimit]: over a limit of Config, or the API server asks to come back later.
-//   - [ca.ErrGeneration]: the signer or the API server refused, or what came back is not good.
-//   - [ca.ErrAudit]: there is no record, so that the certificate was thrown away.
+//   - [ca.ErrGeneration]: the signer or the API server refused, or the answer is not valid.
+//   - [ca.ErrAudit]: no record could be made, so the certificate was thrown away.
 func (a *RA) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("ra: sign %q: %w", r.ID, context.Cause(ctx))

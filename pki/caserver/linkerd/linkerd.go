@@ -89,7 +89,7 @@ type Options struct {
 	Signer ca.Signer // its bundle has the trust anchors
 
 	// Review returns the service account that a token belongs to, if the token is good for one of the
-	// audiences: the method Review of a kube.Reviewer. Its errors are those of that method. It is safe for
+	// audiences: the method Review of a kube.Reviewer. It returns that method's errors, and is safe for
 	// concurrent use.
 	Review func(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error)
 
@@ -128,7 +128,7 @@ type Options struct {
 
 // Event is for operators. Its fields are as in a Kubernetes event.
 type Event struct {
-	// Reason is one of
+	// Reason says what happened:
 	//
 	//   - IssuedLeafCertificate: a certificate was issued and is being sent.
 	//   - IssuerUpdated: a different certificate signs now.

@@ -77,7 +77,7 @@ func (d *Document) twins(id string) (all []*Key) {
 	return all
 }
 
-// ErrActive says that a key cannot be revoked because it is the one that signs.
+// ErrActive says that a key cannot be revoked because it signs.
 var ErrActive = errors.New("the key is active")
 
 // Revoke removes a key and all with the same private key. If one of them is active, the distributing key becomes
