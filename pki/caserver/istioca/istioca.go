@@ -35,7 +35,7 @@
 //
 // Each text of the chain has one certificate: leaf first, then intermediates. The last text has all roots of the
 // current trust bundle; no other text has a root. Clients of this API refuse an answer without roots, so the server
-// sends none.
+// never sends one.
 //
 // Without a common name a leaf has the authority's usual subject. Istio's own CA leaves it empty, as
 // ca.Config.EmptySubject does; but an agent may pass its certificate to readers that fail on that.
