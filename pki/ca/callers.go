@@ -19,11 +19,11 @@ import (
 // the tainted key signed in good faith go on working.
 //
 // A tainted key, and each root with the same key, is missing as soon as [Authority.Taint] returns, and in other
-// replicas as soon as they have read the store. They read the directory of a [NewDirStore] here and in Sign if another
-// process has written to it, and other stores every 30 seconds. A workload whose certificate is from a tainted root
-// must renew with another proof, such as its token. [Authority.Changed] announces changes. The bundle is not for
-// publishing and has no sequence number. CallerBundle returns the same bundle until it changes, and blocks no more than Bundle does,
-// except to read a directory that another process has written to.
+// replicas as soon as they have read the store. They read the directory of a [NewDirStore] here and in Sign if
+// another process has written to it, and other stores every 30 seconds. A workload whose certificate is from a
+// tainted root must renew with another proof, such as its token. [Authority.Changed] announces changes. The bundle is
+// not for publishing and has no sequence number. CallerBundle returns the same bundle until it changes, and blocks no
+// more than Bundle does, except to read a directory that another process has written to.
 func (a *Authority) CallerBundle() *spiffe.Bundle {
 	a.look(context.Background())
 	return a.current().callers
