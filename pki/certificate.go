@@ -22,15 +22,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// errUnreadable says that crypto/x509 cannot read certificates of a trust domain: its name has an empty label, as in
-// "a..b" or "a.". Such names are legal SPIFFE IDs.
+// errUnreadable says that the name of a trust domain has an empty label, as in "a..b" or "a.": a legal SPIFFE ID
+// whose certificates crypto/x509 cannot read.
 var errUnreadable = errors.New("crypto/x509 cannot read a trust domain name with an empty label")
 
-// errOutlivesIssuer says that a certificate would end later than the certificate that signs it, so that it
-// would stop working early.
+// errOutlivesIssuer says that a certificate would end later than its issuer's certificate, and so stop working early.
 var errOutlivesIssuer = errors.New("the certificate would outlive its issuer")
 
-// ProfileError says why a certificate was not signed, or cannot be signed with.
+// ProfileError says why a certificate was not signed, or why a CA certificate cannot sign.
 type ProfileError struct {
 	What   string // "leaf", "CA certificate" or "issuer"
 	Rule   string // the broken rule of spiffe/CONFORMANCE.md; empty for a rule of this package
@@ -60,61 +59,59 @@ const (
 
 // CertificateOptions are the contents of a certificate. Only the public key may come from a [CSR].
 //
-// Everything else is fixed. The key usage is digital signature, for an RSA key also key encipherment, and for a CA
-// certificate and CRL signing; it and the basic constraints are critical. A CA has a key identifier, and what it signs
-// names that.
+// Everything else is fixed. The key usage is digital signature; an RSA key adds key encipherment, and a CA adds
+// certificate and CRL signing. Key usage and basic constraints are critical. A CA has a key identifier, which the
+// certificates it signs refer to.
 //
-// A certificate with a SPIFFE ID is an X.509-SVID and has to keep the rules of one: the ID is its only URI. That of a
-// workload has a path, and that of a CA, which is the ID of its trust domain, has none.
+// A certificate with a SPIFFE ID is an X.509-SVID: the ID is its only URI. A workload's ID has a path; a CA's ID is
+// its trust domain's, without a path.
 type CertificateOptions struct {
 	PublicKey crypto.PublicKey // required, such as CSR.PublicKey; NewRoot takes it from its key
 
-	// SANs are the names, by the rules of [CSROptions.SANs]; they are critical if the subject is empty.
-	// Only a CA, or a leaf with a subject, may have none.
+	// SANs are the names, by the rules of [CSROptions.SANs]. The extension is critical if the subject is empty. Only
+	// a CA, or a leaf with a subject, may have no names.
 	SANs []SAN
 
-	// Organization and CommonName make the subject; each is optional and has at most 64 bytes, which are not cut but
-	// refused beyond that. The common name is for readers that do not know alternative names ("dual use") and never an
-	// identity.
+	// Organization and CommonName make the subject. Each is optional; more than 64 bytes are refused, not cut. The
+	// common name is for old readers that do not know alternative names; it is never an identity.
 	//
-	// The subject of a CA also has the key identifier in hexadecimal as serial number: two keys never share a subject,
-	// and a certificate that is renewed with its key keeps it. Its organization is by default the name of its trust
-	// domain, if that is not longer.
+	// A CA's subject also has the key identifier in hexadecimal as serial number, so two keys never share a subject,
+	// and a certificate renewed with its key keeps it. A CA's organization defaults to the name of its trust domain,
+	// if that fits.
 	Organization string
 	CommonName   string
 
 	CA         bool // makes a CA certificate; the next three fields are for CAs only
 	MaxPathLen *int // how many CAs may follow below; nil means any number
 
-	// PermittedTrustDomains limits what may be below this CA, at any depth: the host of a URI must be
-	// exactly one of these trust domains. The extension is critical. It says nothing of DNS names and
-	// addresses, which PermittedDNSDomains is for. Empty means no limit.
+	// PermittedTrustDomains limits the certificates below this CA, at any depth: the host of a URI must be exactly
+	// one of these trust domains. The extension is critical. PermittedDNSDomains limits DNS names. Empty means no
+	// limit.
 	//
-	// RFC 5280 and crypto/x509 do not agree whether the name of a host covers the hosts below it, so the hosts below
-	// are excluded by name. What no such extension can express is refused: a trust domain that looks like an IP
-	// address, one that is below another of the list, and one with an empty label. Verifiers that do not know
-	// constraints of URIs refuse every certificate below such a CA: see that yours do.
+	// RFC 5280 and crypto/x509 disagree on whether a host name covers the hosts below it, so those are excluded by
+	// name. A list that the extension cannot express is refused: a trust domain that looks like an IP address, has an
+	// empty label or is below another of the list. Verifiers that do not know URI constraints refuse every
+	// certificate below such a CA: check yours.
 	PermittedTrustDomains []spiffe.TrustDomain
 
-	// PermittedDNSDomains limits the DNS names below this CA to these domains and what is below them.
-	// Empty means no limit.
+	// PermittedDNSDomains limits the DNS names below this CA to these domains and their subdomains. Empty means no
+	// limit.
 	PermittedDNSDomains []string
 
-	// ExtKeyUsage is by default, nil, both server and client authentication, and for a CA no extension.
-	// A list that is empty and not nil means no extension.
+	// ExtKeyUsage lists the extended key usages. Nil means server and client authentication for a leaf, and no
+	// extension for a CA. An empty list that is not nil means no extension.
 	ExtKeyUsage []x509.ExtKeyUsage
 
-	// NotBefore and NotAfter are required; fractions of a second are cut off. A NotBefore of a minute or
-	// two ago is for verifiers whose clocks are slow.
+	// NotBefore and NotAfter are required; fractions of a second are cut off. Set NotBefore a minute or two back for
+	// verifiers whose clocks are slow.
 	NotBefore, NotAfter time.Time
 
-	// SerialNumber is positive, has at most 20 octets, and is not used twice by one issuer (RFC 5280,
-	// section 4.1.2.2). Nil means 128 random bits, which is right for everything but a CA that keeps
-	// something in the number.
+	// SerialNumber is positive, has at most 20 octets, and must be unique per issuer (RFC 5280, section 4.1.2.2). Nil
+	// means 128 random bits, which suits every CA that does not encode something in the number.
 	SerialNumber *big.Int
 }
 
-// what names the certificate in errors.
+// what returns the name of the certificate's kind, for errors.
 func (o *CertificateOptions) what() string {
 	if o.CA {
 		return whatCA
@@ -122,8 +119,8 @@ func (o *CertificateOptions) what() string {
 	return whatLeaf
 }
 
-// template checks o as far as that is possible without an issuer. It returns what to sign, and the
-// SPIFFE ID in it, if there is one.
+// template checks o as far as possible without an issuer. It returns the certificate to sign, and its SPIFFE ID, if
+// any.
 func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
 	fail := func(rule, reason string, err error) (*x509.Certificate, spiffe.ID, error) {
 		return nil, spiffe.ID{}, &ProfileError{What: o.what(), Rule: rule, Reason: reason, Err: err}
@@ -194,8 +191,8 @@ func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
 	return tmpl, id, nil
 }
 
-// checkNames checks the SANs one by one. A certificate with a SPIFFE ID has no other URI;
-// a leaf's has a path and a CA's has none.
+// checkNames checks the SANs one by one. A certificate with a SPIFFE ID has no other URI; a leaf's ID has a path, a
+// CA's has none.
 func (o *CertificateOptions) checkNames() (id spiffe.ID, rule string, err error) {
 	uris := 0
 	for _, s := range o.SANs {
@@ -236,7 +233,7 @@ func (o *CertificateOptions) checkNames() (id spiffe.ID, rule string, err error)
 	return id, "", nil
 }
 
-// extKeyUsage returns the extended key usage, which is the usual one or, after a check, the one in o.
+// extKeyUsage returns the default extended key usages, or those in o after checking them.
 func (o *CertificateOptions) extKeyUsage(svid bool) (usage []x509.ExtKeyUsage, rule string, err error) {
 	const server, client = x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth
 	switch usage = o.ExtKeyUsage; {
@@ -256,7 +253,7 @@ func (o *CertificateOptions) extKeyUsage(svid bool) (usage []x509.ExtKeyUsage, r
 	return usage, "", nil
 }
 
-// newTemplate returns what every certificate of ours has.
+// newTemplate returns the fields that all our certificates share.
 func newTemplate(notBefore, notAfter time.Time) (*x509.Certificate, error) {
 	if notBefore.IsZero() || notAfter.IsZero() {
 		return nil, errors.New("NotBefore and NotAfter are required")
@@ -296,14 +293,13 @@ func checkReadable(td spiffe.TrustDomain) error {
 	return nil
 }
 
-// readableHost reports whether crypto/x509 reads a URI with this host, which may be empty: it takes
-// printable ASCII without empty labels.
+// readableHost reports whether crypto/x509 reads a URI with this host: printable ASCII without empty labels, or no
+// host.
 func readableHost(host string) bool {
 	return host == "" || !strings.Contains("."+host+".", "..") && !strings.Contains(host, " ") && printable(host)
 }
 
-// keyID returns the key identifier of RFC 7093, section 2, method 1, which is also that of
-// CreateCertificate for CAs.
+// keyID returns the key identifier of RFC 7093, section 2, method 1, which x509.CreateCertificate also uses for CAs.
 func keyID(pub crypto.PublicKey) ([]byte, error) {
 	der, err := x509.MarshalPKIXPublicKey(pub)
 	if err != nil {

@@ -60,8 +60,8 @@ func (o *CertificateOptions) constrain(tmpl *x509.Certificate) error {
 	return nil
 }
 
-// checkPermitted reports whether the name constraints of ca allow the names of a certificate below it,
-// with the answers of crypto/x509: what the verifier of the chain would refuse is not signed.
+// checkPermitted reports whether the name constraints of ca allow the names of a certificate below it. It answers as
+// crypto/x509 does, so that we sign nothing that a verifier would refuse.
 func checkPermitted(ca *x509.Certificate, sans []SAN) error {
 	if !slices.ContainsFunc(ca.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(oidNameConstraints()) }) {
 		return nil
@@ -89,7 +89,7 @@ func checkPermitted(ca *x509.Certificate, sans []SAN) error {
 	return nil
 }
 
-// constrainedHost returns the host of a URI that constraints can be compared with.
+// constrainedHost returns the host of a URI, if name constraints can be compared with it.
 func constrainedHost(uri string) (host string, ok bool) {
 	u, err := url.Parse(uri)
 	if err != nil {
@@ -113,15 +113,15 @@ func inDomains(permitted, excluded []string, name string) bool {
 	return (len(permitted) == 0 || slices.ContainsFunc(permitted, covers)) && !slices.ContainsFunc(excluded, covers)
 }
 
-// inDomain reports whether name is domain or below it; a domain with a dot in front is only what is
-// below it, and an empty one is everything.
+// inDomain reports whether name is domain or below it. A domain with a leading dot matches only names below it, and
+// an empty domain matches every name.
 func inDomain(domain, name string) bool {
 	rest, ok := strings.CutSuffix(name, domain)
 	return ok && (rest == "" && !strings.HasPrefix(domain, ".") || domain == "" || rest != "" &&
 		(domain[0] == '.' || strings.HasSuffix(rest, ".")))
 }
 
-// coversExcluded reports whether name is a wildcard for one of the domains.
+// coversExcluded reports whether name is a wildcard that covers an excluded domain.
 func coversExcluded(excluded []string, name string) bool {
 	parent, wild := strings.CutPrefix(name, "*")
 	return wild && slices.ContainsFunc(excluded, func(domain string) bool {

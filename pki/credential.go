@@ -15,20 +15,21 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Credential is a certificate with its private key that need not be an X.509-SVID: that of a workload of Linkerd,
-// which has a DNS name, of a service of Athenz, or of a web server. A function that needs a SPIFFE ID takes a
-// [*spiffe.SVID], which a Credential never becomes. It never changes and is safe for concurrent use. It does not print
-// its key; [Credential.MarshalPEM] returns it.
+// Credential is a certificate with its private key that need not be an X.509-SVID, such as the DNS-named certificate
+// of a Linkerd workload, or the certificate of an Athenz service or a web server. It never changes, is safe for
+// concurrent use, and does not print its key: [Credential.MarshalPEM] returns it. Functions that need a SPIFFE ID
+// take a [*spiffe.SVID], which a Credential never becomes.
 type Credential struct {
 	redacted
 	chain []*x509.Certificate
-	tls   func() *tls.Certificate // a func, because no printer sees what it holds
+	tls   func() *tls.Certificate // a func, because fmt does not print what it captures
 }
 
-// NewCredential returns the Credential of a chain, leaf first, and the leaf's private key, which may live in hardware.
-// The leaf must not be a CA, and the key must belong to it, else the error wraps [ErrKeyMismatch]. More than 16
-// certificates, or 64 KiB of them, give an error that wraps [spiffe.ErrTooLarge]. The slice is copied; the
-// certificates and the key are shared. Names, signatures and validity are not checked: see [Expectation].
+// NewCredential returns the Credential of a chain, leaf first, and the leaf's private key, which may live in
+// hardware. The leaf must not be a CA, and the key must belong to it, else the error wraps [ErrKeyMismatch]. More
+// than 16 certificates, or 64 KiB of them, give an error that wraps [spiffe.ErrTooLarge]. The slice is copied; the
+// certificates and the key are shared. NewCredential does not check names, signatures and validity: see
+// [Expectation].
 func NewCredential(chain []*x509.Certificate, key crypto.Signer) (*Credential, error) {
 	if err := certchain.CheckSize(chain); err != nil {
 		return nil, fmt.Errorf("pki: credential: %w", err)
@@ -70,19 +71,19 @@ func ParseCredentialPEM(certsPEM, keyPEM []byte) (*Credential, error) {
 // Leaf returns the first certificate of the chain. It is shared and must not be changed.
 func (c *Credential) Leaf() *x509.Certificate { return c.chain[0] }
 
-// Chain returns the certificates as they are presented to peers, leaf first, in a new slice. The certificates are
-// shared and must not be changed.
+// Chain returns the certificates to present to peers, leaf first, in a new slice. The certificates are shared and
+// must not be changed.
 func (c *Credential) Chain() []*x509.Certificate { return slices.Clone(c.chain) }
 
 // NotAfter returns the end of the leaf's validity.
 func (c *Credential) NotAfter() time.Time { return c.chain[0].NotAfter }
 
-// TLSCertificate returns the Credential for crypto/tls. It is built once, is shared and must not be changed. Unlike
-// the Credential it may show the key when it is printed.
+// TLSCertificate returns the Credential for crypto/tls. It is built once, is shared and must not be changed. Printing
+// it may show the key, unlike printing the Credential.
 func (c *Credential) TLSCertificate() *tls.Certificate { return c.tls() }
 
-// MarshalPEM returns the Credential in the form that [ParseCredentialPEM] reads, the private key in the clear as
-// PKCS#8. A key that cannot be exported, because it lives in hardware, is an error.
+// MarshalPEM returns the Credential in the form that [ParseCredentialPEM] reads, with the private key unencrypted in
+// PKCS#8. A key in hardware cannot be exported and gives an error.
 func (c *Credential) MarshalPEM() (certs, key []byte, err error) {
 	key, err = certpem.EncodePrivateKey(c.tls().PrivateKey.(crypto.Signer))
 	if err != nil {
@@ -91,7 +92,7 @@ func (c *Credential) MarshalPEM() (certs, key []byte, err error) {
 	return certpem.EncodeCertificates(c.chain), key, nil
 }
 
-// leafNames returns the alternative names of a certificate, or its subject, for messages.
+// leafNames returns the alternative names of a certificate, or else its subject, for messages.
 func leafNames(c *x509.Certificate) string {
 	sans, err := certificateSANs(c)
 	if err != nil || len(sans) == 0 {
@@ -100,9 +101,9 @@ func leafNames(c *x509.Certificate) string {
 	return fmt.Sprintf("%.300v", sans)
 }
 
-// Expectation describes the certificate that a CA has to return, so that no other one takes its place: one for a
-// SPIFFE ID ([ExpectID]), for a DNS name ([ExpectDNSName]), or of another form ([ExpectLeaf]). No certificate meets
-// the zero Expectation. It never changes and is safe for concurrent use.
+// Expectation describes the certificate that a CA must return: for a SPIFFE ID ([ExpectID]), for a DNS name
+// ([ExpectDNSName]), or of another form ([ExpectLeaf]). No certificate meets the zero Expectation. It never changes
+// and is safe for concurrent use.
 type Expectation struct {
 	td    spiffe.TrustDomain
 	id    spiffe.ID
@@ -111,7 +112,7 @@ type Expectation struct {
 	check func(leaf *x509.Certificate) error
 }
 
-// ExpectID expects an X.509-SVID for id, by the rules of [spiffe.Verifier]. Names beside the ID are the CA's choice.
+// ExpectID expects an X.509-SVID for id, by the rules of [spiffe.Verifier]. The CA may add other names.
 func ExpectID(id spiffe.ID) Expectation {
 	e := Expectation{td: id.TrustDomain(), id: id, text: id.String()}
 	if !id.IsZero() {
@@ -120,8 +121,8 @@ func ExpectID(id spiffe.ID) Expectation {
 	return e
 }
 
-// ExpectDNSName expects a certificate whose one alternative name is name, byte for byte, as for Linkerd's workloads.
-// The roots are those of td.
+// ExpectDNSName expects a certificate whose only alternative name is name, byte for byte, as Linkerd's workloads
+// have. Its chain must end at a root of td.
 func ExpectDNSName(td spiffe.TrustDomain, name string) Expectation {
 	if name == "" {
 		return Expectation{}
@@ -139,10 +140,10 @@ func ExpectDNSName(td spiffe.TrustDomain, name string) Expectation {
 	}}
 }
 
-// ExpectLeaf expects a certificate of another form: check returns an error for a leaf without it. It must look at all
-// names that a peer may take for the identity, must not keep the certificate, and must be safe for concurrent use. The
-// form is its name in messages, names are those of a signing request for such a certificate, and the roots are those
-// of td.
+// ExpectLeaf expects a certificate of another form: check returns an error for a leaf that does not have it. check
+// must look at all names that a peer may take for the identity, must not keep the certificate, and must be safe for
+// concurrent use. form names the form in messages, names go into the signing request, and the chain must end at a
+// root of td.
 func ExpectLeaf(td spiffe.TrustDomain, form string, names []SAN,
 	check func(leaf *x509.Certificate) error) Expectation {
 	if check == nil {
@@ -154,10 +155,10 @@ func ExpectLeaf(td spiffe.TrustDomain, form string, names []SAN,
 // IsZero reports whether e expects nothing.
 func (e Expectation) IsZero() bool { return e.id.IsZero() && e.check == nil }
 
-// ID returns the SPIFFE ID that is expected; zero if it is another form.
+// ID returns the expected SPIFFE ID; zero if another form is expected.
 func (e Expectation) ID() spiffe.ID { return e.id }
 
-// TrustDomain returns the trust domain whose roots count.
+// TrustDomain returns the trust domain whose roots vouch for the certificate.
 func (e Expectation) TrustDomain() spiffe.TrustDomain { return e.td }
 
 // Names returns the names of a signing request for such a certificate, in a new slice.
@@ -166,13 +167,13 @@ func (e Expectation) Names() []SAN { return slices.Clone(e.names) }
 // String describes the expected certificate, for messages.
 func (e Expectation) String() string { return e.text }
 
-// Verify tests that chain, leaf first, meets e: the leaf has the form, is not a CA, may sign in a handshake, and has a
-// path over the other certificates, in any order, to a root in the bundle of e's trust domain. On the path every
-// certificate is valid at now and permits the role. It returns the path that is valid longest, root last. The
+// Verify checks that chain, leaf first, meets e: the leaf has the form, is not a CA, may sign in a handshake, and
+// leads through the other certificates, in any order, to a root in the bundle of e's trust domain. Every certificate
+// on the path is valid at now and permits the role. Verify returns the path that stays valid longest, root last. The
 // certificates are shared.
 //
-// The error is a [*spiffe.VerifyError], whose stages mean the same for every form; its ID is zero unless one was
-// expected.
+// The error is a [*spiffe.VerifyError], whose stages mean the same for every form; its ID is zero unless e expects
+// one.
 func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSource, role spiffe.Role,
 	now time.Time) ([]*x509.Certificate, error) {
 	if !e.id.IsZero() {
@@ -181,7 +182,7 @@ func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSour
 		if err != nil {
 			return nil, err
 		}
-		if len(chain) > 0 { // another one than expected is told before any signature is looked at
+		if len(chain) > 0 { // report a wrong ID before any signature is verified
 			if got, err := spiffe.IDFromCertificate(chain[0]); err == nil && got != e.id {
 				return nil, &spiffe.VerifyError{Stage: "policy", ID: got,
 					Err: fmt.Errorf("the leaf is for %q: %w", got, spiffe.ErrDenied)}

@@ -29,16 +29,15 @@ const (
 var errCRL = errors.New("invalid certificate revocation list")
 
 // parseCRLs parses a file of certificate revocation lists (RFC 5280, section 5): one or more X509 CRL blocks and no
-// others. Text in front of a block is allowed, as tools write comments there; text after the last one is not. That the
-// lists are well formed does not mean that their issuer signed them: see checkCRL.
+// others. Text in front of a block is allowed, as tools write comments there; text after the last block is not.
+// parseCRLs does not verify signatures: see checkCRL.
 //
-// Beyond what [x509.ParseRevocationList] checks, a list must have a signature with SHA-256 or better, an issuer, a
-// next update that is not before this one, no serial number twice, reasons that a complete list can have, no extension
-// twice, and no critical extension but that of an issuing distribution point. Lists that are not what they seem are
-// refused: delta lists, lists for attribute certificates, for some reasons, or for other issuers' certificates.
+// Beyond the checks of [x509.ParseRevocationList], a list must have a signature with SHA-256 or better, an issuer, a
+// next update no earlier than this update, no repeated serial number or extension, only reasons that a complete list
+// can have, and no critical extension other than an issuing distribution point. Partial lists are refused: delta
+// lists, and lists for attribute certificates, for some reasons, or for other issuers' certificates.
 //
-// Input of more than 1 MiB, a list of more than 700 KiB and more than 100 lists give an error that wraps
-// [spiffe.ErrTooLarge].
+// More than 1 MiB of input, 700 KiB for a list, or 100 lists give an error that wraps [spiffe.ErrTooLarge].
 func parseCRLs(data []byte) (crls []*x509.RevocationList, err error) {
 	err = certpem.Each(data, "X509 CRL", "list", maxCRLs, func(der []byte) error {
 		list, err := parseCRL(der)
@@ -94,7 +93,7 @@ func parseCRL(der []byte) (*x509.RevocationList, error) {
 		switch {
 		case !validSerial(e.SerialNumber):
 			return nil, fmt.Errorf("entry %d: the serial number is negative, or has more than 20 octets", n+1)
-		// 7 was never given out, 8 takes an entry of another list back
+		// RFC 5280 does not use 7; 8 (removeFromCRL) is for delta lists.
 		case e.ReasonCode < 0 || e.ReasonCode > 10 || e.ReasonCode == 7 || e.ReasonCode == 8:
 			return nil, fmt.Errorf("entry %d: reason %d is not one that a complete list can have", n+1, e.ReasonCode)
 		}
@@ -112,8 +111,7 @@ func parseCRL(der []byte) (*x509.RevocationList, error) {
 	return list, nil
 }
 
-// checkExtensions refuses too many extensions, one that is there twice, and a critical one that is not
-// the known one.
+// checkExtensions refuses too many extensions, a repeated one, and a critical one other than known.
 func checkExtensions(exts []pkix.Extension, known encasn1.ObjectIdentifier) error {
 	if len(exts) > maxCRLExtensions {
 		return fmt.Errorf("more than %d extensions: %w", maxCRLExtensions, spiffe.ErrTooLarge)
@@ -129,8 +127,8 @@ func checkExtensions(exts []pkix.Extension, known encasn1.ObjectIdentifier) erro
 	return nil
 }
 
-// isWhole reports whether crypto/x509 has read all of a list: it ignores what follows, also inside, so that
-// revocations or a critical extension could hide there.
+// isWhole reports whether crypto/x509 has read all of a list. It ignores trailing bytes, even inside, where
+// revocations or a critical extension could hide.
 func isWhole(list *x509.RevocationList, der cryptobyte.String) bool {
 	const extensions = asn1.Tag(0x80 | 0x20)
 	var body, tbs, exts cryptobyte.String
@@ -154,10 +152,10 @@ func isWhole(list *x509.RevocationList, der cryptobyte.String) bool {
 	return tbs.Empty()
 }
 
-// validSerial reports whether n is one that RFC 5280 has users handle.
+// validSerial reports whether RFC 5280 requires users to handle n.
 func validSerial(n *big.Int) bool { return n.Sign() >= 0 && n.BitLen() <= maxSerialBits }
 
-// readIssuingPoint reads the extension that says what a list is for (RFC 5280, section 5.2.5).
+// readIssuingPoint reads the issuing distribution point (RFC 5280, section 5.2.5), which says what a list covers.
 func readIssuingPoint(value cryptobyte.String, critical bool) error {
 	const name, onlyUsers, onlyCAs = asn1.Tag(0x80 | 0x20), asn1.Tag(0x80 | 1), asn1.Tag(0x80 | 2)
 	var point cryptobyte.String
@@ -180,9 +178,9 @@ func readIssuingPoint(value cryptobyte.String, critical bool) error {
 	return nil
 }
 
-// checkCRL verifies that a list is of ca: that names and key identifiers agree, that ca is a CA whose key
-// usages, if it has any, include CRL signing, that its key is acceptable ([CheckPublicKey]) and that the
-// signature is by it. It does not look at dates.
+// checkCRL verifies that ca signed list: names and key identifiers agree, ca is a CA whose key usages, if any,
+// include CRL signing, its key is acceptable ([CheckPublicKey]), and the signature verifies. It does not look at
+// dates.
 func checkCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 	switch {
 	case list == nil || ca == nil:

@@ -31,40 +31,39 @@ const (
 	maxReadCommonName = 253 // bytes; Linkerd's proxies put the whole DNS name there
 )
 
-// errCSR says that a certificate signing request is not valid, or that one cannot be made.
+// errCSR says that a certificate signing request is not valid, or cannot be made.
 var errCSR = errors.New("invalid certificate signing request")
 
 // CSR is a certificate signing request (PKCS#10) whose signature was verified and whose key is
 // acceptable. Only [NewCSR], [ParseCSR] and [ParseCSRPEM] make one. It never changes.
 //
-// A CSR proves that its sender holds the private key of [CSR.PublicKey], and nothing else. The names in it are a wish:
-// the identity of the sender must come from its authentication.
+// A CSR proves only that its sender holds the private key of [CSR.PublicKey]. The names in it are a wish: the
+// sender's identity must come from its authentication.
 type CSR struct {
 	der        []byte
 	key        crypto.PublicKey
 	sans       []SAN
 	commonName string
-	more       string // the first thing that is asked for beside names; empty for none
+	more       string // the first item requested beside names; empty for none
 }
 
 // CSROptions are the contents of a request. Every field may be empty.
 type CSROptions struct {
-	// Organization is the organization in the subject, at most 64 bytes, which some CAs want to see.
+	// Organization is the organization in the subject, at most 64 bytes. Some CAs expect it.
 	Organization string
 
-	// CommonName is for readers that do not know alternative names ("dual use"): at most 64 bytes, not
-	// an identity. Without it and an organization the subject is empty and the alternative names are
-	// critical.
+	// CommonName is for old readers that do not know alternative names: at most 64 bytes, not an identity. Without it
+	// and an organization the subject is empty and the alternative names are critical.
 	CommonName string
 
-	// SANs are the names to ask for: DNS, URI and IP. NewCSR refuses names that no certificate should have: an empty
-	// name, an invalid DNS name, a URI without a scheme, a SPIFFE ID that [spiffe.ParseID] refuses, an IPv4 address in
-	// 16 bytes.
+	// SANs are the requested names: DNS, URI and IP. NewCSR refuses names that no certificate should have: an empty
+	// name, an invalid DNS name, a URI without a scheme, a SPIFFE ID that [spiffe.ParseID] refuses, or an IPv4
+	// address in 16 bytes.
 	SANs []SAN
 }
 
-// NewCSR makes a request for the public key of key and signs it with key, which may live in hardware.
-// Errors about the key wrap [ErrWeakKey], and those about too many names [spiffe.ErrTooLarge].
+// NewCSR makes a request for key, which may live in hardware, and signs it with key. Errors about the key wrap
+// [ErrWeakKey]; too many names give an error that wraps [spiffe.ErrTooLarge].
 func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 	if key == nil {
 		return nil, csrError("no private key")
@@ -121,17 +120,14 @@ func ParseCSRPEM(data []byte) (*CSR, error) {
 	return ParseCSR(blocks[0].Bytes)
 }
 
-// ParseCSR parses a request in DER and verifies that it is signed with the key it is for. The cheap
-// checks come first: size (64 KiB), form, key ([CheckPublicKey]), and only then the signature. It
-// copies der.
+// ParseCSR parses a request in DER and verifies that it is signed with its own key. The cheap checks come first: size
+// (64 KiB), form and key ([CheckPublicKey]), then the signature. It copies der.
 //
-// It reads strictly: no trailing bytes at any level, version 1, at most one request for
-// extensions with no extension twice, at most one common name of at most 253 bytes (proxies put whole
-// DNS names there), alternative names by the rules of [ParseSANs], a signature with SHA-256 or better. The
-// rest of the subject and other attributes are skipped, as is every extension but the alternative
-// names, with one exception: a request that insists on an extension (marks it critical) that is not one
-// of the usual ones (key usage, extended key usage, basic constraints, key identifier) is refused,
-// rather than granted in part.
+// It reads strictly: no trailing bytes at any level, version 1, at most one extension request without repeated
+// extensions, at most one common name of at most 253 bytes (proxies put whole DNS names there), alternative names by
+// the rules of [ParseSANs], and a signature with SHA-256 or better. It skips the rest of the subject, other
+// attributes and other extensions. But it refuses a request with a critical extension outside the usual ones (key
+// usage, extended key usage, basic constraints, key identifier), rather than let a CA grant it in part.
 //
 // Errors wrap [spiffe.ErrTooLarge] or [ErrWeakKey] where that applies.
 func ParseCSR(der []byte) (*CSR, error) {
@@ -188,12 +184,12 @@ func (c *CSR) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: c.der})
 }
 
-// SANs returns a copy of the names in the request. Nothing vouches for them: a CA may compare them with the names of
-// the caller, to refuse a confused one early, and must never sign them.
+// SANs returns a copy of the names in the request. They are not verified: a CA may compare them with the caller's
+// names, to refuse a confused caller early, and must never sign them.
 func (c *CSR) SANs() []SAN { return slices.Clone(c.sans) }
 
-// ID returns the SPIFFE ID that the request asks for. A request with no URI name, with a second one, or
-// with one that is not a SPIFFE ID gives an error. Nothing vouches for the ID: see [CSR.SANs].
+// ID returns the SPIFFE ID in the request. A request without exactly one URI name, or whose URI is not a SPIFFE ID,
+// gives an error. The ID is not verified: see [CSR.SANs].
 func (c *CSR) ID() (spiffe.ID, error) {
 	var found []string
 	for _, s := range c.sans {
@@ -211,14 +207,14 @@ func (c *CSR) ID() (spiffe.ID, error) {
 	return id, nil
 }
 
-// CommonName returns the common name that was asked for, or "". Nothing vouches for it (see
-// [CSR.SANs]), and it may be longer than the 64 bytes that a certificate can have.
+// CommonName returns the common name in the request, or "". It is not verified (see [CSR.SANs]), and may be longer
+// than the 64 bytes that a certificate allows.
 func (c *CSR) CommonName() string { return c.commonName }
 
-// OnlyNames reports whether the request asks for nothing but alternative names and a common name. It is for programs
-// that pass the request on to a signer that may grant all of it. The error names another attribute of the subject (an
-// empty organization excepted, which some clients always send), another extension or another attribute of the request,
-// such as a challenge password.
+// OnlyNames reports whether the request asks only for alternative names and a common name. It is for programs that
+// pass the request to a signer that may grant all of it. The error names another attribute of the subject (except an
+// empty organization, which some clients always send), another extension or another attribute of the request, such as
+// a challenge password.
 func (c *CSR) OnlyNames() error {
 	if c.more != "" {
 		return csrError("%s, and only names may be asked for", c.more)
@@ -226,14 +222,14 @@ func (c *CSR) OnlyNames() error {
 	return nil
 }
 
-// asks notes that something beside names is asked for.
+// asks records the first item that the request asks for beside names.
 func (c *CSR) asks(what string, oid cryptobyte.String) {
 	if c.more == "" {
 		c.more = what + oidText(oid)
 	}
 }
 
-// The object identifiers that matter here, in the DER contents that they are compared with.
+// The object identifiers that we compare, as DER contents.
 const (
 	rawCommonName       = "\x55\x04\x03"
 	rawOrganization     = "\x55\x04\x0a"
@@ -273,12 +269,12 @@ func (c *CSR) readInfo(tbs cryptobyte.String) error {
 	return c.readAttributes(attrs)
 }
 
-// prefixP256 is what precedes the point in a SubjectPublicKeyInfo for an uncompressed P-256 key (RFC 5480).
+// prefixP256 precedes the point in a SubjectPublicKeyInfo for an uncompressed P-256 key (RFC 5480).
 const prefixP256 = "\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01" +
 	"\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\x00"
 
-// parsePublicKey reads a SubjectPublicKeyInfo in DER, whose key has to be strong enough. Almost all are for P-256:
-// those are read without package asn1, in a fifth of the time.
+// parsePublicKey reads a SubjectPublicKeyInfo in DER and refuses weak keys. Almost all keys are P-256, which it reads
+// without package asn1, in a fifth of the time.
 func parsePublicKey(spki []byte) (crypto.PublicKey, error) {
 	if point, ok := bytes.CutPrefix(spki, []byte(prefixP256)); ok {
 		if key, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), point); err == nil {
@@ -298,8 +294,8 @@ func parsePublicKey(spki []byte) (crypto.PublicKey, error) {
 	return key, nil
 }
 
-// readSubject reads the common name out of a Name and skips other attributes, such as the
-// organization that some clients always send.
+// readSubject reads the common name in a Name and skips other attributes, such as the organization that some clients
+// always send.
 func (c *CSR) readSubject(rdns cryptobyte.String) error {
 	found := false
 	for !rdns.Empty() {
@@ -349,8 +345,7 @@ func isASCII(b []byte) bool {
 	return !slices.ContainsFunc(b, func(c byte) bool { return c >= utf8.RuneSelf })
 }
 
-// readAttributes reads the extensions that are asked for and skips other attributes, such as a
-// challenge password.
+// readAttributes reads the requested extensions and skips other attributes, such as a challenge password.
 func (c *CSR) readAttributes(attrs cryptobyte.String) error {
 	found := false
 	for !attrs.Empty() {
@@ -381,7 +376,7 @@ func (c *CSR) readAttributes(attrs cryptobyte.String) error {
 	return nil
 }
 
-// readExtension reads one extension that is asked for.
+// readExtension reads one requested extension.
 func (c *CSR) readExtension(oid, value cryptobyte.String, critical bool) error {
 	switch string(oid) {
 	case rawSAN:
@@ -401,8 +396,8 @@ func (c *CSR) readExtension(oid, value cryptobyte.String, critical bool) error {
 	return nil
 }
 
-// readExtensions hands each of exts, the contents of a SEQUENCE, to read: the contents of its OID and
-// of its OCTET STRING.
+// readExtensions calls read with each extension in exts, the contents of a SEQUENCE: the contents of its OID and of
+// its OCTET STRING.
 func readExtensions(exts cryptobyte.String, limit int,
 	read func(oid, value cryptobyte.String, critical bool) error) error {
 	var few [8]cryptobyte.String
@@ -434,8 +429,8 @@ func readExtensions(exts cryptobyte.String, limit int,
 	return nil
 }
 
-// signatureAlgorithms are those with SHA-256 or better, and Ed25519, by the contents of their identifier.
-// That of RSA-PSS stands for three, which its parameters tell apart.
+// signatureAlgorithms has the algorithms with SHA-256 or better, and Ed25519, by the contents of their identifiers.
+// RSA-PSS has one identifier for three algorithms; its parameters tell them apart.
 var signatureAlgorithms = map[string]x509.SignatureAlgorithm{
 	rawECDSAWithSHA256:                     x509.ECDSAWithSHA256,
 	"\x2a\x86\x48\xce\x3d\x04\x03\x03":     x509.ECDSAWithSHA384,
@@ -447,10 +442,10 @@ var signatureAlgorithms = map[string]x509.SignatureAlgorithm{
 	"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0a": x509.SHA256WithRSAPSS,
 }
 
-// readSignatureAlgorithm takes one of signatureAlgorithms. For RSA-PSS it asks std.
+// readSignatureAlgorithm reads an identifier listed in signatureAlgorithms. For RSA-PSS it asks std.
 func readSignatureAlgorithm(alg cryptobyte.String,
 	std func() (x509.SignatureAlgorithm, error)) (x509.SignatureAlgorithm, error) {
-	const null = "\x05\x00" // RSA has it as parameters, or none (RFC 4055, section 5)
+	const null = "\x05\x00" // the parameters of RSA are this or absent (RFC 4055, section 5)
 	oid, ok := readOID(&alg)
 	if !ok {
 		return 0, errors.New("the signature algorithm is not DER")
@@ -459,7 +454,7 @@ func readSignatureAlgorithm(alg cryptobyte.String,
 	case a == x509.UnknownSignatureAlgorithm:
 		return 0, fmt.Errorf("the signature algorithm %s is not accepted, use SHA-256 or better", oidText(oid))
 	case a == x509.SHA256WithRSAPSS:
-		// Rare, and its parameters are a small language of their own, which the standard library reads.
+		// Rare, with complex parameters: leave them to the standard library.
 		switch a, _ := std(); a {
 		case x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
 			return a, nil
@@ -471,8 +466,7 @@ func readSignatureAlgorithm(alg cryptobyte.String,
 	return 0, errors.New("the signature algorithm has parameters that it cannot have")
 }
 
-// readOID reads an object identifier and returns its contents, which are compared faster than a
-// decoded one.
+// readOID reads an object identifier and returns its contents, which compare faster than decoded ones.
 func readOID(s *cryptobyte.String) (raw cryptobyte.String, ok bool) {
 	again := *s
 	if !s.ReadASN1(&raw, asn1.OBJECT_IDENTIFIER) {
@@ -480,13 +474,13 @@ func readOID(s *cryptobyte.String) (raw cryptobyte.String, ok bool) {
 	}
 	switch string(raw) {
 	case rawCommonName, rawExtensionRequest, rawSAN, rawECDSAWithSHA256:
-		return raw, true // the usual ones need no proof that they are well formed
+		return raw, true // the usual ones are well formed
 	}
 	var oid encasn1.ObjectIdentifier
 	return raw, again.ReadASN1ObjectIdentifier(&oid)
 }
 
-// oidText is for errors, and for contents that readOID took.
+// oidText formats contents that readOID returned, for errors.
 func oidText(raw cryptobyte.String) string {
 	var oid encasn1.ObjectIdentifier
 	element := append(cryptobyte.String{byte(asn1.OBJECT_IDENTIFIER), byte(len(raw))}, raw...)

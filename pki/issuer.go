@@ -19,8 +19,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Issuer is a CA certificate with its key, and the certificates that link it to a root. It never changes and does not
-// print its key. It is safe for concurrent use if the key is, as the keys of [NewKey] are.
+// Issuer is a CA certificate with its key, and the intermediates up to a root. It never changes and does not print
+// its key. It is safe for concurrent use if the key is, as keys of [NewKey] are.
 type Issuer struct {
 	redacted
 	chain []*x509.Certificate // this CA first
@@ -28,8 +28,8 @@ type Issuer struct {
 	key   func() signer
 }
 
-// signer signs with a key that may be anywhere. Its public key is that of the CA certificate: crypto/x509 verifies
-// each signature with it, so that one by a key that was replaced underneath does not get out.
+// signer signs with a key that may live anywhere. Its public key is the CA certificate's. crypto/x509 verifies each
+// signature with that, so none gets out if the private key was replaced.
 type signer struct {
 	crypto.Signer
 	public crypto.PublicKey
@@ -42,17 +42,17 @@ func (s signer) SignMessage(r io.Reader, msg []byte, opts crypto.SignerOpts) ([]
 	return crypto.SignMessage(s.Signer, r, msg, opts)
 }
 
-// redacted is the text that a type which holds a key is printed as.
+// redacted is the printed form of a type that holds a key.
 type redacted = redact.Text
 
-// NewIssuer returns an Issuer for an existing CA. The chain has the CA certificate first and then each
-// certificate that signed the one before; it may, but need not, end with the root. The slice is copied,
-// the certificates are shared and must not be changed.
+// NewIssuer returns an Issuer for an existing CA. The chain has the CA certificate first and then each certificate
+// that signed the previous one; the root may be left out. The slice is copied; the certificates are shared and must
+// not be changed.
 //
-// The CA certificate must have the CA flag and certificate signing among its key usages,
-// a subject, and a key that is strong enough and belongs to key. It need not have a SPIFFE ID,
-// but if it has one, that is one without a path, and [Issuer.Issue] signs for workloads of
-// that trust domain only. Whether it is expired shows when it signs. The error is a [*ProfileError].
+// The CA certificate must have the CA flag, certificate signing among its key usages, a subject, and a strong enough
+// public key that matches key. It need not have a SPIFFE ID. If it has one, the ID must have no path, and
+// [Issuer.Issue] signs only for workloads of that trust domain. NewIssuer does not check expiry; signing does. The
+// error is a [*ProfileError].
 func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	fail := func(rule, reason string, err error) (*Issuer, error) {
 		return nil, &ProfileError{What: whatIssuer, Rule: rule, Reason: reason, Err: err}
@@ -98,8 +98,8 @@ func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	}, nil
 }
 
-// NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o may be nil; if
-// it is not, it is that of key. CA need not be set. The error is a [*ProfileError], or says why key did not sign.
+// NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o must be nil or
+// key's. CA need not be set. The error is a [*ProfileError], or says why key did not sign.
 func NewRoot(key crypto.Signer, o CertificateOptions) (*Issuer, error) {
 	o.CA = true
 	cert, err := newSelfSigned(key, o)
@@ -109,8 +109,7 @@ func NewRoot(key crypto.Signer, o CertificateOptions) (*Issuer, error) {
 	return NewIssuer([]*x509.Certificate{cert}, key)
 }
 
-// newSelfSigned makes a certificate that is signed with its own key. An X.509-SVID for a workload cannot be
-// self-signed.
+// newSelfSigned makes a certificate signed with its own key. A workload's X.509-SVID cannot be self-signed.
 func newSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, error) {
 	if key == nil {
 		return nil, &ProfileError{What: o.what(), Reason: "no private key"}
@@ -131,11 +130,11 @@ func newSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, 
 	return sign(o.what(), tmpl, tmpl, signer{key, public})
 }
 
-// Renew returns an Issuer with the same key and a new certificate, which has the subject and the extensions of the old
-// one, and its own serial number and dates. Leaves under either certificate verify with the other one. Fractions of a
-// second are cut off.
+// Renew returns an Issuer with the same key and a new certificate, which keeps the subject and extensions of the old
+// one, but has its own serial number and dates. Leaves issued under either certificate verify with the other.
+// Fractions of a second are cut off.
 //
-// The certificate must be self-signed: any other is renewed by the CA that signed it. The error is a
+// The certificate must be self-signed: any other must be renewed by the CA that signed it. The error is a
 // [*ProfileError], or says why the key did not sign.
 func (i *Issuer) Renew(notBefore, notAfter time.Time) (*Issuer, error) {
 	fail := func(reason string, err error) (*Issuer, error) {
@@ -149,12 +148,12 @@ func (i *Issuer) Renew(notBefore, notAfter time.Time) (*Issuer, error) {
 	if err != nil {
 		return fail("", err)
 	}
-	// All that the certificate says of itself is in these.
+	// These carry all of the old certificate's own contents.
 	tmpl.RawSubject, tmpl.PublicKey = old.RawSubject, old.PublicKey
 	tmpl.BasicConstraintsValid = false
 	for _, e := range old.Extensions {
 		if e.Id.Equal(oidAuthorityKeyID()) {
-			// It may name the serial number of the old certificate beside the key.
+			// The extension may also name the old certificate's serial number.
 			if len(old.AuthorityKeyId) == 0 {
 				continue
 			}
@@ -179,21 +178,23 @@ func (i *Issuer) Renew(notBefore, notAfter time.Time) (*Issuer, error) {
 // Certificate returns the CA certificate. It is shared and must not be changed.
 func (i *Issuer) Certificate() *x509.Certificate { return i.chain[0] }
 
-// Chain returns the CA certificate and those that link it to its root: a new slice of shared certificates.
+// Chain returns the CA certificate and the intermediates up to its root: a new slice of shared certificates.
 func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
 
 // Issue signs a certificate for a workload, for a CA below this one, or for another server or client. The caller
 // vouches for every name in o.
 //
-// Everything is checked before anything is signed: the names are valid and few enough; a SPIFFE ID is the only URI,
-// has a path or, for a CA, none, and that of a workload is in the trust domain of the issuer, if that has
-// an ID; crypto/x509 can read its trust domain; the key is strong enough ([ErrWeakKey]) and not the
-// issuer's own; no CA in [Issuer.Chain] has name constraints that forbid one of the names, or, for a CA, a
-// path length that leaves no room for it; the validity is not empty and ends with the NotAfter of
-// [Issuer.Certificate] or before. A CA may be of another trust domain, as the standard allows.
+// Issue first checks that:
 //
-// The error is a [*ProfileError], or says why the issuer's key did not sign. A certificate that does not verify with
-// the issuer's is never returned.
+//   - the names are valid and few enough
+//   - a SPIFFE ID is the only URI, with a path for a workload and without one for a CA; crypto/x509 can read its trust
+//     domain; and a workload is in the issuer's trust domain, if the issuer has an ID (a CA may be in another)
+//   - the key is strong enough ([ErrWeakKey]) and not the issuer's own
+//   - no CA in [Issuer.Chain] has name constraints that forbid a name, or a path length that forbids another CA
+//   - the validity is not empty and ends no later than [Issuer.Certificate]
+//
+// The error is a [*ProfileError], or says why the issuer's key did not sign. Issue never returns a certificate that
+// does not verify with the issuer's certificate.
 func (i *Issuer) Issue(o CertificateOptions) (*x509.Certificate, error) {
 	tmpl, id, err := o.template()
 	if err != nil {
@@ -230,7 +231,7 @@ func (i *Issuer) Issue(o CertificateOptions) (*x509.Certificate, error) {
 	return sign(o.what(), tmpl, ca, i.key())
 }
 
-// sign signs tmpl, which has its PublicKey, for parent, which may be tmpl.
+// sign signs tmpl, whose PublicKey is set, for parent, which may be tmpl.
 func sign(what string, tmpl, parent *x509.Certificate, key signer) (*x509.Certificate, error) {
 	if parent != tmpl {
 		// CreateCertificate leaves it out if the subjects are the same, whatever the keys.
@@ -256,8 +257,8 @@ func marshalAuthorityKeyID(id []byte) ([]byte, error) {
 	return b.Bytes()
 }
 
-// tooDeep returns the place of the first CA in chain whose path length is less than its place, which
-// is the number of CAs between it and a leaf, or 0.
+// tooDeep returns the index of the first CA in chain whose path length is less than its index, or 0. The index is the
+// number of CAs between it and a leaf.
 func tooDeep(chain []*x509.Certificate) int {
 	for n, c := range chain {
 		if room, limited := pathLen(c); limited && n > room {
@@ -267,8 +268,7 @@ func tooDeep(chain []*x509.Certificate) int {
 	return 0
 }
 
-// noRoom says which CA of an issuer's chain does not allow another CA below, with this path length of its
-// own, or "".
+// noRoom says which CA of an issuer's chain forbids another CA with path length want below it, or returns "".
 func noRoom(chain []*x509.Certificate, want *int) string {
 	for n, c := range chain {
 		room, limited := pathLen(c)

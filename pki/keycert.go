@@ -26,26 +26,25 @@ type keyCertPEM struct {
 	// Cert is the CA certificate. More certificates behind it count as part of Chain.
 	Cert []byte
 
-	// Chain links the CA certificate to a root, in any order. It may be empty, and may repeat the CA certificate and
-	// the roots.
+	// Chain has the intermediates from the CA certificate to a root, in any order. It may be empty, and may repeat
+	// the CA certificate and the roots.
 	Chain []byte
 
-	// Key belongs to the CA certificate, by the rules of ParsePrivateKeyPEM. It is empty if the key is
-	// not for files, as one in an HSM or a KMS, and is given as Signer.
+	// Key belongs to the CA certificate, by the rules of ParsePrivateKeyPEM. It is empty if Signer is set.
 	Key    []byte
-	Signer crypto.Signer // is shared; nil with Key
+	Signer crypto.Signer // a key outside files, as in an HSM or a KMS; shared; nil if Key is set
 
 	Roots []byte // one or more, by the rules of ParseCertificatesPEM
 	CRL   []byte // by the rules of parseCRLs; may be empty
 }
 
-// KeyCertBundle is a CA that was verified as a whole: a certificate that leads to a root, its key, all roots, and CRLs
-// if there are any. It never changes, so that a program replaces everything in one step, and no reader sees the key of
-// one CA with the chain of another. It does not print its key. It is safe for concurrent use.
+// KeyCertBundle is a CA that was verified together: a certificate that leads to a root, its key, all roots, and any
+// CRLs. It never changes: a program replaces all of it in one step, so no reader sees one CA's key with another's
+// chain. It does not print its key. It is safe for concurrent use.
 type KeyCertBundle struct {
 	redacted
 	issuer *Issuer
-	chain  []*x509.Certificate // the CA certificate and all that came with it
+	chain  []*x509.Certificate // the CA certificate and all others that came with it
 	roots  []*x509.Certificate
 	crls   []*x509.RevocationList
 }
@@ -94,8 +93,8 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	case !blank(p.Key):
 		return nil, errors.New("key: there are two, in PEM and as a signer")
 	}
-	// The longest way to a root serves most verifiers: one that crosses over to an old root is of use
-	// to those that do not have the new one, and the others leave it earlier.
+	// The longest path serves most verifiers. A cross-signed path to an old root helps verifiers without the new
+	// root; other verifiers stop at the new root.
 	path := slices.MaxFunc(paths, func(a, b []*x509.Certificate) int { return len(a) - len(b) })
 	issuer, err := NewIssuer(path[:max(1, len(path)-1)], key)
 	if err != nil {
@@ -115,7 +114,7 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	return b, nil
 }
 
-// parseKeyFile parses a private key in PEM or DER, whose first byte is that of a SEQUENCE.
+// parseKeyFile parses a private key in PEM or DER; DER starts with the byte of a SEQUENCE.
 func parseKeyFile(data []byte) (crypto.Signer, error) {
 	if len(data) == 0 || data[0] != 0x30 {
 		return certpem.PrivateKey(data)
@@ -125,7 +124,7 @@ func parseKeyFile(data []byte) (crypto.Signer, error) {
 
 func blank(b []byte) bool { return len(bytes.TrimSpace(b)) == 0 }
 
-// readChain parses certificates and checks their keys, before a signature is verified with one.
+// readChain parses certificates and checks their keys before any of these keys verifies a signature.
 func readChain(what string, pem []byte) ([]*x509.Certificate, error) {
 	certs, err := certpem.Certificates(pem)
 	if err != nil {
@@ -139,7 +138,7 @@ func readChain(what string, pem []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// verify returns all ways from cert to one of roots, both included.
+// verify returns all paths from cert to one of roots, both included.
 func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time.Time) ([][]*x509.Certificate, error) {
 	o := x509.VerifyOptions{
 		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
@@ -155,7 +154,7 @@ func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time
 	if err != nil {
 		return nil, err
 	}
-	// As crypto/x509 sees it, cert is the end. To what cert signs, it is one CA more.
+	// For crypto/x509 cert is the leaf, but it signs others, so each path counts one CA more.
 	paths = slices.DeleteFunc(paths, func(path []*x509.Certificate) bool { return tooDeep(path) > 0 })
 	if len(paths) == 0 {
 		return nil, errors.New("a CA above it does not allow as many CAs below it (path length)")
@@ -163,7 +162,7 @@ func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time
 	return paths, nil
 }
 
-// checkCRLs applies the rules for CRLs to each way from the CA to a root.
+// checkCRLs applies the rules for CRLs to each path from the CA to a root.
 func checkCRLs(paths [][]*x509.Certificate, crls []*x509.RevocationList) error {
 	signed := map[*x509.Certificate][]*x509.RevocationList{}
 	var missing []string
@@ -214,12 +213,11 @@ func checkCRLs(paths [][]*x509.Certificate, crls []*x509.RevocationList) error {
 // excluding, the root; a self-signed CA is its own chain.
 func (b *KeyCertBundle) Issuer() *Issuer { return b.issuer }
 
-// Roots returns all roots, in the order of the input and none twice: a new slice of shared
-// certificates.
+// Roots returns all roots, without duplicates and in input order: a new slice of shared certificates.
 func (b *KeyCertBundle) Roots() []*x509.Certificate { return slices.Clone(b.roots) }
 
-// Equal reports whether b and other are the same CA with the same sets of certificates, roots and CRLs,
-// in DER: order, repetition, and how the PEM and the key are written, do not matter.
+// Equal reports whether b and other are the same CA with the same sets of certificates, roots and CRLs, compared by
+// DER. Order, repetition and encoding do not matter.
 func (b *KeyCertBundle) Equal(other *KeyCertBundle) bool {
 	if b == nil || other == nil {
 		return b == other
@@ -230,7 +228,7 @@ func (b *KeyCertBundle) Equal(other *KeyCertBundle) bool {
 		sameSet(b.roots, other.roots, cert) && sameSet(b.crls, other.crls, list)
 }
 
-// sameSet reports whether a and b hold the same things, which are the same if they are in DER.
+// sameSet reports whether a and b hold the same items, compared by DER.
 func sameSet[T any](a, b []T, der func(T) []byte) bool {
 	set := func(all []T) map[string]bool {
 		in := make(map[string]bool, len(all))
@@ -242,11 +240,11 @@ func sameSet[T any](a, b []T, der func(T) []byte) bool {
 	return maps.Equal(set(a), set(b))
 }
 
-// keyCertFiles are the names that the parts of a CA have in a directory.
+// keyCertFiles are the names of a CA's files in a directory.
 type keyCertFiles struct {
 	cert, key string
 	chain     string   // empty if there is none, else required
-	roots     []string // one of them is required, the first that exists counts
+	roots     []string // one of them is required; the first that exists counts
 	crl       string   // never required
 }
 
@@ -256,40 +254,38 @@ var (
 	linkerdFiles = keyCertFiles{"crt.pem", "key.pem", "", []string{"ca-bundle.crt", "ca.crt"}, ""}
 )
 
-// ReadKeyCertBundle reads the files of a CA and verifies them. It knows three sets of names, of which it takes the
-// first that applies:
+// ReadKeyCertBundle reads the files of a CA and verifies them. It knows three sets of names and takes the first that
+// applies:
 //
 //	tls.crt      tls.key     ca.crt or ca-bundle.crt                          if tls.crt exists
 //	ca-cert.pem  ca-key.pem  root-cert.pem  cert-chain.pem  (ca-crl.pem)      if one of them exists
 //	crt.pem      key.pem     ca-bundle.crt or ca.crt                          if crt.pem or key.pem exists
 //
-// The file in brackets is optional, and root-cert.pem may be missing or empty if ca-cert.pem is self-signed: that is
-// the root then. If none of the sets applies, the error wraps [fs.ErrNotExist]. If a file of the set is missing, it
-// does not, and names the file: a directory that is half filled is not one that is empty, and no reason to make a new
-// CA. Other files are not looked at. A file must be a regular one, links followed, of at most 1 MiB
-// ([spiffe.ErrTooLarge]). A file of the host, as [os.DirFS] opens it, must belong to the user of this process or to
-// root, and other users must not be able to write to it; which users can replace the directory is for the caller to
-// look at.
+// The file in brackets is optional. root-cert.pem may be missing or empty if ca-cert.pem is self-signed: then that is
+// the root. If no set applies, the error wraps [fs.ErrNotExist]. If a file of the set is missing, the error names the
+// file and does not wrap fs.ErrNotExist: a half-filled directory is not an empty one, and no reason to make a new CA.
+// Other files are ignored. A file must be regular, after following links, and at most 1 MiB ([spiffe.ErrTooLarge]). A
+// file of the host, as opened by [os.DirFS], must belong to root or to the user of this process, and other users must
+// not be able to write to it. The caller must check which users can replace the directory.
 //
-// If key is not nil, it is the key of the CA, as one in an HSM or a KMS; then the file of the key is
-// neither needed nor read.
+// If key is not nil, it is the CA's key, as in an HSM or a KMS; the key file is then not needed or read.
 //
-// Folders that a link named "..data" swaps, as in Kubernetes volumes, are read again if that changes
-// meanwhile.
+// A directory that a link named "..data" swaps, as in Kubernetes volumes, is read again if the link changes during
+// the read.
 //
 // These are the checks, in this order, at the time now, which must not be zero:
 //
-//   - certificates, chain and roots are valid PEM, every key in them is acceptable ([CheckPublicKey]),
-//     every root is a CA;
-//   - the CA certificate leads to one of the roots by way of
-//     the chain and for any extended key usage, with room for what it signs;
-//   - the key is valid PEM, or DER, and belongs to the CA certificate ([ErrKeyMismatch]), which is fit to sign
-//     with by the rules of [NewIssuer];
-//   - if there are CRLs, each CA between the CA certificate and the root, both included, has one that
-//     it signed, because Envoy refuses whole chains in which one CA has none, and none of them lists a
-//     certificate of the chain. Whether they are out of date is not checked.
+//   - certificates, chain and roots are valid PEM, every key in them is acceptable ([CheckPublicKey]), and every
+//     root is a CA;
+//   - the CA certificate leads through the chain to a root, for any extended key usage, and path lengths allow the
+//     certificates that it signs;
+//   - the key is valid PEM or DER and belongs to the CA certificate ([ErrKeyMismatch]), which may sign by the rules of
+//     [NewIssuer];
+//   - if there are CRLs, each CA from the CA certificate to the root, both included, has signed one, because Envoy
+//     refuses a chain if one of its CAs has none, and no CRL lists a certificate of the chain. CRLs may be out of
+//     date.
 //
-// Errors say which part is wrong. They wrap those named here, a [*ProfileError], [ErrWeakKey],
+// Errors say which part is wrong. They wrap the errors named here, a [*ProfileError], [ErrWeakKey],
 // [spiffe.ErrTooLarge] or an error of crypto/x509, and never repeat the input.
 func ReadKeyCertBundle(fsys fs.FS, key crypto.Signer, now time.Time) (*KeyCertBundle, error) {
 	for attempt := 1; ; attempt++ {
@@ -305,7 +301,7 @@ func ReadKeyCertBundle(fsys fs.FS, key crypto.Signer, now time.Time) (*KeyCertBu
 	}
 }
 
-// finish adds to an error where it is from, unless it says so itself.
+// finish adds to an error the part it is about, unless the error already names one.
 func finish(b *KeyCertBundle, err error) (*KeyCertBundle, error) {
 	if _, told := err.(*ProfileError); err != nil && !told {
 		err = fmt.Errorf("pki: key-cert bundle: %w", err)
@@ -316,7 +312,7 @@ func finish(b *KeyCertBundle, err error) (*KeyCertBundle, error) {
 func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 	exists := func(name string) bool {
 		_, err := fs.Stat(fsys, name)
-		return !errors.Is(err, fs.ErrNotExist) // any other error shows again when the file is read
+		return !errors.Is(err, fs.ErrNotExist) // reading the file reports any other error
 	}
 	var files keyCertFiles
 	switch {
@@ -365,12 +361,12 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 		var err error
 		if *f.data, err = readBounded(fsys, f.name); err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%v", err) // it was there a moment ago: this must not look like an empty directory
+				err = fmt.Errorf("%v", err) // it existed a moment ago: this must not look like an empty directory
 			}
 			return nil, err
 		}
 	}
-	if files.chain != "" && blank(p.Roots) { // Istio's: a root that signs by itself
+	if files.chain != "" && blank(p.Roots) { // Istio's self-signed CA has no root file
 		if certs, err := ParseCertificatesPEM(p.Cert); err == nil && certs[0].CheckSignatureFrom(certs[0]) == nil {
 			p.Roots = MarshalCertificatesPEM(certs[0])
 		} else if roots == "" {
@@ -399,7 +395,7 @@ func readBounded(fsys fs.FS, name string) ([]byte, error) {
 	}
 	if private.HasOwner(info) {
 		if file, ok := f.(interface{ Name() string }); ok {
-			name = file.Name() // of an os.File with its directory, for the command that helps
+			name = file.Name() // the full path, for the operator's command
 		}
 		if err := private.Check(name, info, private.Options{}); err != nil {
 			return nil, err

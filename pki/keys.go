@@ -14,15 +14,14 @@ import (
 )
 
 var (
-	// ErrWeakKey says that a public key is too small, too large, or of a kind that is not accepted; see
-	// [CheckPublicKey].
+	// ErrWeakKey says that a public key is too small, too large, or of an unsupported kind; see [CheckPublicKey].
 	ErrWeakKey = certpem.ErrWeakKey
 
 	// ErrKeyMismatch says that a private key does not belong to its certificate.
 	ErrKeyMismatch = errors.New("the private key does not belong to the certificate")
 )
 
-// KeyAlgorithm is the kind and size of a key to generate, in text. Empty means ECDSA P-256.
+// KeyAlgorithm names the kind and size of a key to generate. Empty means ECDSA P-256.
 type KeyAlgorithm string
 
 // The key algorithms.
@@ -35,7 +34,7 @@ const (
 	Ed25519   KeyAlgorithm = "ed25519" // not for certificates that Envoy presents
 )
 
-// NewKey generates a private key. It fails only for a value that is not one of the constants.
+// NewKey generates a private key. It fails only for an unknown algorithm.
 func NewKey(a KeyAlgorithm) (crypto.Signer, error) {
 	switch a {
 	case "", ECDSAP256:
@@ -56,7 +55,7 @@ func NewKey(a KeyAlgorithm) (crypto.Signer, error) {
 	}
 }
 
-// newKey keeps a nil pointer out of the interface.
+// newKey avoids a non-nil interface that holds a nil pointer.
 func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pki: generate key: %w", err)
@@ -64,9 +63,9 @@ func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
 	return key, nil
 }
 
-// CheckPublicKey reports whether this library signs for pub and verifies with it: RSA of 2048 to 8192 bits with an odd
-// exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519, except the points of small order, for which
-// anyone can make signatures. The error for any other key wraps [ErrWeakKey].
+// CheckPublicKey reports whether this library signs for pub and verifies with it: RSA of 2048 to 8192 bits with an
+// odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519, except the points of small order, for
+// which anyone can forge signatures. The error for any other key wraps [ErrWeakKey].
 func CheckPublicKey(pub crypto.PublicKey) error {
 	if err := certpem.CheckKey(pub); err != nil {
 		return fmt.Errorf("pki: %w", err)
@@ -74,9 +73,8 @@ func CheckPublicKey(pub crypto.PublicKey) error {
 	return nil
 }
 
-// PublicKeysEqual reports whether a and b are the same RSA, ECDSA or Ed25519 key. To see whether a
-// private key belongs to a certificate, compare key.Public() with the certificate's PublicKey. Keys
-// of other kinds, and nil, are equal to nothing.
+// PublicKeysEqual reports whether a and b are the same RSA, ECDSA or Ed25519 key. To check that a private key belongs
+// to a certificate, compare key.Public() with the certificate's PublicKey. Nil and keys of other kinds equal nothing.
 func PublicKeysEqual(a, b crypto.PublicKey) bool {
 	switch a := a.(type) {
 	case *rsa.PublicKey:

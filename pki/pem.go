@@ -10,8 +10,8 @@ import (
 )
 
 // ParseCertificatesPEM parses a file of certificates, such as a chain or a set of roots: one or more CERTIFICATE
-// blocks and no others. Text around them is allowed, as tools write comments there; a torn or damaged block is not.
-// Input of more than 1 MiB or 1,000 certificates gives an error that wraps [spiffe.ErrTooLarge].
+// blocks and no others. Text around them is allowed, as tools write comments there; a damaged block is an error. More
+// than 1 MiB or 1,000 certificates give an error that wraps [spiffe.ErrTooLarge].
 func ParseCertificatesPEM(data []byte) ([]*x509.Certificate, error) {
 	certs, err := certpem.Certificates(data)
 	if err != nil {
@@ -33,7 +33,7 @@ func distinct(certs []*x509.Certificate) []*x509.Certificate {
 	return out
 }
 
-// selfSigned reports whether c is a root. Keys are checked before a signature is verified with them.
+// selfSigned reports whether c is a root. It checks the key before it verifies a signature with it.
 func selfSigned(c *x509.Certificate) bool {
 	return isCA(c) && bytes.Equal(c.RawSubject, c.RawIssuer) && certpem.CheckKey(c.PublicKey) == nil &&
 		c.CheckSignatureFrom(c) == nil
@@ -45,9 +45,9 @@ func MarshalCertificatesPEM(certs ...*x509.Certificate) []byte {
 }
 
 // ParsePrivateKeyPEM parses a file of one private key: PKCS#8 (PRIVATE KEY), PKCS#1 (RSA PRIVATE KEY) or SEC1 (EC
-// PRIVATE KEY, with or without EC PARAMETERS in front), or one under the label of another. An encrypted key, a second
-// block and a key that [CheckPublicKey] refuses are errors; the last wraps [ErrWeakKey]. Input of more than 1 MiB or a
-// key of more than 8 KiB gives an error that wraps [spiffe.ErrTooLarge]. Errors do not repeat the input.
+// PRIVATE KEY, with or without EC PARAMETERS in front), even under the label of another form. An encrypted key, a
+// second block and a key that [CheckPublicKey] refuses are errors; the last wraps [ErrWeakKey]. More than 1 MiB of
+// input or 8 KiB of key give an error that wraps [spiffe.ErrTooLarge]. Errors do not repeat the input.
 func ParsePrivateKeyPEM(data []byte) (crypto.Signer, error) {
 	key, err := certpem.PrivateKey(data)
 	if err != nil {
@@ -56,8 +56,8 @@ func ParsePrivateKeyPEM(data []byte) (crypto.Signer, error) {
 	return key, nil
 }
 
-// MarshalPrivateKeyPEM returns key in the clear as a PRIVATE KEY block (PKCS#8). A key that lives in
-// hardware cannot be exported and is an error.
+// MarshalPrivateKeyPEM returns key as an unencrypted PRIVATE KEY block (PKCS#8). A key in hardware cannot be exported
+// and gives an error.
 func MarshalPrivateKeyPEM(key crypto.Signer) ([]byte, error) {
 	data, err := certpem.EncodePrivateKey(key)
 	if err != nil {

@@ -27,8 +27,8 @@ const (
 // errSAN says that a subject alternative name, or the extension that holds it, is not valid.
 var errSAN = errors.New("invalid subject alternative name")
 
-// The kinds of subject alternative names that have a meaning here: their context-specific tags in RFC 5280, section
-// 4.2.1.6. Other kinds, such as a directory name (4), keep their tag when they are read, and are never written.
+// The kinds of subject alternative names that this package understands: their context-specific tags in RFC 5280,
+// section 4.2.1.6. Other kinds, such as a directory name (4), keep their tag when read, and are never written.
 const (
 	Email = 1 // an RFC 822 name; read only
 	DNS   = 2
@@ -84,11 +84,11 @@ func IDSAN(id spiffe.ID) SAN {
 	return SAN{Type: URI, Value: id.String()}
 }
 
-// DNSSAN returns name as a DNS name. It is not checked here: [NewCSR] does that.
+// DNSSAN returns name as a DNS name. It does not check name: [NewCSR] does.
 func DNSSAN(name string) SAN { return SAN{Type: DNS, Value: name} }
 
-// IPSAN returns ip as an address: 4 bytes for IPv4, also when it is written as IPv6
-// (::ffff:192.0.2.1), else 16. It is not checked here: [NewCSR] refuses any other length.
+// IPSAN returns ip as an address: 4 bytes for IPv4, even if written as IPv6 (::ffff:192.0.2.1), else 16. It does not
+// check ip: [NewCSR] refuses any other length.
 func IPSAN(ip net.IP) SAN {
 	if v4 := ip.To4(); v4 != nil {
 		ip = v4
@@ -97,11 +97,11 @@ func IPSAN(ip net.IP) SAN {
 }
 
 // MarshalSANs returns the subject alternative name extension (OID 2.5.29.17) with the names in the given order, for
-// programs that sign or ask for certificates by other means than this package. The names are checked by the rules of
-// [CSROptions.SANs]; there must be 1 to 1,000 of them, of at most 64 KiB.
+// programs that make certificates or requests without this package. It checks the names by the rules of
+// [CSROptions.SANs]; there must be 1 to 1,000, of at most 64 KiB.
 //
-// The extension is critical, as a certificate without a subject needs it. Set Critical to false for one that has a
-// subject (RFC 5280, section 4.2.1.6).
+// The extension is critical, as it must be in a certificate without a subject. For a certificate with one, set
+// Critical to false (RFC 5280, section 4.2.1.6).
 func MarshalSANs(sans ...SAN) (pkix.Extension, error) {
 	ext, err := sanExtension(sans, true)
 	if err != nil {
@@ -110,7 +110,7 @@ func MarshalSANs(sans ...SAN) (pkix.Extension, error) {
 	return ext, nil
 }
 
-// sanExtension returns the extension for names that were asked for.
+// sanExtension returns the extension for requested names.
 func sanExtension(sans []SAN, critical bool) (ext pkix.Extension, err error) {
 	for _, s := range sans {
 		if err := s.checkRequested(); err != nil {
@@ -124,13 +124,12 @@ func sanExtension(sans []SAN, critical bool) (ext pkix.Extension, err error) {
 	return pkix.Extension{Id: oidSAN(), Critical: critical, Value: value}, nil
 }
 
-// ParseSANs returns all alternative names that are in the extensions of a certificate, or of a request, of every kind
-// and in order; without such an extension there are none, and no error. It is strict: one extension; DNS, URI and
-// Email names of printable ASCII; addresses of 4 or 16 bytes. Names of other kinds are returned with their own type
-// and bytes, and an empty DNS name as such. More than 64 KiB or 1,000 names give an error that wraps
-// [spiffe.ErrTooLarge].
+// ParseSANs returns all alternative names in the extensions of a certificate or request, of every kind and in order.
+// Without the extension it returns none, and no error. It is strict: one extension; DNS, URI and Email names of
+// printable ASCII; addresses of 4 or 16 bytes. It returns names of other kinds with their own type and bytes, and
+// keeps empty DNS names. More than 64 KiB or 1,000 names give an error that wraps [spiffe.ErrTooLarge].
 //
-// The SPIFFE ID of a peer is not for this to find: a [spiffe.Verifier] returns it with the proof.
+// Do not take a peer's SPIFFE ID from ParseSANs: a [spiffe.Verifier] returns it with the proof.
 func ParseSANs(extensions []pkix.Extension) ([]SAN, error) {
 	sans, err := findSANs(extensions)
 	if err != nil {
@@ -139,7 +138,7 @@ func ParseSANs(extensions []pkix.Extension) ([]SAN, error) {
 	return sans, nil
 }
 
-// findSANs is ParseSANs without the name of the package.
+// findSANs is ParseSANs without the package name in errors.
 func findSANs(extensions []pkix.Extension) (sans []SAN, err error) {
 	found := false
 	for _, ext := range extensions {
@@ -160,9 +159,9 @@ func findSANs(extensions []pkix.Extension) (sans []SAN, err error) {
 // certificateSANs returns the names of a certificate.
 func certificateSANs(cert *x509.Certificate) ([]SAN, error) { return findSANs(cert.Extensions) }
 
-// marshalSANs returns the value of a subject alternative name extension (OID 2.5.29.17) in DER, with
-// the names in the given order. It checks the encoding and not the sense: an empty DNS name is written as
-// such. There must be 1 to 1,000 DNS, URI or IP names, and the value is at most 64 KiB.
+// marshalSANs returns the value of a subject alternative name extension (OID 2.5.29.17) in DER, with the names in the
+// given order. It checks only the encoding: an empty DNS name is written. There must be 1 to 1,000 DNS, URI or IP
+// names, and the value is at most 64 KiB.
 func marshalSANs(sans []SAN) ([]byte, error) {
 	if len(sans) == 0 {
 		return nil, sanError("there is no name")
@@ -179,7 +178,7 @@ func marshalSANs(sans []SAN) ([]byte, error) {
 			return nil, err
 		}
 		size += 4 + len(s.Value)
-		if size > 2*maxSANBytes { // before memory is spent on it
+		if size > 2*maxSANBytes { // before spending memory on it
 			return nil, sansTooLarge(size)
 		}
 	}
@@ -199,7 +198,7 @@ func marshalSANs(sans []SAN) ([]byte, error) {
 	return der, nil
 }
 
-// check reports whether the value of s is one of its type. Types without a constant may have any.
+// check reports whether s.Value is valid for its type. Any value is valid for a type without a constant.
 func (s SAN) check() error {
 	switch s.Type {
 	case DNS, URI, Email:
@@ -214,11 +213,10 @@ func (s SAN) check() error {
 	return nil
 }
 
-// parseSANs reads the value of a subject alternative name extension (OID 2.5.29.17). It is strict: one
-// SEQUENCE in DER with at least one name and nothing after it; DNS, URI and Email names of printable
-// ASCII, which leaves out the line breaks and NUL bytes that IA5String allows; addresses of 4 or 16
-// bytes. Names of other kinds are returned with their own type and bytes. The limits are 64 KiB and 1,000
-// names. An empty DNS name is returned as such.
+// parseSANs reads the value of a subject alternative name extension (OID 2.5.29.17). It is strict: one SEQUENCE in
+// DER with at least one name and no trailing bytes; DNS, URI and Email names of printable ASCII, without the line
+// breaks and NUL bytes that IA5String allows; addresses of 4 or 16 bytes. It returns names of other kinds with their
+// own type and bytes, and keeps empty DNS names. The limits are 64 KiB and 1,000 names.
 func parseSANs(der []byte) ([]SAN, error) {
 	if len(der) > maxSANBytes {
 		return nil, sansTooLarge(len(der))
@@ -262,7 +260,7 @@ const (
 	tagClass       = 0xc0
 )
 
-// checkRead reports whether s, which had this tag, can be what it says.
+// checkRead reports whether s, read with this tag, is valid for its type.
 func (s SAN) checkRead(tag asn1.Tag) error {
 	if tag&tagClass != asn1.Tag(0).ContextSpecific() {
 		return sanError("an element with tag %#x is not a name", uint8(tag))
@@ -285,7 +283,7 @@ func printable(s string) bool {
 	return true
 }
 
-// checkRequested applies the rules for a name that a builder is asked to put into a CSR.
+// checkRequested applies the rules for names in a CSR that we make.
 func (s SAN) checkRequested() error {
 	switch s.Type {
 	case DNS:
@@ -295,7 +293,7 @@ func (s SAN) checkRequested() error {
 		if err != nil || u.Scheme == "" {
 			return sanError("URI %.80q has no scheme", s.Value)
 		}
-		if u.Scheme == "spiffe" { // in any case, as url.Parse folds it and ParseID does not
+		if u.Scheme == "spiffe" { // url.Parse lowers the case; ParseID does not
 			id, err := spiffe.ParseID(s.Value)
 			if err != nil {
 				return fmt.Errorf("%w: %w", errSAN, err)
@@ -306,12 +304,12 @@ func (s SAN) checkRequested() error {
 			return sanError("URI %.80q has a host that crypto/x509 cannot read", s.Value)
 		}
 	case IP:
-		// Comparisons of addresses take it for the one of four bytes, and name constraints do not.
+		// Address comparison treats it as the 4-byte form; name constraints do not.
 		if ip := net.IP(s.Value); len(ip) == net.IPv6len && ip.To4() != nil {
 			return sanError("the IPv4 address %s has 16 bytes, which IPSAN makes 4", ip)
 		}
 	}
-	return nil // the rest is for marshalSANs to check
+	return nil // marshalSANs checks the rest
 }
 
 // checkDNSName applies the rules for a DNS name in a certificate: at most 253 bytes of letters, digits,

@@ -15,7 +15,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Limits on what a secret holds beside certificates.
+// Limits on the contents of a secret beside certificates.
 const (
 	ticketKeySize = 80 // of Envoy: a name of 16 bytes, and keys of 32 for HMAC and for AES
 	maxTicketKeys = 16
@@ -25,17 +25,17 @@ const (
 	maxSecret     = 1 << 20  // bytes of all values
 )
 
-// Secret is the material of one SDS resource name. It is one of the kinds that Envoy knows:
+// Secret is the material of one SDS resource name, in one of the kinds that Envoy knows:
 //
 //   - a key pair, [NewKeyPairSecret] and [NewSecretPEM]; or a certificate chain whose key Envoy uses through a
 //     provider, [NewKeyProviderSecret]
 //   - roots that vouch for any peer, [NewTrustSecret] and [NewSecretPEM]
-//   - the roots of each of several trust domains, which vouch for their own only, [NewTrustDomainsSecret]
+//   - the roots of several trust domains, each vouching only for its own, [NewTrustDomainsSecret]
 //   - session ticket keys, [NewTicketKeysSecret]
 //   - values for filters, [NewGenericSecret]
 //
-// Certificates, keys and revocation lists are in PEM, which is encoded once. A Secret never changes; the slices and
-// maps that it returns are shared and must not be changed. It does not print its keys and values.
+// Certificates, keys and revocation lists are in PEM, encoded once. A Secret never changes; the slices and maps that
+// it returns are shared and must not be changed. It does not print its keys and values.
 //
 // The zero Secret is not valid and is empty.
 type Secret struct {
@@ -55,7 +55,7 @@ type contents struct {
 	values               map[string][]byte
 }
 
-// The kinds of secrets, as they are printed.
+// The kinds of secrets, as printed.
 const (
 	kindPair     = "key pair"
 	kindProvider = "certificates with a key provider"
@@ -65,7 +65,7 @@ const (
 	kindGeneric  = "generic"
 )
 
-// newSecret returns a Secret that is printed as its name, its kind and its end.
+// newSecret returns a Secret that prints its name, kind and end.
 func newSecret(name string, notAfter time.Time, c *contents) *Secret {
 	text := fmt.Sprintf("pki.Secret(%q, %s)", name, c.kind)
 	if !notAfter.IsZero() {
@@ -80,8 +80,8 @@ type KeyPair interface {
 	NotAfter() time.Time
 }
 
-// NewKeyPairSecret returns the certificate chain and the private key of pair under the given resource name, such as
-// "default". The key is exported in the clear, so one in hardware is an error.
+// NewKeyPairSecret returns the certificate chain and private key of pair under the given resource name, such as
+// "default". The key is exported unencrypted, so a key in hardware gives an error.
 func NewKeyPairSecret(name string, pair KeyPair) (*Secret, error) {
 	switch {
 	case name == "", pair == nil, pair == KeyPair((*spiffe.SVID)(nil)), pair == KeyPair((*Credential)(nil)):
@@ -94,9 +94,8 @@ func NewKeyPairSecret(name string, pair KeyPair) (*Secret, error) {
 	return newSecret(name, pair.NotAfter(), &contents{kind: kindPair, chain: chain, key: key}), nil
 }
 
-// NewTrustSecret returns the X.509 authorities of bundle under the given resource name, such as
-// "ROOTCA". A bundle without any gives an error that wraps [spiffe.ErrNoAuthority]: to Envoy, no roots
-// would mean no verification.
+// NewTrustSecret returns the X.509 authorities of bundle under the given resource name, such as "ROOTCA". A bundle
+// without authorities gives an error that wraps [spiffe.ErrNoAuthority]: Envoy would verify nothing.
 func NewTrustSecret(name string, bundle *spiffe.Bundle) (*Secret, error) {
 	if name == "" || bundle == nil {
 		return nil, errors.New("pki: secret: a name and a bundle are required")
@@ -108,15 +107,15 @@ func NewTrustSecret(name string, bundle *spiffe.Bundle) (*Secret, error) {
 	return newSecret(name, time.Time{}, &contents{kind: kindRoots, roots: roots}), nil
 }
 
-// NewSecretPEM makes a Secret from PEM, such as that of files, which need not hold SPIFFE identities. It takes either
-// a chain with its key, or roots; the other arguments are empty. Input is read by the rules of [ParseCertificatesPEM]
-// and [ParsePrivateKeyPEM] and encoded again, without comments and with the key as PKCS#8.
+// NewSecretPEM makes a Secret from PEM, as in files, which need not hold SPIFFE identities. It takes either a chain
+// with its key, or roots; leave the other arguments empty. It reads the input by the rules of [ParseCertificatesPEM]
+// and [ParsePrivateKeyPEM] and encodes it again, without comments and with the key as PKCS#8.
 //
-// The key must belong to the first certificate, else the error wraps [ErrKeyMismatch]: files are often read while they
-// are being replaced. Each root must be a CA. Expiry, chains and trust are not checked.
+// The key must belong to the first certificate, else the error wraps [ErrKeyMismatch]: programs often read files
+// while another replaces them. Each root must be a CA. Expiry, chains and trust are not checked.
 //
-// The Secret's NotAfter is that of the first certificate, or notAfter if that is not zero and earlier.
-// For roots, notAfter must be zero.
+// The Secret's NotAfter is the end of the first certificate, or notAfter if that is not zero and earlier. For roots,
+// notAfter must be zero.
 func NewSecretPEM(name string, chainPEM, keyPEM, rootsPEM []byte, notAfter time.Time) (*Secret, error) {
 	if name == "" {
 		return nil, errors.New("pki: secret: a name is required")
@@ -177,15 +176,15 @@ func rootsFromPEM(name string, rootsPEM []byte) (*Secret, error) {
 	return newSecret(name, time.Time{}, &contents{kind: kindRoots, roots: MarshalCertificatesPEM(roots...)}), nil
 }
 
-// isCA reports whether c can be a root; certificates of version 1 have no way to say so.
+// isCA reports whether c can be a root. Version 1 certificates have no CA flag and count as roots.
 func isCA(c *x509.Certificate) bool {
 	return c.Version < 3 || c.BasicConstraintsValid && c.IsCA
 }
 
-// NewKeyProviderSecret returns a certificate chain whose private key Envoy does not get: it signs through one of its
-// private key providers. chainPEM is read as by [NewSecretPEM]. provider is an encoded
-// envoy.extensions.transport_sockets.tls.v3.PrivateKeyProvider, at most 64 KiB, which is passed on as it is; it is
-// copied. Its configuration may have a key in it, and is not printed.
+// NewKeyProviderSecret returns a secret with a certificate chain but no private key; Envoy signs through one of its
+// private key providers. chainPEM is read as in [NewSecretPEM]. provider is an encoded
+// envoy.extensions.transport_sockets.tls.v3.PrivateKeyProvider of at most 64 KiB, copied and passed on unchanged. It
+// is not printed, as its configuration may contain a key.
 func NewKeyProviderSecret(name string, chainPEM, provider []byte) (*Secret, error) {
 	if name == "" || len(provider) == 0 {
 		return nil, errors.New("pki: secret: a name and a key provider are required")
@@ -204,9 +203,9 @@ func NewKeyProviderSecret(name string, chainPEM, provider []byte) (*Secret, erro
 }
 
 // NewTrustDomainsSecret returns the X.509 authorities of several trust domains under the given resource name, such as
-// "ALL". Each authority vouches for IDs of its own trust domain and no other, which takes Envoy's SPIFFE validator
-// (envoy.tls.cert_validator.spiffe). Bundles without X.509 authorities are left out; if none has any, the error
-// wraps [spiffe.ErrNoAuthority]. Keys for tokens are not part of it.
+// "ALL". Each authority vouches only for IDs of its own trust domain, which requires Envoy's SPIFFE validator
+// (envoy.tls.cert_validator.spiffe). Bundles without X.509 authorities are left out; if none has any, the error wraps
+// [spiffe.ErrNoAuthority]. JWT authorities are not included.
 func NewTrustDomainsSecret(name string, set *spiffe.BundleSet) (*Secret, error) {
 	if name == "" || set == nil {
 		return nil, errors.New("pki: secret: a name and bundles are required")
@@ -231,9 +230,8 @@ func NewTrustDomainsSecret(name string, set *spiffe.BundleSet) (*Secret, error) 
 	return newSecret(name, time.Time{}, &contents{kind: kindDomains, domains: domains}), nil
 }
 
-// NewTicketKeysSecret returns keys for TLS session tickets, 80 random bytes each, 16 at most, and none twice. Envoy
-// encrypts with the first and decrypts with all: to rotate, put a new one in front and let the last one go. They are
-// copied.
+// NewTicketKeysSecret returns up to 16 distinct keys for TLS session tickets, 80 random bytes each. Envoy encrypts
+// with the first and decrypts with all: to rotate, insert a new key in front and drop the last. The keys are copied.
 func NewTicketKeysSecret(name string, keys ...[]byte) (*Secret, error) {
 	if name == "" || len(keys) == 0 {
 		return nil, errors.New("pki: secret: a name and a ticket key are required")
@@ -256,8 +254,8 @@ func NewTicketKeysSecret(name string, keys ...[]byte) (*Secret, error) {
 	return newSecret(name, time.Time{}, &contents{kind: kindTickets, tickets: tickets}), nil
 }
 
-// NewGenericSecret returns values for Envoy's filters, such as passwords and tokens: one under the key "", or up to
-// 100 with keys, which are UTF-8 of 1 to 256 bytes. No value may be empty. All together may have 1 MiB. They are
+// NewGenericSecret returns values for Envoy's filters, such as passwords and tokens: one value under the key "", or
+// up to 100 under keys of 1 to 256 bytes in UTF-8. No value may be empty. Together they may have 1 MiB. They are
 // copied.
 func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 	if name == "" || len(values) == 0 {
@@ -287,13 +285,13 @@ func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 	return newSecret(name, time.Time{}, &contents{kind: kindGeneric, values: copied}), nil
 }
 
-// WithCRLs returns s, which must hold roots that vouch for any peer, with certificate revocation lists, in place of
-// those that it has: X509 CRL blocks in PEM, 100 at most, of complete lists that are signed with SHA-256 or better and
-// name their next update. Envoy then wants a list of every CA in a chain, so each root must have signed one; with
-// leafOnly it looks at the list of the CA that issued the leaf only, and the lists may be of any CA.
+// WithCRLs returns s, which must hold roots that vouch for any peer, with crlsPEM in place of its certificate
+// revocation lists: at most 100 X509 CRL blocks in PEM, of complete lists that are signed with SHA-256 or better and
+// have a next update. Envoy then requires a list for every CA in a chain, so each root must have signed one. With
+// leafOnly, Envoy checks only the list of the leaf's issuer, and the lists may be from any CA.
 //
-// The new Secret's NotAfter is the earliest next update of the lists: peers refuse every certificate once one has
-// passed.
+// The new Secret's NotAfter is the earliest next update of the lists: once it has passed, peers refuse every
+// certificate.
 func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
 	c := s.all()
 	if c.kind != kindRoots {
@@ -307,9 +305,9 @@ func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
 }
 
 // WithTrustDomainCRLs returns s, which must hold the roots of trust domains and no lists, with certificate revocation
-// lists, as in [Secret.WithCRLs], of those trust domains whose certificates are to be checked against them. Each
-// authority of such a trust domain must have signed one, as Envoy wants a list of every CA in a chain; there may be
-// more, of intermediates. NotAfter is as for [Secret.WithCRLs].
+// lists, as in [Secret.WithCRLs], for the trust domains in crls. Each authority of such a trust domain must have
+// signed one, as Envoy requires a list for every CA in a chain; lists of intermediates may be added. NotAfter is as
+// for [Secret.WithCRLs].
 func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secret, error) {
 	c := s.all()
 	if c.kind != kindDomains || !s.notAfter.IsZero() {
@@ -317,7 +315,7 @@ func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secre
 			"domains that have none", s.name, s.kind())
 	}
 	domains, size := maps.Clone(c.domains), 0
-	var first time.Time // end of a list
+	var first time.Time // the earliest next update
 	for td, list := range crls {
 		roots := c.domains[td]
 		if roots == nil {
@@ -343,8 +341,8 @@ func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secre
 	return newSecret(s.name, first, &contents{kind: kindDomains, domains: domains}), nil
 }
 
-// readCRLs returns lists in PEM, written anew, and their earliest next update. Unless they are for leaves only, each
-// of the roots must have signed one of them.
+// readCRLs returns the lists, encoded again in PEM, and their earliest next update. Unless leafOnly is set, each root
+// must have signed a list.
 func readCRLs(crlsPEM, rootsPEM []byte, leafOnly bool) (out []byte, end time.Time, err error) {
 	lists, err := parseCRLs(crlsPEM)
 	if err != nil {
@@ -383,8 +381,8 @@ func (s Secret) KeyPair() (chainPEM, keyPEM []byte, ok bool) {
 	return c.chain, c.key, true
 }
 
-// KeyProvider returns the certificate chain, leaf first, in PEM, and the encoded provider of its key, and whether this
-// is such a secret; see [NewKeyProviderSecret].
+// KeyProvider returns the certificate chain, leaf first, in PEM, and the encoded provider of its key, and whether
+// this is such a secret; see [NewKeyProviderSecret].
 func (s Secret) KeyProvider() (chainPEM, provider []byte, ok bool) {
 	c := s.all()
 	if c.kind != kindProvider {
@@ -399,14 +397,14 @@ func (s Secret) Roots() (rootsPEM []byte, ok bool) {
 	return c.roots, c.kind == kindRoots
 }
 
-// CRLs returns the certificate revocation lists in PEM that go with [Secret.Roots], nil if there are none, and
-// whether they are for leaves only; see [Secret.WithCRLs].
+// CRLs returns the certificate revocation lists in PEM that go with [Secret.Roots], or nil, and whether Envoy applies
+// them to leaves only; see [Secret.WithCRLs].
 func (s Secret) CRLs() (crlsPEM []byte, leafOnly bool) {
 	c := s.all()
 	return c.crls, c.leafOnly
 }
 
-// TrustDomains returns the roots of each trust domain in PEM, with its certificate revocation lists behind them, and
+// TrustDomains returns the roots of each trust domain in PEM, followed by its certificate revocation lists, and
 // whether this is such a secret; see [NewTrustDomainsSecret] and [Secret.WithTrustDomainCRLs].
 func (s Secret) TrustDomains() (trustPEM map[spiffe.TrustDomain][]byte, ok bool) {
 	c := s.all()
@@ -419,14 +417,14 @@ func (s Secret) TicketKeys() (keys [][]byte, ok bool) {
 	return c.tickets, c.kind == kindTickets
 }
 
-// Generic returns the values of a generic secret, one that has no key under "", and whether this is one.
+// Generic returns the values of a generic secret, a single value without a key under "", and whether this is one.
 func (s Secret) Generic() (values map[string][]byte, ok bool) {
 	c := s.all()
 	return c.values, c.kind == kindGeneric
 }
 
-// NotAfter returns when peers begin to refuse the Secret: the end of a certificate, or the earliest next update of
-// revocation lists. It is zero for other kinds.
+// NotAfter returns when peers start to refuse the Secret: the end of a certificate, or the earliest next update of
+// its revocation lists. It is zero for other kinds.
 func (s Secret) NotAfter() time.Time { return s.notAfter }
 
 // all returns the contents, which must not be changed.

@@ -12,7 +12,7 @@ const (
 	maxOrganization = 64 // bytes; RFC 5280 calls it ub-organization-name
 )
 
-// subject returns a name of an organization and a common name, both of which may be empty.
+// subject returns a name with an organization and a common name, either of which may be empty.
 func subject(organization, commonName string) (name pkix.Name, err error) {
 	if organization != "" {
 		if err := checkText("organization", organization, maxOrganization); err != nil {

@@ -15,11 +15,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// errRecord says that the record in a store is not one that this authority may work with: it cannot
-// be read, does not verify, or belongs to another trust domain or another CA. It is left as it is.
+// errRecord says that this authority cannot work with the record in a store: it cannot be read, does not verify, or
+// belongs to another trust domain or CA. The record is left as it is.
 var errRecord = fmt.Errorf("the record in the store is %w", ErrUnfit)
 
-// The names of the items in a [Record]. stateName is ours, the others are those of Istio's secret.
+// The names of the items in a [Record]. stateName is ours; the others are from Istio's secret.
 const (
 	stateName     = "svidkit-state.json"
 	caCertName    = "ca-cert.pem"
@@ -30,14 +30,14 @@ const (
 	noteName      = "svidkit-note.txt"
 )
 
-// note is in each record of ours, so that a record which has lost its state is not taken for one of Istio's.
+// note is in each of our records, so that a record that has lost its state is not taken for Istio's.
 const note = `The certificate authority of this record is in ` + stateName + `. The files in PEM are copies for other
 programs. If ` + stateName + ` is missing, restore all of the record from a backup. To go on with the CA in
 ` + caCertName + ` and ` + caKeyName + ` alone, without the roots and keys that were to retire or to sign next,
 remove this file, too.
 `
 
-// record returns d as it is stored: our state, and the items that Istio has.
+// record returns d in its stored form: our state, and the items that Istio expects.
 func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, error) {
 	state, err := d.Marshal(td)
 	if err != nil {
@@ -53,14 +53,14 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 	if data[caKeyName], err = pki.MarshalPrivateKeyPEM(active.Secret()); err != nil {
 		return nil, err
 	}
-	// Istio has the chain and the key of a CA that it made itself empty, and reads the roots.
+	// Istio leaves chain and key empty for a CA that it made itself, and reads the roots.
 	data[certChainName], data[keyName] = []byte{}, []byte{}
 	data[rootCertName] = pki.MarshalCertificatesPEM(d.Contents().X509Authorities...)
 	return data, nil
 }
 
-// read makes a document of a record. What it returns may differ from the record, and then has to be
-// stored: a CA that another program made is adopted, and one that another program changed is followed.
+// read makes a document of a record. changed says that the document must be stored, because read adopted another
+// program's CA or followed another program's change.
 func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed bool, err error) {
 	d, changed, err = a.parse(r, now)
 	if err != nil {
@@ -118,8 +118,8 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 	return d, repaired || !noted, err
 }
 
-// checkCopies checks the items in PEM beside the state, which are for other programs. One that is missing is
-// to be written again. Another key than that of the active root may be the only copy of it, so it is not replaced.
+// checkCopies checks the PEM items beside the state, which are for other programs. It reports whether one is missing
+// and must be written again. A key other than the active root's may be the only copy, so it is an error.
 func (a *Authority) checkCopies(r Record, active *rotation.Key) (missing bool, err error) {
 	for _, name := range []string{caCertName, caKeyName, rootCertName} {
 		if len(bytes.TrimSpace(r.Data()[name])) == 0 {
@@ -151,10 +151,10 @@ func firstCertificate(b []byte) (*x509.Certificate, error) {
 	return certs[0], nil
 }
 
-// foreignTTL is the longest lifetime that another CA is believed to have granted: Istio's default.
+// foreignTTL is the longest lifetime that we assume another CA has granted: Istio's default.
 const foreignTTL = 90 * 24 * time.Hour
 
-// foreign returns the root that ca-cert.pem and ca-key.pem make.
+// foreign returns the root in ca-cert.pem and ca-key.pem.
 func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error) {
 	if a.files != nil {
 		return k, errors.New("it has no " + stateName + "; the JWT keys of a plugged-in CA need a store of their own")
@@ -190,16 +190,16 @@ func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error)
 	}, nil
 }
 
-// adopt makes a document of a CA that another program made, as Istio does in istio-ca-secret, or put in
-// the place of the active root of d.
+// adopt makes a document of a CA that another program made, as Istio does in istio-ca-secret, or put in the place of
+// d's active root.
 func (a *Authority) adopt(d *rotation.Document, r Record, now time.Time) (*rotation.Document, error) {
 	active, err := a.foreign(r, now)
 	if err != nil {
 		return nil, err
 	}
 	if d == nil {
-		// What this process publishes already stays in the bundle until its leaves are dead, and the
-		// numbers go on: only the document was taken away.
+		// Only the document was lost: the roots that this process publishes stay in the bundle until their leaves
+		// have expired, and the numbers go on.
 		if s := a.state.Load(); s != nil {
 			d = s.Clone()
 		}

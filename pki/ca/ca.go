@@ -10,23 +10,23 @@
 //	go authority.Run(ctx) // in a group that waits for it
 //	chain, err := authority.Sign(ctx, ca.Request{CSR: csr, ID: id})
 //
-// With Create, Open makes the CA if the store has none; later starts do without. [New] makes an authority that lives
-// in memory only, for tests and demonstrations, and [Load] one whose CA an operator provides in files. Package
-// caclient/local gives the authority to a program that renews identities, packages caserver/istioca and
+// With Create, Open makes the CA if the store has none; later starts do not need it. [New] makes an authority that
+// lives only in memory, for tests and demonstrations, and [Load] uses a CA that an operator provides in files.
+// Package caclient/local connects the authority to a program that renews identities, packages caserver/istioca and
 // caserver/linkerd serve it, and federation.NewHandler publishes its bundle.
 //
-// How to operate a CA, from the first start to a stolen key, is in OPERATING.md beside this package.
+// OPERATING.md beside this package says how to operate a CA, from the first start to a stolen key.
 //
-// # What is certified
+// # What it certifies
 //
-// Sign takes the public key out of a signing request, and nothing else. The identity and every other name come from
-// the calling program, which must have authenticated the workload first: this package authenticates no caller. With
-// Config.Auditor each certificate has a durable record before it leaves. With Config.Limits too many requests are
-// refused instead of served late.
+// Sign takes only the public key from a signing request. The identity and every other name come from the calling
+// program, which must have authenticated the workload first: this package authenticates no caller. With
+// Config.Auditor each certificate has a durable record before it leaves. With Config.Limits the authority refuses
+// excess requests instead of serving them late.
 //
 // # Rotation
 //
-// A root is replaced in four steps, and time alone moves it from one to the next:
+// A root is replaced in four steps, which time alone triggers:
 //
 //	prepare     Rotate makes a new root and puts it into the bundle
 //	distribute  for Rotation.Propagation, verifiers learn of it while the old root goes on signing
@@ -34,19 +34,18 @@
 //	retire      the old root leaves the bundle when the last leaf that it can have signed has
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
-// So a leaf's root has been in the bundle for at least Propagation before the leaf exists, and stays there
-// until the leaf has expired. Only [Authority.RevokeNow] takes these steps in another order, or early. The
-// state is computed when it is asked for, so that it is right even while Run is not called. Run adds that waiters are
-// told, that a root is replaced before its end, and that the store is read and written. The keys of JWT-SVIDs rotate
-// by the same steps, each kind by itself.
+// So a leaf's root has been in the bundle for at least Propagation before the leaf exists, and stays there until the
+// leaf has expired. Only [Authority.RevokeNow] takes these steps early or in another order. Readers compute the state
+// as of now, so it is right even while Run is not called. Run notifies waiters, replaces a root before its end, and
+// reads and writes the store. The keys of JWT-SVIDs rotate by the same steps, independently.
 //
-// A step is taken when the wall clock and the monotonic clock both say that it is due: setting the wall clock of a
+// A step happens when the wall clock and the monotonic clock both say that it is due: setting the wall clock of a
 // running process may delay a step, but never hastens one.
 //
 // # What it does not do
 //
-// It keeps no list of what it signed, apart from what the Auditor writes. It revokes roots and keys, not single
-// leaves: those are short-lived. It signs leaves only: the CA itself may be an intermediate one, by [Load].
+// It keeps no list of what it signed, except in the Auditor. It revokes roots and keys, not single leaves: those are
+// short-lived. It signs only leaves; the CA itself may be an intermediate, with [Load].
 package ca
 
 import (
@@ -70,115 +69,113 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Config configures an [Authority]. It is copied. Zero means the default that is named here;
-// negative durations are refused.
+// Config configures an [Authority]. It is copied. A zero field means its default; negative durations are refused.
 type Config struct {
 	TrustDomain spiffe.TrustDomain // required
 
-	// DefaultTTL is the lifetime of a leaf whose request names none; 0 means 24 hours, or MaxTTL if
-	// that is less. More than MaxTTL is refused.
+	// DefaultTTL is the lifetime of a leaf whose request has no TTL; 0 means 24 hours, or MaxTTL if that is less. It
+	// must not be more than MaxTTL.
 	DefaultTTL time.Duration
 
-	// MaxTTL is the longest lifetime that may be asked for; 0 means 90 days.
+	// MaxTTL is the longest lifetime that a request may have; 0 means 90 days.
 	MaxTTL time.Duration
 
-	// Backdate is how far before the present a leaf's or a root's validity begins, so that peers
-	// whose clocks are slow accept it at once; 0 means 2 minutes. An old root stays in the bundle
-	// for as long after the end of its last leaf. The clocks of replicas must not differ by more.
+	// Backdate is how far before the present a leaf's or root's validity begins, so that peers with slow clocks
+	// accept it at once; 0 means 2 minutes. An old root stays in the bundle for the same time after its last leaf has
+	// expired. The clocks of replicas must not differ by more.
 	Backdate time.Duration
 
 	// EmptySubject leaves the subject of leaves without a common name empty, and makes their alternative names
-	// critical. Otherwise it is "O=svidkit", the same in all leaves, so that no verifier can take it for an identity.
-	// SPIFFE permits both, but there are readers that fail on an empty subject, such as linkerd2-proxy with an
-	// X.509-SVID from a Workload API.
+	// critical. Otherwise the subject is "O=svidkit" in all leaves, so that no verifier can take it for an identity.
+	// SPIFFE permits both, but some readers fail on an empty subject, such as linkerd2-proxy with an X.509-SVID from
+	// a Workload API.
 	EmptySubject bool
 
-	// RefreshHint is how often consumers should fetch the bundle, a number of seconds. It is published in the bundle;
-	// 0 means 5 minutes.
+	// RefreshHint is how often consumers should fetch the bundle, in whole seconds. The bundle contains it; 0 means 5
+	// minutes.
 	RefreshHint time.Duration
 
-	// Rotation is how roots are made and replaced.
+	// Rotation says how roots are made and replaced.
 	Rotation Rotation
 
-	// JWT makes the authority sign JWT-SVIDs, too; nil means that it does not.
+	// JWT makes the authority sign JWT-SVIDs too; nil means that it does not.
 	JWT *JWTConfig
 
-	// Create lets [Open] make a new CA, and [Load] the first key for JWT-SVIDs, if the store has no record. Without it
-	// the error wraps [ErrNoRecord]: a volume that is not mounted, or a Secret that was deleted, must not be taken for
-	// a first start. A program sets it when its operator asks for a new CA, and not at every start. A CA that is in
-	// the store already, one of Istio's included, needs no permission.
+	// Create lets [Open] make a new CA, and [Load] the first key for JWT-SVIDs, if the store has no record. Without
+	// it the error wraps [ErrNoRecord]: an unmounted volume or a deleted Secret must not look like a first start. A
+	// program sets it when its operator asks for a new CA, and not at every start. A CA that is already in the store,
+	// even Istio's, does not need it.
 	Create bool
 
-	// Actor is the process that operates the CA, for the records of what is done to keys. The zero value leaves it
-	// out.
+	// Actor is the process that operates the CA, for the records of key events. The zero value leaves it out.
 	Actor Actor
 
-	Limits  Limits       // on what is signed at once, and in a second
-	Auditor Auditor      // keeps a record of everything that is signed, and of keys; nil means none
+	Limits  Limits       // on concurrent signings and signings per second
+	Auditor Auditor      // records everything signed, and key events; nil means none
 	Logger  *slog.Logger // nil means silence
 }
 
-// Rotation is how an [Authority] makes its roots and replaces them. Zero means the default that is named
-// here.
+// Rotation says how an [Authority] makes and replaces its roots. A zero field means its default.
 type Rotation struct {
 	KeyAlgorithm pki.KeyAlgorithm // of the roots; the zero value is ECDSA P-256
 
-	// RootTTL is the lifetime of each root; 0 means ten years (3650 days). It must be more than twice Propagation and
-	// DefaultTTL together, so that a root is replaced while leaves of the default lifetime still fit into its own; see
-	// [Authority.Run].
+	// RootTTL is the lifetime of each root; 0 means ten years (3650 days). It must be more than twice the sum of
+	// Propagation and DefaultTTL, so that a root is replaced while leaves of the default lifetime still fit into its
+	// own; see [Authority.Run].
 	RootTTL time.Duration
 
-	// GraceRatio is the fraction of a root's lifetime that is left when Run replaces the root, beside Propagation and
-	// MaxTTL; 0 means 0.2. It is at most 0.5.
+	// GraceRatio is the fraction of a root's lifetime, beyond Propagation and MaxTTL, that is left when Run replaces
+	// the root; 0 means 0.2. It is at most 0.5.
 	GraceRatio float64
 
 	// Propagation is how long a new root is in the bundle before it signs; 0 means five times RefreshHint. The
-	// federation standard asks for three to five times the hint. Less is for programs in which every consumer watches
-	// the bundle and none polls.
+	// federation standard asks for three to five times the hint. Set less only if every consumer watches the bundle
+	// and none polls.
 	Propagation time.Duration
 
-	// Constrain adds a critical extension to new roots that permits SPIFFE IDs of the trust domain and no other; see
-	// [pki.CertificateOptions]. Verifiers that do not know it refuse every leaf.
+	// Constrain adds a critical extension to new roots that permits only SPIFFE IDs of the trust domain; see
+	// [pki.CertificateOptions]. Verifiers that do not know the extension refuse every leaf.
 	Constrain bool
 
-	// Manual keeps Run from starting rotations: only [Authority.Rotate] does.
+	// Manual keeps Run from starting rotations: only [Authority.Rotate] starts them.
 	Manual bool
 
-	// KeepKey makes a rotation renew the root's certificate with its own key, as Istio's CA does, instead of the four
-	// steps with a new key. The new certificate replaces the old one at once, as leaves verify with either. A root
-	// that is tainted still gets a successor with a new key.
+	// KeepKey makes a rotation renew the root's certificate with its own key, as Istio's CA does, instead of taking
+	// the four steps with a new key. The new certificate replaces the old one at once, as leaves verify with either.
+	// A tainted root still gets a successor with a new key.
 	KeepKey bool
 
-	// CheckInterval is how often, with KeepKey, Run looks whether the root is to be renewed, as Istio's CA does; 0
-	// means an hour. The first look is one interval after the start and, unless NoJitter is set, a random part of
-	// another one. With and without KeepKey Run logs as often that the root is not about to expire.
+	// CheckInterval is how often, with KeepKey, Run checks whether the root needs renewal, as Istio's CA does; 0
+	// means an hour. The first check is one interval after the start plus, unless NoJitter is set, a random part of
+	// another one. Even without KeepKey, Run logs at this interval that the root is not about to expire.
 	CheckInterval time.Duration
 	NoJitter      bool
 }
 
-// Limits bound the signing of an authority; zero means no such limit. A request over a limit is refused with
-// [ErrLimit] and the time at which to come back.
+// Limits bound an authority's signing; zero means no such limit. A request over a limit is refused with [ErrLimit]
+// and the time at which to come back.
 type Limits struct {
-	Concurrent int // signings at the same time, the writing of their audit records included
-	Queue      int // how many more may wait for their turn; the rest is refused at once
+	Concurrent int // concurrent signings, including the writing of their audit records
+	Queue      int // how many more requests may wait; others are refused at once
 
-	// QueueTime is how long a request should wait in the queue. In an overload, when more requests come than can be
-	// signed for half a second, one that would wait longer is refused at once; a burst may wait ten times as long.
+	// QueueTime is how long a request should wait in the queue. In an overload, when for half a second more requests
+	// come than can be signed, a request that would wait longer is refused at once; a burst may wait ten times as
+	// long.
 	QueueTime time.Duration
 
 	Rate  float64 // signings per second, of all callers together
-	Burst int     // how many of them may come at once after a pause; 0 means those of one second, at least 1
+	Burst int     // how many may come at once after a pause; 0 means one second's worth, at least 1
 
 	CallerRate  float64 // signings per second for each [Request.LimitKey] or Caller
-	CallerBurst int     // as Burst
+	CallerBurst int     // like Burst
 }
 
-// New makes an authority with one new root, which is active at once and lives in this process only.
-// It starts no goroutine. The error says which setting is wrong, such as a trust domain whose certificates
-// crypto/x509 could not read.
+// New makes an authority with one new root, which is active at once and lives only in this process. It starts no
+// goroutine. The error says which setting is wrong, such as a trust domain whose certificates crypto/x509 could not
+// read.
 //
-// As no replica signs with its root, the authority knows when its last leaf expires, and retires an old root then. An
-// authority of [Open] has to wait for the longest lifetime that a leaf may have.
+// Without replicas, the authority knows when its last leaf expires, and retires an old root then. An authority of
+// [Open] must wait for the longest lifetime that a leaf may have.
 func New(cfg Config) (*Authority, error) {
 	a, err := newAuthority(cfg)
 	if err != nil {
@@ -264,7 +261,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	return cfg, nil
 }
 
-// terms returns what this authority needs of a key.
+// terms returns this authority's requirements for a key.
 func (cfg *Config) terms(kind rotation.Kind) rotation.Terms {
 	t := rotation.Terms{Longest: cfg.MaxTTL, Grace: cfg.Backdate, Propagation: cfg.Rotation.Propagation}
 	if kind == rotation.Token {
@@ -273,50 +270,50 @@ func (cfg *Config) terms(kind rotation.Kind) rotation.Terms {
 	return t
 }
 
-// redacted is the text that a type is printed as: one that holds keys, or one that says more in words.
+// redacted is the printed form of a type that holds keys, or that prints as a sentence.
 type redacted = redact.Text
 
-// Authority is a certificate authority; [New], [Open] and [Load] make one. It is safe for concurrent use, and does not
-// print its keys.
+// Authority is a certificate authority; [New], [Open] and [Load] make one. It is safe for concurrent use, and does
+// not print its keys.
 type Authority struct {
 	redacted
 	cfg     Config
 	limiter *limit.Limiter // nil for none
 
-	syncInterval time.Duration // how often Run reads the store: a quarter of the time that consumers have
+	syncInterval time.Duration // how often Run reads the store: a quarter of the consumers' time
 	taintGrace   time.Duration // how long a tainted root stays in the bundle once its successor signs
 
-	store Store         // nil: what it knows is all there is
-	files *pluggedFiles // nil: the roots are its own
+	store Store         // nil for an authority in memory
+	files *pluggedFiles // nil if the authority makes its own roots
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
-	writing chan struct{}         // has a slot for the one caller that reads and writes the store
+	writing chan struct{}         // one slot, for the caller that reads and writes the store
 	fresh   *rotation.Document    // a new CA that may have been stored, while Open runs; for the holder of the slot
-	adopted bool                  // the CA was made by another program; likewise
+	adopted bool                  // another program made the CA; for the holder of the slot
 
 	audited lastresult.Result // of the last record of a certificate or token
 
-	looking chan struct{}               // has a slot for the one request that reads what another process has stored
-	looked  atomic.Pointer[fs.FileInfo] // of what the store last had
+	looking chan struct{}               // one slot, for the request that reads another process's changes
+	looked  atomic.Pointer[fs.FileInfo] // the store's file info at the last look
 	events  events
 
 	mu      sync.Mutex
-	ends    rotation.Ends // without a store: of what the active keys signed
-	synced  time.Time     // with a store: when the read or write began that gave the state; wall clock
+	ends    rotation.Ends // without a store: when the last signature of each active key expires
+	synced  time.Time     // with a store: wall-clock start of the read or write that gave the state
 	syncErr error         // of the last attempt since; nil if there was none or it worked
 }
 
-// state is what holds from one step to the next. It never changes.
+// state holds from one step to the next. It never changes.
 type state struct {
 	*rotation.Document
 	version  string   // of the record; empty without a store
 	dirty    bool     // time has moved the document on from the record
 	plugged  *plugged // nil: the roots are in the document
 	bundle   *spiffe.Bundle
-	callers  *spiffe.Bundle // bundle without what is tainted
+	callers  *spiffe.Bundle // bundle without tainted keys
 	sequence uint64         // of the bundle
 	next     time.Time      // of the next step by time; zero for none
-	changed  chan struct{}  // closed when what may be seen of this state has changed
+	changed  chan struct{}  // closed when the visible state has changed
 }
 
 // active returns the key that signs certificates.
@@ -358,9 +355,9 @@ func (a *Authority) newBundle(old *state, d *rotation.Document, version string, 
 	if old == nil || s.sequence > old.sequence {
 		return s, number(s.sequence)
 	}
-	// An equal bundle stays the same one, for verifiers remember by it. Another one must not have an old number, which
-	// no consumer would take: without a store changes are numbered here only, and with one a replica that had
-	// not heard of us may have turned back what time had done.
+	// Keep an equal bundle, because verifiers cache by its address. A different bundle must not have an old number,
+	// which no consumer would accept: without a store only this place counts changes, and with one a replica that had
+	// not heard of us may have undone a step of time.
 	if err := number(old.sequence); err != nil {
 		return nil, err
 	}
@@ -384,8 +381,8 @@ func (a *Authority) current() *state {
 	return s
 }
 
-// advance takes the steps that are due at now and returns the state after them; mu is held. The
-// steps are for the log, once mu is free.
+// advance takes the steps that are due at now and returns the state after them; mu is held. The caller logs the steps
+// once mu is free.
 func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
 	old := a.state.Load()
 	if old.next.IsZero() || !rotation.Reached(now, old.next) {
@@ -393,7 +390,7 @@ func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
 	}
 	d, steps := old.Document.Advance(a.lastEnds(), now)
 	for _, s := range steps {
-		if s.Activated != nil { // its value went into the old key's time to retire
+		if s.Activated != nil { // the old key's time to retire includes it
 			a.ends[s.Kind] = time.Time{}
 		}
 	}
@@ -406,8 +403,7 @@ func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
 	return s, steps
 }
 
-// lastEnds returns the latest expiries signed so far. Only a sole signer can know them: for replicas it is
-// nil.
+// lastEnds returns the latest expiries signed so far. Only a sole signer can know them: with replicas it returns nil.
 func (a *Authority) lastEnds() *rotation.Ends {
 	if a.store != nil {
 		return nil
@@ -415,7 +411,7 @@ func (a *Authority) lastEnds() *rotation.Ends {
 	return &a.ends
 }
 
-// publish replaces the state; mu is held. Waiters are told if there is something to see.
+// publish replaces the state and tells waiters if the change is visible; mu is held.
 func (a *Authority) publish(s *state) {
 	if old := a.state.Load(); old != nil {
 		if old.looksLike(s) {
@@ -427,11 +423,11 @@ func (a *Authority) publish(s *state) {
 	a.state.Store(s)
 }
 
-// looksLike reports whether no method of the authority tells s and t apart.
+// looksLike reports whether s and t look the same through every method of the authority.
 func (s *state) looksLike(t *state) bool {
 	same := func(a, b rotation.Key) bool {
 		x, y := status(a), status(b)
-		x.Certificate, x.PublicKey, y.Certificate, y.PublicKey = nil, nil, nil, nil // the bundle has them
+		x.Certificate, x.PublicKey, y.Certificate, y.PublicKey = nil, nil, nil, nil // compared with the bundles
 		return x == y
 	}
 	return s.bundle == t.bundle && s.callers == t.callers && s.plugged == t.plugged &&
@@ -439,27 +435,25 @@ func (s *state) looksLike(t *state) bool {
 		slices.EqualFunc(s.Keys[rotation.Token], t.Keys[rotation.Token], same)
 }
 
-// logKey says what has become of a key.
+// logKey logs an event of a key.
 func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more ...slog.Attr) {
 	kind := k.Kind()
 	a.cfg.Logger.LogAttrs(context.Background(), level, kind.String()+" "+what,
 		append([]slog.Attr{slog.String(kind.IDName(), k.ID)}, more...)...)
 }
 
-// Bundle returns the current trust bundle: every root and every JWT key from its preparation to its retirement, oldest
-// first. Its sequence number starts at 1 for a new CA and grows with each change of the contents. Without a
-// store it grows by one. With a store it grows in steps, so that replicas never share a number, and also when the time
-// of a change is decided. For plugged-in files see [Load]. Bundle does not block, except that the first caller after a
-// step of a rotation came due takes the step.
+// Bundle returns the current trust bundle: every root and every JWT key from its preparation to its retirement,
+// oldest first. Its sequence number starts at 1 for a new CA and grows with each change of the contents. Without a
+// store it grows by one. With a store it grows in steps, so that replicas never share a number, and also when the
+// time of a change is decided. For plugged-in files see [Load]. Bundle does not block, except that the first caller
+// after a rotation step came due takes the step.
 func (a *Authority) Bundle() *spiffe.Bundle { return a.current().bundle }
 
-// Changed returns a channel that is closed at the next change of the bundle or of the state of a key. Take it before
-// reading, so that no change is missed. A change that comes with time is announced when Run, or any reader, notices
-// it.
+// Changed returns a channel that is closed at the next change of the bundle or of a key's state. Take it before
+// reading, so that no change is missed. A step of time closes it when Run, or any reader, notices the step.
 func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
 
-// create returns the document of a new CA. No verifier has its bundle yet, so that its keys may sign at
-// once.
+// create returns the document of a new CA. No verifier has its bundle yet, so its keys may sign at once.
 func (a *Authority) create(now time.Time) (*rotation.Document, error) {
 	d := &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
 	for _, kind := range rotation.Kinds {

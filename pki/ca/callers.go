@@ -13,24 +13,24 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// CallerBundle returns the authorities whose certificates and tokens may still authenticate a caller to this CA: those
-// of [Authority.Bundle] without the tainted ones. Servers that sign for callers verify them with it, so that a stolen
-// key cannot be exchanged for a certificate of its successor. Workloads verify each other with Bundle, so that leaves
-// that the tainted key signed in good faith go on working.
+// CallerBundle returns the authorities whose certificates and tokens may still authenticate a caller to this CA:
+// [Authority.Bundle] without the tainted keys. Servers that sign for callers verify them with it, so that a stolen
+// key cannot be exchanged for a certificate of its successor. Workloads verify each other with Bundle, so leaves that
+// the tainted key signed in good faith go on working.
 //
-// A key is missing when [Authority.Taint] returns, and in other replicas when they have read the store, and so is each
-// root with the same key. They read a [DirStore] here and in Sign if another process has written to it, and other
-// stores every 30 seconds. A workload whose certificate is from a tainted root renews by another proof, such as its
-// token. [Authority.Changed] tells of changes. The bundle is not for publishing and has no sequence number. It is the
-// same one until it changes; CallerBundle blocks no more than Bundle does, but for a directory that another process
-// has written to.
+// A tainted key, and each root with the same key, is missing as soon as [Authority.Taint] returns, and in other
+// replicas as soon as they have read the store. They read the directory of a [NewDirStore] here and in Sign if
+// another process has written to it, and other stores every 30 seconds. A workload whose certificate is from a
+// tainted root must renew with another proof, such as its token. [Authority.Changed] announces changes. The bundle is
+// not for publishing and has no sequence number. CallerBundle returns the same bundle until it changes, and blocks no
+// more than Bundle does, except to read a directory that another process has written to.
 func (a *Authority) CallerBundle() *spiffe.Bundle {
 	a.look(context.Background())
 	return a.current().callers
 }
 
-// newCallers returns the bundle of callers for s, which follows old. A bundle that is equal stays the same one, for
-// verifiers remember by it.
+// newCallers returns the bundle of callers for s, which follows old. It keeps an equal bundle, because verifiers
+// cache by its address.
 func (a *Authority) newCallers(s, old *state) (*spiffe.Bundle, error) {
 	if !s.Tainted() {
 		return s.bundle, nil
@@ -49,11 +49,11 @@ func (a *Authority) newCallers(s, old *state) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// A leaf's serial number says when its holder last proved its identity by something else than a certificate: 20
-// octets, of which the first thirteen are random (all but two bits), four are the seconds since 1970, until 2106, and
-// three are a mark. So the number is positive, unique and not to be guessed (RFC 5280, section 4.1.2.2), its first
-// digits tell leaves apart, and the time needs no extension that verifiers would have to know, and no state of the CA.
-// Roots, and leaves of other programs, have other numbers, which are shorter or do not end with the mark.
+// A leaf's serial number says when its holder last proved its identity without a certificate. It has 20 octets:
+// thirteen random ones (except two bits), four for the seconds since 1970, until 2106, and three for a mark. So the
+// number is positive, unique and unpredictable (RFC 5280, section 4.1.2.2), and its first digits tell leaves apart.
+// The time needs no extension that verifiers would have to know, and no state of the CA. Roots, and other programs'
+// leaves, have serial numbers that are shorter or do not end with the mark.
 const (
 	serialOctets = 20
 	timeOctets   = 4
@@ -73,7 +73,7 @@ func newSerial(t time.Time) *big.Int {
 	return new(big.Int).SetBytes(b[:])
 }
 
-// serialTime returns the time that a serial number carries.
+// serialTime returns the time in a serial number.
 func serialTime(n *big.Int) (time.Time, bool) {
 	if n == nil || n.Sign() <= 0 || n.BitLen() != 8*serialOctets-1 {
 		return time.Time{}, false
@@ -89,13 +89,13 @@ func serialTime(n *big.Int) (time.Time, bool) {
 	return time.Unix(int64(binary.BigEndian.Uint64(seconds[:])), 0), true
 }
 
-// Proven returns when the holder of a leaf last proved its identity to the CA by another proof than a certificate: the
-// [Request.Proven] of its signing, in whole seconds. The caller has verified the leaf with [Authority.CallerBundle]. A
-// server that takes certificates as proof passes the time on to the request for the next one, and refuses a time that
-// is too long ago: so chains of renewals have an end.
+// Proven returns when the holder of a leaf last proved its identity to the CA without a certificate: the
+// [Request.Proven] of its signing, in whole seconds. The caller must have verified the leaf with
+// [Authority.CallerBundle]. A server that takes certificates as proof copies the time into the request for the next
+// certificate, and refuses a time that is too long ago: so chains of renewals end.
 //
-// For a leaf without such a time, which another program has signed, or with an impossible one, it is the leaf's
-// NotBefore.
+// For a leaf without such a time, which another program has signed, or with an impossible one, Proven returns the
+// leaf's NotBefore.
 func (a *Authority) Proven(leaf *x509.Certificate) time.Time {
 	t, ok := serialTime(leaf.SerialNumber)
 	// The time is before the signature, and a leaf is backdated by no more than this.

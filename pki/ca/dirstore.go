@@ -28,7 +28,7 @@ import (
 type dirStore struct {
 	dir  string
 	disk disk.Disk
-	mu   sync.Mutex  // keeps the writers of this process apart where there is no flock
+	mu   sync.Mutex  // separates the writers of this process where there is no flock
 	seen atomic.Bool // this process has found a record in the directory
 }
 
@@ -42,42 +42,41 @@ const (
 // errPointer says that CURRENT is missing, empty or wrong although there are versions.
 var errPointer = errors.New("CURRENT does not say which version counts")
 
-// errGone says that the directory is not where this process has found a record before.
+// errGone says that the directory, where this process has found a record before, is missing.
 var errGone = &unfitError{errors.New("the folder was there, and is gone; mount its volume, or make the folder again " +
 	"to have the record written to it")}
 
 // NewDirStore returns a [Store] in a directory of its own, which the first save makes if it does not exist:
 //
-//	CURRENT          the name of the version that counts, and the commit
+//	CURRENT          the name of the current version; writing it commits
 //	v-<…>/…          the items of that version, one file each
 //	tmp-CURRENT      the name of a version that is being written
 //	lock             held by the process that writes
 //
-// The directory has mode 0700 and the files 0600, as they hold private keys. They must belong to the user of this
-// process or to root, and no other user may be able to replace the directory or one above it. What breaks these rules
-// is refused with an error that says which chown or chmod helps.
+// The directory has mode 0700 and the files 0600, as they hold private keys. They must belong to root or to the user
+// of this process, and no other user may be able to replace the directory or one above it. Otherwise the error says
+// which chown or chmod helps.
 //
-// A save writes a new version, makes it durable, and then replaces CURRENT by a rename, so that a crash, of the
-// process or of the machine, leaves the old record or the new one. The name of a version has a hash of its contents,
-// which a load compares. Two things are ever removed: the version that a save has replaced, after the new one is
-// durable, and one that a crash left unfinished. A version that no save has replaced stays.
+// A save writes a new version, makes it durable, and then renames tmp-CURRENT to CURRENT, so a crash of the process
+// or machine leaves the old record or the new one. A version's name contains a hash of its contents, which a load
+// compares. A save removes only the version that it has replaced, once the new one is durable, and a version that a
+// crash left unfinished.
 //
-// A directory with versions and no valid CURRENT is not taken for an empty one: Load and Save return an error that
-// wraps [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. A directory that had a record
-// and is gone is not made again: its volume may have been unmounted.
+// A directory with versions but no valid CURRENT is not an empty one: Load and Save return an error that wraps
+// [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. A directory that had a record and
+// is gone is not made again: its volume may have been unmounted.
 //
-// In Kubernetes, an emptyDir is refused, as all users can write to it, and a volume with an fsGroup needs
-// fsGroupChangePolicy: OnRootMismatch, as the files are opened to the group at each mount otherwise; or keep the CA in
-// a Secret with package kubesecret.
+// In Kubernetes, an emptyDir is refused, as all users can write to it. A volume with an fsGroup needs
+// fsGroupChangePolicy: OnRootMismatch, as otherwise each mount opens the files to the group. Or keep the CA in a
+// Secret with package kubesecret.
 //
-// Processes that share the directory are kept apart by a file lock on systems that have flock: Linux,
-// macOS and the BSDs. Elsewhere only one process at a time may use it. A network file system has to
-// honour locks and renames.
+// A file lock separates processes that share the directory, on systems with flock: Linux, macOS and the BSDs.
+// Elsewhere only one process at a time may use it. A network file system must honour locks and renames.
 //
-// A backup is a copy of the directory. It holds the private keys of the CA. To restore one, stop every authority that
-// uses the directory, put the copy in its place, and start again; see OPERATING.md.
+// A backup is a copy of the directory. It holds the CA's private keys. To restore one, stop every authority that uses
+// the directory, put the copy in its place, and start again; see OPERATING.md.
 //
-// The error says what is wrong with a directory that exists and is not private.
+// NewDirStore returns an error if the directory exists and is not private.
 func NewDirStore(dir string) (Store, error) {
 	d, err := newDirStore(dir)
 	if err != nil {
@@ -106,10 +105,10 @@ func newDirStore(dir string) (*dirStore, error) {
 
 func (d *dirStore) String() string { return "ca.DirStore(" + d.dir + ")" }
 
-// stat returns another file than before if there is another record.
+// stat returns another file if the record has changed.
 func (d *dirStore) stat() (fs.FileInfo, error) { return os.Lstat(filepath.Join(d.dir, currentName)) }
 
-// keys are the rules for everything in the store.
+// keys are the rules for all files of the store.
 var keys = private.Options{Keys: true}
 
 // open returns the directory if it is private.
@@ -121,7 +120,7 @@ func (d *dirStore) open() (*os.Root, error) {
 	return root, nil
 }
 
-// lasting makes err, if another user may have made or may change the store, an ErrUnfit: only an operator mends it.
+// lasting makes err an ErrUnfit if another user may have made or may change the store: only an operator can mend it.
 func lasting(err error) error {
 	if errors.Is(err, private.ErrUnsafe) {
 		return &unfitError{err}
@@ -129,7 +128,7 @@ func lasting(err error) error {
 	return err
 }
 
-// unfitError is an ErrUnfit with a text of its own.
+// unfitError is an ErrUnfit with its own text.
 type unfitError struct{ error }
 
 func (e *unfitError) Unwrap() error        { return e.error }
@@ -137,8 +136,8 @@ func (e *unfitError) Is(target error) bool { return target == ErrUnfit }
 
 // Load implements [Store].
 func (d *dirStore) Load(ctx context.Context) (Record, error) {
-	// A save that goes on while we read may remove what we are reading: then there is a newer one. What is wrong in
-	// two readings is wrong.
+	// A concurrent save may remove the version that we read; then there is a newer one. An error in two readings is
+	// real.
 	for try := 0; ; try++ {
 		if ctx.Err() != nil {
 			return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, context.Cause(ctx))
@@ -150,7 +149,7 @@ func (d *dirStore) Load(ctx context.Context) (Record, error) {
 	}
 }
 
-// errMoving says that what was read may have been changed meanwhile.
+// errMoving says that the store may have changed during the read.
 var errMoving = errors.New("the store was changed while it was read")
 
 func (d *dirStore) load() (Record, error) {
@@ -222,7 +221,7 @@ func (d *dirStore) version(root *os.Root, version string) (Record, error) {
 	return NewRecord(version, data), nil
 }
 
-// unfit returns an error that only an operator mends.
+// unfit returns an error that only an operator can mend.
 func unfit(format string, args ...any) error { return &unfitError{fmt.Errorf(format, args...)} }
 
 func vanished(version string) error {
@@ -238,27 +237,27 @@ func advise(err error) error {
 	return err
 }
 
-// current returns the version that counts, or "" if there is no record.
+// current returns the name of the current version, or "" if there is no record.
 func (d *dirStore) current(root *os.Root) (string, error) {
 	version, err := d.pointer(root, currentName)
 	if err == nil {
 		return version, nil
 	}
-	if errors.Is(err, errPointer) { // it is there, and wrong
+	if errors.Is(err, errPointer) { // it exists, and is wrong
 		return "", &unfitError{err}
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	// A first save writes first that it has begun. So a version of which nothing is known was saved once. It is looked
-	// for twice, as another process may be at work.
+	// A first save starts with tmp-CURRENT, so a version that tmp-CURRENT does not name was once saved. Look twice,
+	// as another process may be at work.
 	var before []string
 	for range 2 {
 		orphans, err := d.versions(root)
 		if err != nil {
 			return "", err
 		}
-		begun, _ := d.pointer(root, begunName) // one that is unfinished names nothing
+		begun, _ := d.pointer(root, begunName) // an unfinished file names nothing
 		orphans = slices.DeleteFunc(orphans,
 			func(v string) bool { return v == begun || before != nil && !slices.Contains(before, v) })
 		if _, err := root.Lstat(currentName); err == nil {
@@ -303,7 +302,7 @@ func (d *dirStore) versions(root *os.Root) ([]string, error) {
 	return names, nil
 }
 
-// read returns a file that is private and not too large.
+// read returns the contents of a file that must be private and not too large.
 func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
 	f, err := private.OpenIn(root, name, keys)
 	if err != nil {
@@ -313,8 +312,8 @@ func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
 	return files.ReadAll(f, filepath.Join(root.Name(), name), maxRecordBytes)
 }
 
-// The name of a version is v-<random>-<random of the one that it replaces>-<hash of the contents>. What an older
-// release wrote has the first of them only.
+// The name of a version is v-<random>-<random of the version it replaces>-<hash of the contents>. An older release
+// wrote only the first part.
 const (
 	randomLen = 16 // bytes
 	beforeLen = 8
@@ -405,7 +404,7 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 		return "", err
 	}
 	version := newVersion(have, r.Data())
-	// A crash from here on leaves a version that is known to be unfinished: no Save has returned it.
+	// After a crash from here on, tmp-CURRENT marks the version as unfinished: no Save has returned it.
 	if err := d.writeFile(root, begunName, []byte(version+"\n")); err != nil {
 		return "", err
 	}
@@ -431,7 +430,7 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 	return version, nil
 }
 
-// tidy removes what a crash has left: the version that was being written, and the one that the current version has
+// tidy removes what a crash has left: the version that was being written, and the version that the current one has
 // replaced. The lock is held.
 func (d *dirStore) tidy(root *os.Root, current string) error {
 	all, err := d.versions(root)
@@ -445,7 +444,7 @@ func (d *dirStore) tidy(root *os.Root, current string) error {
 	}
 	begun, err := d.pointer(root, begunName)
 	if err == nil && begun != current {
-		// It has to be gone for good before its name is.
+		// Its removal must be durable before its name is removed.
 		if err := d.disk.RemoveAll(root, begun); err != nil {
 			return err
 		}
@@ -497,7 +496,7 @@ func (d *dirStore) lock(ctx context.Context, root *os.Root) (unlock func(), err 
 		if d.mu.TryLock() {
 			ok, err := flock.TryLock(f)
 			if ok {
-				return func() { f.Close(); d.mu.Unlock() }, nil // the file lock ends with the file
+				return func() { f.Close(); d.mu.Unlock() }, nil // closing the file releases its lock
 			}
 			d.mu.Unlock()
 			if err != nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Why something happens to a key, as events and the log say it.
+// Why something happens to a key, in the words of events and the log.
 const (
 	asked    = "asked for"
 	due      = "due"
 	followed = "another process wrote it"
 )
 
-// maxEvents bounds the events that wait for the Auditor: of more, the oldest are in the log only.
+// maxEvents bounds the events that wait for the Auditor. Beyond that, the oldest are only in the log.
 const maxEvents = 256
 
 const (
@@ -28,18 +28,17 @@ const (
 	eventRetry    = 10 * time.Second // after a failure, while Run runs
 )
 
-// events are what happened to keys and has no record yet.
+// events are key events that are not recorded yet.
 type events struct {
 	mu      sync.Mutex
 	waiting []*KeyEvent
 	err     error         // of the last attempt; nil if it worked
-	kept    chan struct{} // wakes Run: an event may be kept after the state that it belongs to was published
+	kept    chan struct{} // wakes Run: an event may be kept after its state was published
 
-	recording sync.Mutex // held by the one that records, so that records are in order
+	recording sync.Mutex // held while recording, so that records are in order
 }
 
-// happened logs what happened to keys, and keeps it for the audit record, which [Authority.record] makes. It does not
-// block.
+// happened logs key events, and keeps them for [Authority.record]. It does not block.
 func (a *Authority) happened(why string, all ...rotation.Event) {
 	kept := make([]*KeyEvent, len(all))
 	for i, e := range all {
@@ -67,7 +66,7 @@ func (a *Authority) happened(why string, all ...rotation.Event) {
 	a.keep(kept...)
 }
 
-// keyEvent describes what happened to k.
+// keyEvent describes an event of k.
 func (a *Authority) keyEvent(what string, k *rotation.Key, at time.Time, successor, detail string) *KeyEvent {
 	e := &KeyEvent{Time: at.Round(0), Event: what, Key: "root", Serial: k.ID, Successor: successor, Detail: detail,
 		Actor: a.cfg.Actor}
@@ -87,7 +86,7 @@ func (a *Authority) keyEvent(what string, k *rotation.Key, at time.Time, success
 	return e
 }
 
-// keep keeps events for the audit record, if there is one.
+// keep keeps events for the Auditor, if there is one.
 func (a *Authority) keep(all ...*KeyEvent) {
 	if _, ok := a.cfg.Auditor.(keyAuditor); !ok || len(all) == 0 {
 		return
@@ -147,7 +146,7 @@ func (a *Authority) record(ctx context.Context) (left bool) {
 	}
 }
 
-// unrecorded returns why events have no record; nil if all have, or none was tried yet.
+// unrecorded returns why events have no record; nil if all have one, or no attempt was made yet.
 func (a *Authority) unrecorded() error {
 	ev := &a.events
 	ev.mu.Lock()
@@ -155,8 +154,8 @@ func (a *Authority) unrecorded() error {
 	return ev.err
 }
 
-// settle makes the records of an operation that a caller asked for, also if ctx is done: the process may be about to
-// end. That it has loaded the CA is recorded with them, or by Run: a command that fails writes nothing.
+// settle records the events of an operation that a caller requested, even if ctx is done: the process may be about to
+// end. The event that it has loaded the CA is recorded with them, or by Run: a command that fails records nothing.
 func (a *Authority) settle(ctx context.Context) {
 	a.events.mu.Lock()
 	done := slices.ContainsFunc(a.events.waiting, func(e *KeyEvent) bool { return e.Event != loaded })
@@ -166,7 +165,7 @@ func (a *Authority) settle(ctx context.Context) {
 	}
 }
 
-// started reports how the authority began: with a CA that was "created", "adopted" or "loaded".
+// started reports how the authority began: its CA was "created", "adopted" or "loaded".
 func (a *Authority) started(how, where string) {
 	s := a.current()
 	k := s.active()
@@ -189,7 +188,7 @@ const (
 	loaded  = "loaded"
 )
 
-// errUnrecorded is what Health says of events without a record.
+// errUnrecorded is Health's error for events without a record.
 func (a *Authority) errUnrecorded() error {
 	err := a.unrecorded()
 	if err == nil {

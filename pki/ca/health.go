@@ -8,7 +8,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Health says whether an [Authority], or a registration authority, can sign, and which of its parts fail. It holds no
+// Health says whether an [Authority], or a registration authority, can sign, and which parts fail. It holds no
 // secret.
 type Health struct {
 	// Signing is why a certificate of the default lifetime would not be signed now: the active root is not valid, the
@@ -21,8 +21,8 @@ type Health struct {
 	Audit error // records cannot be made, or records of key events are missing
 	Root  error // the active root should have been replaced by now, or is tainted
 
-	// Synced is as in [Status]. Until is when signing ends if nothing changes: with the active root or, while the
-	// store does not answer, with the last lifetime that may be granted.
+	// Synced is as in [Status]. Until is when signing ends if nothing changes: when the active root ends or, while
+	// the store does not answer, when no lifetime may be granted any more.
 	Synced, Until time.Time
 }
 
@@ -62,14 +62,14 @@ func (a *Authority) auditError() error {
 	return nil
 }
 
-// rootError returns what is wrong with the active root, which is good until end.
+// rootError returns a fault of the active root, which is valid until end.
 func (a *Authority) rootError(s *state, end, now time.Time) error {
 	key := s.active()
 	if key.Tainted {
 		return fmt.Errorf("ca: root %s of %s is tainted, and signs until its successor does", key.ID,
 			a.cfg.TrustDomain)
 	}
-	// Half of the time is gone that the replacement has.
+	// Half of the time left for the replacement is gone.
 	due := a.schedule().ReplaceAt(key.Cert)
 	late := due.Add(key.Cert.NotAfter.Sub(due) / 2)
 	if s.In(rotation.Root, Distributing) == nil && (now.After(late) || end.Sub(now.Round(0)) < a.cfg.DefaultTTL) {

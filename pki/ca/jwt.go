@@ -26,30 +26,29 @@ import (
 // ErrNoJWT says that the authority signs no JWT-SVIDs; see [Config.JWT]. It wraps [errors.ErrUnsupported].
 var ErrNoJWT = fmt.Errorf("no JWT-SVIDs are signed here (%w)", errors.ErrUnsupported)
 
-// JWTConfig configures the JWT-SVIDs of an [Authority]. Zero means the default that is named here.
+// JWTConfig configures the JWT-SVIDs of an [Authority]. A zero field means its default.
 type JWTConfig struct {
 	// Algorithm is the value of "alg" in the tokens: ES256, ES384, ES512, RS256, RS384, RS512, PS256, PS384 or PS512;
 	// empty means ES256. RSA keys have 2048 bits. A change takes effect with the next key.
 	Algorithm string
 
-	// Issuer makes the authority an issuer of OpenID Connect, for verifiers that do not know SPIFFE: it is the claim
+	// Issuer makes the authority an OpenID Connect issuer, for verifiers that do not know SPIFFE: it is the claim
 	// "iss" of all tokens, as in [jwtsvid.IssuerOptions], and jwtsvid.NewOIDCHandler publishes the keys. The
-	// Algorithm is then one that such a key set can name: ES256, ES384, ES512 or RS256. Empty means no "iss".
+	// Algorithm must then be ES256, ES384, ES512 or RS256, which such a key set can name. Empty means no "iss".
 	Issuer string
 
-	// KeyTTL is how long a key signs before Run replaces it; 0 means 30 days. It is more than twice
-	// Propagation.
+	// KeyTTL is how long a key signs before Run replaces it; 0 means 30 days. It must be more than twice Propagation.
 	KeyTTL time.Duration
 
 	// Propagation is how long a key is in the bundle before it signs, if that is longer than [Rotation].Propagation.
-	// With an Issuer 0 means a day, or a third of KeyTTL if that is less, as many verifiers fetch keys seldom. The
-	// first key that is added to an authority waits for Rotation.Propagation only, and the successor of a key in
-	// [Authority.RevokeNow] for nothing.
+	// With an Issuer, 0 means a day, or a third of KeyTTL if that is less, as many verifiers seldom fetch keys. The
+	// first key added to an authority waits only for Rotation.Propagation, and the successor of a key in
+	// [Authority.RevokeNow] does not wait.
 	Propagation time.Duration
 
-	// the life of a token whose request names none; 0 means 5 minutes, or MaxTTL if that is less
+	// DefaultTTL is the lifetime of a token whose request has none; 0 means 5 minutes, or MaxTTL if that is less.
 	DefaultTTL time.Duration
-	MaxTTL     time.Duration // the longest life that may be asked for; 0 means an hour
+	MaxTTL     time.Duration // the longest lifetime that a request may have; 0 means an hour
 }
 
 func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
@@ -108,11 +107,11 @@ func newJWTKey(alg string) (k rotation.Key, err error) {
 		Secret: redact.Seal(signer)}, nil
 }
 
-// JWTRequest asks for a JWT-SVID. The caller of [Authority.SignJWT] vouches for everything in it: it is signed as it
-// stands.
+// JWTRequest asks for a JWT-SVID. The caller of [Authority.SignJWT] vouches for everything in it: it is signed
+// unchanged.
 type JWTRequest struct {
 	ID       spiffe.ID // the workload: in the authority's trust domain, with a path
-	Audience []string  // whom the token is for: one receiver
+	Audience []string  // the receiver of the token: exactly one
 
 	TTL time.Duration // the lifetime from now; 0 or less means the default of [JWTConfig]
 
@@ -121,12 +120,11 @@ type JWTRequest struct {
 	Pod            spiffe.Pod
 }
 
-// SignJWT signs a JWT-SVID with the active JWT key; the public half is in [Authority.Bundle]. Beside the claims of the
-// standard the token has a "jti", which is its serial number in the audit record. The token is a credential.
+// SignJWT signs a JWT-SVID with the active JWT key; its public key is in [Authority.Bundle]. Beside the standard's
+// claims the token has a "jti", which is its serial number in the audit record. The token is a credential.
 //
-// The error is a [*SignError], or wraps the cause of ctx's end. Its kind is [ErrNoJWT] without
-// Config.JWT, and [spiffe.ErrNotReady] while the first key of an authority that had none before is being
-// distributed.
+// The error is a [*SignError], or wraps the cause of ctx's end. Its kind is [ErrNoJWT] without Config.JWT, and
+// [spiffe.ErrNotReady] while an authority distributes its first key.
 func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	if ctx.Err() != nil {
 		return "", signCanceled(ctx, r.ID)
@@ -168,14 +166,14 @@ func (a *Authority) signToken(g *grant, r *JWTRequest) (token string, i *Issuanc
 	}, err
 }
 
-// IssueJWTSVID is [Authority.SignJWT] for a caller that is the workload id itself, with the default lifetime. It makes
-// an Authority the issuer of a Workload API server: an error for no audience, or for too many, wraps
+// IssueJWTSVID is [Authority.SignJWT] with the default lifetime, for a caller that is the workload id itself. It
+// makes an Authority the issuer of a Workload API server: no audience, or too many, gives an error that wraps
 // [io/fs.ErrInvalid].
 func (a *Authority) IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []string) (token string, err error) {
 	return a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
 }
 
-// checkJWT tests the request and fills in the default lifetime.
+// checkJWT checks the request and fills in the default lifetime.
 func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
 	if a.cfg.JWT == nil {
 		return ErrNoJWT, errors.New("the CA has no key for them")

@@ -23,62 +23,59 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// PluggedIn is a CA for [Load] whose files an operator provides.
+// PluggedIn is an operator's CA in files, for [Load].
 type PluggedIn struct {
-	// Dir is the directory with the files, of which there are three sets of names: those of
-	// [pki.ReadKeyCertBundle]. It is required.
+	// Dir is the directory with the files, under one of the sets of names in [pki.ReadKeyCertBundle]. It is required.
 	Dir string
 
-	// Key returns the private key of the CA if it is not in a file, such as one in an HSM or a KMS; nil means that it
-	// is in a file. It is a function so that nothing prints the key, which must be safe for concurrent use. New files
-	// must be for the key that it returns then.
+	// Key returns the CA's private key if it is not in a file, but in an HSM or a KMS; nil means that it is in a
+	// file. It is a function so that nothing prints the key. The key must be safe for concurrent use. New files must
+	// match the key that Key returns then.
 	Key func() crypto.Signer
 
 	// MultiRoot allows the root file to change while the authority runs.
 	MultiRoot bool
 
-	// Tokens keeps the keys of JWT-SVIDs. It must not be the store of another CA. Nil keeps them in
-	// memory: then they are lost when the process ends, and tokens with them, so that it is for a
-	// single replica with short tokens.
+	// Tokens keeps the keys of JWT-SVIDs. It must not be another CA's store. Nil keeps them in memory, for a single
+	// replica with short tokens: the keys, and with them the tokens, are lost when the process ends.
 	Tokens Store
 
-	fsys fs.FS // of tests, in place of Dir
+	fsys fs.FS // for tests, in place of Dir
 }
 
-// Load makes an authority whose CA is in files that an operator provides, and replaces when it is time. If there are
-// none, the error wraps [fs.ErrNotExist]: some programs then make a CA of their own with [Open]. Files that are
-// incomplete or do not verify are another error. Config.Rotation applies to the keys of JWT-SVIDs only.
+// Load makes an authority whose CA is in files that an operator provides and replaces in time. If there are none, the
+// error wraps [fs.ErrNotExist], so that a program can make its own CA with [Open]. Incomplete files, or files that do
+// not verify, give another error. Config.Rotation applies only to the keys of JWT-SVIDs.
 //
-// The bundle has the roots of the root file, and a chain of [Authority.Sign] the certificates between leaf and root.
-// Before a CA is used, it signs a leaf of the trust domain for a key that is thrown away, and the leaf is verified as
-// a peer would verify it. So a CA of another trust domain, one that is expired, and one whose constraints or path
-// length do not allow leaves are refused at the start, and not by the peers. A leaf never outlives the certificates
-// above it: near their end the default lifetime shrinks from signature to signature.
+// The bundle has the roots of the root file, and a chain from [Authority.Sign] has the certificates between leaf and
+// root. Before Load uses a CA, the CA signs a test leaf for a throwaway key, which is verified as a peer would. So a
+// CA of another trust domain, an expired CA, and a CA whose constraints or path length forbid leaves are refused at
+// the start, rather than by the peers. A leaf never outlives the certificates above it: near their end the default
+// lifetime shrinks from one signature to the next.
 //
 // # New files
 //
-// [Authority.Run] follows the files, also through the links that Kubernetes swaps. It reads them when the system
-// announces a change, and every few seconds, and takes contents that two readings 100 milliseconds apart agree on.
+// [Authority.Run] follows the files, even through the links that Kubernetes swaps. It reads them when the system
+// announces a change, and every few seconds, and accepts contents that two readings 100 milliseconds apart agree on.
 // With the same roots the new CA takes over at once. A change of the roots is refused, unless MultiRoot says that
-// consumers take several. Then roots may be added or removed, but not exchanged in one step: the operator has to give
-// consumers the time to learn of a root before it signs. A refused change leaves the CA as it was, and is in the log
-// and in Status.
+// consumers accept several. Then roots may be added or removed, but not exchanged in one step: the operator must give
+// consumers time to learn of a root before it signs. A refused change leaves the CA as it was, and is in the log and
+// in Status.
 //
-// The sequence number of the bundle is the time of the newest file when it was read, in milliseconds
-// since 1970, and at least one more than before when the roots change. So it does not go back when
-// the program starts again, as long as the files are not exchanged for ones with older times. Changes of the
-// keys of JWT-SVIDs, which rotate, count too.
+// The bundle's sequence number is the newest file's time when it was read, in milliseconds since 1970, and grows by
+// at least one when the roots change. So a restart does not lower it, unless the files are exchanged for older ones.
+// Rotations of the JWT-SVID keys raise it too.
 //
-// The methods Rotate, Taint and Revoke refuse what would change the roots.
+// The methods Rotate, Taint and Revoke refuse to change the roots.
 //
-// # Whose files
+// # Who may write the files
 //
-// The files decide which CA a trust domain has. So the files, the directory, the directories above it and each link on
-// the way must belong to the user of this process or to root, and no other user may be able to change or replace them.
-// A directory that all users can write to needs the sticky bit, as the volumes of Kubernetes Secrets have it, and a
-// group that can write must be that of root or one of this process. Otherwise the error wraps [ErrUnfit] and says
-// which chown or chmod helps. A private key that all users can read is used, with a warning, except in volumes of
-// Kubernetes.
+// The files decide which CA a trust domain has. So the files, the directory, the directories above it and each link
+// on the way must belong to root or to the user of this process, and no other user may be able to change or replace
+// them. A directory that all users can write to needs the sticky bit, which volumes of Kubernetes Secrets have, and a
+// group that can write must be root's or one of this process's. Otherwise the error wraps [ErrUnfit] and says which
+// chown or chmod helps. A private key that all users can read is used, with a warning unless it is in a Kubernetes
+// volume.
 func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if from.Dir == "" && from.fsys == nil {
 		return nil, errors.New("ca: Load needs a folder")
@@ -110,7 +107,7 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	// There may be nothing at all that is ours to count, and the number of the files is enough.
+	// There may be no keys of ours, so the number of the files is enough.
 	d.Sequence = 0
 	if err := a.install(d, "", now, now, nil, ""); err != nil {
 		return nil, err
@@ -122,15 +119,15 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 // plugged is a CA from files. It never changes.
 type plugged struct {
 	pair        *pki.KeyCertBundle
-	key         rotation.Key        // its certificate is that of the CA
+	key         rotation.Key        // with the CA's certificate
 	above       []*x509.Certificate // between a leaf and the root
 	roots       []*x509.Certificate
-	from, until time.Time // when all of it is valid
+	from, until time.Time // all certificates are valid in this time
 	read        time.Time
 	sequence    uint64
 }
 
-// status describes the roots: the one that signs by itself is active, the others are trusted.
+// status describes the roots: the root that signs leaves itself is active, the others are trusted.
 func (p *plugged) status() []KeyStatus {
 	out := make([]KeyStatus, len(p.roots))
 	for i, c := range p.roots {
@@ -150,11 +147,11 @@ type pluggedFiles struct {
 	multiRoot bool
 	key       func() crypto.Signer
 	follower  *follow.Follower
-	first     *plugged // what Load found
-	told      bool     // that all users can read the key; only the follower uses it
+	first     *plugged // the CA that Load found
+	told      bool     // the log says that all users can read the key; only the follower uses it
 }
 
-// open opens a file that no other user has made or can change.
+// open opens a file that no other user can have made or can change.
 func (f *pluggedFiles) open(path string) (*os.File, error) {
 	file, err := private.OpenFile(path, os.O_RDONLY, private.Options{})
 	if err != nil {
@@ -163,8 +160,8 @@ func (f *pluggedFiles) open(path string) (*os.File, error) {
 	if f.told || !slices.Contains(keyNames, filepath.Base(path)) {
 		return file, nil
 	}
-	// In volumes of Kubernetes, whose files are behind directories like ..2026_01_02_15_04_05.123, the mode is that of
-	// the volume and no other user is near.
+	// In Kubernetes volumes, whose files are behind directories like ..2026_01_02_15_04_05.123, the mode is the
+	// volume's and no other user has access.
 	info, err := file.Stat()
 	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o004 != 0 &&
 		!strings.Contains(filepath.ToSlash(file.Name()), "/..") {
@@ -177,16 +174,16 @@ func (f *pluggedFiles) open(path string) (*os.File, error) {
 	return file, nil
 }
 
-// keyNames are the files that have private keys.
+// keyNames are the files with private keys.
 var keyNames = []string{"ca-key.pem", "tls.key", "key.pem"}
 
-// fileNames are the files whose change may be a change of the CA.
+// fileNames are the files to watch for a change of the CA.
 var fileNames = []string{
 	"ca-cert.pem", "ca-key.pem", "cert-chain.pem", "root-cert.pem", "ca-crl.pem",
 	"tls.crt", "tls.key", "ca.crt", "ca-bundle.crt", "crt.pem", "key.pem",
 }
 
-// take takes over the CA in the files if it may. Only the follower calls it.
+// take makes the CA in the files the current one, if the rules allow it. Only the follower calls it.
 func (f *pluggedFiles) take(ctx context.Context, read follow.Files) error {
 	folder := follow.Files{}
 	for path, file := range read {
@@ -197,7 +194,7 @@ func (f *pluggedFiles) take(ctx context.Context, read follow.Files) error {
 		return err
 	}
 	a := f.a
-	if f.first == nil { // Load, before anything else uses the authority
+	if f.first == nil { // during Load, nothing else uses the authority yet
 		f.first = next
 		return nil
 	}
@@ -214,8 +211,8 @@ func (f *pluggedFiles) take(ctx context.Context, read follow.Files) error {
 	return err
 }
 
-// replacePlugged puts next, which is not published yet, in the place of what s has, unless it is the same; mu
-// of the authority is held.
+// replacePlugged replaces the CA in s by next, which is not published yet, unless they are the same; mu of the
+// authority is held.
 func (a *Authority) replacePlugged(s *state, next *plugged) (bool, error) {
 	old := s.plugged
 	if next.pair.Equal(old.pair) {
@@ -239,10 +236,9 @@ func (a *Authority) replacePlugged(s *state, next *plugged) (bool, error) {
 	return true, nil
 }
 
-// mayReplace reports whether the roots of a running CA may change from old to next, both without
-// repetitions, and whether they are the same. Other roots are refused, because what trusts the old ones
-// would refuse what the new CA signs, unless multiRoot says that consumers take several roots, and either
-// set has all of the other.
+// mayReplace reports whether the roots of a running CA may change from old to next, both without duplicates, and
+// whether they are the same. Other roots are refused, because verifiers with the old roots would refuse the new CA's
+// leaves, unless multiRoot says that consumers accept several roots and one set contains the other.
 func mayReplace(old, next []*x509.Certificate, multiRoot bool) (same bool, err error) {
 	within := func(some, all []*x509.Certificate) bool {
 		return !slices.ContainsFunc(some, func(c *x509.Certificate) bool { return !slices.ContainsFunc(all, c.Equal) })
@@ -261,7 +257,7 @@ func mayReplace(old, next []*x509.Certificate, multiRoot bool) (same bool, err e
 	return false, nil
 }
 
-// parse returns the CA in the files if it is fit to sign for the trust domain.
+// parse returns the CA in the files, if it is fit to sign for the trust domain.
 func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, error) {
 	var signer crypto.Signer
 	if f.key != nil {
@@ -292,7 +288,7 @@ func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, erro
 		}
 		p.from, p.until = later(p.from, c.NotBefore), rotation.Earlier(p.until, c.NotAfter)
 	}
-	// The root that the chain leads to, or the last to end if it leads to several.
+	// The chain's root or, if it leads to several, the root that ends last.
 	var end time.Time
 	top := issuer.Chain()[len(issuer.Chain())-1]
 	for _, r := range p.roots {
@@ -319,8 +315,8 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// probe has issuer sign a leaf of the trust domain, for a key that is thrown away, and verifies it as a
-// peer with the bundle does in either role.
+// probe signs a leaf of the trust domain with issuer, for a throwaway key, and verifies it in either role, as a peer
+// with the bundle would.
 func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate, bundle *spiffe.Bundle,
 	now time.Time) error {
 	fail := func(err error) error {

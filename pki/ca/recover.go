@@ -18,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Recovery describes the version that [RecoverDirStore] takes for the record of a CA. It holds no secret.
+// Recovery describes the version that [RecoverDirStore] chooses as the record of a CA. It holds no secret.
 type Recovery struct {
 	redacted // prints the version in one line
 
@@ -26,18 +26,18 @@ type Recovery struct {
 	Root     string // the serial number of the root that signs, in hexadecimal; empty for a store of JWT keys
 	RootEnds time.Time
 
-	// Left are the versions that were not taken, each with the reason. They stay where they are.
+	// Left has the versions that were not chosen, each with the reason. They stay where they are.
 	Left []string
 }
 
-// RecoverDirStore finds the newest complete version in the directory of a [NewDirStore] that has lost its file
-// CURRENT, or has a wrong one. It returns that version and, with write, makes CURRENT name it, durably. It removes
-// nothing, and authorities need not be stopped.
+// RecoverDirStore finds the newest complete version in a directory of [NewDirStore] whose file CURRENT is lost or
+// wrong. It returns that version and, with write, makes CURRENT name it, durably. It removes nothing, and authorities
+// need not be stopped.
 //
-// A version is complete if its contents have the hash in its name. A version of an older release, whose name has none,
-// is complete if it has a readable state, or the certificate and the key of a CA. The newest version has the highest
-// revision. Versions of different CAs are refused: the operator moves the wrong ones away. A directory that is in
-// order is refused, too.
+// A version is complete if its contents match the hash in its name. A version of an older release, whose name has no
+// hash, is complete if it has a readable state, or the certificate and the key of a CA. The newest version has the
+// highest revision. Versions of different CAs are refused: the operator must move the wrong ones away. A directory
+// without a fault is refused too.
 func RecoverDirStore(ctx context.Context, dir string, write bool) (Recovery, error) {
 	d, err := newDirStore(dir)
 	if err != nil {
@@ -86,16 +86,16 @@ func (d *dirStore) recover(ctx context.Context, write bool) (Recovery, error) {
 	return best, d.disk.SyncDir(root, ".")
 }
 
-// candidate is a version that is complete.
+// candidate is a complete version.
 type candidate struct {
 	Recovery
 	authority string    // the CA
 	revision  uint64    // counts the saves of the CA; 0 if the version does not say
-	written   time.Time // by the time of the directory
-	begun     bool      // it was being written, so that another one is better
+	written   time.Time // the directory's time
+	begun     bool      // it was being written, so any other version is better
 }
 
-// newest returns the version to take.
+// newest returns the version to recover.
 func (d *dirStore) newest(root *os.Root) (Recovery, error) {
 	names, err := d.versions(root)
 	if err != nil {

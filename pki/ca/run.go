@@ -16,13 +16,12 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Rotate prepares a new root and puts it into the bundle. The other steps follow by themselves: see the package
-// comment. It returns the new root, whose Activates says when it begins to sign.
+// Rotate prepares a new root and puts it into the bundle. The other steps follow automatically: see the package
+// comment. It returns the new root, whose Activates says when it starts to sign.
 //
-// The error wraps [ErrRotating] while the root of an earlier rotation does not sign yet, and when the bundle already
-// holds 64 roots, as old ones wait for their leaves to expire. An error of the store leaves everything as it was,
-// unless the store has written all the same: then the next read shows the root. Roots that are not the authority's own
-// are not rotated.
+// The error wraps [ErrRotating] while the root of an earlier rotation does not sign yet, or while the bundle holds 64
+// roots because old ones wait for their leaves to expire. After an error of the store nothing has changed, unless the
+// store has written anyway: then the next read shows the root. Rotate refuses plugged-in roots.
 //
 // With [Rotation].KeepKey Rotate renews the active root's certificate instead, and returns that.
 func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
@@ -33,8 +32,7 @@ func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 	return a.rotate(ctx, asked, "rotate", rotation.Root)
 }
 
-// RotateJWT prepares a new key for JWT-SVIDs and puts it into the bundle, and is otherwise as
-// [Authority.Rotate]. The error wraps [ErrNoJWT] if [Config.JWT] is nil.
+// RotateJWT is [Authority.Rotate] for the key of JWT-SVIDs. The error wraps [ErrNoJWT] if [Config.JWT] is nil.
 func (a *Authority) RotateJWT(ctx context.Context) (KeyStatus, error) {
 	const op = "rotate the JWT key of"
 	if a.cfg.JWT == nil {
@@ -61,7 +59,7 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 		return KeyStatus{}, err
 	}
 	err = a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
-		if err := d.MayPrepare(kind, true); err != nil { // another one may have been faster
+		if err := d.MayPrepare(kind, true); err != nil { // another rotation may have been faster
 			return err
 		}
 		fresh = d.Prepare(fresh, a.cfg.Rotation.Propagation, now)
@@ -73,7 +71,7 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 	return status(a.prepared(fresh)), nil
 }
 
-// prepared returns the current state of a key that was prepared: a slow store may have made it wait longer.
+// prepared returns the current state of a prepared key: a slow store may have made it wait longer.
 func (a *Authority) prepared(k rotation.Key) rotation.Key {
 	if now := a.current().Find(k.ID); now != nil {
 		k = *now
@@ -81,7 +79,7 @@ func (a *Authority) prepared(k rotation.Key) rotation.Key {
 	return k
 }
 
-// opError returns err with the operation that failed, once.
+// opError returns err with the failed operation, once.
 func (a *Authority) opError(op string, err error) error {
 	if _, ok := errors.AsType[*opError](err); ok {
 		return err
@@ -97,8 +95,8 @@ type opError struct {
 func (e *opError) Error() string { return "ca: " + e.op + ": " + within(e.err).Error() }
 func (e *opError) Unwrap() error { return e.err }
 
-// renew replaces the certificate of the active root by a new one with the same key and subject. Leaves verify with
-// either certificate, so that no step has to wait.
+// renew replaces the active root's certificate by a new one with the same key and subject. Leaves verify with either
+// certificate, so no step has to wait.
 func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	var renewed rotation.Key
 	err := a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
@@ -133,14 +131,14 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 // or of a JWT key (id is its key ID) as possibly stolen. Certificates that the key signed in good faith go on working
 // for a while; if they must not, follow with [Authority.Revoke].
 //
-// An active key gets a successor at once, as by Rotate, unless one is on its way. When the successor signs, the
-// tainted key stays in the bundle for at most half of DefaultTTL, and Backdate, in which every workload that renews at
-// half of the default lifetime has renewed. A distributing key leaves the bundle at once, and another one is prepared
-// in its place. A retiring or trusted one leaves after the same time at the latest. The successor of a JWT key comes
-// from a replica that signs JWT-SVIDs, when it has read the store.
+// An active key gets a successor at once, as in Rotate, unless a rotation is under way. Once the successor signs, the
+// tainted key stays in the bundle for at most half of DefaultTTL plus Backdate, in which every workload that renews
+// at half of the default lifetime has renewed. A distributing key leaves the bundle at once, and another is prepared
+// in its place. A retiring or trusted key leaves after the same time at the latest. The successor of a JWT key comes
+// from a replica that signs JWT-SVIDs, once it has read the store.
 //
-// When Taint returns, the key is missing from [Authority.CallerBundle]. Roots with the same private key are tainted
-// too. Tainting a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store, or says that
+// When Taint returns, the key is missing from [Authority.CallerBundle]. Taint also marks roots with the same private
+// key. Tainting a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store, or says that
 // the root is plugged in.
 func (a *Authority) Taint(ctx context.Context, id string) error {
 	const op = "taint a key of"
@@ -149,7 +147,7 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 		return a.opError(op, err)
 	}
 	kind, id := k.Kind(), k.ID
-	// Run of the replicas that sign tokens prepares the successor of a JWT key.
+	// Run, in a replica that signs tokens, prepares the successor of a JWT key.
 	replaces := func(d *rotation.Document) bool {
 		return (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
 	}
@@ -160,7 +158,7 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 			return a.opError(op, err)
 		}
 	}
-	var dropped *rotation.Key // a distributing key, which the document does not have as a tainted one
+	var dropped *rotation.Key // a distributing key, which leaves the document instead of being tainted in it
 	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
 		prepares := replaces(d)
 		dropped = nil
@@ -190,10 +188,10 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	return nil
 }
 
-// Revoke takes a root (id is its serial number in hexadecimal) or a JWT key (id is its key ID) out of the bundle now,
-// and each root with the same private key. Verifiers that have the new bundle refuse everything that it signed. The
-// active key is not revoked: taint it, and revoke it when its successor signs, or use [Authority.RevokeNow]. Other
-// errors are those of [Authority.Taint].
+// Revoke removes a root (id is its serial number in hexadecimal) or a JWT key (id is its key ID) from the bundle now,
+// with each root that has the same private key. Verifiers with the new bundle refuse everything that it signed.
+// Revoke refuses the active key: taint it, and revoke it once its successor signs, or use [Authority.RevokeNow].
+// Other errors are as in [Authority.Taint].
 func (a *Authority) Revoke(ctx context.Context, id string) error {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
@@ -218,20 +216,20 @@ func (a *Authority) Revoke(ctx context.Context, id string) error {
 	return nil
 }
 
-// Revocation is what [Authority.RevokeNow] did, and what it costs.
+// Revocation says what [Authority.RevokeNow] did, and its cost.
 type Revocation struct {
-	redacted // prints what was done and what it costs, in words
+	redacted // prints the action and its cost as sentences
 
 	Revoked   KeyStatus // as it was before
-	Successor KeyStatus // the key that signs in its place from now on; zero if the revoked key did not sign
+	Successor KeyStatus // the key that signs from now on; zero if the revoked key did not sign
 
-	// Known is when verifiers that read the bundle as often as they should know the successor. Until then, verifiers
-	// that have not read it refuse what the successor signs. It is zero if the revoked key did not sign, or if the
-	// successor was known already.
+	// Known is when verifiers that read the bundle as often as they should will know the successor. Until then,
+	// verifiers that have not read it refuse what the successor signs. It is zero if the revoked key did not sign, or
+	// if the successor was already known.
 	Known time.Time
 }
 
-// text says in words what was done and what it costs.
+// text describes the action and its cost.
 func (r *Revocation) text() string {
 	kind := rotation.Root
 	if r.Revoked.Certificate == nil {
@@ -250,20 +248,20 @@ func (r *Revocation) text() string {
 	return text + "; make all workloads renew"
 }
 
-// RevokeNow is [Authority.Revoke] that also takes the active key: it is for a key that is known to be stolen. In the
-// same write its successor becomes active: the key that was being distributed, or else a new one. It skips the steps
-// of a rotation that keep handshakes from failing, which has a cost:
+// RevokeNow is [Authority.Revoke] that also accepts the active key: use it for a key that is known to be stolen. In
+// the same write its successor becomes active: the key that was being distributed, or else a new one. It skips the
+// rotation steps that keep handshakes from failing, which has a cost:
 //
 //   - A verifier that has read the bundle refuses everything that the revoked key signed, and so each workload that
 //     has not renewed.
-//   - A verifier that has not read the bundle refuses everything that the successor signs: for up to Propagation. A
-//     successor that had been distributed for its time costs nothing.
+//   - A verifier that has not read the bundle refuses everything that the successor signs, for up to Propagation. A
+//     fully distributed successor costs nothing.
 //   - A replica that has not read the store yet (30 seconds) goes on signing with the revoked key and shows the old
 //     bundle.
 //
 // Without RevokeNow the key stays trusted for Propagation and half of DefaultTTL. The successor always has another
-// key, also with [Rotation].KeepKey. The successor of a JWT key has the same algorithm, and is made by this authority
-// even if it signs no tokens. Errors are those of Revoke; a failure of the Auditor prevents nothing.
+// key, even with [Rotation].KeepKey. A JWT key's successor has the same algorithm; this authority makes it even if it
+// signs no tokens. Errors are as in Revoke; a failure of the Auditor prevents nothing.
 func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
@@ -305,7 +303,7 @@ func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error
 	return r, nil
 }
 
-// newSuccessor makes a key that can take the place of k.
+// newSuccessor makes a key that can replace k.
 func (a *Authority) newSuccessor(k *rotation.Key) (rotation.Key, error) {
 	if k.Kind() == rotation.Root || a.cfg.JWT != nil {
 		return a.newKey(k.Kind())
@@ -333,31 +331,30 @@ func (a *Authority) keyWithID(id string) (rotation.Key, error) {
 	return rotation.Key{}, fmt.Errorf("%w: %.64q", ErrUnknownKey, id)
 }
 
-// plainHex returns a number in hexadecimal as [rotation.Serial] writes it, however other programs do: in upper case,
-// with colons or leading zeros.
+// plainHex converts a hexadecimal number to the form of [rotation.Serial]. Other programs write it in upper case,
+// with colons or with leading zeros.
 func plainHex(text string) string {
 	return strings.TrimLeft(strings.ToLower(strings.ReplaceAll(text, ":", "")), "0")
 }
 
 // Waits of Run.
 const (
-	longestSleep = time.Hour   // the wall clock may have been set meanwhile
+	longestSleep = time.Hour   // the wall clock may be set meanwhile
 	rotateRetry  = time.Minute // after a rotation that could not start
 )
 
 // Run does the work that comes due, until ctx is done.
 //
-// It takes the steps of rotations at their time, so that [Authority.Changed] tells of them. It starts a rotation when
-// no more is left of the active root's lifetime than Propagation, MaxTTL and GraceRatio together, but never in the
-// first half of its life; at once if the root is tainted; and when the active JWT key nears its KeyTTL. As Propagation
-// and DefaultTTL fit into half of RootTTL, the end of a root never cuts a leaf of the default lifetime short while Run
-// runs.
+// It takes the steps of rotations on time, so that [Authority.Changed] announces them. It starts a rotation when the
+// active root's remaining lifetime is down to the sum of Propagation, MaxTTL and GraceRatio, but never in the first
+// half of its life; at once if the root is tainted; and when the active JWT key nears its KeyTTL. As Propagation and
+// DefaultTTL fit into half of RootTTL, a root's end never shortens a leaf of the default lifetime while Run runs.
 //
-// With a store, it reads the record every 30 seconds, or each quarter of Propagation if that is less, follows what
-// others wrote, and writes down what time has done. With plugged-in files, it follows them.
+// With a store, it reads the record every 30 seconds, or each quarter of Propagation if that is less, follows other
+// writers' changes, and stores the steps that time has taken. With plugged-in files, it follows them.
 //
-// Run returns nil when ctx is done, and nothing else ends it: failures are logged and tried again, and the CA goes on
-// working as before. One Run is enough; more do no harm.
+// Run returns nil when ctx is done, and only then: it logs and retries failures, and the CA goes on working as
+// before. One Run is enough; more do no harm.
 func (a *Authority) Run(ctx context.Context) error {
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -392,22 +389,22 @@ func (a *Authority) Run(ctx context.Context) error {
 	return nil
 }
 
-// runner is the memory of one Run.
+// runner is the state of one Run.
 type runner struct {
 	a         *Authority
 	nextSync  time.Time // when to read the store
-	nextCheck time.Time // of a root that keeps its key
-	nextTry   time.Time // of a rotation that failed
-	nextNote  time.Time // in the log, that the root stays
-	stuck     *state    // the state that could not be written down
+	nextCheck time.Time // when to check a root that keeps its key
+	nextTry   time.Time // when to retry a rotation that failed
+	nextNote  time.Time // when to log again that the root stays
+	stuck     *state    // the state that could not be stored
 }
 
-// work does the work that is due at s, and returns how long to wait unless something changes before.
+// work does the work that is due at s, and returns how long to wait if nothing changes.
 func (r *runner) work(ctx context.Context, s *state) time.Duration {
 	a, wait := r.a, longestSleep
 	until := func(t time.Time) { wait = min(wait, time.Until(t)) }
 	if !s.next.IsZero() {
-		// Both clocks have to reach the step, so the longer wait counts.
+		// Both clocks must reach the step, so the longer wait counts.
 		if wait = min(wait, max(time.Until(s.next), time.Until(s.next.Round(0)))); wait <= 0 {
 			return 0
 		}
@@ -448,8 +445,8 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 	return wait
 }
 
-// show writes down which distributing keys have been in the bundle of this process for long enough, so that a later
-// process does not have to assume that no verifier knows them. It returns how long to wait for the next one.
+// show stores which distributing keys have been in this process's bundle for long enough, so that a later process
+// need not assume that no verifier knows them. It returns how long to wait for the next key.
 func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 	left := longestSleep
 	due := false
@@ -474,15 +471,15 @@ func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 	})
 }
 
-// replaceAt returns when to replace the active key of a kind, and whether Run has to do that at all.
+// replaceAt returns when to replace the active key of a kind, and whether Run must replace it at all.
 func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	cfg, k := &r.a.cfg, s.In(kind, Active)
 	switch {
 	case k == nil || s.In(kind, Distributing) != nil || kind == rotation.Token && cfg.JWT == nil:
 		return time.Time{}, false
-	case k.Tainted: // there was no room for a successor
+	case k.Tainted: // the bundle was full, so there is no successor
 		return time.Time{}, true
-	case kind == rotation.Token: // so that its successor signs when it has done so for KeyTTL
+	case kind == rotation.Token: // so that its successor signs once it has signed for KeyTTL
 		return k.Activates.Add(cfg.JWT.KeyTTL - cfg.JWT.Propagation).Round(0), true
 	}
 	at := r.a.schedule().ReplaceAt(k.Cert)
@@ -503,7 +500,7 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	return r.nextCheck, true
 }
 
-// schedule returns when roots are replaced.
+// schedule returns the rules for when to replace roots.
 func (a *Authority) schedule() rotation.Schedule {
 	r := &a.cfg.Rotation
 	return rotation.Schedule{

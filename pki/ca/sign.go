@@ -22,33 +22,31 @@ var (
 	ErrCSR = errors.New("bad signing request")
 	// ErrTTL says that the lifetime is more than the authority grants, or less than a second.
 	ErrTTL = errors.New("bad lifetime")
-	// ErrIdentity says that the ID is not that of a workload of the authority's trust domain, that one of
-	// the other names cannot be in its certificate, or that a token has no audience, or too many.
+	// ErrIdentity says that the ID is not a workload's in the authority's trust domain, that another name cannot be
+	// in its certificate, or that a token has no audience, or too many.
 	ErrIdentity = errors.New("bad identity")
 	// ErrGeneration says that the certificate could not be built or signed.
 	ErrGeneration = errors.New("certificate generation failed")
-	// ErrLimit says that there are too many requests at the moment; [SignError.RetryAfter] says when to come back.
+	// ErrLimit says that there are too many requests now; [SignError.RetryAfter] says when to come back.
 	ErrLimit = errors.New("too many requests")
-	// ErrAudit says that the record of the issuance could not be made durable, so that the
-	// certificate was thrown away.
+	// ErrAudit says that no durable audit record could be made, so the certificate was thrown away.
 	ErrAudit = errors.New("no audit record")
 )
 
-// SignError is the error of [Authority.Sign] and [Authority.SignJWT], unless the context was done. It
-// wraps Kind and Err.
+// SignError is the error of [Authority.Sign] and [Authority.SignJWT], unless the context was done. It wraps Kind and
+// Err.
 type SignError struct {
-	// Kind is one of the errors above, or [ErrNoJWT], or [spiffe.ErrNotReady], which may pass: the active root has
-	// expired or is not valid yet, the store has not answered for too long, or the first JWT key is still being
-	// distributed.
+	// Kind is an error above, [ErrNoJWT], or [spiffe.ErrNotReady]. The last may pass: the active root has expired or
+	// is not valid yet, the store has not answered for too long, or the first JWT key is still being distributed.
 	Kind error
 	ID   spiffe.ID // as the caller gave it
-	Err  error     // what is wrong
+	Err  error     // the reason
 
-	// RetryAfter is when to come back; 0 if that is not known.
+	// RetryAfter is when to come back; 0 if unknown.
 	RetryAfter time.Duration
 
-	// Asked is the lifetime that was asked for and, of ErrTTL, Granted the one nearest to it that would be granted;
-	// the client is told what Err says then. Both are 0 if that is not what is wrong.
+	// Asked is the requested lifetime. For ErrTTL, Granted is the nearest lifetime that would be granted; servers
+	// then tell the client what Err says. Both are 0 if the lifetime is not the reason.
 	Asked, Granted time.Duration
 }
 
@@ -56,7 +54,7 @@ func (e *SignError) Error() string {
 	return fmt.Sprintf("ca: sign%s: %v: %v", quoted(e.ID), e.Kind, e.Err)
 }
 
-// quoted returns " " and the ID in quotes, or nothing for the zero ID, such as that of a certificate for names alone.
+// quoted returns " " and the quoted ID, or "" for the zero ID of a certificate with DNS names only.
 func quoted(id spiffe.ID) string {
 	if id.IsZero() {
 		return ""
@@ -69,7 +67,7 @@ func (e *SignError) Unwrap() []error { return []error{e.Err, e.Kind} }
 
 var _ retry.Error = (*SignError)(nil)
 
-// Retryable reports whether the same request may succeed later, and when: see [spiffe.ErrNotReady]. It may after
+// Retryable reports whether the same request may succeed later, and when: see [spiffe.ErrNotReady]. That is so for
 // [ErrLimit], [ErrAudit] and [spiffe.ErrNotReady], and if Err says so.
 func (e *SignError) Retryable() (after time.Duration, ok bool) {
 	after, advice := retry.After(e.Err)
@@ -77,19 +75,18 @@ func (e *SignError) Retryable() (after time.Duration, ok bool) {
 	return after, advice == retry.Again || e.Kind == ErrLimit || e.Kind == ErrAudit || e.Kind == spiffe.ErrNotReady
 }
 
-// signCanceled is the error of a context that is done.
+// signCanceled is the error for a context that is done.
 func signCanceled(ctx context.Context, id spiffe.ID) error {
 	return fmt.Errorf("ca: sign%s: %w", quoted(id), context.Cause(ctx))
 }
 
-// minTTL is the shortest lifetime: certificates carry whole seconds, so that less may be nothing.
+// minTTL is the shortest lifetime: certificates carry whole seconds.
 const minTTL = time.Second
 
 // Request asks for a certificate. The caller of [Authority.Sign] vouches for everything in it except the CSR: it is
-// signed as it stands.
+// signed unchanged.
 type Request struct {
-	// CSR holds the public key to certify. Nothing else of it is used: not its names, not its
-	// extensions, not its subject.
+	// CSR holds the public key to certify. Its names, extensions and subject are not used.
 	CSR *pki.CSR
 
 	// ID is the workload: in the authority's trust domain, with a path.
@@ -98,59 +95,57 @@ type Request struct {
 	DNSNames []string // further names, beside the ID
 	IPs      []net.IP // further addresses, beside the ID
 
-	// CommonName is the subject's common name, for peers that look for a name there ("dual use");
-	// at most 64 bytes. Empty means the usual subject; see [Config.EmptySubject].
+	// CommonName is the subject's common name, for old peers that look for a name there; at most 64 bytes. Empty
+	// means the usual subject; see [Config.EmptySubject].
 	CommonName string
 
 	// TTL is the lifetime from now; 0 or less means the authority's default.
 	TTL time.Duration
 
-	// Backdate is how far before now the validity begins; 0 means the authority's, and more than
-	// MaxTTL is refused.
+	// Backdate is how far before now the validity begins; 0 means the authority's. More than MaxTTL is refused.
 	Backdate time.Duration
 
-	// Profile says what kind of certificate this is; the zero value is an X.509-SVID.
+	// Profile is the kind of certificate; the zero value is an X.509-SVID.
 	Profile Profile
 
-	// Caller is the authenticated caller, and Method how it authenticated: for limits per caller and for
-	// the audit record. An empty Caller means ID, or the first of DNSNames. Pod is where it runs, and PodRequest
-	// the name of its PodCertificateRequest, if there is one: for the audit record.
+	// Caller is the authenticated caller, and Method how it authenticated, for limits per caller and for the audit
+	// record. An empty Caller means ID, or the first of DNSNames. Pod is where it runs, and PodRequest the name of
+	// its PodCertificateRequest, if any, for the audit record.
 	Caller, Method string
 	Pod            spiffe.Pod
 	PodRequest     string
 
-	// Proven is when the workload last proved its identity by another proof than a certificate of this CA, such as a
-	// token; zero, or the future, means now. A server that takes such a certificate as proof sets it to
-	// [Authority.Proven] of that certificate, so that the new leaf says the same.
+	// Proven is when the workload last proved its identity without a certificate of this CA, such as by a token;
+	// zero, or a future time, means now. A server that takes such a certificate as proof sets it to
+	// [Authority.Proven] of that certificate, so the new leaf carries the same time.
 	Proven time.Time
 
-	// LimitKey is what the limits per caller count instead of Caller, where one Caller stands for many: the pod, if
-	// many pods share a service account, or the workload, if a proxy asks for all workloads of a node. Empty means
-	// Caller.
+	// LimitKey replaces Caller for the limits per caller, where one Caller stands for many: the pod, if many pods
+	// share a service account, or the workload, if a proxy asks for all workloads of a node. Empty means Caller.
 	LimitKey string
 
-	// Signer names one of several signers behind a registration authority; an [Authority] has one
-	// and ignores it.
+	// Signer names one of several signers behind a registration authority; an [Authority] has only one and ignores
+	// it.
 	Signer string
 }
 
 // Signer signs for a certificate service: an [Authority], or a registration authority such as a *ra.RA. It must be
 // safe for concurrent use.
 type Signer interface {
-	// Sign returns the chain for a request, leaf first. Its errors are those of [Authority.Sign], or others that say
+	// Sign returns the chain for a request, leaf first. Its errors are as in [Authority.Sign], or others that say
 	// whether they pass: see [spiffe.ErrNotReady].
 	Sign(ctx context.Context, r Request) ([]*x509.Certificate, error)
 
 	// Bundle returns the current trust bundle. It is nil or empty while the signer does not know its roots.
 	Bundle() *spiffe.Bundle
 
-	// CallerBundle returns the part of it that may authenticate callers to the signer: see
-	// [Authority.CallerBundle]. It is nil or empty as Bundle is.
+	// CallerBundle returns the part of Bundle that may authenticate callers to the signer: see
+	// [Authority.CallerBundle]. It is nil or empty like Bundle.
 	CallerBundle() *spiffe.Bundle
 
-	// Proven returns when the holder of a leaf of this signer last proved its identity by another proof than a
-	// certificate: see [Authority.Proven]. It is zero if that cannot be known, as the signer does not choose the
-	// contents of its certificates.
+	// Proven returns when the holder of a leaf of this signer last proved its identity without a certificate: see
+	// [Authority.Proven]. It is zero if the signer does not choose the contents of its certificates and so cannot
+	// know.
 	Proven(leaf *x509.Certificate) time.Time
 }
 
@@ -161,14 +156,14 @@ const organization = "svidkit"
 type Profile int
 
 const (
-	// SVID is an X.509-SVID: ID is required, and is the one URI name.
+	// SVID is an X.509-SVID: ID is required, and is the only URI name.
 	SVID Profile = iota
-	// DNSOnly is a certificate for DNSNames (at least one) without a SPIFFE ID, as Linkerd's
-	// proxies and servers that are called by name have. ID must be zero.
+	// DNSOnly is a certificate for DNSNames (at least one) without a SPIFFE ID, for Linkerd's proxies and servers
+	// called by name. ID must be zero.
 	DNSOnly
 )
 
-// kind returns the kind for an [Issuance].
+// kind returns the kind in an [Issuance].
 func (p Profile) kind() string {
 	if p == DNSOnly {
 		return "dns"
@@ -177,12 +172,11 @@ func (p Profile) kind() string {
 }
 
 // Sign certifies the public key of r.CSR for r.ID and returns the chain to present: the leaf first, then the
-// certificates between it and a root of [Authority.Bundle], without the root. Roots that the authority has made sign
-// leaves themselves, so that the chain is the leaf alone. The caller owns the result.
+// certificates between it and a root of [Authority.Bundle], without the root. Roots made by the authority sign leaves
+// directly, so the chain is only the leaf. The caller owns the result.
 //
-// The leaf is valid from Backdate before now until TTL from now, or until the end of the CA
-// certificates above it, if that is earlier. A TTL over the authority's MaxTTL is refused, not
-// shortened.
+// The leaf is valid from Backdate before now until TTL from now, or until the end of the CA certificates above it, if
+// that is earlier. A TTL over the authority's MaxTTL is refused, not shortened.
 //
 // The error is a [*SignError], or wraps the cause of ctx's end.
 func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, error) {
@@ -207,8 +201,8 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	return chain, nil
 }
 
-// issue is what certificates and tokens have in common: the limits, the key, and the audit record, without which
-// nothing leaves. It has sign make the certificate or token with the key.
+// issue does the common work for certificates and tokens: the limits, the key, and the audit record, without which no
+// certificate or token leaves. sign makes the certificate or token with the key.
 func (a *Authority) issue(ctx context.Context, kind rotation.Kind, id spiffe.ID, caller string, ttl time.Duration,
 	sign func(*grant) (*Issuance, error)) error {
 	release, err := a.acquire(ctx, id, caller)
@@ -228,7 +222,7 @@ func (a *Authority) issue(ctx context.Context, kind rotation.Kind, id spiffe.ID,
 	return a.audit(ctx, i)
 }
 
-// check tests the request and fills in the defaults.
+// check checks the request and fills in the defaults.
 func (a *Authority) check(r *Request) (kind, err error) {
 	if r.CSR == nil || r.CSR.PublicKey() == nil {
 		return ErrCSR, errors.New("there is none; pki.ParseCSR makes one")
@@ -283,7 +277,7 @@ func checkTTL(ttl, longest time.Duration) (kind, err error) {
 	return nil, nil
 }
 
-// ttlError says which lifetime was refused, and which would be granted.
+// ttlError says which lifetime was refused, and the nearest one that would be granted.
 type ttlError struct{ asked, granted time.Duration }
 
 func (e *ttlError) Error() string {
@@ -293,7 +287,7 @@ func (e *ttlError) Error() string {
 	return fmt.Sprintf("%v was asked for, the shortest is %v", e.asked, e.granted)
 }
 
-// refusal returns the error for what was asked for.
+// refusal returns the error for a refused request.
 func refusal(kind error, id spiffe.ID, err error) *SignError {
 	e := &SignError{Kind: kind, ID: id, Err: err}
 	if ttl, ok := errors.AsType[*ttlError](err); ok {
@@ -302,7 +296,7 @@ func refusal(kind error, id spiffe.ID, err error) *SignError {
 	return e
 }
 
-// acquire waits for a place among those that sign.
+// acquire waits for a signing slot.
 func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (release func(), err error) {
 	if a.limiter == nil {
 		return func() {}, nil
@@ -343,29 +337,29 @@ func (g *grant) sign(r *Request, emptySubject bool) (*x509.Certificate, error) {
 	return g.key.Issuer.Issue(o)
 }
 
-// generationError returns the error of signing, which may be the request's fault.
+// generationError returns the error for a failed signing, which may be the request's fault.
 func generationError(id spiffe.ID, err error) error {
 	kind := ErrGeneration
 	if errors.Is(err, pki.ErrWeakKey) {
 		kind = ErrCSR
 	} else if _, ok := errors.AsType[*pki.ProfileError](err); ok {
-		kind = ErrIdentity // the key and the dates are in order, so it is one of the names
+		kind = ErrIdentity // the key and the dates are good, so a name is not
 	}
 	return &SignError{Kind: kind, ID: id, Err: err}
 }
 
-// grant is a key to sign with, and the time until which what it signs may be valid.
+// grant is a key to sign with, and the latest end of what it may sign.
 type grant struct {
 	key           *rotation.Key
 	above         []*x509.Certificate // the certificates between it and a root
 	now, notAfter time.Time
 }
 
-// errTooLong says that the store does not know yet that anything may live so long.
+// errTooLong says that the store does not allow such a long lifetime yet.
 var errTooLong = errors.New("the store does not know yet that lifetimes may be so long")
 
-// reserve chooses the key for a certificate or token of this lifetime, and makes sure first that the key stays in the
-// bundle until its end, however long the signing takes and whatever happens meanwhile.
+// reserve chooses the key for a certificate or token of this lifetime. It first makes sure that the key stays in the
+// bundle until the certificate ends, however long the signing takes and whatever happens meanwhile.
 func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.ID, ttl time.Duration) (*grant, error) {
 	for again := true; ; again = false {
 		a.mu.Lock()
@@ -378,7 +372,7 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 		a.mu.Unlock()
 		a.happened("", rotation.Events(steps)...)
 		if again && errors.Is(err, errTooLong) {
-			// The settings of this authority have grown, or those of the replica that made the key were smaller.
+			// This authority's settings have grown, or the replica that made the key had smaller ones.
 			if err := a.update(ctx, "", nil); err != nil && ctx.Err() != nil {
 				return nil, signCanceled(ctx, id)
 			}
@@ -391,7 +385,7 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 	}
 }
 
-// grant decides at now, and changes nothing; mu is held.
+// grant decides at now without changing anything; mu is held.
 func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now time.Time) (*grant, error) {
 	notReady := func(retry time.Duration, format string, args ...any) (*grant, error) {
 		return nil, &SignError{Kind: spiffe.ErrNotReady, RetryAfter: retry, Err: fmt.Errorf(format, args...)}
@@ -439,7 +433,8 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 	return g, nil
 }
 
-// bound returns the latest end of what the key signs, as the store may know more than s; zero for none. mu is held.
+// bound returns the latest end allowed for the key's signatures, as the store may know more than s; zero for none. mu
+// is held.
 func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.Time {
 	if a.store == nil || kind == rotation.Root && s.plugged != nil {
 		return time.Time{}
@@ -451,26 +446,25 @@ func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.
 	return bound
 }
 
-// The bound: why no leaf is without its root while the root should be there.
+// The bound ensures that a leaf's root stays in the bundle.
 //
-// Let R be the time at which the last reading began that gave the state in use, and A the root that
-// is active in it. Whatever the record was at R, this authority knows. Another replica may replace A by a
-// rotation that is prepared at some time P >= R. Terms only grow, so that A's successor activates not
-// before P + propagation, and A stays in every bundle until that activation plus longest plus grace,
-// with longest and propagation at least as large as in the state in use. So A stays at least until
+// Let R be the time when the last reading began that gave the state in use, and A the active root in that state. This
+// authority knows all of the record up to R. Another replica may replace A by a rotation prepared at a time P >= R.
+// Terms only grow, so A's successor activates no earlier than P + propagation, and A stays in every bundle until
+// that activation plus longest plus grace, with longest and propagation at least as large as in the state in use. So
+// A stays at least until
 //
 //	P + propagation + longest + grace >= R + propagation + longest + grace
 //
-// and a leaf that ends by R + propagation + longest, as the bound says, dies before A retires, by at
-// least the grace, which is for clocks that differ. If the successor was prepared before R, its
-// activation is known: A retires longest and grace after it, and the second bound applies; it binds
-// only an authority that still signs with A when its successor should, as its monotonic clock lags.
-// Two rotations do not overlap: the second is refused until the first has activated, and then it
-// is the successor's turn to be replaced, for which the same holds.
+// A leaf that ends by R + propagation + longest, as the bound demands, expires before A retires, by at least the
+// grace, which is for clocks that differ. If the successor was prepared before R, its activation is known: A retires
+// longest and grace after it, and the second bound applies. It restricts only an authority that still signs with A
+// when its successor should, because its monotonic clock lags. Two rotations do not overlap: the second is refused
+// until the first has activated; then the same holds for its successor.
 //
-// Exempt is a root that is tainted or revoked, which is meant to go sooner; one renewed with its own
-// key, which verifies all the same; and one that another program replaced, for
-// which replaceActive adds the same time when that is noticed.
+// There are three exceptions: a root that is tainted or revoked, which must go sooner; a root renewed with its own
+// key, whose leaves still verify; and a root that another program replaced, for which replaceActive adds the same
+// time once it notices.
 //
 // mu is held.
 func (a *Authority) staleError(bound time.Time) error {

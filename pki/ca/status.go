@@ -12,42 +12,41 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Errors of the methods that change which keys there are.
+// Errors of the methods that change the keys.
 var (
-	// ErrRotating says that a rotation cannot start, because one is under way.
+	// ErrRotating says that a rotation cannot start because another is under way.
 	ErrRotating = rotation.ErrRotating
 
 	// ErrUnknownKey says that there is no root with this serial number, and no JWT key with this ID.
 	ErrUnknownKey = errors.New("no such key")
 
-	// errPluggedIn says that the roots are those of files, which the operator has to change.
+	// errPluggedIn says that the roots come from files, which the operator must change.
 	errPluggedIn = errors.New("the roots are plugged in")
 )
 
-// Phase is the place of a root, or of a JWT key, in a rotation, as text. A key moves
-// forward only, except that a Distributing one waits again when no authority ran to distribute it; see
-// [Open].
+// Phase is the stage of a root or JWT key in a rotation, as text. A key moves only forward, except that a
+// Distributing key waits again if no authority ran to distribute it; see [Open].
 type Phase = rotation.Phase
 
-// The phases of a key that is in the bundle. Before Distributing a key does not exist; after
-// Retiring it is out of the bundle and the authority has forgotten it.
+// The phases of a key in the bundle. A key does not exist before Distributing; after Retiring the bundle and the
+// authority do not have it any more.
 const (
-	// Distributing keys are in the bundle, so that verifiers learn of them, and sign nothing yet.
+	// Distributing keys are in the bundle, so that verifiers learn of them, but do not sign yet.
 	Distributing = rotation.Distributing
-	// Active is the phase of the one key that signs.
+	// Active is the phase of the only key that signs.
 	Active = rotation.Active
-	// Retiring keys sign nothing any more and wait in the bundle for the last leaf or token that
-	// they signed to expire. Their private keys are gone.
+	// Retiring keys no longer sign. They stay in the bundle until the last leaf or token that they signed has
+	// expired. Their private keys are gone.
 	Retiring = rotation.Retiring
-	// Trusted roots come from elsewhere, and never sign: further roots of a CA that was adopted, until
-	// they expire, and those of a plugged-in CA.
+	// Trusted roots come from elsewhere, and never sign: the other roots of an adopted CA, until they expire, and the
+	// roots of a plugged-in CA.
 	Trusted = rotation.Trusted
 )
 
-// KeyStatus describes one root or one key for JWT-SVIDs of an [Authority]. It is a copy and holds no secret. Its times
-// are wall-clock times.
+// KeyStatus describes one root or JWT-SVID key of an [Authority]. It is a copy and holds no secret. Its times are
+// wall-clock times.
 type KeyStatus struct {
-	redacted // prints what the key does and when that changes, in words
+	redacted // prints the key's phase and its next change as a sentence
 
 	ID string // the serial number of a root in hexadecimal, or the key ID
 
@@ -57,8 +56,8 @@ type KeyStatus struct {
 
 	Phase     Phase
 	Prepared  time.Time // when it joined the bundle
-	Activates time.Time // when it begins, or began, to sign
-	Retires   time.Time // when it leaves the bundle; zero while that is not known
+	Activates time.Time // when it starts, or started, to sign
+	Retires   time.Time // when it leaves the bundle; zero if unknown
 	Tainted   bool      // its private key may be in wrong hands; see [Authority.Taint]
 }
 
@@ -71,8 +70,7 @@ func status(k rotation.Key) KeyStatus {
 	}.worded()
 }
 
-// worded returns s with the words that it is printed as, such as
-// "root 5d1c…: distributing, signs from 2000-01-01T00:25:00Z".
+// worded returns s with its printed form, such as "root 5d1c…: distributing, signs from 2000-01-01T00:25:00Z".
 func (s KeyStatus) worded() KeyStatus {
 	kind := rotation.Root
 	if s.Certificate == nil {
@@ -94,16 +92,15 @@ func (s KeyStatus) worded() KeyStatus {
 	return s
 }
 
-// Status is the state of an authority at one moment, for pages about health. It holds no secret.
+// Status is the state of an authority at one moment, for health pages. It holds no secret.
 type Status struct {
 	TrustDomain spiffe.TrustDomain
 	Sequence    uint64      // of the bundle
-	Roots       []KeyStatus // that are in the bundle, oldest first
-	JWTKeys     []KeyStatus // likewise
+	Roots       []KeyStatus // in the bundle, oldest first
+	JWTKeys     []KeyStatus // in the bundle, oldest first
 
-	// Synced is when the store last answered, or the files of a plugged-in CA were last in order; zero for an
-	// authority of [New]. SyncError is the failure since then, or nil. The authority goes on working: see [Open] for
-	// how long.
+	// Synced is when the store last answered, or the files of a plugged-in CA were last valid; zero for an authority
+	// of [New]. SyncError is the failure since then, or nil. The authority goes on working: [Open] says for how long.
 	Synced    time.Time
 	SyncError error
 }

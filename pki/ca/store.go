@@ -10,23 +10,22 @@ import (
 
 // The errors that a [Store] wraps.
 var (
-	// ErrNoRecord says that the store was read and has no record. An authority then makes a new CA, if [Config.Create]
-	// allows that, so a store returns it only when it is certain.
+	// ErrNoRecord says that the store was read and has no record. An authority then makes a new CA, if
+	// [Config.Create] allows that, so a store must return it only when it is certain.
 	ErrNoRecord = errors.New("no record")
 
-	// ErrUnfit says that an operator has to act: the store cannot keep keys as it is, such as a directory that others
-	// may read, or its contents are not a usable record. [Open] ends with it at once. Other errors of a store, except
-	// ErrNoRecord, are expected to pass.
+	// ErrUnfit says that an operator must act: the store is no place for keys, such as a directory that others may
+	// read, or its contents are not a usable record. [Open] fails with it at once. It expects other errors of a
+	// store, except ErrNoRecord, to pass.
 	ErrUnfit = errors.New("unfit")
 
-	// ErrConflict says that the record is not the one to be replaced: another writer was faster.
+	// ErrConflict says that the record is not the one to replace: another writer was faster.
 	ErrConflict = errors.New("another writer has changed the record")
 )
 
-// Store keeps the one record of an authority: a small set of named blobs that is replaced as a
-// whole. It holds private keys. Several authorities, in one process or in many, may share a store,
-// and then are replicas of one CA; see [Open]. All methods must be safe for concurrent use and
-// return when ctx is done.
+// Store keeps the one record of an authority: a small set of named blobs that is replaced as a unit. It holds private
+// keys. Authorities in one or more processes that share a store are replicas of one CA; see [Open]. All methods must
+// be safe for concurrent use and return when ctx is done.
 type Store interface {
 	// Load returns the record of the last Save that finished before the call, or a later one: never an older one from
 	// a cache or a lagging copy. The error wraps [ErrNoRecord] if there is none; any other error says that the store
@@ -35,18 +34,18 @@ type Store interface {
 
 	// Save replaces the record whose version is r.Version by r.Data(), all of it or nothing, and returns the new
 	// version once the data would survive a crash. An empty r.Version means that there must be no record. The error
-	// wraps [ErrConflict] if the record has another version, or exists or is missing against expectation. After any
-	// other error the record may or may not have been replaced. Save does not keep or change r.Data().
+	// wraps [ErrConflict] if the record has another version, exists unexpectedly, or is missing. After any other
+	// error the record may or may not have been replaced. Save does not keep or change r.Data().
 	Save(ctx context.Context, r Record) (version string, err error)
 }
 
-// Record is the contents of a [Store]. [NewRecord] makes one. It holds private keys and does not print them, whatever
-// it is a part of.
+// Record is the contents of a [Store]. [NewRecord] makes one. It holds private keys and never prints them, even
+// inside another value.
 type Record struct {
 	redacted
 
-	// Version names this state of the record. Only the store knows what it means. No two states of
-	// a record have the same version.
+	// Version names this state of the record. Only the store understands it. No two states of a record have the
+	// same version.
 	Version string
 
 	data func() map[string][]byte // packages fmt, slog and json do not look into a func; nil for none
@@ -60,8 +59,8 @@ func NewRecord(version string, data map[string][]byte) Record {
 	}
 }
 
-// Data returns the contents by name: letters, digits, dots, hyphens and underscores, as in a
-// Kubernetes Secret. They hold private keys. It is the map of [NewRecord], and not a copy.
+// Data returns the contents by name: letters, digits, dots, hyphens and underscores, as in a Kubernetes Secret. They
+// hold private keys. Data returns the map of [NewRecord], not a copy.
 func (r Record) Data() map[string][]byte {
 	if r.data == nil {
 		return nil
@@ -69,14 +68,14 @@ func (r Record) Data() map[string][]byte {
 	return r.data()
 }
 
-// The limits on a record, which are those of a Kubernetes Secret.
+// The limits on a record, taken from Kubernetes Secrets.
 const (
 	maxRecordBytes = 1 << 20
 	maxRecordItems = 64
 	maxNameBytes   = 253
 )
 
-// checkRecord says whether every store could keep data.
+// checkRecord reports whether every store could keep data.
 func checkRecord(data map[string][]byte) error {
 	if len(data) > maxRecordItems {
 		return fmt.Errorf("ca: the record has %d items, the limit is %d", len(data), maxRecordItems)

@@ -16,32 +16,31 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Open makes an authority whose CA is kept in store. If there is no record, it makes a new CA with [Config.Create],
-// and fails with [ErrNoRecord] without. It adopts a CA that Istio made.
+// Open makes an authority whose CA is in store. If there is no record, it makes a new CA with [Config.Create], and
+// fails with [ErrNoRecord] otherwise. It adopts a CA that Istio made.
 //
-// Open starts no goroutine. It reads the store, and tries again with growing waits until ctx is done; the error then
-// wraps the cause of that and the last error of the store. A record or a store that is unfit is an error at once,
-// which wraps [ErrUnfit], and is left as it is. No error of the store leads to another CA.
+// Open starts no goroutine. It reads the store, and retries with growing waits until ctx is done; the error then
+// wraps ctx's cause and the last error of the store. An unfit record or store gives an error at once, which wraps
+// [ErrUnfit], and is left as it is. No error of the store leads to another CA.
 //
-// Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence numbers, and take
-// each step of a rotation at the same moment without talking to each other. They write only decisions, and only in
-// place of the version that they have read; a replica that is too late reads and decides again. Each needs
-// [Authority.Run]. Their clocks must not differ by more than Backdate, and their durations and Rotation.KeepKey should
-// be the same.
+// Authorities that share a store are replicas of one CA: they have the same roots, keys and sequence numbers, and
+// take each step of a rotation at the same moment without talking to each other. They write only decisions, and
+// replace only the version that they have read; a late replica reads and decides again. Each needs [Authority.Run].
+// Their clocks must not differ by more than Backdate, and their durations and Rotation.KeepKey should be the same.
 //
 // # While the store does not answer
 //
 // An authority goes on signing with the keys that it read last. As another replica may have prepared a new root right
-// after, it grants no leaf beyond that reading plus Propagation plus the longest lifetime: the old root stays in every
-// replica's bundle at least as long. With the defaults that is 90 days. Then, and whenever nothing is left of a
-// lifetime, it refuses with [spiffe.ErrNotReady].
+// afterwards, no leaf may end later than that reading plus Propagation plus the longest lifetime: the old root stays
+// in every replica's bundle at least as long. With the defaults that is 90 days. After that, and whenever no lifetime
+// is left, it refuses with [spiffe.ErrNotReady].
 //
 // # When no authority was running
 //
-// A root that was prepared but not distributed, because no authority ran, must not sign when its time has come. An
-// authority that meets a distributing key for the first time with less than three fifths of its Propagation left
-// (three refreshes) makes it wait for all of it again, in all replicas. The exception is an old root that
-// has come to its retirement meanwhile: others may show bundles without it, and all that it signed has expired.
+// A root that was prepared but not distributed, because no authority ran, must not sign on time. If an authority
+// first sees a distributing key with less than three fifths of its Propagation left (three refreshes), the key waits
+// for all of Propagation again, in all replicas. The exception is when an old root is due to retire meanwhile: others
+// may show bundles without it, and all that it signed has expired.
 func Open(ctx context.Context, cfg Config, store Store) (*Authority, error) {
 	if store == nil {
 		return nil, errors.New("ca: Open needs a store; New makes an authority without one")
@@ -63,7 +62,7 @@ const (
 	openMaxWait = time.Minute
 )
 
-// open reads the store until that works.
+// open reads the store until that succeeds.
 func (a *Authority) open(ctx context.Context) error {
 	var last error
 	for wait := openWait; ; wait = min(wait+wait/2, openMaxWait) {
@@ -74,11 +73,11 @@ func (a *Authority) open(ctx context.Context) error {
 		}
 		if ctx.Err() != nil {
 			if last == nil || !errors.Is(err, context.Cause(ctx)) {
-				last = err // what ctx cut off says less than what came before
+				last = err // the earlier error says more than the end of ctx
 			}
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), within(last))
 		}
-		// an operator's to mend
+		// for an operator to mend
 		if errors.Is(err, ErrUnfit) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 			return err
 		}
@@ -94,21 +93,20 @@ func (a *Authority) open(ctx context.Context) error {
 	}
 }
 
-// creationError says that the settings do not make a CA, which no store can mend.
+// creationError says that no CA can be made with these settings, whatever the store.
 type creationError struct{ error }
 
 func (e *creationError) Unwrap() error { return e.error }
 
-// What a change may return beside a failure.
+// Results of a change that are not failures.
 var (
 	errNoChange = errors.New("no change")     // there was nothing to change
-	errRemark   = errors.New("only a remark") // it is to be stored, and no bundle is another one for it
+	errRemark   = errors.New("only a remark") // store it, but the bundle stays the same
 )
 
-// update decides and stores. The change edits a copy of the current document, at the time that it is given; it is
-// called again, on another copy, if another replica was faster. The result is saved first and shown after, with why it
-// happened. Without a change, update reads the store, follows the record, and writes down the steps that time has
-// taken.
+// update decides and stores. change edits a copy of the current document, at the given time; it is called again, on
+// another copy, if another replica was faster. The result is saved first and published, with why, afterwards. If
+// change is nil, update reads the store, follows the record, and stores the steps that time has taken.
 func (a *Authority) update(ctx context.Context, why string,
 	change func(d *rotation.Document, now time.Time) error) error {
 	select {
@@ -164,8 +162,8 @@ func (a *Authority) updateMemory(why string, change func(d *rotation.Document, n
 	return err
 }
 
-// attempt is one turn of update; a slot of writing is held. A failure of the store is noted for Status; one of the
-// change is not.
+// attempt is one try of update; the writing slot is held. It notes a failure of the store for Status, but not a
+// failure of the change.
 func (a *Authority) attempt(ctx context.Context, reload bool, why string,
 	change func(d *rotation.Document, now time.Time) error) error {
 	base, err := a.base(ctx, reload)
@@ -181,7 +179,7 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string,
 	d, postponed := base.Postpone(a.known(), time.Now())
 	differs := base.dirty || postponed
 	if reload && !differs {
-		// What others have stored is followed, even if what we would add to it cannot be.
+		// Follow the others' changes, even if ours cannot be stored.
 		if err := a.install(d, base.version, base.read, time.Now(), nil, followed); err != nil {
 			return err
 		}
@@ -215,7 +213,7 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string,
 	return nil
 }
 
-// viewer is a store for a process that only shows what is in it, and leaves all steps to others.
+// viewer is a store for a process that only displays the contents, and leaves all steps to others.
 type viewer interface{ View() }
 
 func (a *Authority) views() bool {
@@ -223,7 +221,7 @@ func (a *Authority) views() bool {
 	return ok
 }
 
-// missing is the error for a store without a record, in which none may be made.
+// missing is the error for a store without a record, if none may be made.
 func (a *Authority) missing(err error) error {
 	what := "there is no CA"
 	if a.files != nil {
@@ -233,7 +231,7 @@ func (a *Authority) missing(err error) error {
 		"new one set Config.Create", what, a.cfg.TrustDomain, within(err))
 }
 
-// within returns err as a part of another error of this package, whose text has the name of the package already.
+// within returns err as part of another error of this package, whose text already has the package name.
 func within(err error) error {
 	if text, ok := strings.CutPrefix(err.Error(), "ca: "); ok {
 		return &part{err, text}
@@ -257,25 +255,24 @@ func (a *Authority) known() *rotation.Document {
 	return new(rotation.Document)
 }
 
-// based is what a decision starts from.
+// based is the state that a decision starts from.
 type based struct {
 	*rotation.Document
 	version string
-	dirty   bool      // the record does not say what the document does
+	dirty   bool      // the document differs from the record
 	read    time.Time // when the reading began
 
-	vanished bool // there was a record, and there is none
+	vanished bool // there was a record, and it is gone
 }
 
-// base returns the current document: the one in memory or, with reload, the one in the store, which is never older
-// than the one in memory.
+// base returns the current document: from memory or, with reload, from the store, which is never older than memory.
 func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	mem := a.state.Load()
 	if !reload {
 		s := a.current()
 		return based{Document: s.Document, version: s.version, dirty: s.dirty}, nil
 	}
-	// What is read is at least as new as the moment before the question was asked.
+	// The record is at least as new as the moment before the read.
 	start := time.Now()
 	r, err := a.load(ctx)
 	switch {
@@ -285,7 +282,7 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		if keys := a.files == nil || a.cfg.JWT != nil; keys && !a.cfg.Create {
 			return based{}, &creationError{a.missing(err)}
 		}
-		if a.fresh == nil { // once: the same CA in each attempt, as one may have landed
+		if a.fresh == nil { // once: retries use the same CA, as an earlier save may have landed
 			if a.fresh, err = a.create(start); err != nil {
 				return based{}, &creationError{err}
 			}
@@ -333,7 +330,7 @@ func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rota
 	if a.cfg.JWT != nil {
 		edited = next.Raise(rotation.Token, a.cfg.terms(rotation.Token)) || edited
 		if next.In(rotation.Token, Active) == nil && next.MayPrepare(rotation.Token, true) == nil {
-			// The first one, of a CA whose bundle others may have already.
+			// The first token key of a CA whose bundle verifiers may already have.
 			fresh, err := a.newKey(rotation.Token)
 			if err != nil {
 				return nil, false, &creationError{err}
@@ -348,7 +345,7 @@ func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rota
 	return d, false, nil
 }
 
-// save stores d in place of what base has and installs it.
+// save stores d in place of base's record and installs it.
 func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, why string) error {
 	d = d.Clone()
 	d.Revision++
@@ -367,8 +364,8 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 	case errors.Is(err, ErrConflict):
 		return a.note(ctx, err)
 	case err != nil:
-		// It may have been written all the same. If it was, it is ours to use; if not, or if
-		// that is not known, the next reading shows what is there.
+		// The write may have happened anyway. If so, the record is ours; if not, or if that is unknown, the next
+		// reading shows it.
 		r, lerr := a.load(ctx)
 		if lerr != nil {
 			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err)))
@@ -388,7 +385,7 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelError, what, slog.String("serial", k.ID))
 		a.keep(a.keyEvent("recovered", k, time.Now(), "", what))
 	}
-	// A slow store may have taken the time in which others should have learned of a key.
+	// During a slow save, others may have missed the time to learn of a key.
 	if late, changed := d.Postpone(known, time.Now()); changed && !first {
 		late.Sequence = d.NumberOfNext()
 		return a.save(ctx, late, based{Document: d, version: stored}, why)
@@ -396,18 +393,18 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 	return nil
 }
 
-// lookTime is how long a request waits for what another process has stored. After that Run reads it.
+// lookTime is how long a request waits to read another process's changes. After that, Run reads them.
 const lookTime = time.Second
 
-// look reads the store if that says at no cost that another process has written to it: what an operator has tainted or
-// revoked there is out at the next request.
+// look reads the store if a cheap check shows that another process has written to it, so that a key that an operator
+// has tainted or revoked there is out at the next request.
 func (a *Authority) look(ctx context.Context) {
 	store, ok := a.store.(*dirStore)
 	if !ok {
 		return
 	}
 	info, err := store.stat()
-	if err != nil || a.hasLooked(info) { // Run tells of the error
+	if err != nil || a.hasLooked(info) { // Run reports the error
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
@@ -421,7 +418,7 @@ func (a *Authority) look(ctx context.Context) {
 	if a.hasLooked(info) {
 		return
 	}
-	_ = a.update(ctx, "", nil) // it is noted
+	_ = a.update(ctx, "", nil) // update notes the error
 	a.looked.Store(&info)
 }
 
@@ -430,7 +427,7 @@ func (a *Authority) hasLooked(info fs.FileInfo) bool {
 	return last != nil && os.SameFile(*last, info) && (*last).ModTime().Equal(info.ModTime())
 }
 
-// load reads the store, but does not wait for ever.
+// load reads the store, with a time limit.
 func (a *Authority) load(ctx context.Context) (Record, error) {
 	loading, cancel := context.WithTimeout(ctx, a.patience())
 	defer cancel()
@@ -441,23 +438,24 @@ func (a *Authority) load(ctx context.Context) (Record, error) {
 	return r, err
 }
 
-// patience is how long the store may take: a decision must not be old when it is stored. A busy disk needs some
-// seconds all the same.
+// patience is how long the store may take: a decision must not be old when it is stored, but a busy disk needs some
+// seconds.
 func (a *Authority) patience() time.Duration {
 	return min(10*time.Second, max(3*time.Second, a.cfg.Rotation.Propagation/8))
 }
 
-// syncWait is how long to wait for the next reading: replicas that started together drift apart.
+// syncWait is how long to wait for the next reading, so that replicas that started together drift apart.
 func (a *Authority) syncWait() time.Duration {
 	return a.syncInterval - rand.N(a.syncInterval/10+1)
 }
 
-// install makes d the current document. The store has it as version, and had it at the time read. Changes of keys
-// since the state before are reported with why; if there was none, those since the document before, which may be nil.
+// install makes d the current document. The store has it as version, and had it at the time read. It reports key
+// changes since the previous state with why; if there was none, the changes since the document before, which may be
+// nil.
 func (a *Authority) install(d *rotation.Document, version string, read, now time.Time, before *rotation.Document,
 	why string) error {
 	a.mu.Lock()
-	// Meanwhile a reader may have taken a step.
+	// A reader may have taken a step meanwhile.
 	given := d
 	var steps []rotation.Step
 	if !a.views() {
@@ -501,7 +499,7 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 // opened reports, once, how the authority began.
 func (a *Authority) opened(ctx context.Context) {
 	how, where := loaded, fmt.Sprintf("%T", a.store)
-	if named, ok := a.store.(fmt.Stringer); ok { // what another store prints may be its keys
+	if named, ok := a.store.(fmt.Stringer); ok { // other stores might print their keys
 		where = named.String()
 	}
 	switch s := a.state.Load(); {
@@ -518,7 +516,7 @@ func (a *Authority) opened(ctx context.Context) {
 	a.settle(ctx)
 }
 
-// note keeps err for Status, and says it in the log when it is a new one.
+// note keeps err for Status, and logs it if it is new.
 func (a *Authority) note(ctx context.Context, err error) error {
 	if ctx.Err() != nil || errors.Is(err, ErrConflict) {
 		return err // nothing is wrong with the store

@@ -14,8 +14,8 @@
 //	…
 //	err = server.Run(ctx, caserver.Listeners{Istio: public, Admin: local})
 //
-// The program examples/ca uses it. A program with other APIs takes the handlers of packages istioca, linkerd and
-// federation by themselves, and serves them with [Serve] or another server of package net/http.
+// The program examples/ca uses it. A program with other APIs uses the handlers of packages istioca, linkerd and
+// federation directly, and serves them with [Serve] or another server of package net/http.
 package caserver
 
 import (
@@ -54,60 +54,59 @@ import (
 type Options struct {
 	// CA is a *ca.Authority or a *ra.RA. If it has a method Run(context.Context) error, the Server runs it. If it has
 	// a method Changed() <-chan struct{}, whose channel is closed when the bundle changes, the Server waits for
-	// changes instead of polling. If it has a method Health() ca.Health, /ready and the metrics show that.
+	// changes instead of polling. If it has a method Health() ca.Health, /ready and the metrics use it.
 	CA          ca.Signer
 	TrustDomain spiffe.TrustDomain
 
-	// Identity is the server's own identity, such as a *secretcache.Manager that takes it from the CA: see
-	// local.NewServer in package caclient/local. Its DNS names and IP addresses are those by which clients call the
-	// server. If it has a method Ready(context.Context) error, Run waits for that before it serves.
+	// Identity is the server's own identity, such as a *secretcache.Manager that gets it from the CA: see
+	// local.NewServer in package caclient/local. Clients call the server by its DNS names and IP addresses. If it has
+	// a method Ready(context.Context) error, Run waits for that before it serves.
 	Identity spiffe.SVIDSource
 
-	// Istio and Linkerd are the certificate APIs; nil means none. Signer and Logger are those of the Server.
-	// The Authenticator of Istio is asked about callers without a client certificate that proves them.
+	// Istio and Linkerd are the certificate APIs; nil means none. The Server sets their Signer and Logger. Istio's
+	// Authenticator is asked about callers whom no client certificate proves.
 	Istio   *istioca.Options
 	Linkerd *linkerd.Options
 
-	// Pods returns a part that answers requests that come by no listener, such as a *podcert.Signer. It signs by the
-	// CA that it is given. Nil means none.
+	// Pods returns a part that answers requests without a listener, such as a *podcert.Signer. It signs with the
+	// given CA. Nil means none.
 	Pods func(ca.Signer) (Part, error)
 
-	// RenewByCertificate is for how long callers of Istio's API may renew by certificates alone, since the
-	// Authenticator last proved them: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for
-	// virtual machines; less than 0 means not at all. A certificate under a tainted root never proves a caller.
+	// RenewByCertificate is how long callers of Istio's API may renew by certificate alone, since the Authenticator
+	// last proved them: see [istioca.ClientCertificates]. 0 means without end, as Istio's CA does for virtual
+	// machines; less than 0 means not at all. A certificate under a tainted root never proves a caller.
 	RenewByCertificate time.Duration
 
 	// RootsFile is a file that Run keeps up to date with the roots of the CA in PEM, for clients on the same machine:
-	// all users can read it, if its directory lets them. The directory must exist when Run begins. Empty means none.
+	// all users can read it, if its directory lets them. The directory must exist when Run starts. Empty means none.
 	RootsFile string
 
 	// GetCertificate returns the certificate that Istio's and Linkerd's API present, as in [tls.Config]. Nil means
-	// that of Identity. The bundle endpoint always presents Identity.
+	// Identity's. The bundle endpoint always presents Identity.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
-	// Issuer is the URL by which verifiers know the CA as an issuer of OpenID Connect, whose documents Run serves at
-	// [Listeners].OIDC: see jwtsvid.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for
-	// that listener, as in [tls.Config]; nil means that of Identity, which a proxy in front can verify. An empty
-	// Issuer means no documents.
+	// Issuer is the URL of the CA as an OpenID Connect issuer, whose documents Run serves at [Listeners].OIDC: see
+	// jwtsvid.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for that listener, as in
+	// [tls.Config]; nil means Identity's, which a proxy in front can verify. An empty Issuer means no documents.
 	Issuer             string
 	GetOIDCCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
-	// Page is served at / of the handler for operators. Nil means nothing.
+	// Page is the operators' page, served at /. Nil means none.
 	Page http.Handler
 
-	// Status writes what operators read at /status. Nil means nothing.
+	// Status writes the operators' text at /status. Nil means none.
 	Status func(io.Writer)
 
-	// Ready is called once, when Run has a certificate and serves its listeners. Nil means nothing.
+	// Ready is called once, when Run has a certificate and serves its listeners. It may be nil.
 	Ready func()
 
 	// Logger gets certificates and refusals, failed handshakes (Info), a RootsFile that cannot be written (Warn), and
-	// the end of the server (Info). Lines that callers can cause are counted: see the options of the APIs and of
+	// the end of the server (Info). Lines that callers can cause are limited: see the options of the APIs and of
 	// [Serve]. Nil means silence.
 	Logger *slog.Logger
 }
 
-// Part is a part of a [Server] beside its listeners. The Server runs it and serves its metrics.
+// Part is a part of a [Server] without a listener. The Server runs it and serves its metrics.
 type Part interface {
 	Run(ctx context.Context) error
 	Report() report.Report
@@ -116,14 +115,14 @@ type Part interface {
 // Server serves a CA. [New] makes one. It is safe for concurrent use.
 type Server struct {
 	opts           Options
-	signer         *counter // the CA, as the APIs ask it
+	signer         *counter // the CA as the APIs use it
 	istio, linkerd http.Handler
 	bundle, admin  http.Handler
 	oidc           http.Handler
 	pods           Part // nil for none
 }
 
-// New returns a Server. It opens no port and asks the CA for nothing. The error says which option is wrong.
+// New returns a Server. It opens no port and does not call the CA. The error says which option is wrong.
 func New(o Options) (*Server, error) {
 	if o.CA == nil || o.Identity == nil {
 		return nil, errors.New("caserver: invalid Options: CA or Identity is nil; " +
@@ -169,7 +168,7 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// newIstio returns the handler of Istio's API, to which callers may present their certificates.
+// newIstio returns the handler of Istio's API. Callers may present their certificates to it.
 func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
 	o.Signer, o.Logger = s.signer, s.opts.Logger
 	if tokens := o.Authenticator; tokens != nil && s.opts.RenewByCertificate >= 0 {
@@ -187,14 +186,14 @@ func (s *Server) newLinkerd(o linkerd.Options) (*linkerd.Server, error) {
 	return linkerd.New(o)
 }
 
-// only serves h at path, and nothing elsewhere.
+// only serves h at path, and answers 404 elsewhere.
 func only(path string, h http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(path, h)
 	return mux
 }
 
-// bundles is the source of the one bundle of the CA.
+// bundles is the source of the CA's only bundle.
 type bundles struct{ ca ca.Signer }
 
 // Bundle implements [spiffe.BundleSource].
@@ -205,23 +204,24 @@ func (b bundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, fmt.Errorf("caserver: the CA has no bundle of %q: %w", td, spiffe.ErrUnknownTrustDomain)
 }
 
-// Listeners are where a [Server] listens; nil means nowhere. [Server.Run] closes them.
+// Listeners are where a [Server] listens; nil means not at all. [Server.Run] closes them.
 type Listeners struct {
 	Istio   net.Listener // Istio's API, by TLS 1.3, or 1.2 for agents that obey FIPS 140-2
 	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
 	Bundle  net.Listener // the bundle of the CA, by TLS, in the profile https_spiffe
-	OIDC    net.Listener // the documents of an issuer of OpenID Connect, by TLS
-	// metrics, health, status and roots, without TLS; over loopback, for localhost and addresses only
+	OIDC    net.Listener // the documents of an OpenID Connect issuer, by TLS
+	// Admin serves metrics, health, status and roots without TLS; over loopback only for localhost, addresses and the
+	// server's own names.
 	Admin net.Listener
 
-	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it. Its options
-	// must allow that, too.
+	// LinkerdPlaintext serves Linkerd's API without TLS, for a proxy in the same pod that terminates it. The options
+	// of that API must allow it too.
 	LinkerdPlaintext bool
 }
 
-// Run runs the CA, waits for the server's identity, and serves the listeners until ctx is done or a part fails.
-// Then it closes the listeners, gives requests under way 5 seconds to finish, and returns when all its goroutines have
-// ended: nil if ctx was done, and otherwise the failure. Call it once.
+// Run runs the CA, waits for the server's identity, and serves the listeners until ctx is done or a part fails. Then
+// it closes the listeners, gives active requests 5 seconds to finish, and returns when all its goroutines have ended:
+// nil if ctx was done, and otherwise the failure. Call it once.
 func (s *Server) Run(ctx context.Context, at Listeners) error {
 	if s.opts.Identity == nil {
 		return errors.New("caserver: run: it is the zero Server; New makes one")
@@ -281,7 +281,7 @@ type parts struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	first  sync.Once
-	failed error // of the first one; after Wait
+	failed error // of the first failed part; valid after Wait
 }
 
 func (p *parts) start(name string, run func(context.Context) error) {
@@ -300,14 +300,14 @@ func (p *parts) start(name string, run func(context.Context) error) {
 	})
 }
 
-// endpoint is a listener, and how it is served.
+// endpoint is a listener, and how to serve it.
 type endpoint struct {
 	name string
 	l    net.Listener
 	o    ServeOptions
 }
 
-// endpoints returns those that have a listener.
+// endpoints returns the endpoints that have a listener.
 func (s *Server) endpoints(at Listeners) ([]endpoint, error) {
 	bundleTLS, err := federation.ServerConfig(s.opts.Identity)
 	if err != nil {
@@ -336,16 +336,16 @@ func (s *Server) endpoints(at Listeners) ([]endpoint, error) {
 	}, func(e endpoint) bool { return e.l == nil }), nil
 }
 
-// tlsConfig returns a configuration with the current certificate of the server. A client's certificate is for the
-// authenticator to verify.
+// tlsConfig returns a configuration with the server's current certificate. The authenticator verifies clients'
+// certificates.
 //
-// Istio's API is served with TLS 1.2 as well: agents with COMPLIANCE_POLICY=fips-140-2 speak nothing else. Linkerd's
-// proxies speak TLS 1.3 only.
+// Istio's API also accepts TLS 1.2, the only version of agents with COMPLIANCE_POLICY=fips-140-2. Linkerd's proxies
+// speak only TLS 1.3.
 func (s *Server) tlsConfig(least uint16, clients tls.ClientAuthType) *tls.Config {
 	return &tls.Config{MinVersion: least, ClientAuth: clients, GetCertificate: s.opts.GetCertificate}
 }
 
-// own returns the certificate of Identity.
+// own returns Identity's certificate.
 func (s *Server) own(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	svid, err := s.opts.Identity.SVID()
 	if err != nil {
@@ -355,7 +355,7 @@ func (s *Server) own(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 }
 
 // localHosts serves h, and refuses a request over loopback for a host name that is not this server's: it comes from a
-// web page in a browser on this machine, whose name was made to lead to loopback (DNS rebinding).
+// web page in a browser on this machine whose name was made to lead to loopback (DNS rebinding).
 func (s *Server) localHosts(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if loopback.Reached(r) && !s.isHost(r.Host) {
@@ -426,11 +426,11 @@ func (s *Server) roots() []byte {
 	return b.MarshalPEM()
 }
 
-// rootsRetry is the wait after RootsFile could not be written, and between looks at a CA that does not tell of
-// changes.
+// rootsRetry is the wait after RootsFile could not be written, and the polling interval for a CA that does not
+// announce changes.
 const rootsRetry = 5 * time.Second
 
-// writeRoots keeps RootsFile up to date. A directory that cannot be written does not stop the CA.
+// writeRoots keeps RootsFile up to date. A failure to write it does not stop the CA.
 func (s *Server) writeRoots(ctx context.Context) error {
 	written := s.roots()
 	failures := ratelog.New(s.opts.Logger, 0)
@@ -452,7 +452,7 @@ func (s *Server) writeRoots(ctx context.Context) error {
 	return nil
 }
 
-// replaceFile replaces a file, so that its readers see all of the old or all of the new contents.
+// replaceFile replaces a file, so that readers see either all of the old or all of the new contents.
 func replaceFile(name string, data []byte) error {
 	root, err := os.OpenRoot(filepath.Dir(name))
 	if err != nil {

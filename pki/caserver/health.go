@@ -14,7 +14,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// health returns the health of the CA, if it has any.
+// health returns the health of the CA, if it reports any.
 func (s *Server) health() (h ca.Health, ok bool) {
 	if a, is := s.opts.CA.(interface{ Health() ca.Health }); is {
 		return a.Health(), true
@@ -22,9 +22,9 @@ func (s *Server) health() (h ca.Health, ok bool) {
 	return h, false
 }
 
-// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not sign.
-// A store that is away or unfit is no reason while the CA still signs, as it is that of all replicas, and neither is a
-// limit: the others are busy, too.
+// ready returns why a caller should ask another replica: this one has no certificate for its ports, or would not
+// sign. A missing or unfit store is no reason while the CA still signs, as all replicas share it; nor is a limit, as
+// the others are busy too.
 func (s *Server) ready() error {
 	if svid, err := s.opts.Identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
 		return errors.New("the server has no valid certificate: the CA does not sign")
@@ -33,7 +33,8 @@ func (s *Server) ready() error {
 	return h.Signing
 }
 
-// writeHealth writes what is wrong, for operators, and, if asked or if anything is, until when the CA signs.
+// writeHealth writes the faults, for operators. If until is set or there is a fault, it also writes until when the CA
+// signs.
 func (s *Server) writeHealth(w io.Writer, until bool) {
 	h, ok := s.health()
 	if !ok {
@@ -48,12 +49,12 @@ func (s *Server) writeHealth(w io.Writer, until bool) {
 			until = true
 		}
 	}
-	if until && h.Signing == nil && !h.Until.IsZero() { // a registration authority knows no end
+	if until && h.Signing == nil && !h.Until.IsZero() { // a registration authority has no end
 		fmt.Fprintf(w, "signs until %s if nothing changes\n", h.Until.UTC().Format(time.RFC3339))
 	}
 }
 
-// newMetrics returns the metrics of the CA itself. Those of the APIs have the names that Istio and Linkerd give them.
+// newMetrics returns the metrics of the CA itself. The APIs' metrics have Istio's and Linkerd's names.
 func (s *Server) newMetrics() *metrics.Set {
 	m := new(metrics.Set)
 	s.signer.results = m.Counters("svidkit_ca_signatures_total",
@@ -80,7 +81,7 @@ func (s *Server) newMetrics() *metrics.Set {
 		m.Gauge(g.name, g.help, func() (float64, bool) {
 			h, ok := s.health()
 			v := g.value(h)
-			// a registration authority knows no times
+			// A registration authority has no times.
 			return v, ok && (v != 0 || !strings.HasSuffix(g.name, "_timestamp_seconds"))
 		})
 	}
@@ -98,7 +99,7 @@ func (s *Server) newMetrics() *metrics.Set {
 
 // identityMetrics adds the metrics of the server itself.
 func (s *Server) identityMetrics(m *metrics.Set) {
-	// As in package health, so that the same alerts and graphs are for services, agents and CAs.
+	// As in package health, so that services, agents and CAs can share alerts and graphs.
 	const partLabel, part = "part", "ca"
 	m.Gauges("svidkit_ready", "Whether the CA is ready: 1, or 0 if callers should ask another replica.",
 		func(add metrics.Add) {
@@ -116,7 +117,7 @@ func (s *Server) identityMetrics(m *metrics.Set) {
 	own("end", "expires", func(c *x509.Certificate) time.Time { return c.NotAfter })
 }
 
-// newestRoot returns a time of the root in the bundle that began last.
+// newestRoot returns a time of the newest root in the bundle.
 func (s *Server) newestRoot(at func(*x509.Certificate) time.Time) (float64, bool) {
 	var newest *x509.Certificate
 	if b := s.opts.CA.Bundle(); b != nil {
@@ -140,7 +141,7 @@ type counter struct {
 	results map[string]*metrics.Counter
 }
 
-// kinds are the results that are counted by themselves.
+// kinds are the results that have their own counters.
 var kinds = []struct {
 	err    error
 	result string

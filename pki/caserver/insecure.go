@@ -21,23 +21,23 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// InsecureTokens trusts the name in a token that has the secret of this machine. It is for development on one machine:
-// a program that can read the file of the secret gets a certificate for any name. It refuses callers whose address is
-// not on loopback, and a program that uses it must listen there only. A token is
+// InsecureTokens trusts the name in a token with this machine's secret. It is for development on one machine: a
+// program that can read the file with the secret gets a certificate for any name. It refuses callers from addresses
+// that are not loopback, and a program that uses it must listen only there. A token is
 //
 //	SECRET.NAME
 //
-// where NAME is NAMESPACE/SERVICE-ACCOUNT, or the ID of a workload in the trust domain without "spiffe:", such as
-// //example.org/web: so it has the characters of a bearer token (RFC 6750 section 2.1) alone, as clients demand that.
-// A colon in the place of the dot, and a whole ID after it, are accepted, too. [NewInsecureTokens] makes one; the zero
+// where NAME is NAMESPACE/SERVICE-ACCOUNT, or a workload's ID in the trust domain without "spiffe:", such as
+// //example.org/web: so it has only the characters of a bearer token (RFC 6750 section 2.1), as clients demand. A
+// colon in place of the dot, and a complete ID after it, are also accepted. [NewInsecureTokens] makes one; the zero
 // value refuses every token.
 type InsecureTokens struct {
 	trustDomain spiffe.TrustDomain
-	digest      [sha256.Size]byte // of the secret, so that what prints this shows no secret
+	digest      [sha256.Size]byte // of the secret, so that printing this shows no secret
 }
 
-// NewInsecureTokens takes the secret in the file, so that tokens outlive a restart, or writes a new random one to it,
-// if there is none or other users can read it. It refuses a directory that other users can change.
+// NewInsecureTokens reads the secret in the file, so that tokens outlive a restart. If there is none, or other users
+// can read it, it writes a new random one. It refuses a directory that other users can change.
 func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, error) {
 	secret, err := keepSecret(file)
 	if err != nil {
@@ -46,7 +46,8 @@ func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, err
 	return &InsecureTokens{td, sha256.Sum256(secret)}, nil
 }
 
-// keepSecret returns the secret in a file, or replaces what is there by one. A link is replaced, and not followed.
+// keepSecret returns the secret in a file, or replaces the file by a new one. It replaces a link instead of following
+// it.
 func keepSecret(file string) ([]byte, error) {
 	dir, err := private.OpenDir(filepath.Dir(file), private.Options{})
 	if err != nil {
@@ -54,7 +55,7 @@ func keepSecret(file string) ([]byte, error) {
 	}
 	defer dir.Close()
 	fresh, name := []byte(rand.Text()), filepath.Base(file)
-	// else it was cut short, or is no secret
+	// otherwise the file was cut short, or is no secret
 	if info, err := dir.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == int64(len(fresh)) {
 		if f, err := private.OpenIn(dir, name, private.Options{Keys: true}); err == nil {
 			defer f.Close()
@@ -83,8 +84,8 @@ func (i *InsecureTokens) Authenticate(r *http.Request) (*authn.Caller, error) {
 	return caller, nil
 }
 
-// Review is the same for the tokens of Linkerd's API; see linkerd.Options. The server is [Serve] or a [Server]: with
-// another one the address of the caller is not known, and every token is refused.
+// Review does the same for the tokens of Linkerd's API; see linkerd.Options. It needs [Serve] or a [Server]: with
+// another server the caller's address is unknown, and every token is refused.
 func (i *InsecureTokens) Review(ctx context.Context, token string, _ []string) (*spiffe.Pod, error) {
 	peer := ""
 	if c, ok := ctx.Value(connKey{}).(net.Conn); ok {
@@ -101,7 +102,7 @@ func (i *InsecureTokens) Review(ctx context.Context, token string, _ []string) (
 	return &spiffe.Pod{Namespace: namespace, ServiceAccount: account}, nil
 }
 
-// What is wrong with a token. None of them has the token, which may be a real one.
+// The faults of a token. No error contains the token, which may be a real one.
 var (
 	errTokenPeer   = errors.New("the caller is not on this machine")
 	errTokenSecret = errors.New("it does not have the secret of this server; a token is SECRET.NAME, with the " +
@@ -110,9 +111,9 @@ var (
 		"NAMESPACE/SERVICE-ACCOUNT")
 )
 
-// judge returns the ID that a token of a peer names.
+// judge returns the ID in a peer's token.
 func (i *InsecureTokens) judge(token, peer string) (id spiffe.ID, err error) {
-	// a proxy sent it here
+	// A proxy may have forwarded it.
 	if from, err := netip.ParseAddrPort(peer); err != nil || !from.Addr().Unmap().IsLoopback() {
 		return spiffe.ID{}, errTokenPeer
 	}

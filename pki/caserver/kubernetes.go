@@ -16,8 +16,8 @@ type Kubernetes struct {
 	TrustDomain spiffe.TrustDomain
 	API         kube.ReviewerOptions // how to ask the API server
 
-	// Audiences are those of tokens for Istio's API; nil means "istio-ca". ClusterID is the name of the
-	// cluster, as callers of that API give it.
+	// Audiences are the accepted audiences of tokens for Istio's API; nil means "istio-ca". ClusterID is the name of
+	// the cluster that callers of that API give.
 	Audiences []string
 	ClusterID string
 
@@ -25,7 +25,7 @@ type Kubernetes struct {
 	// workloads of their node. Nil means none.
 	NodeAccounts []string
 
-	// Remotes are the other clusters that have callers of Istio's API, by their ClusterID, and how to ask their API
+	// Remotes are the other clusters with callers of Istio's API, by their ClusterID, and how to ask their API
 	// servers.
 	Remotes map[string]kube.ReviewerOptions
 
@@ -73,7 +73,7 @@ func (k Kubernetes) Set(istio *istioca.Options,
 	return check, nil
 }
 
-// nodes returns what decides about the nodes of the own cluster, and of all clusters.
+// nodes returns the authorizers for the nodes of the own cluster, and of all clusters.
 func (k *Kubernetes) nodes() (own, all *kube.NodeAuthorizer, err error) {
 	remotes := make(map[string]*kube.NodeAuthorizer)
 	node := func(api kube.ReviewerOptions) (*kube.NodeAuthorizer, error) {

@@ -23,61 +23,60 @@ import (
 
 const (
 	drainTime  = 5 * time.Second
-	maxStreams = 250 // that a connection has at a time
+	maxStreams = 250 // at a time on a connection
 
 	defaultMaxConns   = 32_768
-	maxHandshakesEach = 512 // of an address, that are not complete
+	maxHandshakesEach = 512 // incomplete handshakes of one address
 )
 
-// ServeOptions are the choices of [Serve]. Handler is required, and so is one of TLS and Plaintext.
+// ServeOptions are the options of [Serve]. Handler is required, and either TLS or Plaintext.
 type ServeOptions struct {
 	Handler http.Handler
 
 	// TLS is the configuration of the server. It is copied; NextProtos is "h2" and "http/1.1" if it has none.
 	TLS *tls.Config
 
-	// Plaintext serves without TLS. Tokens are readable on such a connection: use it only for a server that
-	// is reached over loopback, such as one behind a proxy in its own pod that terminates TLS.
+	// Plaintext serves without TLS. Tokens are readable on such a connection: use it only for a server that is
+	// reached over loopback, such as behind a proxy in its own pod that terminates TLS.
 	Plaintext bool
 
-	// MaxConns is how many connections the server has at a time. 0 means 32,768, or all file descriptors of the
-	// process but the reserve if those are fewer: a quarter of its descriptors, from 64 to 1,024 of them, is never
-	// taken by accepted connections.
+	// MaxConns limits the server's concurrent connections. 0 means 32,768, or the process's file descriptors minus a
+	// reserve, if that is less. The reserve is a quarter of the descriptors, at least 64 and at most 1,024.
 	MaxConns int
 
-	// MaxConnsPerAddress is how many of them may come from one IP address. 0 means half of MaxConns: the address of a
-	// NAT, of a gateway or of a node's proxy stands for many clients. With Plaintext, where all connections may come
-	// from the proxy in front, there is no such limit.
+	// MaxConnsPerAddress limits the connections from one IP address. 0 means half of MaxConns: a NAT, a gateway or a
+	// node's proxy has one address for many clients. With Plaintext there is no such limit, as all connections may
+	// come from the proxy in front.
 	MaxConnsPerAddress int
 
-	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): the first of each reason, and of
-	// each address of the first 12, at once, and a count of the others every minute. It gets what net/http logs
-	// (Debug). Nil discards them.
+	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): at once the first of each reason
+	// and, for the first 12 addresses, of each address, and a count of the others every minute. It also gets
+	// net/http's log (Debug). Nil discards all of it.
 	Logger *slog.Logger
 }
 
 // Serve serves HTTP/2 and HTTP/1.1 on a listener until ctx is done or the listener fails. It takes over
 // the listener and closes it.
 //
-// HTTP/2 over TLS does not need ALPN: a client may begin with it when the handshake is done, as Linkerd's
-// proxies do and net/http alone does not allow. Handlers find the state of the connection in
-// [http.Request].TLS. A client has 10 seconds to complete the handshake and to send the header of its first
-// request, 5 minutes between requests, and 250 requests at a time on a connection.
+// HTTP/2 over TLS does not need ALPN: a client may use it right after the handshake, as Linkerd's proxies do and
+// net/http alone does not allow. Handlers find the state of the connection in [http.Request].TLS. A client has 10
+// seconds to complete the handshake and to send the header of its first request, 5 minutes between requests, and 250
+// concurrent requests on a connection.
 //
-// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. So are further
-// connections of an address, or on loopback of a local user, that has twice as many as are free, at this server and
-// for all servers of this library in the process, so that a few of them leave room for another. So are connections
-// that have not completed their handshake, beyond half of MaxConns in total and, of one address, beyond 512 or a
-// quarter of MaxConns.
+// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. An address (on
+// loopback, a local user) also gets no further connection while it has twice as many as are free, at this server or
+// for all servers of this library in the process, so that a few clients leave room for others. Connections without a
+// complete handshake are closed beyond half of MaxConns in total and, for one address, beyond 512 or a quarter of
+// MaxConns.
 //
-// Requests under way are bounded in the same way: 832 in the process, of which an address has no more than twice as
-// many as are free, from before the handler runs until the end of the answer is written. One that sends a large
-// message counts half as much again. What does not fit is refused with 503, or ResourceExhausted of gRPC. An answer
-// that its client does not take within 30 seconds ends, unless the handler sets another time.
+// Active requests are bounded in the same way: 832 in the process, of which an address has no more than twice as many
+// as are free, from before the handler runs until the answer is written. A request with a large message counts half
+// as much again. Requests beyond that are refused with 503, or gRPC's ResourceExhausted. An answer that its client
+// does not read within 30 seconds ends, unless the handler sets another time.
 //
-// When ctx is done, Serve closes the listener and cuts handshakes. Requests in progress have 5 seconds to
-// end before their connections are closed. Serve then returns nil. The only goroutines left
-// are those of handlers that ignore the end of their request's context.
+// When ctx is done, Serve closes the listener and aborts handshakes. Requests in progress have 5 seconds to end
+// before their connections are closed. Serve then returns nil. Only handlers that ignore the end of their request's
+// context leave goroutines behind.
 func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	defer l.Close()
 	if err := o.check(); err != nil {
@@ -115,7 +114,7 @@ func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
 	cut()
 	drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 	defer stop()
-	_ = srv.Shutdown(drain) // connections that are left are closed next
+	_ = srv.Shutdown(drain) // close the remaining connections next
 	_ = srv.Close()
 	return err
 }
@@ -171,7 +170,7 @@ func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener,
 		}}
 }
 
-// handshakes bounds the connections that have not completed their handshake.
+// handshakes bounds the connections whose handshake is incomplete.
 type handshakes struct {
 	of      *conns.Listener
 	all     *limit.Shares[struct{}]
@@ -179,7 +178,7 @@ type handshakes struct {
 	refused func(c net.Conn, reason string)
 }
 
-// begin reports whether c may do its handshake. If so, end is called once when that is over.
+// begin reports whether c may do its handshake. If so, the caller calls end once, when the handshake is over.
 func (h *handshakes) begin(c net.Conn) (end func(), ok bool) {
 	from := h.of.PeerOf(c)
 	counted := from != ""
@@ -202,8 +201,8 @@ func (h *handshakes) begin(c net.Conn) (end func(), ok bool) {
 	}), true
 }
 
-// tlsListener accepts TLS connections in the form that net/http takes for unencrypted ones: it insists
-// on ALPN for those that it knows to be TLS, and looks for the preface of HTTP/2 on the others.
+// tlsListener accepts TLS connections and shows them to net/http as unencrypted ones: net/http insists on ALPN for
+// connections that it knows to be TLS, and looks for the HTTP/2 preface on the others.
 type tlsListener struct {
 	*conns.Listener
 	ctx   context.Context // of the handshakes
@@ -240,15 +239,15 @@ type hiddenTLS struct {
 	l        *tlsListener
 	raw      net.Conn // below tls
 	tls      *tls.Conn
-	end      func()                      // of the handshake
-	state    func() *tls.ConnectionState // to be called after the handshake
+	end      func()                      // ends the handshake's slot
+	state    func() *tls.ConnectionState // call it only after the handshake
 	failed   bool
 }
 
 // Read does the handshake first. net/http sets the deadline, and calls it in a goroutine of the connection.
 func (c *hiddenTLS) Read(p []byte) (int, error) {
 	if err := c.tls.HandshakeContext(c.l.ctx); err != nil {
-		if !c.failed && c.l.ctx.Err() == nil { // or the server ends
+		if !c.failed && c.l.ctx.Err() == nil { // unless the server is ending
 			at, _ := peerkey.Address(c)
 			c.l.log.LogOf(slog.LevelInfo, at.String(), "caserver: TLS handshake failed", handshakeFailure(err),
 				slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
@@ -289,7 +288,7 @@ func handshakeFailure(err error) string {
 
 type connKey struct{}
 
-// withTLS sets the TLS field of requests, which net/http cannot know.
+// withTLS sets the TLS field of requests, which net/http leaves empty here.
 func withTLS(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, ok := r.Context().Value(connKey{}).(*hiddenTLS); ok {

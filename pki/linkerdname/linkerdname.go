@@ -11,10 +11,10 @@
 //
 // # What it does not do
 //
-// It reads no resources of a cluster, such as MeshTLSAuthentication and ExternalWorkload, and does not speak the API
-// of the policy service: [Match] is for a program that has the patterns. Names and SPIFFE IDs have no rule that makes
-// one of the other, as Linkerd defines none: a certificate of a mesh has the name alone, and a workload outside of the
-// cluster takes its SPIFFE ID from the Workload API.
+// It reads no Kubernetes resources, such as MeshTLSAuthentication and ExternalWorkload, and does not speak the API of
+// the policy service: [Match] is for a program that has the patterns. Linkerd defines no rule that converts between
+// names and SPIFFE IDs: a certificate of a mesh has only the name, and a workload outside the cluster gets its SPIFFE
+// ID from the Workload API.
 package linkerdname
 
 import (
@@ -36,18 +36,18 @@ const (
 // Mesh is the form of the names of one mesh. It is comparable. The methods of a Mesh with an invalid field, such as
 // the zero Mesh, return an error.
 type Mesh struct {
-	ControlNamespace string // of the control plane, an RFC 1123 label; usually "linkerd"
-	TrustDomain      string // that names end with, an RFC 1123 subdomain; usually "cluster.local"
+	ControlNamespace string // the control plane's namespace, an RFC 1123 label; usually "linkerd"
+	TrustDomain      string // the end of every name, an RFC 1123 subdomain; usually "cluster.local"
 
 	// FirstDesign selects the names of the first design of the protocol,
-	// SERVICEACCOUNT.NAMESPACE.sa.linkerd-identity.CONTROLNAMESPACE.TRUSTDOMAIN. Otherwise they are those of Linkerd's
-	// proxies, SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN.
+	// SERVICEACCOUNT.NAMESPACE.sa.linkerd-identity.CONTROLNAMESPACE.TRUSTDOMAIN. Otherwise names have the form that
+	// Linkerd's proxies use, SERVICEACCOUNT.NAMESPACE.serviceaccount.identity.CONTROLNAMESPACE.TRUSTDOMAIN.
 	FirstDesign bool
 }
 
-// Name returns the name of a service account, which is the one DNS name in its certificates. Both
-// arguments must be RFC 1123 labels: Kubernetes allows a dot in the name of a service account, Linkerd
-// does not. The name has at most 253 bytes.
+// Name returns the name of a service account, which is the only DNS name in its certificates. Both arguments must be
+// RFC 1123 labels: Kubernetes allows a dot in the name of a service account, Linkerd does not. The name has at most
+// 253 bytes.
 func (m Mesh) Name(namespace, serviceAccount string) (string, error) {
 	name, err := m.name(namespace, serviceAccount)
 	if err != nil {
@@ -71,7 +71,7 @@ func (m Mesh) name(namespace, serviceAccount string) (string, error) {
 	return name, nil
 }
 
-// check returns what is wrong with the fields.
+// check says which field is invalid.
 func (m Mesh) check() error {
 	switch {
 	case !isLabel(m.ControlNamespace):
@@ -84,7 +84,7 @@ func (m Mesh) check() error {
 	return nil
 }
 
-// suffix returns what follows the namespace in every name.
+// suffix returns the part after the namespace, the same in every name.
 func (m Mesh) suffix() string {
 	kind := ".serviceaccount.identity."
 	if m.FirstDesign {
@@ -93,8 +93,7 @@ func (m Mesh) suffix() string {
 	return kind + m.ControlNamespace + "." + m.TrustDomain
 }
 
-// Parse returns the service account that a name belongs to. The name must be exactly what [Mesh.Name]
-// returns for it.
+// Parse returns the service account of a name, which must be exactly as [Mesh.Name] returns it.
 func (m Mesh) Parse(name string) (namespace, serviceAccount string, err error) {
 	serviceAccount, rest, _ := strings.Cut(name, ".")
 	namespace, _, _ = strings.Cut(rest, ".")
@@ -108,8 +107,8 @@ func (m Mesh) Parse(name string) (namespace, serviceAccount string, err error) {
 	return namespace, serviceAccount, nil
 }
 
-// Certifier returns the name of the control plane's identity service. A proxy sends its token only to
-// a server with this name.
+// Certifier returns the name of the control plane's identity service. A proxy sends its token only to a server with
+// this name.
 func (m Mesh) Certifier() (string, error) { return m.Name(m.ControlNamespace, "linkerd-identity") }
 
 // Destination returns the name of the control plane's destination service, which serves policies too.
@@ -138,16 +137,15 @@ func (m Mesh) Namespace(namespace string) (string, error) {
 	return "*" + name[1:], nil
 }
 
-// Match reports whether an identity matches the pattern of an authorization policy. The identity is the
-// DNS name, or the SPIFFE ID, of a client's verified certificate. The pattern is one of
+// Match reports whether an identity matches the pattern of an authorization policy. The identity is the DNS name, or
+// the SPIFFE ID, in a client's verified certificate. The pattern has one of these forms:
 //
 //	NAME          this DNS name
-//	*.REST        every DNS name that ends with .REST and has a label or more before it
+//	*.REST        every DNS name that ends with .REST and has at least one label before it
 //	*             every DNS name
 //	spiffe://…    this SPIFFE ID
 //
-// No wildcard matches a SPIFFE ID. A pattern that is none of these is an error, whatever the identity
-// is.
+// No wildcard matches a SPIFFE ID. Any other pattern is an error, whatever the identity is.
 func Match(pattern, identity string) (bool, error) {
 	if err := checkPattern(pattern); err != nil {
 		return false, fmt.Errorf("linkerdname: pattern %.300q: %w", pattern, err)
@@ -156,7 +154,7 @@ func Match(pattern, identity string) (bool, error) {
 	if !wild {
 		return identity == pattern, nil
 	}
-	isDNS := !strings.ContainsAny(identity, ":/") // one of which is in every URI
+	isDNS := !strings.ContainsAny(identity, ":/") // every URI has one of these characters
 	return isDNS && len(identity) > len(suffix) && strings.HasSuffix(identity, suffix), nil
 }
 
@@ -182,7 +180,7 @@ func checkPattern(pattern string) error {
 // isLabel reports whether s is an RFC 1123 label in lower case.
 func isLabel(s string) bool { return len(s) <= maxLabel && isLongLabel(s) }
 
-// isLongLabel is isLabel without a limit of length, as Linkerd's policies have none.
+// isLongLabel is isLabel without a limit on length: Linkerd's policies have none.
 func isLongLabel(s string) bool {
 	for i := range len(s) {
 		c := s[i]

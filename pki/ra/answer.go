@@ -17,8 +17,8 @@ import (
 // maxAnswer is the longest answer in bytes of PEM: a chain of 64 KiB in DER, and some text.
 const maxAnswer = 128 << 10
 
-// accept checks the answer of a signer, and returns the chain to present and the issuer of the leaf. If roots is nil,
-// they are learned from the answer.
+// accept checks a signer's answer, and returns the chain to present and the leaf's issuer. If roots is nil, it learns
+// them from the answer.
 func (a *RA) accept(answer []byte, r *ca.Request, roots *spiffe.Bundle, now time.Time) (chain []*x509.Certificate,
 	issuer *x509.Certificate, err error) {
 	chain, err = parseAnswer(answer)
@@ -50,7 +50,7 @@ func (a *RA) accept(answer []byte, r *ca.Request, roots *spiffe.Bundle, now time
 	return tidy(chain, roots), issuerOf(chain, roots), nil
 }
 
-// parseAnswer reads the certificates of an answer. Text around them is allowed, as Kubernetes does.
+// parseAnswer reads the certificates of an answer. Like Kubernetes, it allows text around them.
 func parseAnswer(answer []byte) ([]*x509.Certificate, error) {
 	if len(answer) > maxAnswer {
 		return nil, fmt.Errorf("%d bytes, the limit is %d", len(answer), maxAnswer)
@@ -95,7 +95,7 @@ func (a *RA) checkLeaf(leaf *x509.Certificate, r *ca.Request, now time.Time) err
 	return sameNames(leaf, r.CSR)
 }
 
-// allows reports whether a leaf is good for a purpose. No extended key usage at all means any.
+// allows reports whether a leaf may be used for a purpose. No extended key usage at all means any.
 func allows(leaf *x509.Certificate, purpose x509.ExtKeyUsage) bool {
 	return len(leaf.ExtKeyUsage) == 0 && len(leaf.UnknownExtKeyUsage) == 0 ||
 		slices.Contains(leaf.ExtKeyUsage, purpose) || slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageAny)
@@ -125,14 +125,14 @@ func verify(chain []*x509.Certificate, r *ca.Request, roots *spiffe.Bundle, now 
 	return err
 }
 
-// tidy returns the chain without the roots, which peers have, and without repetitions.
+// tidy returns the chain without the roots, which peers have, and without duplicates.
 func tidy(chain []*x509.Certificate, roots *spiffe.Bundle) []*x509.Certificate {
 	known := slices.Collect(roots.X509Authorities())
 	return slices.DeleteFunc(certchain.Tidy(chain, chain[0].PublicKey),
 		func(c *x509.Certificate) bool { return slices.ContainsFunc(known, c.Equal) })
 }
 
-// issuerOf returns the certificate that signed the leaf; nil if none did, which verify rules out.
+// issuerOf returns the certificate that signed the leaf, or nil, which verify rules out.
 func issuerOf(chain []*x509.Certificate, roots *spiffe.Bundle) *x509.Certificate {
 	for _, c := range slices.AppendSeq(slices.Clone(chain[1:]), roots.X509Authorities()) {
 		if chain[0].CheckSignatureFrom(c) == nil {

@@ -24,8 +24,8 @@ const (
 	apiVersion = "certificates.k8s.io/v1"
 	kind       = "CertificateSigningRequest"
 
-	firstPause, lastPause = 50 * time.Millisecond, 2 * time.Second // between questions
-	answerTime            = 10 * time.Second                       // for one of them
+	firstPause, lastPause = 50 * time.Millisecond, 2 * time.Second // between polls
+	answerTime            = 10 * time.Second                       // for one poll
 )
 
 // requests is the path of all requests.
@@ -72,7 +72,7 @@ func (o *object) condition(typ string) (condition, bool) {
 	return o.Status.Conditions[i], true
 }
 
-// job is one request on its way through the API.
+// job is one request to the API in progress.
 type job struct {
 	a    *RA
 	name string
@@ -80,7 +80,7 @@ type job struct {
 	uid  string // of the object that was created
 }
 
-// obtain returns the answer of the signer in PEM.
+// obtain returns the signer's answer in PEM.
 func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer []byte, f *ca.SignError) {
 	j := &job{a: a, name: "csr-workload-" + strings.ToLower(rand.Text()), spec: spec{
 		Request:    r.CSR.PEM(),
@@ -98,8 +98,8 @@ func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer [
 	case err == nil:
 		defer j.remove(ctx, 0)
 	case k8s.MayHaveLanded(err), k8s.AlreadyExists(err):
-		// It is there, or may be any moment. An object that exists is ours, as its name cannot be guessed: something
-		// between us and the API server sent it twice.
+		// The object exists, or may exist soon. An existing object is ours, as its name cannot be guessed: a proxy on
+		// the way to the API server sent the request twice.
 		defer j.remove(ctx, 3)
 	}
 	if err != nil {
@@ -122,7 +122,7 @@ func (j *job) create(ctx context.Context) (*object, error) {
 	return o, j.a.api.Create(ctx, requests(), question, o)
 }
 
-// remove deletes the object, also if ctx is done. While the object may still be on its way, it asks again if it does
+// remove deletes the object, even if ctx is done. While the object may still be on its way, it tries again if it does
 // not find it.
 func (j *job) remove(ctx context.Context, absent int) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUp,
@@ -149,7 +149,7 @@ func (j *job) remove(ctx context.Context, absent int) {
 func (j *job) path() string { return requests() + k8s.Path(j.name) }
 
 // follow takes the object from its creation to the certificate. It pauses after each step, so that no answer of the
-// API server, such as an approval that is not kept, keeps both busy.
+// API server, such as an approval that does not last, makes it loop without a rest.
 func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 	for pause := firstPause; ; {
 		if err := j.read(o); err != nil {
@@ -197,7 +197,7 @@ func (j *job) approve(ctx context.Context, o *object) error {
 	return j.a.api.Update(ctx, j.path()+"/approval", o, &object{})
 }
 
-// read decodes an object, and checks that it is still the one that was created: only that must be approved, and only
+// read decodes an object, and checks that it is still the one that was created: only that may be approved, and only
 // its answer counts.
 func (j *job) read(o *object) error {
 	var s spec
@@ -221,7 +221,7 @@ func (j *job) read(o *object) error {
 	return nil
 }
 
-// failure returns the kind of failure of an error of the API.
+// failure returns the SignError for an error of the API.
 func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignError {
 	if ctx.Err() != nil {
 		if cause := context.Cause(ctx); err == nil || errors.Is(err, cause) {
@@ -252,7 +252,8 @@ func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignErro
 	return f
 }
 
-// passing reports whether the same request may succeed soon: the server did not answer, or says that it failed.
+// passing reports whether the same request may succeed soon: the server did not answer, or reports a failure of its
+// own.
 func passing(err error) bool {
 	if e, ok := errors.AsType[*k8s.StatusError](err); ok {
 		return e.Code >= 500 || e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout
@@ -260,5 +261,5 @@ func passing(err error) bool {
 	return err != nil
 }
 
-// said returns the text of a signer or an approver, for an error.
+// said returns a signer's or approver's text, for an error.
 func said(s string) string { return cmp.Or(k8s.OneLine(s, 300), "no reason given") }

@@ -1,4 +1,4 @@
-// Package ra is a registration authority: it has no key, and has the signers of a Kubernetes cluster sign through the
+// Package ra is a registration authority: it has no key. The signers of a Kubernetes cluster sign for it through the
 // API certificates.k8s.io/v1. It is used like a [ca.Authority].
 //
 //	a, err := ra.New(ra.Config{TrustDomain: td, Signer: "example.com/mesh", Roots: bundle})
@@ -11,11 +11,11 @@
 // # What it promises
 //
 // A signer may take any name from a signing request. So the request is sent only if the caller of [RA.Sign] granted
-// every name in it, and if it asks for nothing else: no other extension, no other subject. It is sent unchanged, as
-// only its sender has the key.
+// every name in it, and it asks for nothing else: no other extension, no other subject. It is sent unchanged, as only
+// its sender has the key.
 //
-// The answer is checked like that of any CA: the certificate must have the key and exactly the names of the request,
-// be a leaf, be valid now, and lead to a configured root. No CA certificate is ever asked for.
+// The answer is checked like any CA's: the certificate must have the key and exactly the names of the request, be a
+// leaf, be valid now, and lead to a configured root. The package never requests a CA certificate.
 //
 // A request ends with a certificate, with a reason, or after sixty seconds. Its object is always deleted.
 //
@@ -30,16 +30,16 @@
 //	- {apiGroups: [certificates.k8s.io], resources: [certificatesigningrequests/approval], verbs: [update]}
 //	- {apiGroups: [certificates.k8s.io], resources: [signers], resourceNames: [example.com/mesh], verbs: [approve]}
 //
-// A right to approve for "example.com/*" is one for all signers of the domain.
+// A right to approve for "example.com/*" covers all signers of the domain.
 //
 // # Signers
 //
-// Any signer of that API will do, such as istiod's or one of a cloud. cert-manager's answer there as
+// Any signer of that API will do, such as istiod's or a cloud's. cert-manager's signers are
 // "clusterissuers.cert-manager.io/NAME" and "issuers.cert-manager.io/NAMESPACE.NAME", if its feature gate
-// ExperimentalCertificateSigningRequestControllers is on. There is no code for it, as the API is the whole contract;
-// and no test with a real one, as that controller is an experiment of cert-manager, off by default: tests have a
-// signer of their own at a real API server. Its issuers of the kind SelfSigned take the caller's private key, which
-// this package never sends.
+// ExperimentalCertificateSigningRequestControllers is on. They need no code here, as the API is the whole contract,
+// and have no test, as that controller is an experiment, off by default: tests use their own signer at a real API
+// server. cert-manager's issuers of the kind SelfSigned need the caller's private key, which this package never
+// sends.
 //
 // # What it does not do
 //
@@ -70,12 +70,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Config configures an [RA]. [New] copies it. Zero means the default that is named here.
+// Config configures an [RA]. [New] copies it. A zero field means its default.
 type Config struct {
 	TrustDomain spiffe.TrustDomain // required
 
-	// Signer is the name of the signer for requests that name none, such as "example.com/mesh". Empty
-	// means that every request has to name one.
+	// Signer is the signer for requests that name none, such as "example.com/mesh". Empty means that every request
+	// must name a signer.
 	Signer string
 
 	// SignerDomain lets a request choose among the signers of a domain: its "mesh" is SignerDomain + "/mesh". Empty
@@ -83,27 +83,27 @@ type Config struct {
 	// make administrators.
 	SignerDomain string
 
-	// Roots are the roots that the signers' certificates lead to: the source is asked for the bundle of
-	// TrustDomain. For a list of roots in PEM there is [spiffe.ParseBundlePEM].
+	// Roots has the roots of the signers' certificates, in its bundle of TrustDomain. For a list of roots in PEM
+	// there is [spiffe.ParseBundlePEM].
 	Roots spiffe.BundleSource
 
-	// LearnRoots takes the roots from the signers' answers, if there are no Roots: the last certificate of a
-	// chain, if it is a CA. Then any client that can write an answer into the API can make the whole trust domain
-	// trust a root of its own, and after a start [RA.Bundle] is empty until the first answer.
+	// LearnRoots takes the roots from the signers' answers, if there are no Roots: the last certificate of a chain,
+	// if it is a CA. Then any client that can write an answer into the API can make the whole trust domain trust its
+	// own root, and after a start [RA.Bundle] is empty until the first answer.
 	LearnRoots bool
 
 	// MaxTTL is the longest lifetime of a request and of a certificate; 0 means 90 days.
 	MaxTTL time.Duration
 
-	// APIServer is the URL of the API server, https or, on loopback, http. Empty means that of the
-	// cluster that this process runs in.
+	// APIServer is the URL of the API server, https or, on loopback, http. Empty means the API server of this
+	// process's cluster.
 	APIServer string
 
 	// HTTPClient authenticates this process to the API server. Nil means with its service account, whose token and CA
-	// certificate are read again when they rotate.
+	// certificate are reloaded when they rotate.
 	HTTPClient *http.Client
 
-	Limits  ca.Limits    // on what is asked of the signers at once, and in a second
+	Limits  ca.Limits    // on concurrent requests to signers and requests per second
 	Auditor ca.Auditor   // records each certificate before it leaves; nil means no record
 	Logger  *slog.Logger // nil means silence
 }
@@ -115,7 +115,7 @@ const (
 	minTTL        = 600 * time.Second // Kubernetes refuses less
 	cleanUp       = 5 * time.Second   // for the deletion
 	maxLearned    = 64                // roots
-	clockSkew     = 5 * time.Minute   // that a signer's clock may be ahead, for MaxTTL
+	clockSkew     = 5 * time.Minute   // how far ahead a signer's clock may be, for MaxTTL
 )
 
 // RA is a registration authority. [New] makes one. It is safe for concurrent use.
@@ -128,7 +128,7 @@ type RA struct {
 
 	mu         sync.Mutex
 	learned    []learnedRoot
-	configured *spiffe.Bundle // the last answer of Roots; nil before there was one
+	configured *spiffe.Bundle // the last answer of Roots; nil before the first
 	union      *spiffe.Bundle
 }
 
@@ -179,7 +179,7 @@ func (c *Config) check() error {
 
 const kubernetesDomain = "kubernetes.io"
 
-// validDomain reports whether s can be the first part of a signer's name.
+// validDomain reports whether s can be the domain of a signer's name.
 func validDomain(s string) bool { return k8s.ValidName(s) && strings.Contains(s, ".") }
 
 // validSigner reports whether s is a domain and a name.
@@ -188,7 +188,7 @@ func validSigner(s string) bool {
 	return validDomain(domain) && k8s.ValidName(name)
 }
 
-// signer returns the full name of the signer for a request, whether it names one or not.
+// signer returns the full name of the signer for a request, which need not name one.
 func (a *RA) signer(name string) (string, error) {
 	full := a.cfg.Signer
 	switch {
@@ -205,7 +205,7 @@ func (a *RA) signer(name string) (string, error) {
 	return full, nil
 }
 
-// roots returns the configured roots; nil if they are learned.
+// roots returns the configured roots, or nil if they are learned.
 func (a *RA) roots() (*spiffe.Bundle, error) {
 	if a.cfg.Roots == nil {
 		return nil, nil
@@ -222,11 +222,12 @@ func (a *RA) roots() (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// Bundle returns the roots of all signers: the configured ones, as their source returns them now, or the learned ones,
-// each for as long as a certificate that leads to it is valid. It is the same Bundle until they change. A source that
-// fails keeps its last roots. The bundle has no sequence number, as the RA keeps nothing over a restart.
+// Bundle returns the roots of all signers: the configured roots, as their source returns them now, or the learned
+// roots, each for as long as a certificate that leads to it is valid. It returns the same Bundle until they change.
+// If the source fails, its last roots stay. The bundle has no sequence number, as the RA stores nothing over a
+// restart.
 func (a *RA) Bundle() *spiffe.Bundle {
-	configured, _ := a.roots() // without mu, as the source is the user's
+	configured, _ := a.roots() // without mu, as the source is user code
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forget()
@@ -238,9 +239,9 @@ func (a *RA) Bundle() *spiffe.Bundle {
 		roots = append(roots, r.cert)
 	}
 	b, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
-	if err != nil { // each of them was in a bundle already; together they are too many
+	if err != nil { // each was in a bundle already; together they are too many
 		a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", err))
-	} else if !b.Equal(a.union) { // the same Bundle, for verifiers remember by it
+	} else if !b.Equal(a.union) { // keep an equal Bundle, because verifiers' caches depend on it
 		a.union = b
 	}
 	return a.union
@@ -249,9 +250,9 @@ func (a *RA) Bundle() *spiffe.Bundle {
 // CallerBundle returns [RA.Bundle]: the signers do not say which of their keys may be stolen.
 func (a *RA) CallerBundle() *spiffe.Bundle { return a.Bundle() }
 
-// Health returns the health of the RA, for a program's readiness and metrics: whether the roots of the signers
-// are known and audit records can be made. Store is why the cluster did not answer the last request, for ten seconds.
-// Root, Synced and Until are zero.
+// Health returns the health of the RA, for a program's readiness and metrics: whether the signers' roots are known
+// and audit records can be made. Store is why the cluster did not answer the last request, for ten seconds. Root,
+// Synced and Until are zero.
 func (a *RA) Health() ca.Health {
 	var h ca.Health
 	if _, err := a.roots(); err != nil {
@@ -264,18 +265,17 @@ func (a *RA) Health() ca.Health {
 	return h
 }
 
-// Proven returns zero, for "not known": a [ca.Authority] keeps the time in the serial numbers of its certificates, but
-// here the signer chooses them. So a server cannot follow chains of renewals by certificate, and has to allow all of
-// them or none.
+// Proven returns zero, for "unknown": a [ca.Authority] keeps the time in its serial numbers, but here the signer
+// chooses them. So a server cannot limit chains of renewals by certificate, and must allow all of them or none.
 func (a *RA) Proven(*x509.Certificate) time.Time { return time.Time{} }
 
-// forget removes the learned roots that no valid certificate leads to; a.mu is held.
+// forget removes the learned roots without a valid certificate; a.mu is held.
 func (a *RA) forget() {
 	now := time.Now()
 	a.learned = slices.DeleteFunc(a.learned, func(r learnedRoot) bool { return now.After(r.lastLeaf) })
 }
 
-// learn adds a root to the bundle, until the end of the leaf that it was learned from.
+// learn adds a root to the bundle, until the end of the leaf that came with it.
 func (a *RA) learn(root *x509.Certificate, leafEnd time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -300,26 +300,26 @@ func fail(kind error, format string, args ...any) *ca.SignError {
 	return &ca.SignError{Kind: kind, Err: fmt.Errorf(format, args...)}
 }
 
-// Sign has a signer of the cluster certify the request and returns the chain to present: leaf first, then
+// Sign certifies the request through a signer of the cluster and returns the chain to present: leaf first, then
 // intermediates up to a root in [RA.Bundle], without that root. The caller owns the result.
 //
-// [ca.Authority.Sign] certifies the names that r grants; a signer certifies the names that r.CSR asks for. So the CSR
-// must ask for r.ID (or, for a certificate without ID, for a DNS name), and may ask for any of r.DNSNames, r.IPs and
-// r.CommonName. A CSR that asks for anything else is refused, except for an empty organization, which Istio's agents
-// send. A caller that is granted a name and does not ask for it does not get it.
+// [ca.Authority.Sign] certifies the names that r grants; a signer certifies the names in r.CSR. So the CSR must ask
+// for r.ID (or, for a certificate without ID, for a DNS name), and may ask for any of r.DNSNames, r.IPs and
+// r.CommonName. Any other CSR is refused, except that an empty organization, which Istio's agents send, is allowed. A
+// granted name that is not in the CSR is not in the certificate.
 //
-// A TTL of 0 or less leaves the lifetime to the signer. Any other is at least ten minutes, which Kubernetes demands: a
-// shorter one is refused, not made longer. Fractions of a second are cut off. A signer may give less than the TTL, and
-// more up to MaxTTL. Backdate is the signer's choice, too.
+// A TTL of 0 or less leaves the lifetime to the signer. Kubernetes demands at least ten minutes: a shorter TTL is
+// refused, not extended. Fractions of a second are cut off. A signer may grant less than the TTL, or more, up to
+// MaxTTL. It also chooses the Backdate.
 //
-// When ctx is done, Sign still deletes what it created, for up to five seconds. The error is a
+// When ctx is done, Sign still deletes the object that it created, for up to five seconds. The error is a
 // [*ca.SignError], or wraps the cause of ctx's end:
 //
 //   - [ca.ErrCSR], [ca.ErrIdentity], [ca.ErrTTL]: the request is refused; so is one for an unknown signer.
 //   - [spiffe.ErrNotReady]: the API server does not answer, or there was no certificate in time.
 //   - [ca.ErrLimit]: over a limit of Config, or the API server asks to come back later.
-//   - [ca.ErrGeneration]: the signer or the API server refused, or what came back is not good.
-//   - [ca.ErrAudit]: there is no record, so that the certificate was thrown away.
+//   - [ca.ErrGeneration]: the signer or the API server refused, or the answer is not valid.
+//   - [ca.ErrAudit]: no record could be made, so the certificate was thrown away.
 func (a *RA) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("ra: sign %q: %w", r.ID, context.Cause(ctx))
@@ -392,8 +392,8 @@ func (a *RA) audit(ctx context.Context, i *ca.Issuance) *ca.SignError {
 	return nil
 }
 
-// issuance is the audit record of a certificate, which the CA of the certificate issuer has signed; nil if that is not
-// known.
+// issuance is the audit record of a certificate signed by the CA with the certificate issuer, or nil if that is
+// unknown.
 func issuance(r *ca.Request, cert, issuer *x509.Certificate) *ca.Issuance {
 	i := &ca.Issuance{
 		Time: time.Now().Round(0), Kind: "x509-svid", Serial: cert.SerialNumber.Text(16),

@@ -42,7 +42,7 @@ func (a *RA) check(r *ca.Request) *ca.SignError {
 	return nil
 }
 
-// checkIdentity checks whom the certificate is for, and fills in the caller.
+// checkIdentity checks the identity to certify, and fills in the caller.
 func (a *RA) checkIdentity(r *ca.Request) error {
 	switch {
 	case r.Profile == ca.SVID && r.ID.IsZero():
@@ -83,7 +83,7 @@ func grantedNames(r *ca.Request) (map[pki.SAN]bool, error) {
 	return granted, nil
 }
 
-// sanKey makes the two forms of an IPv4 address one.
+// sanKey returns the same key for both forms of an IPv4 address.
 func sanKey(s pki.SAN) pki.SAN {
 	if s.Type == pki.IP {
 		return pki.IPSAN(net.IP(s.Value))
@@ -91,7 +91,7 @@ func sanKey(s pki.SAN) pki.SAN {
 	return s
 }
 
-// checkCSR refuses a request that asks for anything that was not granted: a signer may give all of it.
+// checkCSR refuses a request that asks for anything that was not granted: a signer may grant all of it.
 func checkCSR(r *ca.Request, granted map[pki.SAN]bool) error {
 	asked := map[pki.SAN]bool{}
 	for _, s := range r.CSR.SANs() {
@@ -111,7 +111,7 @@ func checkCSR(r *ca.Request, granted map[pki.SAN]bool) error {
 		return errors.New("it asks for no name, and the signer can only give what it asks for")
 	}
 	if _, err := x509.ParseCertificateRequest(r.CSR.DER()); err != nil {
-		// with which Kubernetes reads it; it refuses some that package pki takes
+		// Kubernetes reads it with crypto/x509, which refuses some requests that package pki accepts.
 		return errors.New("crypto/x509 cannot read it")
 	}
 	if cn := r.CSR.CommonName(); cn != "" && cn != r.CommonName {

@@ -1,19 +1,19 @@
-// Package bundleorder decides whether a trust bundle that an authenticated publisher offers replaces the one in force.
-// spiffe/federation and secretcache ask it.
+// Package bundleorder decides whether a trust bundle from an authenticated publisher replaces the one in force.
+// spiffe/federation and secretcache use it.
 //
 // Sequence numbers order bundles, and a lower one never replaces a higher one (SPIFFE Trust Domain and Bundle section
-// 4.1.1). So a number that is far too high would keep out every later bundle, and after a bundle without a number the
-// order would be lost. An endpoint that is wrong for a moment must cause neither. A bundle that [Doubt] doubts is
-// held: the bundle in force stays until an operator decides, or until the publisher has repeated its answer for long
-// enough ([Answers], [Time]), because publishers do restart their counters and lose them.
+// 4.1.1). So a number that is far too high would keep out every later bundle, and a bundle without a number would
+// lose the order. A momentary mistake of an endpoint must cause neither. A bundle that [Doubt] doubts is held: the
+// bundle in force stays until an operator decides, or until the publisher has repeated its answer for long enough
+// ([Answers], [Time]), because publishers do restart or lose their counters.
 //
 // # Plausible numbers
 //
-// A publisher counts, or takes its number from a clock. Of a counter, a step of at most [MaxStep] is
-// plausible. Two numbers that are both times since 1970, in seconds, milliseconds, microseconds or
-// nanoseconds, may be any time apart, if the later one is not more than [MaxAhead] in the future. No other
-// step is, and so the first number that a publisher takes from a clock after it has counted from 1 is held,
-// too. No number over [MaxNumber] is plausible, unless it is a step from the one in force.
+// A publisher counts, or takes its number from a clock. For a counter, a step of at most [MaxStep] is plausible. Two
+// numbers that are both times since 1970, in seconds, milliseconds, microseconds or nanoseconds, may be any time
+// apart, if the later one is not more than [MaxAhead] in the future. No other step is plausible, so the first clock
+// number after a counter that started at 1 is held too. No number over [MaxNumber] is plausible, unless it is a step
+// from the one in force.
 package bundleorder
 
 import (
@@ -25,24 +25,23 @@ import (
 
 // Bounds of plausible numbers, and of the repetition that overrides them.
 const (
-	// MaxStep is the largest step of a counter. A publisher that changes its bundle once an hour takes more
-	// than a year for it.
+	// MaxStep is the largest step of a counter. A publisher that changes its bundle once an hour takes more than a
+	// year to count so far.
 	MaxStep = 10_000
 
-	// MaxAhead is by how much a number that is a time may be in the future.
+	// MaxAhead is how far in the future a number that is a time may be.
 	MaxAhead = 24 * time.Hour
 
-	// MaxNumber is more than any clock says before the year 2116.
+	// MaxNumber is higher than any clock number before the year 2116.
 	MaxNumber = 1 << 62
 
-	// Answers is how many equal answers in a row prevail, if at least Time is between the first and the
-	// last.
+	// Answers is how many equal answers in a row prevail, if at least Time passes from the first to the last.
 	Answers = 3
 	Time    = 30 * time.Minute
 )
 
-// Doubt says why next is not a plausible successor of have, or returns "". A nil have means that nothing is in
-// force. A lower number is not doubted here: [spiffe.Bundle.Supersedes] says that it is lower.
+// Doubt says why next is not a plausible successor of have, or returns "". A nil have means that no bundle is in
+// force. Doubt does not look for lower numbers: [spiffe.Bundle.Supersedes] does.
 func Doubt(have, next *spiffe.Bundle, now time.Time) string {
 	n, numbered := next.Sequence()
 	last, was := uint64(0), false
@@ -75,7 +74,7 @@ func times(last, n uint64, now time.Time) bool {
 	const first = 1_000_000_000 // in seconds: 2001
 	latest := now.Add(MaxAhead).Unix()
 	if latest < first {
-		return false // the clock was not set
+		return false // the clock is not set
 	}
 	for _, unit := range []uint64{1, 1e3, 1e6, 1e9} {
 		if last >= first*unit && n >= first*unit && n <= uint64(latest)*unit {
@@ -98,16 +97,15 @@ func empty(b *spiffe.Bundle) bool {
 	return true
 }
 
-// Offers keeps the bundle of a publisher that is held. The zero Offers is ready to use. It is not safe for concurrent
-// use.
+// Offers keeps a publisher's held bundle. The zero Offers is ready to use. It is not safe for concurrent use.
 type Offers struct {
 	held  *spiffe.Bundle // the newest
 	first time.Time
 	times int
 }
 
-// Judge records an answer and decides whether next replaces have. Prevailed means that it does although it was held.
-// The error says why it does not; the caller adds the operator's remedy.
+// Judge records an answer and decides whether next replaces have. prevailed reports that next replaces have although
+// it was held. The error says why next does not replace have; the caller adds the operator's remedy.
 func (o *Offers) Judge(have, next *spiffe.Bundle, now time.Time) (prevailed bool, err error) {
 	doubt := Doubt(have, next, now)
 	if doubt == "" {
@@ -126,7 +124,7 @@ func (o *Offers) Judge(have, next *spiffe.Bundle, now time.Time) (prevailed bool
 		"it prevails if the publisher repeats it %d times in %v)", doubt, o.times, Answers, Time)
 }
 
-// Held returns the held bundle; nil for none.
+// Held returns the held bundle, or nil.
 func (o *Offers) Held() *spiffe.Bundle { return o.held }
 
 // Forget ends the hold: the publisher has confirmed the bundle in force, or an operator has decided.

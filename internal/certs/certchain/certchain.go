@@ -1,6 +1,6 @@
 // Package certchain has the operations on certificate chains that package spiffe shares with packages that obtain,
-// load, serve and merge them: limits on the cost of a chain, the order in which it is presented, the path from a leaf
-// to a root for a role, and the end of that path. Which ID a chain proves is decided by its callers.
+// load, serve and merge them: limits on the cost of a chain, the order to present it in, the path from a leaf to a
+// root for a role, and the end of that path. Its callers decide which ID a chain proves.
 package certchain
 
 import (
@@ -20,11 +20,11 @@ import (
 const (
 	MaxChain = 16 // certificates
 
-	// MaxRSABits bounds a key: one of 64 KiB takes a quarter of a minute to verify with. crypto/tls has this limit for
-	// the leaf.
+	// MaxRSABits bounds a key: verifying with a key of 64 KiB takes a quarter of a minute. crypto/tls has the same
+	// limit for the leaf.
 	MaxRSABits = 8192
 
-	maxBytes = 64 << 10 // in DER, of an answer of a CA
+	maxBytes = 64 << 10 // of DER in a CA's answer
 )
 
 // CheckCost refuses a chain that has a nil certificate, more than 16 certificates or an RSA key of more than 8192
@@ -45,7 +45,7 @@ func CheckCost(chain []*x509.Certificate) error {
 	return nil
 }
 
-// CheckSize is [CheckCost] for the answer of a CA: it also refuses an empty chain, and one of more than 64 KiB with an
+// CheckSize is [CheckCost] for a CA's answer: it also refuses an empty chain, and a chain of more than 64 KiB with an
 // error that wraps [certpem.ErrTooLarge].
 func CheckSize(chain []*x509.Certificate) error {
 	if len(chain) == 0 {
@@ -64,14 +64,14 @@ func CheckSize(chain []*x509.Certificate) error {
 	return nil
 }
 
-// SelfSigned reports whether c is a root. A CA's certificate for its own name under another key, which links an old
-// root to a new one, is not, nor is a certificate whose key [CheckCost] refuses.
+// SelfSigned reports whether c is a root. A link certificate, with a CA's own name and another key, is not a root;
+// nor is a certificate whose key [CheckCost] refuses.
 func SelfSigned(c *x509.Certificate) bool {
 	return c.IsCA && bytes.Equal(c.RawSubject, c.RawIssuer) && rsaBits(c) <= MaxRSABits &&
 		c.CheckSignatureFrom(c) == nil
 }
 
-// rsaBits returns the size of an RSA key, and 0 for other keys, whose size is that of their curve.
+// rsaBits returns the size of an RSA key, and 0 for other keys, whose size their curve fixes.
 func rsaBits(c *x509.Certificate) int {
 	if k, ok := c.PublicKey.(*rsa.PublicKey); ok {
 		return k.N.BitLen()
@@ -79,9 +79,9 @@ func rsaBits(c *x509.Certificate) int {
 	return 0
 }
 
-// UnfitAnchor says why cert must not be a trust anchor, or returns "". crypto/x509 trusts every certificate among
-// the roots, even a leaf, so only CAs may be there. The authorities of a federated domain may be hostile, so an RSA
-// key that makes verification slow is refused too.
+// UnfitAnchor says why cert must not be a trust anchor, or returns "". crypto/x509 trusts every certificate among the
+// roots, even a leaf, so only CAs may be there. It also refuses an RSA key that makes verification slow, as the
+// authorities of a federated domain may be hostile.
 func UnfitAnchor(cert *x509.Certificate) string {
 	switch bits := rsaBits(cert); {
 	case !cert.BasicConstraintsValid || !cert.IsCA:
@@ -92,10 +92,10 @@ func UnfitAnchor(cert *x509.Certificate) string {
 	return ""
 }
 
-// Tidy returns chain as it is presented: the leaf, which is the certificate for key, then each
-// certificate after the one that it signed, without self-signed roots, which peers have, and without
-// repetitions. CAs send chains with roots, twice, and in any order. Certificates that do not fit stay at the end,
-// for verification to refuse. chain has passed [CheckSize] and is not changed.
+// Tidy returns chain as peers expect it: the leaf, which is the certificate for key, then each certificate after the
+// one that it signed, without self-signed roots, which peers have, and without duplicates. CAs send roots and
+// duplicates, in any order. Certificates that do not fit stay at the end, for verification to refuse. chain has
+// passed [CheckSize] and is not changed.
 func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
 	isLeaf := func(c *x509.Certificate) bool {
 		k, ok := c.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
@@ -118,8 +118,9 @@ func Tidy(chain []*x509.Certificate, key crypto.PublicKey) []*x509.Certificate {
 	return out
 }
 
-// Issuer returns the index of the certificate that signed child, or -1. Several may have one name, and one key a
-// certificate that has expired beside its successor: the signature decides, and then which is valid now, and longest.
+// Issuer returns the index of the certificate that signed child, or -1. Several certificates may share a name, and an
+// expired one may share its key with its successor: a valid signature decides first, then validity now, then the
+// latest end.
 func Issuer(certs []*x509.Certificate, child *x509.Certificate) int {
 	best, now := -1, time.Now()
 	for i, c := range certs {
@@ -135,8 +136,8 @@ func Issuer(certs []*x509.Certificate, child *x509.Certificate) int {
 	return best
 }
 
-// Set sorts certificates by their bytes and drops duplicates, in place, so that the result does not depend on the
-// order of their sources.
+// Set sorts certificates by their bytes and drops duplicates, in place, so that the order of their sources does not
+// matter.
 func Set(certs []*x509.Certificate) []*x509.Certificate {
 	slices.SortFunc(certs, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) })
 	return slices.CompactFunc(certs, func(a, b *x509.Certificate) bool { return bytes.Equal(a.Raw, b.Raw) })

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Usages returns all extended key usages that a role needs, where role is a spiffe.Role, and nil for any other number.
-// To crypto/x509 no usage would mean serverAuth.
+// Usages returns all extended key usages that a role needs, where role is a spiffe.Role, and nil for any other
+// number. For crypto/x509 an empty list means serverAuth.
 func Usages(role int) []x509.ExtKeyUsage {
 	switch role {
 	case 0:
@@ -24,8 +24,8 @@ func Usages(role int) []x509.ExtKeyUsage {
 }
 
 // Path returns a path from the first certificate of chain over the others, in any order, to one of roots, on which no
-// certificate rules out one of usages, of which there is at least one. While roots overlap there may be several paths;
-// this is the one that lasts longest. chain has passed [CheckCost]. The error is one of crypto/x509.
+// certificate rules out any of usages, of which there is at least one. While roots overlap there may be several
+// paths; it returns the path that lasts longest. chain has passed [CheckCost]. The error comes from crypto/x509.
 func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyUsage,
 	now time.Time) ([]*x509.Certificate, error) {
 	opts := x509.VerifyOptions{Roots: roots, CurrentTime: now.UTC(), KeyUsages: usages[:1]}
@@ -41,7 +41,7 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 	}
 	var longest []*x509.Certificate
 	for _, p := range paths {
-		if !permits(p, usages[1:]) { // for crypto/x509 one of several usages is enough
+		if !permits(p, usages[1:]) { // crypto/x509 accepts one of several usages
 			continue
 		}
 		if longest == nil || End(p).After(End(longest)) {
@@ -54,7 +54,7 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 	return longest, nil
 }
 
-// permits reports whether no certificate of path rules out one of usages, as crypto/x509 sees it.
+// permits reports whether no certificate of path rules out any of usages, by the rules of crypto/x509.
 func permits(path []*x509.Certificate, usages []x509.ExtKeyUsage) bool {
 	for _, c := range path {
 		if len(c.ExtKeyUsage) == 0 && len(c.UnknownExtKeyUsage) == 0 ||
@@ -70,14 +70,14 @@ func permits(path []*x509.Certificate, usages []x509.ExtKeyUsage) bool {
 	return true
 }
 
-// Roles reports the roles in which chain can authenticate: those that none of its certificates rules out.
+// Roles reports the roles that chain can authenticate: the roles that none of its certificates rules out.
 func Roles(chain []*x509.Certificate) (server, client bool) {
 	return permits(chain, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}), permits(chain,
 		[]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth})
 }
 
-// InTime returns why a leaf is not valid at now. Wherever identities come from, one that is not valid replaces none,
-// and the source says why with this error.
+// InTime returns why a leaf is not valid at now. Every identity source keeps its current identity rather than take a
+// leaf that is not valid, and reports this error.
 func InTime(leaf *x509.Certificate, now time.Time) error {
 	switch {
 	case !now.Before(leaf.NotAfter):
@@ -88,8 +88,8 @@ func InTime(leaf *x509.Certificate, now time.Time) error {
 	return nil
 }
 
-// Now is the time in UTC, in which errors of crypto/x509 and crypto/tls then say it, as they say when a certificate
-// ends.
+// Now is the time in UTC, so that errors of crypto/x509 and crypto/tls print it in the same zone as a certificate's
+// end.
 func Now() time.Time { return time.Now().UTC() }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

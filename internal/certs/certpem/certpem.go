@@ -23,7 +23,7 @@ const (
 	MaxCertificates = 1000    // certificates in one input
 	MaxKey          = 8 << 10 // bytes of DER: an RSA key of 8192 bits has 4.7 KiB
 
-	maxKeyBlocks = 10  // in a file of one key, so that the error can say what else there is
+	maxKeyBlocks = 10  // in a file of one key, so that the error can name the other blocks
 	maxText      = 300 // bytes of an error of crypto/x509
 	maxHeaders   = 8   // of one block; no file that we read needs more than the two of an encrypted key
 )
@@ -33,10 +33,9 @@ var ErrTooLarge = errors.New("input too large")
 
 const begin, end = "-----BEGIN", "-----END"
 
-// Read returns the blocks of data in order, of which there may be limit. Text around them is allowed, as tools write
-// comments there (RFC 7468, 5.2). A block that is torn or damaged is an error, as package pem passes over it, and so
-// is text that would make package pem spend memory out of proportion: too much of it, too many blocks, or too many
-// headers, of which it makes a map.
+// Read returns the blocks of data in order, at most limit. Text around them is allowed, as tools write comments there
+// (RFC 7468, section 5.2). A damaged block is an error, although package pem skips it. So is text on which package
+// pem would spend too much memory: too much text, too many blocks, or too many headers, from which it makes a map.
 func Read(data []byte, limit int) ([]*pem.Block, error) {
 	if len(data) > MaxInput {
 		return nil, fmt.Errorf("%d bytes of PEM, the limit is %d: %w", len(data), MaxInput, ErrTooLarge)
@@ -87,13 +86,13 @@ func checkHeaders(data []byte) error {
 	}
 }
 
-// Each calls read for the contents of each block of data, as [Read] returns them, all of which must be of one type,
-// without headers unless they are certificates. Input without any block is an error. Errors call a block by its noun.
+// Each calls read for the contents of each block of data, as [Read] returns them. All blocks must have type typ and,
+// unless they are certificates, no headers. Input without a block is an error. Errors call a block noun.
 func Each(data []byte, typ, noun string, limit int, read func(der []byte) error) error {
 	return each(data, typ, noun, limit, read, nil)
 }
 
-// each is Each, without the blocks of the types that skip knows.
+// each is Each, but passes over blocks whose type skip accepts.
 func each(data []byte, typ, noun string, limit int, read func(der []byte) error, skip func(typ string) bool) error {
 	blocks, err := Read(data, limit)
 	if err != nil {
@@ -125,8 +124,8 @@ const certificate = "CERTIFICATE"
 // Certificates parses data by the rules of Each.
 func Certificates(data []byte) ([]*x509.Certificate, error) { return certificates(data, nil) }
 
-// Roots parses the certificates of data as [Certificates] does, and gives each one that cannot be read, or that use
-// refuses, to skip instead. One at least has to remain.
+// Roots parses the certificates of data as [Certificates] does, but calls skip for each certificate that cannot be
+// read or that use refuses. At least one must remain.
 func Roots(data []byte, use func(c *x509.Certificate) error, skip func(err error)) (certs []*x509.Certificate,
 	err error) {
 	var first error
@@ -155,7 +154,7 @@ func Roots(data []byte, use func(c *x509.Certificate) error, skip func(err error
 	return certs, nil
 }
 
-// Pool returns the roots of data that can be read, for a server that is verified by them.
+// Pool returns the readable roots of data, to verify a server with.
 func Pool(data []byte) (*x509.CertPool, error) {
 	certs, err := Roots(data, func(*x509.Certificate) error { return nil }, func(error) {})
 	if err != nil {
@@ -168,7 +167,7 @@ func Pool(data []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// CertificatesAmongKeys is Certificates for data that may have private keys too, which are skipped.
+// CertificatesAmongKeys is Certificates for data that may also have private keys, which it skips.
 func CertificatesAmongKeys(data []byte) ([]*x509.Certificate, error) {
 	return certificates(data, isKey)
 }
@@ -204,12 +203,12 @@ func PublicKey(data []byte) (key crypto.PublicKey, err error) {
 	})
 }
 
-// PrivateKey parses the one private key in data: PKCS#8, PKCS#1 or SEC1, whichever of them its label says, as tools
-// write each under the label of the others. An EC PARAMETERS block in front, as some tools write it, is skipped;
-// anything else is an error, and so is an encrypted key, and one that [CheckKey] refuses.
+// PrivateKey parses the one private key in data: PKCS#8, PKCS#1 or SEC1, whatever its label, as tools write each form
+// under the others' labels. It skips an EC PARAMETERS block in front, which some tools write. Any other block, an
+// encrypted key, and a key that [CheckKey] refuses are errors.
 func PrivateKey(data []byte) (crypto.Signer, error) { return privateKey(data, maxKeyBlocks, nil) }
 
-// PrivateKeyAmongCertificates is PrivateKey for data that may have certificates too, which are skipped.
+// PrivateKeyAmongCertificates is PrivateKey for data that may also have certificates, which it skips.
 func PrivateKeyAmongCertificates(data []byte) (crypto.Signer, error) {
 	return privateKey(data, maxKeyBlocks+MaxCertificates, func(typ string) bool { return typ == certificate })
 }
@@ -246,13 +245,13 @@ const parameters, encrypted = "EC PARAMETERS", "ENCRYPTED PRIVATE KEY"
 func isKey(typ string) bool {
 	switch typ {
 	case "PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY", parameters, encrypted,
-		"ECDSA PRIVATE KEY": // not a standard one; early tools of Athenz wrote it
+		"ECDSA PRIVATE KEY": // not standard; early tools of Athenz wrote it
 		return true
 	}
 	return false
 }
 
-// PrivateKeyDER parses a private key in DER, in any of the forms that a block of PEM may have.
+// PrivateKeyDER parses a private key in DER, in any form that a PEM block may have.
 func PrivateKeyDER(der []byte) (crypto.Signer, error) {
 	key, first := readKey(der, x509.ParsePKCS8PrivateKey)
 	if first == nil {
@@ -293,8 +292,8 @@ func readKey(der []byte, parse func([]byte) (any, error)) (crypto.Signer, error)
 	return s, nil
 }
 
-// Short returns err, or an error with the beginning of its text if that is long: crypto/x509 quotes whole names and
-// object identifiers, and the author of a certificate must not fill the log.
+// Short returns err, cut to the beginning of its text if that is long: crypto/x509 quotes whole names and object
+// identifiers, and the author of a certificate must not fill the log.
 func Short(err error) error {
 	if text := err.Error(); len(text) > maxText {
 		return errors.New(strings.ToValidUTF8(text[:maxText], "") + "…")
@@ -302,7 +301,7 @@ func Short(err error) error {
 	return err
 }
 
-// whole refuses bytes after the one DER value, which some parsers of crypto/x509 ignore.
+// whole refuses bytes after the DER value, which some parsers of crypto/x509 ignore.
 func whole(der []byte) error {
 	var v asn1.RawValue
 	rest, err := asn1.Unmarshal(der, &v)
@@ -315,8 +314,8 @@ func whole(der []byte) error {
 	return nil
 }
 
-// EncodePrivateKey returns key as a PRIVATE KEY block (PKCS#8), in the clear. A key that lives in
-// hardware cannot be exported and is an error.
+// EncodePrivateKey returns key as an unencrypted PRIVATE KEY block (PKCS#8). A key in hardware cannot be exported and
+// gives an error.
 func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -325,8 +324,8 @@ func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// TraditionalKey returns the form from before PKCS#8 of a block that [EncodePrivateKey] has made: PKCS#1 for an RSA
-// key (RSA PRIVATE KEY) and SEC 1 for an ECDSA key (EC PRIVATE KEY). Other keys have none, and stay as they are.
+// TraditionalKey converts a block of [EncodePrivateKey] to the form before PKCS#8: PKCS#1 for an RSA key (RSA PRIVATE
+// KEY) and SEC 1 for an ECDSA key (EC PRIVATE KEY). Other keys have no such form, and stay as they are.
 func TraditionalKey(block []byte) ([]byte, error) {
 	key, err := PrivateKey(block)
 	if err != nil {
@@ -348,8 +347,8 @@ func TraditionalKey(block []byte) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}), nil
 }
 
-// label returns the label of a block for an error. It is quoted only if it looks usual: a server that was sent a token
-// could repeat it as a label.
+// label returns the label of a block for an error. It quotes only usual labels: a server that was sent a token could
+// repeat it as a label.
 func label(typ string) string {
 	if len(typ) > 40 || strings.Trim(typ, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ") != "" {
 		return "something else"

@@ -12,18 +12,18 @@ import (
 	"slices"
 )
 
-// ErrWeakKey says that a key is of a size or kind that is not accepted; package pki exports it.
+// ErrWeakKey says that the size or kind of a key is not accepted; package pki exports it.
 var ErrWeakKey = errors.New("weak or unsupported key")
 
-// Limits on the keys that are accepted. An RSA verification costs the square of the modulus, so an
-// upper bound is what keeps a request cheap to refuse; FIPS 186-5 sets the lower bound of the exponent.
+// Limits on accepted keys. An RSA verification costs the square of the modulus, so an upper bound keeps a request
+// cheap to refuse; FIPS 186-5 sets the lower bound of the exponent.
 const (
 	minRSABits     = 2048
 	maxRSABits     = 8192
 	minRSAExponent = 1<<16 + 1
 )
 
-// CheckKey is pki.CheckPublicKey without the name of the package, for errors that already have one.
+// CheckKey is pki.CheckPublicKey without the package name, for errors that already have one.
 func CheckKey(pub crypto.PublicKey) error {
 	switch pub := pub.(type) {
 	case *rsa.PublicKey:

@@ -1,5 +1,5 @@
 // Package auditlog keeps the audit record of a certificate authority in a file: one line of JSON for each certificate
-// or token, on the disk before it leaves, and one for each change of the authority's keys.
+// or token, on disk before it leaves, and one for each change of the authority's keys.
 //
 // Give a [Log] to ca.Config.Auditor:
 //
@@ -7,24 +7,24 @@
 //	…
 //	authority, err := ca.Open(ctx, ca.Config{TrustDomain: td, Auditor: l}, store)
 //
-// A line without its last member is the JSON form of a [ca.Issuance] or a [ca.KeyEvent]. [Verify] says whether a log
-// is as it was written.
+// A line without its last member is the JSON form of a [ca.Issuance] or a [ca.KeyEvent]. [Verify] checks that a log
+// was not changed.
 //
 // # What it promises
 //
-// When [Log.Record] returns nil, the line has been written and fsync has returned without an error. Records that come
-// at the same time share one fsync. A caller waits for a slow disk until its context is done; when 4,096 wait, more
-// are refused. When writing or fsync fails, every record of that write gets the error, and the next write opens the
-// file again; no later success hides a lost record.
+// When [Log.Record] returns nil, the line has been written and fsync has returned without an error. Concurrent
+// records share one fsync. A caller waits for a slow disk until its context is done; while 4,096 wait, more are
+// refused. When writing or fsync fails, every record of that write gets the error, and the next write opens the file
+// again; no later success hides a lost record.
 //
-// A line that a crash left unfinished gets its newline with the next one, so that no record is ever glued to it. A
-// line may be in the file although Record returned an error; then its certificate was thrown away. There is no
-// certificate without a line.
+// A line that a crash left unfinished gets its newline before the next line, so no record is ever glued to it. A line
+// may be in the file although Record returned an error; then its certificate was thrown away. Every certificate has a
+// line.
 //
-// [Log.Err] says whether a record could be written now, for pages about health. When there is room again, the log goes
-// on by itself.
+// [Log.Err] says whether a record could be written now, for health pages. When the disk has room again, the log
+// continues automatically.
 //
-// The file and the directories above it must belong to the user of this process or to root. If other users can read
+// The file and the directories above it must belong to root or to the user of this process. If other users can read
 // the file, or write to it or to a directory, the logger gets a warning that names the chmod that helps.
 //
 // # The format
@@ -51,8 +51,7 @@
 //	             of a pod that asked by a PodCertificateRequest, whose name request is
 //	prev         SHA-256 of the line before, without its newline, in hexadecimal
 //
-// The line of a change of keys, a [ca.KeyEvent], has these members instead, by the same rules; event is never left
-// out:
+// The line of a key event, a [ca.KeyEvent], has these members instead, by the same rules; event is never left out:
 //
 //	time         when it happened
 //	event        such as "created", "loaded", "prepared", "activated", "tainted", "revoked", "retired"
@@ -67,21 +66,21 @@
 //	command      its command line, without secrets
 //	prev         as above
 //
-// By prev each line vouches for the one before, also across files that were moved away. The first line of all has
-// zeros there. So the next line shows that a line was changed or taken out, and [Verify] says where. That lines at the
-// end were cut off or changed, or that all of it was rewritten, shows only against the hash of a later line that is
-// kept elsewhere: [Log.End].
+// Through prev each line vouches for the line before it, even in files that were moved away. The very first line has
+// zeros there. So the next line shows that a line was changed or removed, and [Verify] says where. If lines at the
+// end were cut off or changed, or the whole log was rewritten, only the hash of a later line that is kept elsewhere
+// shows it: [Log.End].
 //
 // # Rotation
 //
-// The log never moves or deletes a file. A program such as logrotate moves it, to a name that [Files] finds: that of
-// the file with a number or a date after it, such as audit.jsonl.1 or audit.jsonl-20260102. It must not copy and
-// truncate, which loses records. The log notices the move before its next write, and after [Log.Reopen] nothing is
-// written to the old file any more. The first line in the new file follows the last one in the old.
+// The log never moves or deletes a file. A program such as logrotate moves it to a name that [Files] finds: the same
+// name followed by a number or a date, such as audit.jsonl.1 or audit.jsonl-20260102. It must not copy and truncate,
+// which loses records. The log notices the move before its next write; after [Log.Reopen] it no longer writes to the
+// old file. The first line in the new file follows the last line in the old.
 //
 // On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine may write to the
-// same file, such as a server and an operator's command. A process that holds the lock on the file for more than 10
-// seconds makes records fail.
+// same file, such as a server and an operator's command. If another process holds the lock for more than 10 seconds,
+// records fail.
 package auditlog
 
 import (
@@ -116,45 +115,45 @@ const (
 	maxQueue = 4096     // records that wait while the disk is busy
 
 	checkEvery = time.Second      // how long an answer of Err counts, and how long Err waits for one
-	tooSlow    = 10 * time.Second // of a write
-	probeSize  = 4 << 10          // bytes for which there has to be room
+	tooSlow    = 10 * time.Second // for a write
+	probeSize  = 4 << 10          // free bytes that the disk must have
 )
 
 // Log is an audit log in a file; [Open] makes one. It is a [ca.Auditor]. It is safe for concurrent use. A goroutine
-// runs while there is work for the disk, and none otherwise.
+// runs only while there is work for the disk.
 type Log struct {
 	path string
 	log  *ratelog.Log
 
-	// of the operating system; broken ones in tests
+	// The operating system's functions; tests replace them by failing ones.
 	write func(*os.File, []byte) (int, error)
 	sync  func(*os.File) error
 	dirs  func(dir string) error // sync of a directory
 
 	mu      sync.Mutex
-	pending *batch         // what goes to the disk next; nil for nothing
+	pending *batch         // the next batch for the disk; nil for none
 	busy    bool           // a goroutine is writing
 	writing sync.WaitGroup // that goroutine
 	closed  bool
-	began   time.Time // when the present write began
-	checked time.Time // when the last one ended
-	health  error     // of the last one
-	last    digest    // the hash of the last line, here or in a file before
+	began   time.Time // when the current write began
+	checked time.Time // when the last write ended
+	health  error     // the error of the last write
+	last    digest    // the hash of the last line, here or in an earlier file
 
-	file *os.File // nil if it is not open; for the goroutine that writes, and Close after it
+	file *os.File // nil if closed; for the goroutine that writes, and Close after it
 }
 
-// batch is what goes to the disk together: records, or nothing to see whether the disk works.
+// batch goes to the disk together: records, or none, to check that the disk works.
 type batch struct {
 	lines  [][]byte
 	reopen bool // opens the file again
 	done   chan struct{}
-	err    error // once done is closed
+	err    error // valid once done is closed
 }
 
-// Open opens the audit log at path, or creates it with the mode 0600 in a directory that exists. The error says what
-// is wrong with the file; it wraps that of the operating system. The logger gets a warning, once, about a file or a
-// directory that other users can write to, or a file that they can read; nil means silence.
+// Open opens the audit log at path, or creates it with mode 0600 in an existing directory. The error says what is
+// wrong with the file; it wraps the operating system's error. The logger gets one warning about a file or a directory
+// that other users can write to, or a file that they can read; nil means silence.
 func Open(path string, logger *slog.Logger) (*Log, error) {
 	l, err := newLog(path, logger)
 	if err == nil {
@@ -177,11 +176,11 @@ func newLog(path string, logger *slog.Logger) (*Log, error) {
 	}, nil
 }
 
-// Record writes i as one line and returns nil when it is on the disk. Invalid UTF-8 is replaced. A
-// record that is no valid line (more than 64 KiB, or a year over 9999) is refused.
+// Record writes i as one line and returns nil when it is on disk. Invalid UTF-8 is replaced. A record that is no
+// valid line (more than 64 KiB, or a year over 9999) is refused.
 //
-// The error wraps that of the operating system, or the cause of ctx's end; the line may be in the
-// file all the same. After [Log.Close] it wraps [fs.ErrClosed].
+// The error wraps the operating system's, or the cause of ctx's end; the line may be in the file anyway. After
+// [Log.Close] it wraps [fs.ErrClosed].
 func (l *Log) Record(ctx context.Context, i *ca.Issuance) error {
 	c := *i
 	c.Time, c.NotBefore, c.NotAfter = c.Time.UTC(), c.NotBefore.UTC(), c.NotAfter.UTC()
@@ -191,7 +190,7 @@ func (l *Log) Record(ctx context.Context, i *ca.Issuance) error {
 	return nil
 }
 
-// RecordKeyEvent is Record for a change of the keys; see [ca.Auditor].
+// RecordKeyEvent is Record for a key event; see [ca.Auditor].
 func (l *Log) RecordKeyEvent(ctx context.Context, e *ca.KeyEvent) error {
 	c := *e
 	c.Time, c.NotAfter = c.Time.UTC(), c.NotAfter.UTC()
@@ -236,7 +235,7 @@ func (l *Log) add(line []byte) (*batch, error) {
 	return b, nil
 }
 
-// next returns the batch that goes to the disk next; l.mu is held.
+// next returns the next batch for the disk; l.mu is held.
 func (l *Log) next() *batch {
 	if l.pending == nil {
 		l.pending = &batch{done: make(chan struct{})}
@@ -248,10 +247,10 @@ func (l *Log) next() *batch {
 	return l.pending
 }
 
-// work brings batches to the disk until there are none.
+// work writes batches until there are none.
 func (l *Log) work() {
 	for {
-		// a caller that is about to bring a record shares this fsync instead of waiting for it, and for the next
+		// A caller that is about to add a record can share this fsync instead of waiting for the next.
 		runtime.Gosched()
 		l.mu.Lock()
 		b := l.pending
@@ -279,10 +278,10 @@ func (l *Log) work() {
 	}
 }
 
-// Err returns nil if a record could be written now, and otherwise why not: the error of the last attempt, a disk
-// without room for another record, or one that has not answered for ten seconds. It wraps [fs.ErrClosed] after
-// [Log.Close]. It checks the disk at most once a second, and not while there are writes, so that pages about health
-// may call it at any rate. It waits for the disk for a second at most; then the answer before counts.
+// Err returns nil if a record could be written now, and otherwise the reason: the error of the last attempt, a disk
+// without room for another record, or a disk that has not answered for ten seconds. It wraps [fs.ErrClosed] after
+// [Log.Close]. It checks the disk at most once a second, and not during writes, so that health pages may call it at
+// any rate. It waits for the disk for at most a second; then the previous answer counts.
 func (l *Log) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -307,17 +306,17 @@ func (l *Log) Err() error {
 	return nil
 }
 
-// End returns the SHA-256 of the last line in hexadecimal, as of the last write, or of the last look at what other
-// processes have written. If it is kept where those who can change the log cannot change it, [Verify] can tell that
-// lines at the end are missing.
+// End returns the SHA-256 of the last line in hexadecimal, as of the last write or the last look at other processes'
+// lines. Keep it where those who can change the log cannot change it: then [Verify] can tell if lines at the end are
+// missing.
 func (l *Log) End() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return hex.EncodeToString(l.last[:])
 }
 
-// Reopen closes the file and opens the one at its path, creating it if it was moved away. When it returns, nothing is
-// written to the old file any more.
+// Reopen closes the file and opens the file at its path, creating it if it was moved away. When it returns, the old
+// file gets no more lines.
 func (l *Log) Reopen() error {
 	l.mu.Lock()
 	if l.closed {
@@ -334,8 +333,7 @@ func (l *Log) Reopen() error {
 	return nil
 }
 
-// Close waits for the records that are being written, and closes the file. Closing again does
-// nothing.
+// Close waits for pending records and closes the file. Closing again does nothing.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	l.closed = true
@@ -381,11 +379,11 @@ func (l *Log) commit(b *batch) (last digest, err error) {
 	return last, err
 }
 
-// probe writes to a file of its own, as what is in the log stays there. If it may not create one, or another process
-// has one, it finds nothing wrong.
+// probe writes to a file of its own, as every line in the log is permanent. If it may not create the file, or another
+// process has it, it reports no error.
 func (l *Log) probe() error {
 	path := l.path + ".probe"
-	_ = os.Remove(path) // of a crash
+	_ = os.Remove(path) // left by a crash
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrExist) {
 		return nil
@@ -398,9 +396,9 @@ func (l *Log) probe() error {
 }
 
 // settle opens the file that is at path now, unless it is open, locks it, and reads its end: the hash of the last
-// line, and whether that has no newline yet. An empty file goes on where the file before it ends.
+// line, and whether that lacks its newline. An empty file continues the file before it.
 func (l *Log) settle() (last digest, torn bool, err error) {
-	for { // others may move the file away again and again
+	for { // others may move the file away repeatedly
 		opened := l.file == nil
 		if opened {
 			if l.file, err = l.open(); err != nil {
@@ -431,7 +429,7 @@ func (l *Log) settle() (last digest, torn bool, err error) {
 	}
 }
 
-// open opens the file at path, or creates it so that it is there after a crash, too.
+// open opens the file at path, or creates it durably.
 func (l *Log) open() (*os.File, error) {
 	f, err := private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
 		l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
@@ -461,13 +459,13 @@ func (l *Log) open() (*os.File, error) {
 // leave closes the file, which also unlocks it.
 func (l *Log) leave() {
 	if l.file != nil {
-		_ = l.file.Close() // everything in it went through fsync
+		_ = l.file.Close() // all of it went through fsync
 		l.file = nil
 	}
 }
 
-// lockTime is how long another process may have the lock. It needs it for one write; a process that may read the file
-// can hold it for any time.
+// lockTime is how long another process may hold the lock. A writer needs it for one write; any process that may read
+// the file can hold it longer.
 const lockTime = 10 * time.Second
 
 // lock locks f against other processes, waiting for them. It does nothing on systems without flock.
@@ -482,7 +480,7 @@ func lock(f *os.File) error {
 	}
 }
 
-// follow returns the hash of the last line of the file that was moved away last: another process may have written it.
+// follow returns the hash of the last line of the file that was moved away last; another process may have written it.
 func (l *Log) follow() (last digest, err error) {
 	moved, err := Files(l.path)
 	if len(moved) < 2 || err != nil {
@@ -501,8 +499,8 @@ func (l *Log) follow() (last digest, err error) {
 	return last, err
 }
 
-// Files returns the files of the log at path, the oldest first by the time of their last record: those that were moved
-// to the same name with a number or a date after it, and path itself. It leaves out those of other users.
+// Files returns the files of the log at path, oldest first by the time of their last record: path itself, and the
+// files moved to the same name followed by a number or a date. It leaves out other users' files.
 func Files(path string) ([]string, error) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
@@ -527,8 +525,8 @@ func Files(path string) ([]string, error) {
 	return append(all, path), err
 }
 
-// end returns the hash of the last line of a file that has the given size, not 0, and whether that
-// has no newline yet.
+// end returns the hash of the last line of a file that has the given size, not 0, and whether that line lacks its
+// newline.
 func end(f *os.File, size int64) (last digest, torn bool, err error) {
 	for n := min(size, 4<<10); ; n = min(size, 2*n) {
 		text := make([]byte, n)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The end of each line: what comes before and after the hash of the line before it.
+// The end of each line: the text around the hash of the line before it.
 const (
 	prevMember = `,"prev":"`
 	lineEnd    = `"}`
@@ -39,21 +39,21 @@ func encode(record any) ([]byte, error) {
 	return line, nil
 }
 
-// link makes line, which encode returned, follow one with the hash prev, and returns its own hash.
+// link gives line, which encode returned, the hash prev of the line before it, and returns its own hash.
 func link(line []byte, prev digest) digest {
 	hex.Encode(line[len(line)-len(lineEnd)-2*sha256.Size:], prev[:])
 	return sha256.Sum256(line)
 }
 
-// What is wrong with a line.
+// The faults of a line.
 var (
 	errTorn      = errors.New("an unfinished line, as a crash leaves it")
 	errMalformed = errors.New("not an audit record")
 	errChain     = errors.New("the line before is not the one that this line was written after")
 )
 
-// parse returns the time of a record, and what its line says of the line before. The error is errTorn for a line
-// without the end that each record has and no part of one: inside of a string its quotes would have backslashes.
+// parse returns the time of a record, and the hash of the line before it. The error is errTorn for a line without the
+// end that each record has. That end cannot be part of a record: inside a string its quotes would have backslashes.
 func parse(line []byte) (at time.Time, prev string, err error) {
 	if len(line) < endLen || len(line) > maxLine {
 		return at, "", errTorn
@@ -73,13 +73,13 @@ func parse(line []byte) (at time.Time, prev string, err error) {
 	return record.Time, string(hash), nil
 }
 
-// Verify reads a log in its files, the oldest first (see [Files]), and writes to w what is wrong with it, a line for
-// each place, and where it begins and ends. It returns an error if there is no record, or if anything is wrong but for
-// what a crash leaves.
+// Verify reads a log from its files, oldest first (see [Files]), and writes its faults to w, one line for each place,
+// and its first and last records. It returns an error if there is no record, or for any fault that a crash does not
+// explain.
 //
-// The first line must be the first one of all, or follow the line with the hash after, if files before it were
-// archived or deleted; if after is "any", it may follow any line. The line with the hash last, as [Log.End] returned
-// it once, must be there, or the end was cut off or changed; with an empty last Verify cannot tell that. Memory is
+// The first line must be the very first one, or follow the line with the hash after, if earlier files were archived
+// or deleted; if after is "any", it may follow any line. The line with the hash last, which [Log.End] once returned,
+// must be there; otherwise the end was cut off or changed. With an empty last Verify cannot tell that. Memory is
 // bounded: a line of more than 64 KiB is no record.
 func Verify(w io.Writer, after, last string, files ...io.Reader) error {
 	v := verification{out: w, last: last, since: -1}
@@ -121,19 +121,19 @@ func Verify(w io.Writer, after, last string, files ...io.Reader) error {
 	return nil
 }
 
-// verification is what Verify has found so far.
+// verification is the progress of Verify.
 type verification struct {
 	out            io.Writer
 	records, wrong int
-	last           string // the hash of the line that was the last one once
-	since          int    // lines after that; less than 0 before it was found
+	last           string // the hash that was once the last line's
+	since          int    // lines after that; less than 0 until it is found
 	begin, end     time.Time
 	before, hash   string // before the first record, and of the last line
 	open           bool   // the last line has no newline
-	torn           string // where an unfinished line is that a crash has left, if the next line follows it
+	torn           string // the place of an unfinished line that a crash explains if the next line follows it
 }
 
-// read reads the lines of a file, which goes on where the one before ends.
+// read reads the lines of a file, which continues the file before it.
 func (v *verification) read(f io.Reader, where string) error {
 	r, sum, line := bufio.NewReader(f), sha256.New(), []byte(nil)
 	for number := 1; ; number++ {
@@ -146,7 +146,7 @@ func (v *verification) read(f io.Reader, where string) error {
 			size += len(part)
 			part = bytes.TrimSuffix(part, []byte{'\n'})
 			sum.Write(part)
-			if len(line) <= maxLine { // of a longer one the rest does not matter
+			if len(line) <= maxLine { // the rest of a longer line does not matter
 				line = append(line, part...)
 			}
 		}
@@ -162,7 +162,7 @@ func (v *verification) read(f io.Reader, where string) error {
 	}
 }
 
-// add judges a line that has the given hash.
+// add checks a line that has the given hash.
 func (v *verification) add(line []byte, hash, where string) {
 	at, prev, err := parse(line)
 	follows := v.hash == "" || err == nil && prev == v.hash
@@ -186,7 +186,7 @@ func (v *verification) add(line []byte, hash, where string) {
 	}
 }
 
-// settle judges an unfinished line when it is known whether a crash leaves one there.
+// settle judges an unfinished line, once it is known whether a crash explains it.
 func (v *verification) settle(crash bool) {
 	switch {
 	case v.torn == "":

@@ -5,21 +5,21 @@
 //	…
 //	authority, err := ca.Open(ctx, cfg, store)
 //
-// The Secret has the name, the type and the items that Istio's CA uses. So a cluster can move from one to the other
-// and keep its root: Istio's Secret is adopted, and Istio can read ours. Only one of the two may run at a time:
-// Istio's CA does not know of a rotation in four steps.
+// The Secret has the name, type and items that Istio's CA uses. So a cluster can move from one to the other and keep
+// its root: we adopt Istio's Secret, and Istio can read ours. Only one of the two may run at a time: Istio's CA does
+// not know of a rotation in four steps.
 //
 // # Concurrent writers
 //
-// Each write replaces the version of the Secret that was read, or creates it if there was none. The
-// API server refuses all but one of those that race, and the losers get [ca.ErrConflict]. Reads go
-// to the cluster's own store, not to a cache.
+// Each write replaces the version of the Secret that was read, or creates it if there was none. The API server
+// refuses all but one of several racing writes; the others get [ca.ErrConflict]. Reads go to the cluster's own store,
+// not to a cache.
 //
 // # What it leaves alone
 //
-// Of the data, the record is Istio's five names (ca-cert.pem, ca-key.pem, cert-chain.pem, key.pem and
-// root-cert.pem) and every name that begins with svidkit-. Other data, labels, annotations and owners
-// belong to other programs, and stay as they are.
+// The record consists of Istio's five names (ca-cert.pem, ca-key.pem, cert-chain.pem, key.pem and root-cert.pem) and
+// every name that begins with svidkit-. Other data, labels, annotations and owners belong to other programs, and stay
+// as they are.
 //
 // # Rights
 //
@@ -50,7 +50,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-// The names of Secrets, and their type, are those of Istio.
+// The names of Secrets, and their type, as in Istio.
 const (
 	defaultName = "istio-ca-secret"
 	caCerts     = "cacerts"
@@ -63,27 +63,26 @@ const (
 	maxBytes = 1 << 20           // of all values of a Secret together
 )
 
-// istios are the names of Istio's that belong to the record.
+// istios are Istio's names that belong to the record.
 var istios = []string{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", "key.pem", "root-cert.pem"}
 
-// Options configures a [Store]. Zero means the default that is named here.
+// Options configures a [Store]. A zero field means its default.
 type Options struct {
-	// Name is that of the Secret; empty means istio-ca-secret, which Istio has for a self-signed CA. In cacerts Istio
-	// looks for a CA that an operator has made: with this name a Store creates the Secret with the mark
-	// istio-generated, and refuses one without it, whose CA is not its to replace.
+	// Name is the Secret's name; empty means istio-ca-secret, Istio's name for a self-signed CA. In cacerts, Istio
+	// looks for a CA that an operator has made: with that name a Store creates the Secret with the mark
+	// istio-generated, and refuses one without the mark.
 	Name string
 
-	Namespace string // of the Secret; empty means that of the pod that this process runs in
+	Namespace string // of the Secret; empty means the namespace of this process's pod
 
-	// APIServer is the URL of the API server, and HTTPClient authenticates itself to it. Empty and
-	// nil mean the cluster that this process runs in, and the service account of its pod, whose
-	// token is read anew for each request. Unencrypted http is for loopback addresses, and needs a
-	// client.
+	// APIServer is the URL of the API server, and HTTPClient authenticates this process to it. Empty and nil mean
+	// this process's cluster and the service account of its pod, whose token is read again for each request.
+	// Unencrypted http is only for loopback addresses, and needs a client.
 	APIServer  string
 	HTTPClient *http.Client
 }
 
-// redacted is the text that a Store is printed as.
+// redacted is the printed form of a Store.
 type redacted = redact.Text
 
 // Store is a [ca.Store] in one Secret. [New] makes one. It keeps nothing in memory, does not retry, and is safe for
@@ -125,9 +124,9 @@ func New(o Options) (*Store, error) {
 }
 
 // Load implements [ca.Store]. Without a deadline in ctx it takes at most ten seconds. A Secret without any value of a
-// record is like none: the error wraps [ca.ErrNoRecord]. One that is not fit to keep a CA in, because of its type or
-// because it is immutable, wraps [ca.ErrUnfit], which ends [ca.Open] at once. Other errors pass, a missing right
-// included: a Role may come after the pod.
+// record counts as none: the error wraps [ca.ErrNoRecord]. If its type, or being immutable, makes the Secret unfit to
+// keep a CA in, the error wraps [ca.ErrUnfit], which ends [ca.Open] at once. Other errors may pass, even a missing
+// right: a Role may come after the pod.
 func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 	o, err := s.get(ctx)
 	if kube.NotFound(err) {
@@ -148,10 +147,9 @@ func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 	return ca.NewRecord(o.Metadata.ResourceVersion, data), nil
 }
 
-// Save implements [ca.Store]. Without a deadline in ctx each of its two requests takes at most ten
-// seconds. All names in the record must be Istio's, or begin with svidkit-, and all values in the
-// Secret together have at most 1 MiB. When it is not known whether the Secret was written, the error
-// says so: load it again.
+// Save implements [ca.Store]. Without a deadline in ctx each of its two requests takes at most ten seconds. All names
+// in the record must be Istio's, or begin with svidkit-, and all values in the Secret together have at most 1 MiB. If
+// it is unknown whether the Secret was written, the error says so: load it again.
 func (s *Store) Save(ctx context.Context, r ca.Record) (string, error) {
 	version, err := s.save(ctx, r)
 	if err != nil {
@@ -227,7 +225,7 @@ func (s *Store) create(ctx context.Context, data map[string][]byte) (string, err
 	return s.outcome(answer, "create", err)
 }
 
-// outcome is what became of a change.
+// outcome returns the result of a change.
 func (s *Store) outcome(w object, verb string, err error) (string, error) {
 	switch {
 	case err != nil && kube.MayHaveLanded(err):
@@ -254,7 +252,7 @@ func (s *Store) path() string {
 	return kube.Path("api", "v1", "namespaces", s.namespace, "secrets", s.name)
 }
 
-// get reads the Secret and checks that it is one to keep a CA in.
+// get reads the Secret and checks that it can keep a CA.
 func (s *Store) get(ctx context.Context) (*object, error) {
 	o := &object{}
 	if err := s.client.Get(ctx, s.path(), nil, o); err != nil {
@@ -277,7 +275,7 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 	return o, nil
 }
 
-// object is a Secret with everything that it had.
+// object is a Secret with all its members.
 type object struct {
 	raw       []byte            // nil for a Secret that is not there yet
 	Kind      string            `json:"kind"`
@@ -294,7 +292,7 @@ func (o *object) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*known)(o))
 }
 
-// inRecord reports whether a name is one of a record.
+// inRecord reports whether name belongs to a record.
 func inRecord(name string) bool {
 	if slices.Contains(istios, name) {
 		return true
@@ -305,8 +303,8 @@ func inRecord(name string) bool {
 	})
 }
 
-// holdsRecord reports whether there is any value of a record. A Secret that was only prepared for
-// one, so that RBAC can name it, has none.
+// holdsRecord reports whether there is any value of a record. A Secret that was only created so that RBAC can name it
+// has none.
 func (o *object) holdsRecord() bool {
 	for name, value := range o.Data {
 		if inRecord(name) && len(value) > 0 {
@@ -321,7 +319,7 @@ func (o *object) marked() bool {
 	return ok
 }
 
-// with returns the members of the Secret with another record. What else is in it stays.
+// with returns the members of the Secret with another record. All other members stay.
 func (o *object) with(record map[string][]byte, marked bool) (map[string]json.RawMessage, error) {
 	data := map[string][]byte{}
 	for name, value := range o.Data {

@@ -13,12 +13,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ClientCertificates proves callers of the trust domain by certificates of the signer itself: see
-// [authn.ClientCertificate]. They are verified with its CallerBundle, which has no tainted roots.
+// ClientCertificates authenticates callers of the trust domain by the signer's own certificates: see
+// [authn.ClientCertificate]. It verifies them with the signer's CallerBundle, which has no tainted roots.
 //
-// A caller may renew by certificate alone for longest since its last other proof, such as a token; 0 means without
-// end. A stolen key can be renewed for as long. [ca.Signer].Proven tells when the last other proof was; a caller for
-// which it cannot tell is refused. With [authn.FirstOf] a caller with another proof beside its certificate is
+// A caller may renew by certificate alone until longest after its last other proof, such as a token; 0 means without
+// end. A stolen key can be renewed for as long. [ca.Signer].Proven says when the last other proof was; if it does not
+// know, the caller is refused. With [authn.FirstOf], a caller with another proof beside its certificate is
 // authenticated by that.
 func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Duration) (authn.Authenticator, error) {
 	if longest < 0 {
@@ -46,9 +46,9 @@ func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Du
 	}), nil
 }
 
-// NotForwarded is certificates for callers without a proxy: it refuses a request with the header
-// X-Forwarded-Client-Cert. Such a request comes from a client of a proxy, which must not get a certificate for the
-// proxy.
+// NotForwarded wraps certificates for callers without a proxy: it refuses a request with the header
+// X-Forwarded-Client-Cert. Such a request comes from a client of a proxy, and that client must not get the proxy's
+// certificate.
 func NotForwarded(certificates authn.Authenticator) authn.Authenticator {
 	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 {
@@ -59,10 +59,10 @@ func NotForwarded(certificates authn.Authenticator) authn.Authenticator {
 	})
 }
 
-// ForwardedCertificates proves callers of the trust domain by the certificates that proxies at these addresses
+// ForwardedCertificates authenticates callers of the trust domain by the certificates that proxies at these addresses
 // forward: see [authn.ForwardedCertificate]. Put [NotForwarded] around [ClientCertificates] beside it. A proxy does
-// not say which root has signed a certificate, so none of them proves anything while the signer has a tainted root:
-// the thief of the root's key could come that way.
+// not say which root has signed a certificate, so while the signer has a tainted root, all forwarded certificates are
+// refused: the thief of the root's key could use them.
 func ForwardedCertificates(signer ca.Signer, td spiffe.TrustDomain,
 	proxies []netip.Prefix) (authn.Authenticator, error) {
 	forwarded, err := authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td),
@@ -91,7 +91,7 @@ func ForwardedCertificates(signer ca.Signer, td spiffe.TrustDomain,
 // errRenewed says that a caller needs another proof than its certificate again.
 var errRenewed = errors.New("its holder was last proven by something else than a certificate too long ago")
 
-// callers is the source of the bundle that callers are verified by.
+// callers is the bundle source that verifies callers.
 type callers struct {
 	signer ca.Signer
 	td     spiffe.TrustDomain
@@ -105,13 +105,13 @@ func (c callers) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, fmt.Errorf("istioca: no caller is from %q: %w", td, spiffe.ErrUnknownTrustDomain)
 }
 
-// defaultCertificateTTL is the longest lifetime for a caller that its certificate alone proves.
+// defaultCertificateTTL is the longest lifetime for a caller whose only proof is its certificate.
 const defaultCertificateTTL = 24 * time.Hour
 
-// byProxy is the method of callers by [authn.ForwardedCertificate], whose certificate a proxy has seen.
+// byProxy is the method of [authn.ForwardedCertificate]: a proxy has verified the certificate.
 const byProxy = "forwarded-certificate"
 
-// renewal limits a request of a caller that its certificate alone proves.
+// renewal limits a request of a caller whose only proof is its certificate.
 func (s *Server) renewal(caller *authn.Caller, r *ca.Request) {
 	switch {
 	case caller.Certificate != nil:

@@ -1,5 +1,5 @@
-// Package istioca serves Istio's certificate API: Istio's agents, ztunnel and other clients that speak it
-// take their certificates from an authority of this library.
+// Package istioca serves Istio's certificate API: Istio's agents, ztunnel and other clients of that API get their
+// certificates from an authority of this library.
 //
 // [New] makes a [Server], an [http.Handler] for the one method of the API, at the path
 // [CreateCertificate]. It needs an authority to sign, such as a *ca.Authority, and an
@@ -15,30 +15,30 @@
 //
 // # What it promises
 //
-// A caller gets a certificate for the SPIFFE ID that its proof of identity proved, whatever it asks for; without an ID
-// it gets none. The server verifies the signature of the signing request, and takes from it the public key and whether
-// a common name is wanted, and nothing else.
+// A caller gets a certificate for the SPIFFE ID that its proof of identity proved, whatever it asks for; without an
+// ID it gets none. The server verifies the signature of the signing request, and takes from it only the public key
+// and whether a common name is wanted.
 //
-// The caller is authenticated before the request is read. Requests are bounded in size and in time. A panic of an
-// authenticator or a signer ends one call. A client is told a constant text, or what is wrong with its own request;
-// the reason goes to the log, with the address of the client.
+// The caller is authenticated before the request is read. Requests are bounded in size and time. A panic of an
+// authenticator or a signer ends one call. The client gets a constant text, or the fault in its own request; the
+// reason goes to the log, with the client's address.
 //
 // # Certificates as proof
 //
 // [ClientCertificates] authenticates callers by certificates that the authority signed for them before, so that a
-// workload without a token renews by itself, as a virtual machine of Istio does. It verifies them at each request, on
-// old connections too, with the CallerBundle of the authority: a tainted root authenticates nothing. Such a caller
-// gets certificates of [Options].CertificateTTL at most and, if the operator has set a limit, none when its last other
+// workload without a token can renew, as a virtual machine of Istio does. It verifies them at each request, on old
+// connections too, with the authority's CallerBundle: a tainted root authenticates no caller. Such a caller gets
+// certificates of at most [Options].CertificateTTL and, if the operator has set a limit, none when its last other
 // proof is too old.
 //
 // # Answers
 //
-// The chain has one certificate in each text, leaf first, then intermediates. The last text has all roots of the
-// current trust bundle, and no other text has one. Clients of this API refuse an answer without roots, so the server
-// does not send one.
+// Each text of the chain has one certificate: leaf first, then intermediates. The last text has all roots of the
+// current trust bundle; no other text has a root. Clients of this API refuse an answer without roots, so the server
+// never sends one.
 //
-// Without a common name the subject of a leaf is that of the authority. Istio's own CA leaves it empty, as
-// ca.Config.EmptySubject does; but an agent may hand its certificate on to readers that fail on that.
+// Without a common name a leaf has the authority's usual subject. Istio's own CA leaves it empty, as
+// ca.Config.EmptySubject does; but an agent may pass its certificate to readers that fail on that.
 //
 // The codes are those that Istio's agents expect:
 //
@@ -54,10 +54,10 @@
 //	PermissionDenied   the policy refused the caller, or the authority may not sign for its ID
 //
 // Istio's own CA answers Internal while it cannot sign, and Unauthenticated while it cannot authenticate. Its agents
-// retry Internal and Unavailable in the same way, and Unauthenticated not at all, while other gRPC clients retry only
-// Unavailable. So Unavailable is the better code for a failure that passes. Istio's CA has nothing like the last two
-// rows. If it is known when to come back, the status has a google.rpc.RetryInfo, and the trailer
-// grpc-retry-pushback-ms has the same in milliseconds for the retries that are built into gRPC.
+// retry Internal and Unavailable in the same way, and never Unauthenticated, while other gRPC clients retry only
+// Unavailable. So Unavailable is the better code for a failure that passes. Istio's CA does not use the last two
+// codes. If the time to come back is known, the status has a google.rpc.RetryInfo, and the trailer
+// grpc-retry-pushback-ms has the same time in milliseconds for gRPC's built-in retries.
 //
 // # What it does not do
 //
@@ -89,57 +89,57 @@ import (
 // CreateCertificate is the path of the API's one method.
 const CreateCertificate = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 
-// Grant is what a caller is certified for.
+// Grant is the identity and names to certify for a caller.
 type Grant struct {
 	ID       spiffe.ID // required
 	DNSNames []string  // further names, beside the ID
 	IPs      []net.IP  // further addresses, beside the ID
 }
 
-// Options are the choices of [New]. Signer and Authenticator are required.
+// Options are the options of [New]. Signer and Authenticator are required.
 type Options struct {
-	// Signer is the authority. Roots in its chains are left out of the answers. While its bundle is nil or
-	// empty, a CA certificate at the end of the chain is the root.
+	// Signer is the authority. Answers leave out roots in its chains. While its bundle is nil or empty, a CA
+	// certificate at the end of the chain is the root.
 	Signer        ca.Signer
 	Authenticator authn.Authenticator
 
-	// Policy decides what a caller is certified for; nil means its own ID and nothing else. An error refuses the
-	// caller with PermissionDenied. If the error says that it passes (see [spiffe.ErrNotReady]), the code is
-	// Unavailable. Policy is safe for concurrent use.
+	// Policy decides which identity and names a caller gets; nil means only its own ID. An error refuses the caller
+	// with PermissionDenied, or with Unavailable if it says that it passes (see [spiffe.ErrNotReady]). Policy is safe
+	// for concurrent use.
 	//
-	// Istio's CA also grants the DNS names that the caller's certificate has, so that a caller that renews keeps all
-	// of its names: caller.DNSNames. It is not the default, because a DNS name then outlives the decision to give it
-	// for as long as its holder renews in time.
+	// Istio's CA also grants the DNS names in the caller's certificate, so that a caller that renews keeps all its
+	// names: caller.DNSNames. That is not the default, because a DNS name then outlives the decision to grant it for
+	// as long as its holder renews in time.
 	Policy func(ctx context.Context, caller *authn.Caller) (Grant, error)
 
-	// NodeAuthorizer decides whether a caller may get a certificate for another identity, as a proxy does that serves
-	// all workloads of a node; nil means that none may. It returns nil if the caller may have a certificate for
-	// requested, a workload's ID in the caller's own trust domain. It has to check that the caller is such a proxy,
-	// and that the workload runs on the caller's node; caller.Pod has what is known of the caller. It is safe for
-	// concurrent use: the method Authorize of a kube.NodeAuthorizer is one. Policy is not asked then: the certificate
-	// is for the one ID that was requested.
+	// NodeAuthorizer decides whether a caller may get a certificate for another identity, as a proxy needs that
+	// serves all workloads of a node; nil means that none may. It returns nil if the caller may have a certificate
+	// for requested, a workload's ID in the caller's own trust domain. It must check that the caller is such a proxy,
+	// and that the workload runs on the caller's node; caller.Pod has the known facts about the caller. It is safe
+	// for concurrent use. The method Authorize of a kube.NodeAuthorizer is one. Policy is then not called: the
+	// certificate has only the requested ID.
 	NodeAuthorizer func(ctx context.Context, caller *authn.Caller, requested spiffe.ID) error
 
-	// CertificateTTL is the longest lifetime for a caller that its certificate alone proves, to this server or to a
-	// proxy ([authn.ForwardedCertificate]). Such a caller gets this lifetime if it asks for more or for none, so that
-	// an hour with a stolen key cannot buy a certificate of [ca.Config].MaxTTL. 0 means 24 hours, and the authority's
-	// default for a request that names no lifetime.
+	// CertificateTTL is the longest lifetime for a caller whose only proof is its certificate, shown to this server
+	// or to a proxy ([authn.ForwardedCertificate]). Such a caller gets this lifetime if it asks for more or for none,
+	// so that an hour with a stolen key cannot buy a certificate of [ca.Config].MaxTTL. 0 means 24 hours, and the
+	// authority's default for a request without a lifetime.
 	CertificateTTL time.Duration
 
-	// AllowPlaintext accepts connections without TLS. Tokens are readable on them: set it only for Unix
-	// sockets, for a proxy on the same host that terminates TLS, and for tests. Authenticators that take
-	// tokens may need to be told as well.
+	// AllowPlaintext accepts connections without TLS. Tokens are readable on them: set it only for Unix sockets, for
+	// a proxy on the same host that terminates TLS, and for tests. Authenticators that read tokens may have a similar
+	// setting.
 	AllowPlaintext bool
 
-	// Timeout bounds the work for one request. 0 means 75 seconds, enough for a registration authority that
-	// waits a minute for its own. Istio's agents set no deadline. A request that has not arrived after 10
-	// seconds is given up earlier.
+	// Timeout bounds the work for one request. 0 means 75 seconds, enough for a registration authority that waits a
+	// minute for its signer. Istio's agents set no deadline. A request that has not arrived after 10 seconds ends
+	// earlier.
 	Timeout time.Duration
 
 	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts
-	// (Warn, and Error for a panic). Of refusals and failures it gets the first of each reason, and of each caller of
-	// the first 12, at once, and a count of the others every minute, so that no caller can fill a log; one that takes
-	// Debug gets each of them. Nil means silence.
+	// (Warn, and Error for a panic). It gets at once the first refusal or failure of each reason and, for the first
+	// 12 callers, of each caller; the others are counted every minute, so that no caller can fill a log. A Logger
+	// that takes Debug gets all of them. Nil means silence.
 	Logger *slog.Logger
 }
 
@@ -178,9 +178,9 @@ func New(o Options) (*Server, error) {
 // ServeHTTP answers one request. A request that is not gRPC over HTTP/2 is refused with an HTTP status.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
-// Report implements [report.Reporter] with metrics under the names that Istio's CA gives them: requests, refusals and
-// certificates counted, and when the first root and the intermediate that signs expire. What is not known, such as the
-// intermediate before the first certificate, is left out.
+// Report implements [report.Reporter] with metrics under Istio's names: counts of requests, refusals and
+// certificates, and the expiry of the first root and of the signing intermediate. Unknown values, such as the
+// intermediate before the first certificate, are left out.
 func (s *Server) Report() report.Report { return report.Report{Metrics: s.metrics.Write} }
 
 // tail is the part of the last answer after its leaf. It never changes.
@@ -190,8 +190,7 @@ type tail struct {
 	root    *x509.Certificate // the first root
 }
 
-// encode returns the response for a chain: each certificate in a text of its own, and then all roots in
-// one.
+// encode returns the response for a chain: each certificate in its own text, then all roots in one.
 func (s *Server) encode(chain []*x509.Certificate) ([]byte, error) {
 	bundle := s.opts.Signer.Bundle() // after the signing, so that the root of the leaf is in it
 	t, err := newTail(chain[1:], bundle)
@@ -220,8 +219,7 @@ func newTail(chain []*x509.Certificate, bundle *spiffe.Bundle) (*tail, error) {
 	t.root = roots[0]
 	var above []*x509.Certificate
 	for i, c := range chain {
-		// A certificate that is a root here may be an intermediate for a peer with another bundle, unless it
-		// is the end of the chain.
+		// A root here may be an intermediate for a peer with another bundle, unless it ends the chain.
 		if certchain.SelfSigned(c) || i == len(chain)-1 && slices.ContainsFunc(roots, c.Equal) ||
 			slices.ContainsFunc(above, c.Equal) {
 			continue

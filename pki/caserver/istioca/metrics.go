@@ -16,7 +16,7 @@ type serverMetrics struct {
 	failed                                          map[string]*metrics.Counter // by label
 }
 
-// labels are the failures of a signer that are counted by themselves.
+// labels are the signer failures that have their own counters.
 var labels = []struct {
 	err   error
 	label string

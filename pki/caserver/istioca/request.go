@@ -8,8 +8,8 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 )
 
-// request is an IstioCertificateRequest as far as it is read. The rest of its metadata is skipped: built,
-// it takes up thirty times as much memory as on the wire.
+// request has the fields of an IstioCertificateRequest that we read. Its other metadata is skipped: decoded, it takes
+// thirty times as much memory as on the wire.
 type request struct {
 	csr         string // PEM
 	validity    int64  // seconds
@@ -51,8 +51,8 @@ func (r *request) metadata(f *protofield.Field) {
 	}
 }
 
-// readText reads a google.protobuf.Value: one of several fields, the last of which counts. A value that is
-// not a string is read as "".
+// readText reads a google.protobuf.Value: one of several fields, of which the last counts. A value that is not a
+// string is read as "".
 func readText(f *protofield.Field, text *string) {
 	switch {
 	case f.Number == 3: // string_value

@@ -46,7 +46,7 @@ func (s *Server) create(ctx context.Context, c *caservice.Call) ([]byte, error) 
 	return response, nil
 }
 
-// The texts are those of Istio's CA, word for word.
+// The texts are Istio's CA's, word for word.
 const (
 	textUnauthenticated = "request authenticate failure"
 	textImpersonation   = "request impersonation authentication failure"
@@ -55,7 +55,7 @@ const (
 // authenticate returns the caller of a request.
 func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error) {
 	defer func() {
-		if caller == nil { // a panic, too
+		if caller == nil { // even after a panic
 			s.metrics.unauthenticated.Inc()
 		}
 	}()
@@ -112,7 +112,7 @@ func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Call
 	return chain, nil
 }
 
-// request returns what the signer is asked for.
+// request returns the request to the signer.
 func (s *Server) request(caller *authn.Caller, grant Grant, r *request, csr *pki.CSR) ca.Request {
 	req := ca.Request{
 		CSR: csr, ID: grant.ID, DNSNames: grant.DNSNames, IPs: grant.IPs,
@@ -124,7 +124,7 @@ func (s *Server) request(caller *authn.Caller, grant Grant, r *request, csr *pki
 	}
 	switch {
 	case r.validity > math.MaxInt64/int64(time.Second):
-		req.TTL = math.MaxInt64 // which no signer grants
+		req.TTL = math.MaxInt64 // no signer grants it
 	case r.validity > 0:
 		req.TTL = time.Duration(r.validity) * time.Second
 	}
@@ -132,8 +132,8 @@ func (s *Server) request(caller *authn.Caller, grant Grant, r *request, csr *pki
 	return req
 }
 
-// limitKey returns what the limits per caller count: the pod, so that those of a service account do not use up each
-// other's share, and for a proxy that asks for others each of them by itself.
+// limitKey returns the key for the limits per caller: the pod, so that pods of a service account do not use up each
+// other's share. For a proxy that asks for other workloads, each workload counts separately.
 func limitKey(caller *authn.Caller, id spiffe.ID) (key string) {
 	if p := caller.Pod; p != nil && p.UID != "" {
 		key = p.Cluster + " " + p.UID
@@ -144,7 +144,7 @@ func limitKey(caller *authn.Caller, id spiffe.ID) (key string) {
 	return key
 }
 
-// grant returns what the caller is certified for.
+// grant returns the identity and names to certify for the caller.
 func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (Grant, error) {
 	if r.impersonate != "" {
 		id, err := s.impersonate(ctx, caller, r.impersonate)
@@ -173,7 +173,7 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 	return Grant{}, s.failed("ID_ERROR", e)
 }
 
-// impersonate returns the ID that the caller may have instead of its own.
+// impersonate returns the ID that the caller may use instead of its own.
 func (s *Server) impersonate(ctx context.Context, caller *authn.Caller, text string) (spiffe.ID, error) {
 	if s.opts.NodeAuthorizer == nil {
 		return spiffe.ID{}, errors.New("there is no NodeAuthorizer")
@@ -192,14 +192,14 @@ func (s *Server) impersonate(ctx context.Context, caller *authn.Caller, text str
 	return id, s.opts.NodeAuthorizer(ctx, caller, id)
 }
 
-// failed counts a failure and gives the text the form that Istio's CA has for it.
+// failed counts a failure and gives its text the form that Istio's CA uses.
 func (s *Server) failed(label string, e *grpchttp.Error) error {
 	s.metrics.failed[label].Inc()
 	e.Message = "CSR signing error (" + e.Message + ")"
 	return e
 }
 
-// badCSR is the failure for a request that cannot be read. The text of err is about what the client sent.
+// badCSR is the error for an unreadable request. The text of err is about the client's input.
 func (s *Server) badCSR(err error) error {
 	s.metrics.badCSR.Inc()
 	return s.failed("CSR_ERROR", caservice.Refuse(grpchttp.InvalidArgument, err.Error(), err))

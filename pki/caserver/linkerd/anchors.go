@@ -19,7 +19,7 @@ func (s *Server) anchors() *spiffe.Bundle {
 	return nil
 }
 
-// verifyIssuer reports whether the issuer chains to the anchors now, as far as that is known before it signs.
+// verifyIssuer reports whether the issuer chains to the anchors now, as far as that is known before signing.
 func (s *Server) verifyIssuer(anchors *spiffe.Bundle) error {
 	if s.opts.Issuer != nil {
 		if chain := s.opts.Issuer(); len(chain) > 0 {

@@ -58,7 +58,7 @@ func response(leaf *x509.Certificate, issuers []*x509.Certificate) ([]byte, erro
 
 // certify goes through the checks in the order that the protocol demands.
 func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error) {
-	if !s.opts.AllowPlaintext && !bearer.Confidential(c.Request()) { // before the token is read
+	if !s.opts.AllowPlaintext && !bearer.Confidential(c.Request()) { // before reading the token
 		return nil, caservice.Refuse(grpchttp.Unauthenticated, errPlaintext.Error(), errPlaintext)
 	}
 	msg, err := c.Receive()
@@ -121,19 +121,19 @@ func failed(text string, cause error) error {
 	return caservice.Refuse(grpchttp.FailedPrecondition, text, cause)
 }
 
-// readable reports whether der, which package pki refuses, is a request at all: then it is refused by another code.
-// The standard library decides that, as in Linkerd.
+// readable reports whether der, which package pki refuses, is a request at all, which changes the code. As in
+// Linkerd, the standard library decides that.
 func readable(der []byte) error {
 	if len(der) > maxCSR {
 		return fmt.Errorf("%d bytes, the limit is %d", len(der), maxCSR)
 	}
 	if _, err := x509.ParseCertificateRequest(der); err != nil {
-		return errors.New("crypto/x509 cannot read it") // the text of err shows structures of encoding/asn1
+		return errors.New("crypto/x509 cannot read it") // err would show structures of encoding/asn1
 	}
 	return nil
 }
 
-// checkCSR applies the rules for the shape of a request for an identity.
+// checkCSR applies the rules for the form of a request for an identity.
 func checkCSR(der []byte, identity string) (*pki.CSR, error) {
 	csr, err := pki.ParseCSR(der)
 	if err != nil {
@@ -163,7 +163,7 @@ func checkCSR(der []byte, identity string) (*pki.CSR, error) {
 	return csr, nil
 }
 
-// review returns the account that the token proves, if its name is the identity that is asked for.
+// review returns the account that the token proves, if its name is the requested identity.
 func (s *Server) review(ctx context.Context, r *request) (*spiffe.Pod, error) {
 	account, err := s.opts.Review(ctx, string(r.token), []string{audience})
 	switch {
@@ -195,8 +195,7 @@ func (s *Server) review(ctx context.Context, r *request) (*spiffe.Pod, error) {
 	return account, nil
 }
 
-// sign returns the chain for an identity that was proven: the leaf and its issuers. It checks the answer of the
-// signer.
+// sign returns the chain for a proven identity: the leaf and its issuers. It checks the signer's answer.
 func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod,
 	csr *pki.CSR) ([]*x509.Certificate, error) {
 	ticket := s.tickets.Add(1)
@@ -212,7 +211,7 @@ func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod,
 		switch {
 		case errors.Is(err, ca.ErrCSR):
 			e.Code = grpchttp.FailedPrecondition
-		case errors.Is(err, ca.ErrTTL), errors.Is(err, ca.ErrIdentity): // which are the choice of this server
+		case errors.Is(err, ca.ErrTTL), errors.Is(err, ca.ErrIdentity): // this server chooses both
 			e.Code, e.Message = grpchttp.Internal, caservice.TextInternal
 		}
 		return nil, e
@@ -221,7 +220,7 @@ func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod,
 		return nil, caservice.Refuse(grpchttp.Internal, caservice.TextInternal,
 			fmt.Errorf("the answer of the signer cannot be used: %w", err))
 	}
-	// The current anchors: those at the beginning may not have had the root of the leaf.
+	// The current anchors: the earlier ones may lack the root of the leaf.
 	anchors := s.anchors()
 	if anchors == nil {
 		return nil, s.badIssuer(ctx, r, errors.New("the signer has no trust anchors any more"))
@@ -242,7 +241,7 @@ func (s *Server) badIssuer(ctx context.Context, r *request, err error) error {
 	return caservice.Refuse(grpchttp.Unavailable, "the issuer cannot be used now; try again later", err)
 }
 
-// checkLeaf reports whether the signer has made the certificate that was asked for.
+// checkLeaf reports whether the signer has made the requested certificate.
 func checkLeaf(chain []*x509.Certificate, csr *pki.CSR, name string) error {
 	if err := caservice.CheckChain(chain, csr); err != nil {
 		return err

@@ -1,8 +1,8 @@
-// Package linkerd serves Linkerd's identity API: Linkerd's proxies take their certificates from an
-// authority of this library.
+// Package linkerd serves Linkerd's identity API: Linkerd's proxies get their certificates from an authority of this
+// library.
 //
-// [New] makes a [Server], an [http.Handler] for the one method of the API, at the path [Certify].
-// caserver.Serve serves it as proxies call it, which is HTTP/2 over TLS without ALPN.
+// [New] makes a [Server], an [http.Handler] for the API's only method, at the path [Certify]. caserver.Serve serves
+// it as proxies expect: HTTP/2 over TLS without ALPN.
 //
 //	mesh := linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
 //	srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: authority, Review: reviewer.Review})
@@ -11,16 +11,16 @@
 //
 // # What it promises
 //
-// A caller gets a certificate for the name of the service account that its token belongs to, and for nothing else. It
-// must ask for that name. The server verifies the signature of the signing request, and takes from it the public key
-// and whether a common name is wanted, and nothing else.
+// A caller gets a certificate only for the name of the service account that its token belongs to, and must ask for
+// that name. The server verifies the signature of the signing request, and takes from it only the public key and
+// whether a common name is wanted.
 //
-// The answer is checked before it is sent: the certificate has that one name and the key of the request,
-// and leads to the current trust anchors. A token is in no log and no error.
+// The answer is checked before it is sent: the certificate has only that name and the key of the request, and leads
+// to the current trust anchors. A token is in no log and no error.
 //
 // # Answers
 //
-// The order of the checks is part of the protocol. The first that fails decides:
+// The order of the checks is part of the protocol. The first failed check decides:
 //
 //	Unauthenticated     the connection is not encrypted
 //	Unavailable         there are no trust anchors yet
@@ -38,14 +38,14 @@
 //	Internal            signing failed
 //
 // Linkerd's own certifier does not have the first row, answers Unknown in the fourth, verifies no signature, and
-// checks the key only when it signs, with Internal. Beyond those, ResourceExhausted is a limit of the authority or a
-// request that is too large, and Unavailable an authority that cannot sign now, cannot write its audit record, or
-// takes too long. A client cannot tell a bad token from a bad name by the code alone.
+// checks the key only when it signs, with Internal. This server also answers ResourceExhausted for a limit of the
+// authority or a request that is too large, and Unavailable for an authority that cannot sign now, cannot write its
+// audit record, or takes too long. A client cannot tell a bad token from a bad name by the code alone.
 //
 // The certificates in an answer are DER, as Linkerd sends them; the comments of its protobuf definition say PEM. The
 // direct issuer always follows the leaf, even when it is a trust anchor. The subject of a leaf is its name, if the
-// request has that as its common name and it fits in one, and otherwise that of the authority; Linkerd copies the
-// request's.
+// request has that as its common name and it fits in one, and otherwise the authority's usual subject; Linkerd copies
+// the request's.
 //
 // # What it does not do
 //
@@ -80,16 +80,16 @@ import (
 // Certify is the path of the API's one method.
 const Certify = "/io.linkerd.proxy.identity.Identity/Certify"
 
-// audience is that of the tokens of Linkerd's proxies.
+// audience is the audience of the tokens of Linkerd's proxies.
 const audience = "identity.l5d.io"
 
-// Options are the choices of [New]. Mesh, Signer and Review are required.
+// Options are the options of [New]. Mesh, Signer and Review are required.
 type Options struct {
 	Mesh   linkerdname.Mesh
 	Signer ca.Signer // its bundle has the trust anchors
 
 	// Review returns the service account that a token belongs to, if the token is good for one of the
-	// audiences: the method Review of a kube.Reviewer. Its errors are those of that method. It is safe for
+	// audiences: the method Review of a kube.Reviewer. It returns that method's errors, and is safe for
 	// concurrent use.
 	Review func(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error)
 
@@ -101,10 +101,10 @@ type Options struct {
 	// ends, for peers whose clocks differ. 0 means 10 seconds.
 	ClockSkew time.Duration
 
-	// Issuer returns the certificate that signs now, followed by those between it and a trust anchor, or nothing if
-	// that is not known. With it, an issuer that has expired or is no longer under the trust anchors is refused before
-	// the names of the signing request and the token are checked, and the metric knows the issuer before the first
-	// request. Nil means to learn it from signed certificates. It is safe for concurrent use.
+	// Issuer returns the certificate that signs now, followed by the intermediates up to a trust anchor, or nil
+	// if it is unknown. With it, an issuer that has expired or is no longer under the trust anchors is refused before
+	// the names of the signing request and the token are checked, and the metric shows the issuer before the first
+	// request. Nil means that the server learns it from signed certificates. It is safe for concurrent use.
 	Issuer func() []*x509.Certificate
 
 	// AllowPlaintext accepts connections that are neither TLS nor a Unix socket. Tokens are readable on them: set it
@@ -116,29 +116,29 @@ type Options struct {
 	Events func(context.Context, Event)
 
 	// Timeout bounds the work for one request. 0 means 75 seconds, enough for a registration authority that
-	// waits a minute for its own. A request that has not arrived after 10 seconds is given up earlier.
+	// waits a minute for its signer. A request that has not arrived after 10 seconds ends earlier.
 	Timeout time.Duration
 
 	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts
-	// (Warn, and Error for a panic). Of refusals and failures it gets the first of each reason, and of each caller of
-	// the first 12, at once, and a count of the others every minute, so that no caller can fill a log; one that takes
-	// Debug gets each of them. Nil means silence.
+	// (Warn, and Error for a panic). It gets at once the first refusal or failure of each reason and, for the first
+	// 12 callers, of each caller; the others are counted every minute, so that no caller can fill a log. A Logger
+	// that takes Debug gets all of them. Nil means silence.
 	Logger *slog.Logger
 }
 
-// Event is for operators. Its fields are those of an event in Kubernetes.
+// Event is for operators. Its fields are as in a Kubernetes event.
 type Event struct {
-	// Reason is one of
+	// Reason says what happened:
 	//
 	//   - IssuedLeafCertificate: a certificate was issued and is being sent.
-	//   - IssuerUpdated: another certificate signs than before.
+	//   - IssuerUpdated: a different certificate signs now.
 	//   - IssuerValidationFailed, a warning: nothing was issued, as the issuer does not verify against the trust
 	//     anchors.
 	Reason  string
 	Warning bool
 	Message string
 
-	// The service account that the event belongs to. Both are empty for an event of the certifier.
+	// The service account of the event. Both are empty for an event of the certifier.
 	Namespace, ServiceAccount string
 }
 
@@ -150,8 +150,8 @@ type Server struct {
 	tickets atomic.Uint64
 
 	mu     sync.Mutex
-	ticket uint64            // of the request that issuer was learned from
-	issuer *x509.Certificate // that signed last; nil for none
+	ticket uint64            // of the request that showed the issuer
+	issuer *x509.Certificate // the last certificate that signed; nil for none
 }
 
 // New returns a server. It starts no goroutine. The error says which option is missing or wrong.
@@ -207,11 +207,11 @@ func (o *Options) check() error {
 // ServeHTTP answers one request. A request that is not gRPC over HTTP/2 is refused with an HTTP status.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
-// Report implements [report.Reporter] with the metrics issuer_cert_ttl_seconds, under Linkerd's name, and how many
-// requests were answered with which code.
+// Report implements [report.Reporter] with the metric issuer_cert_ttl_seconds, under Linkerd's name, and the number
+// of requests answered with each code.
 func (s *Server) Report() report.Report { return report.Report{Metrics: s.metrics.Write} }
 
-// knownIssuer returns the certificate that signs, as far as it is known.
+// knownIssuer returns the signing certificate, if known.
 func (s *Server) knownIssuer() *x509.Certificate {
 	if s.opts.Issuer != nil {
 		if chain := s.opts.Issuer(); len(chain) > 0 {
@@ -223,8 +223,7 @@ func (s *Server) knownIssuer() *x509.Certificate {
 	return s.issuer
 }
 
-// learn notes which certificate signs. Of answers that overtake each other, that to the latest request
-// counts.
+// learn notes which certificate signs. If answers overtake each other, the answer to the latest request counts.
 func (s *Server) learn(ctx context.Context, ticket uint64, issuer *x509.Certificate) {
 	s.mu.Lock()
 	updated := false
@@ -245,7 +244,7 @@ func (s *Server) tell(ctx context.Context, e Event, format string, args ...any) 
 	}
 }
 
-// validity is the end of a certificate and its SHA-256, as events have them.
+// validity is the end of a certificate and its SHA-256, as in events.
 type validity struct{ c *x509.Certificate }
 
 func (v validity) String() string {

@@ -52,7 +52,7 @@ type change struct {
 	Status   *status         `json:"status"`
 }
 
-// The conditions, and their reasons that the API has names for.
+// The conditions, and the reasons that the API defines.
 const (
 	issued, denied, failed = "Issued", "Denied", "Failed"
 
@@ -60,18 +60,18 @@ const (
 	annotations    = "InvalidUnverifiedUserAnnotations"
 )
 
-// errOne is wrapped by what holds back one request, and says nothing about others.
+// errOne is wrapped by errors that concern one request only.
 var errOne = errors.New("this request")
 
 func (r *request) name() string { return r.Metadata.Namespace + "/" + r.Metadata.Name }
 
-// path returns the path of the requests of the namespace, or of what is below that.
+// path returns the path of the namespace's requests, or a path below it.
 func (r *request) path(below ...string) string {
 	return kube.Path(append([]string{"apis", group, "v1", "namespaces", r.Metadata.Namespace,
 		"podcertificaterequests"}, below...)...)
 }
 
-// size is about how many bytes the request takes while it waits.
+// size estimates how many bytes a waiting request takes.
 func (r *request) size() int {
 	n := 1024 + len(r.Spec.StubPKCS10Request)
 	for _, m := range []map[string]string{r.Spec.UnverifiedUserAnnotations, r.Metadata.Labels,
@@ -83,7 +83,7 @@ func (r *request) size() int {
 	return n
 }
 
-// answered reports whether the request has an answer, which is the last one.
+// answered reports whether the request has an answer; answers are final.
 func (r *request) answered() bool {
 	for _, c := range r.Status.Conditions {
 		if c.Type == issued || c.Type == denied || c.Type == failed {
@@ -99,7 +99,7 @@ func conclude(kind, reason, format string, args ...any) (*status, error) {
 	return &status{Conditions: []condition{{kind, "True", reason, text, time.Now().UTC().Truncate(time.Second)}}}, nil
 }
 
-// answer returns the answer to a request. An error is why there is none yet.
+// answer returns the answer to a request. The error says why there is none yet.
 func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	for name := range r.Spec.UnverifiedUserAnnotations {
 		return conclude(denied, annotations, "this signer takes no annotations, and there is %.300q: remove "+

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	labelTrustDomain = "k8s.spiffe.io/peer-trust-domain" // by which volumes select a bundle
+	labelTrustDomain = "k8s.spiffe.io/peer-trust-domain" // volumes select a bundle by it
 	sequence         = "svidkit.github.io/sequence"      // annotation: the sequence number of the bundle
-	maxBundle        = 1 << 20                           // bytes of PEM, for the API server
+	maxBundle        = 1 << 20                           // bytes of PEM; the API server's limit
 	newerFor         = 10 * time.Minute                  // how long another replica may be ahead
 )
 
@@ -31,12 +31,12 @@ type clusterBundle struct {
 	} `json:"spec"`
 }
 
-// bundles keeps the ClusterTrustBundles.
+// bundles keeps the ClusterTrustBundles up to date.
 type bundles struct {
 	kubefollow.Keeper
 	s       *Signer
 	present kubefollow.Objects[clusterBundle]
-	newer   map[string]time.Time // since when there has been a newer one than ours, by name; only behind uses it
+	newer   map[string]time.Time // since when a bundle was newer than ours, by name; only behind uses it
 }
 
 func (b *bundles) init(s *Signer) {
@@ -54,7 +54,7 @@ func (b *bundles) init(s *Signer) {
 	b.present.Name, b.present.Keeper = func(o *clusterBundle) string { return o.Metadata.Name }, &b.Keeper
 }
 
-// behind returns what writes the objects that are not as they should be.
+// behind returns functions that write the objects that differ from our bundles.
 func (b *bundles) behind() map[string]func(context.Context) error {
 	present, writes := b.present.All(), make(map[string]func(context.Context) error)
 	if present == nil {
@@ -91,7 +91,7 @@ func (b *bundles) behind() map[string]func(context.Context) error {
 				continue
 			}
 		}
-		// what another replica has written meanwhile stays
+		// another replica's write in the meantime stays
 		want.Metadata.ResourceVersion = old.Metadata.ResourceVersion
 		path := b.present.Path
 		writes[name] = func(ctx context.Context) error {
@@ -104,11 +104,11 @@ func (b *bundles) behind() map[string]func(context.Context) error {
 	return writes
 }
 
-// object returns what a bundle is to be in the cluster.
+// object returns the object for a bundle in the cluster.
 func (b *bundles) object(bundle *spiffe.Bundle) (o clusterBundle, err error) {
 	td := bundle.TrustDomain().String()
 	suffix := td
-	// not every trust domain is a name of Kubernetes
+	// not every trust domain is a valid Kubernetes name
 	if !kube.ValidName(td) || len(td)+len(b.s.opts.SignerName) > 250 {
 		suffix = fmt.Sprintf("td-%x", sha256.Sum256([]byte(td)))[:35]
 	}

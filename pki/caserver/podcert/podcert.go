@@ -1,7 +1,6 @@
-// Package podcert is a signer of Kubernetes: it gives pods the certificates that they ask for in their manifests, and
-// hands out the roots that go with them. The kubelet makes the key of a pod, asks for the certificate, renews it, and
-// writes both into a volume, so that a pod has a SPIFFE identity without an agent, a sidecar, a driver or an init
-// container.
+// Package podcert is a Kubernetes signer: it gives pods the certificates that their manifests request, and publishes
+// the roots for them. The kubelet makes a pod's key, asks for the certificate, renews it, and writes both into a
+// volume, so that a pod has a SPIFFE identity without an agent, a sidecar, a driver or an init container.
 //
 //	signer, err := podcert.New(podcert.Options{SignerName: "example.org/spiffe", TrustDomain: td, CA: authority})
 //	…
@@ -18,37 +17,36 @@
 //
 // # Who gets which identity
 //
-// The API server vouches for namespace, service account, pod and node of a request, and lets a node ask for its own
-// pods alone (admission plugin NodeRestriction, which must be on). From these the identity is made, and of the signing
-// request only the key is taken. Annotations are the pod author's word: a request that has any is denied, as the API
-// asks of signers that do not know them. A user who may create pods with a service account can have its identity.
+// The API server vouches for namespace, service account, pod and node of a request, and lets a node ask only for its
+// own pods (admission plugin NodeRestriction, which must be on). The identity is made from these; only the key is
+// taken from the signing request. Annotations are the pod author's claims: a request with any is denied, as the API
+// demands of signers that do not know them. A user who may create pods with a service account can have its identity.
 //
 // # Answers
 //
 // A certificate lasts as long as the request allows (maxExpirationSeconds), at most Options.TTL and at least an hour,
-// which is the API's bound. The kubelet renews it when 50 to 70 % of that are left, at a moment that is drawn for
-// each. Denied is a request with annotations, for a key that this library does not certify (UnsupportedKeyType), or
-// for a pod without an identity; Failed is one that can never be certified. Everything else passes: the request waits,
-// and is tried again.
+// which is the API's bound. The kubelet renews it when 50 to 70 % of that are left, at a random moment. A request is
+// Denied if it has annotations, a key that this library does not certify (UnsupportedKeyType), or a pod without an
+// identity; it is Failed if it can never be certified. Other failures may pass: the request waits, and is tried
+// again.
 //
-// Any number of replicas may run. Each signs a request once, and again only if the API server does not take the
-// certificate for so long that it would refuse it. The answer that it takes first is that of the pod, and the others
-// have signed for nothing. Requests of other signers are never read.
+// Any number of replicas may run. Each signs a request once, and again only if the API server rejects the certificate
+// for so long that it has become too old. The pod gets the first accepted answer; other replicas' certificates are
+// not used. Requests for other signers are never read.
 //
-// The requests of a node, and those of a namespace, are served at a rate of their own, so that a flood of one does not
-// hold up the others. What waits takes 64 MiB at most, and 4 MiB for a node; beyond that it is read again every
-// minute.
+// The requests of each node and of each namespace are served at their own rate, so that a flood from one does not
+// delay the others. Waiting requests take at most 64 MiB, and 4 MiB for a node; more are read again every minute.
 //
 // # Bundles
 //
 // The ClusterTrustBundle SIGNER:spiffe:TRUST-DOMAIN, such as example.org:spiffe:example.org, has the roots of the CA
-// through rotations, and those of each trust domain in Options.Federated have one, too. What changes, and what others
-// change or delete, is written after ten seconds at most; one with a higher sequence number is that of a replica that
-// knows more, and is left for ten minutes. A bundle without roots cannot be written, so that the last one stays:
-// delete it by hand. So does that of a trust domain that is no longer federated.
+// through rotations; each trust domain in Options.Federated has one too. Changes, and repairs after others change or
+// delete an object, are written within ten seconds. An object with a higher sequence number comes from a replica that
+// knows more, and is left for ten minutes. A bundle without roots cannot be written, so the last one stays: delete it
+// by hand. The bundle of a trust domain that is no longer federated stays too.
 //
-// A kubelet has a new root in the volumes within a minute or two if they name signer and labels as above. One that
-// names the object may see it five minutes later.
+// A kubelet updates volumes with a new root within a minute or two if they select by signer and labels as above. If
+// they name the object, it may take five minutes longer.
 //
 // # Rights
 //
@@ -88,34 +86,34 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Options configure a [Signer]. [New] copies them. Zero means the default that is named here.
+// Options configure a [Signer]. [New] copies them. A zero field means its default.
 type Options struct {
 	SignerName  string             // such as example.org/spiffe; required
 	TrustDomain spiffe.TrustDomain // of the CA; required
 	CA          ca.Signer          // required
 
-	// ID returns the identity of a pod, from what the API server vouches for: all members but Cluster are set. An
-	// error denies the request, and its text is readable in the cluster; one that says that it passes (see
-	// [spiffe.ErrNotReady]) makes the request wait. ID is called from many goroutines, and must not block. Nil means
-	// [spiffe.TrustDomain.KubernetesID]. See [Template].
+	// ID returns the identity of a pod, from the facts that the API server vouches for: all members but Cluster are
+	// set. An error denies the request, and its text is readable in the cluster; an error that says that it passes
+	// (see [spiffe.ErrNotReady]) makes the request wait. ID is called from many goroutines, and must not block. Nil
+	// means [spiffe.TrustDomain.KubernetesID]. See [Template].
 	ID func(spiffe.Pod) (spiffe.ID, error)
 
 	TTL time.Duration // the longest lifetime of a certificate, an hour at least; 0 means 24 hours
 
-	// NodeRate and NamespaceRate are how many requests of a node and of a namespace are served in a second; 0 means
-	// 200 and 1,000, and less than 0 no limit.
+	// NodeRate and NamespaceRate are the requests per second served for each node and each namespace; 0 means 200 and
+	// 1,000, and less than 0 no limit.
 	NodeRate, NamespaceRate float64
 
 	// Federated returns the bundles of other trust domains that pods may trust, such as the method Bundles of a
 	// *federation.Manager. It is called every ten seconds. Nil means none.
 	Federated func() *spiffe.BundleSet
 
-	// APIServer and HTTPClient are the URL of the API server (https or, on loopback, http), and what authenticates
-	// this program there. Empty and nil mean the cluster that this process runs in, and its service account.
+	// APIServer is the URL of the API server (https or, on loopback, http), and HTTPClient authenticates this program
+	// there. Empty and nil mean this process's cluster and service account.
 	APIServer  string
 	HTTPClient *http.Client
 
-	// Logger gets answers (Info), and why there are none (Warn). Lines that pods can cause are counted. Nil means
+	// Logger gets answers (Info), and why there are none (Warn). Lines that pods can cause are limited. Nil means
 	// silence.
 	Logger *slog.Logger
 }
@@ -123,7 +121,7 @@ type Options struct {
 const (
 	group       = "certificates.k8s.io"
 	backdate    = 2 * time.Minute // of certificates, for peers whose clocks are slow; the API allows five
-	maxHeld     = 64 << 20        // bytes of requests that wait
+	maxHeld     = 64 << 20        // bytes of waiting requests
 	maxHeldEach = 4 << 20         // of a node
 	concurrent  = 32              // attempts
 	attemptTime = 30 * time.Second
@@ -141,11 +139,11 @@ type Signer struct {
 
 	mu       sync.Mutex
 	loop     renew.Loop[*entry]
-	requests map[string]*entry // by UID; those that are answered, too, until the API server shows that
+	requests map[string]*entry // by UID; answered ones stay until the API server shows the answer
 	round    int               // of the list
 	room     *limit.Shares[string]
-	missed   bool // there was no room for all
-	granted  bool // the API server has taken an answer
+	missed   bool // there was no room for all requests
+	granted  bool // the API server has accepted an answer
 	nodes    turns
 	spaces   turns
 	state    report.Upstream // of the requests
@@ -209,15 +207,15 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Template returns a function for [Options].ID that makes the path of an identity from a text with ${namespace},
-// ${service-account}, ${pod}, ${pod-uid} and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error says
-// what of the text is wrong.
+// Template returns a function for [Options].ID that makes an identity's path from a text with ${namespace},
+// ${service-account}, ${pod}, ${pod-uid} and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error
+// names the wrong part of the text.
 func Template(td spiffe.TrustDomain, path string) (func(spiffe.Pod) (spiffe.ID, error), error) {
 	segments := strings.Split(path, "/")[1:]
 	fill := func(p spiffe.Pod) (spiffe.ID, error) {
 		all := strings.NewReplacer("${namespace}", p.Namespace, "${service-account}", p.ServiceAccount, "${pod}",
 			p.Name, "${pod-uid}", p.UID, "${node}", p.Node)
-		filled := make([]string, len(segments)) // each by itself, so that none becomes two
+		filled := make([]string, len(segments)) // each separately, so that one segment never becomes two
 		for i, s := range segments {
 			filled[i] = all.Replace(s)
 		}
@@ -236,7 +234,7 @@ func Template(td spiffe.TrustDomain, path string) (func(spiffe.Pod) (spiffe.ID, 
 	return fill, nil
 }
 
-// Run answers requests and keeps the bundles until ctx is done. It returns nil then. Call it once.
+// Run answers requests and keeps the bundles up to date until ctx is done. Then it returns nil. Call it once.
 func (s *Signer) Run(ctx context.Context) error {
 	if s.api == nil {
 		return errors.New("podcert: run: it is the zero Signer; New makes one")
@@ -251,7 +249,7 @@ func (s *Signer) Run(ctx context.Context) error {
 			"podcertificaterequests"), Kind: "PodCertificateRequest", Page: s.page, Event: s.event, State: s.follows,
 		Query: url.Values{"fieldSelector": {"spec.signerName=" + s.opts.SignerName}, "timeoutSeconds": {"60"}},
 	}
-	f.Again = func() bool { // there may be room for what was left out
+	f.Again = func() bool { // there may be room now for skipped requests
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.missed
@@ -260,7 +258,7 @@ func (s *Signer) Run(ctx context.Context) error {
 	return nil
 }
 
-// follows notes why the API server is not followed; nil if it is.
+// follows notes why watching the API server failed; nil if it works.
 func (s *Signer) follows(_ context.Context, err error, retryIn time.Duration) {
 	s.note(err, retryIn)
 	if err != nil {
@@ -269,7 +267,7 @@ func (s *Signer) follows(_ context.Context, err error, retryIn time.Duration) {
 	}
 }
 
-// note keeps how the last exchange with the API server or the CA ended, for the report.
+// note keeps the result of the last exchange with the API server or the CA, for the report.
 func (s *Signer) note(err error, retryIn time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -285,14 +283,14 @@ func (s *Signer) note(err error, retryIn time.Duration) {
 	s.state.Failures++
 }
 
-// forbidden reports whether a right is missing. Of the one to sign, the API server says that the request is invalid.
+// forbidden reports whether a right is missing. If it is the right to sign, the API server calls the request invalid.
 func forbidden(err error) bool {
 	status, ok := errors.AsType[*kube.StatusError](err)
 	return ok && (kube.Forbidden(err) || status.Reason == "Invalid" &&
 		strings.Contains(status.Message, "spec.signerName: Forbidden"))
 }
 
-// remedy says what to do about a lack of rights.
+// remedy adds to err how to grant missing rights.
 func (s *Signer) remedy(err error) error {
 	if forbidden(err) {
 		return fmt.Errorf("%w; bind a ClusterRole that may list and watch podcertificaterequests, patch "+
@@ -302,8 +300,8 @@ func (s *Signer) remedy(err error) error {
 	return err
 }
 
-// Report implements [report.Reporter]. The upstream is what answers requests: the API server, and the CA. The log has
-// what becomes of bundles.
+// Report implements [report.Reporter]. The upstream is the API server and the CA, which answer requests. The log has
+// the results for bundles.
 func (s *Signer) Report() report.Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,14 +16,14 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-// entry is a request of a pod that waits for its answer, or has one that the API server has not shown yet.
+// entry is a request of a pod without an answer, or whose answer the API server has not shown yet.
 type entry struct {
 	renew.Entry
-	request request // as it was read last
-	answer  *status // nil until there is one, which is signed again only when the API server would refuse it
+	request request // as last read
+	answer  *status // nil until there is one; signed again only when the API server would refuse it
 	done    bool    // answered, or gone
 	round   int
-	size    int // of the room that it takes
+	size    int // bytes reserved for it
 }
 
 // turns spaces out the requests of each key.
@@ -40,7 +40,7 @@ func newTurns(rate float64) turns {
 	return t
 }
 
-// take returns how long the next request of the key waits. A quarter of a second's requests may come at once.
+// take returns how long the next request of key must wait. A quarter of a second's requests may come at once.
 func (t *turns) take(key string, now time.Time) time.Duration {
 	if t.every <= 0 {
 		return 0
@@ -53,7 +53,7 @@ func (t *turns) take(key string, now time.Time) time.Duration {
 	return max(wait-time.Second/4, 0)
 }
 
-// take takes over the present state of a request. s.mu is held.
+// take records the current state of a request. s.mu is held.
 func (s *Signer) take(r *request) {
 	e, node, now := s.requests[r.Metadata.UID], r.Spec.NodeName, time.Now()
 	switch {
@@ -71,7 +71,7 @@ func (s *Signer) take(r *request) {
 	}
 }
 
-// settle ends a request: it is answered, or gone. s.mu is held.
+// settle ends a request that is answered or gone. s.mu is held.
 func (s *Signer) settle(e *entry) {
 	if e != nil && !e.done {
 		e.done = true
@@ -80,14 +80,14 @@ func (s *Signer) settle(e *entry) {
 	}
 }
 
-// forget ends a request that the API server shows as answered, or no more. s.mu is held.
+// forget ends a request that the API server shows as answered or deleted. s.mu is held.
 func (s *Signer) forget(e *entry) {
 	if s.settle(e); e != nil {
 		delete(s.requests, e.request.Metadata.UID)
 	}
 }
 
-// page takes over a page of a list. After the last one, what was on none has gone.
+// page records a page of a list. After the last page, requests that were on none are gone.
 func (s *Signer) page(_ context.Context, items []request, first, last bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,7 +107,7 @@ func (s *Signer) page(_ context.Context, items []request, first, last bool) {
 	}
 }
 
-// event takes over a change.
+// event records a change.
 func (s *Signer) event(_ context.Context, change string, r *request) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,11 +143,11 @@ func (s *Signer) attempt(parent context.Context, e *entry) {
 	r, answer := e.request, e.answer
 	s.mu.Unlock()
 	var err error
-	if answer != nil { // which the API server may have, or another replica's
+	if answer != nil { // the API server may have it, or another replica's
 		var now struct {
 			Items []request `json:"items"`
 		}
-		// so that the right to list suffices
+		// a list needs no further right
 		err = s.api.Get(ctx, r.path(), url.Values{"fieldSelector": {"metadata.name=" + r.Metadata.Name}}, &now)
 		switch {
 		case err == nil && (len(now.Items) != 1 || now.Items[0].Metadata.UID != r.Metadata.UID ||
@@ -182,7 +182,7 @@ func (s *Signer) attempt(parent context.Context, e *entry) {
 	}
 }
 
-// end ends an attempt after which nothing is left to do.
+// end ends an attempt for good.
 func (s *Signer) end(e *entry, how string) {
 	s.note(nil, 0)
 	s.totals[how].Inc()
@@ -193,9 +193,9 @@ func (s *Signer) end(e *entry, how string) {
 	s.loop.Done(e, 0)
 }
 
-// again ends an attempt that is repeated. What the API server or the CA cannot do for any request holds all of them
-// back. Once the API server has taken an answer, the rights are there, and what it refuses is one request: by a policy
-// for a namespace, for example.
+// again ends an attempt that must be repeated. A failure of the API server or the CA that concerns all requests holds
+// all of them back. Once the API server has accepted an answer, the rights exist, so a refusal concerns one request:
+// a policy for its namespace, for example.
 func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status, err error) {
 	conflict := kube.Conflict(err)
 	s.mu.Lock()
@@ -228,7 +228,7 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	}
 	s.loop.Done(e, wait)
 	s.mu.Unlock()
-	who, of := "others go on", r.Metadata.Namespace // which a policy may refuse
+	who, of := "others go on", r.Metadata.Namespace // a policy may refuse the namespace
 	if all {
 		s.note(err, wait)
 		who, of, err = "all wait", "", s.remedy(err)

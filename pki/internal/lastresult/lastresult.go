@@ -1,6 +1,6 @@
-// Package lastresult remembers for a while why the last attempt failed. Only for a while: a server that reports the
-// failure as its health is taken out of service, gets no further attempts, and would never learn that they succeed
-// again.
+// Package lastresult remembers briefly why the last attempt failed. A server that reports the failure as its health
+// is taken out of service and gets no further attempts, so it must forget, or it would never learn that attempts
+// succeed again.
 package lastresult
 
 import (
@@ -19,11 +19,11 @@ type failure struct {
 	at  time.Time
 }
 
-// Note keeps the result of an attempt.
+// Note records the result of an attempt.
 func (r *Result) Note(err error) {
 	if err != nil {
 		r.failed.Store(&failure{err, time.Now()})
-	} else if r.failed.Load() != nil { // so that successes share no write
+	} else if r.failed.Load() != nil { // so that successes do not all write to one cache line
 		r.failed.Store(nil)
 	}
 }

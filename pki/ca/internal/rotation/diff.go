@@ -2,7 +2,7 @@ package rotation
 
 import "time"
 
-// What may become of a key.
+// The events of a key.
 const (
 	Prepared  = "prepared"
 	Postponed = "postponed"
@@ -15,13 +15,13 @@ const (
 	Joined    = "trusted"  // from elsewhere
 )
 
-// Event is what became of a key.
+// Event is one change of a key.
 type Event struct {
 	What string // one of the constants above
 	At   time.Time
-	Key  Key // as it is now, or was when it went
+	Key  Key // as it is now, or as it was when it left
 
-	Successor string // ID of the key that signs in its place, or replaced it; empty for none
+	Successor string // ID of the key that signs instead, or replaced it; empty for none
 }
 
 // Events returns the events of steps.
@@ -37,7 +37,7 @@ func Events(steps []Step) (all []Event) {
 	return all
 }
 
-// Diff returns what became of the keys between two documents of one CA, of which the later holds at now.
+// Diff returns the changes of keys between two documents of one CA; after is the state at now.
 func Diff(before, after *Document, now time.Time) (all []Event) {
 	for _, kind := range Kinds {
 		all = append(all, diff(before, after, kind, now)...)
@@ -94,7 +94,7 @@ func diff(before, after *Document, kind Kind, now time.Time) (all []Event) {
 			add(Prepared, k, "")
 		case old == nil && k.Phase == Trusted:
 			add(Joined, k, "")
-		case old == nil: // prepared and replaced while this process did not look
+		case old == nil: // prepared and replaced between two looks of this process
 			add(Prepared, k, "")
 		case old.Phase == Distributing && k.Phase == Active:
 			add(Activated, k, "")

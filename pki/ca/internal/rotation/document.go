@@ -15,27 +15,25 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// MaxKeys bounds the keys of each kind in the bundle: every verifier of the trust domain parses and
-// searches it.
+// MaxKeys bounds the keys of each kind in the bundle: every verifier of the trust domain parses and searches it.
 const MaxKeys = 64
 
 // ErrRotating says that a key cannot be prepared.
 var ErrRotating = errors.New("a rotation is under way")
 
 // Document is the state of an authority, which it must not lose. A shared Document never changes: [Document.Advance]
-// returns the one that follows, the same on every replica, and the other methods that change it are for a
-// [Document.Clone].
+// returns the next one, the same on every replica. Call the other methods that change it only on a [Document.Clone].
 type Document struct {
-	Authority string   // random, chosen when the CA was made: two CAs of one trust domain are not the same
+	Authority string   // random, chosen when the CA was made: it tells two CAs of one trust domain apart
 	Revision  uint64   // grows by one with each write
-	Writer    string   // random, chosen for each write: a reader knows by it whether a write was its own
+	Writer    string   // random, chosen for each write: it tells a reader whether the write was its own
 	Sequence  uint64   // of the bundle
-	Keys      [2][]Key // by kind, oldest first; at most one is Active, and of roots exactly one, unless there are none
+	Keys      [2][]Key // by kind, oldest first; at most one is Active; of roots exactly one, unless there are none
 
 	Others map[string][]byte // items of the record that are not ours
 }
 
-// Clone returns a document that may be changed, keys included.
+// Clone returns a document that may be changed, including its keys.
 func (d *Document) Clone() *Document {
 	c := *d
 	for kind := range c.Keys {
@@ -44,7 +42,7 @@ func (d *Document) Clone() *Document {
 	return &c
 }
 
-// In returns the first key of a kind that is in a phase, or nil. It is a part of d.
+// In returns the first key of a kind in the given phase, or nil. The key belongs to d.
 func (d *Document) In(kind Kind, p Phase) *Key {
 	if i := slices.IndexFunc(d.Keys[kind], func(k Key) bool { return k.Phase == p }); i >= 0 {
 		return &d.Keys[kind][i]
@@ -52,7 +50,7 @@ func (d *Document) In(kind Kind, p Phase) *Key {
 	return nil
 }
 
-// Find returns the key with this ID, or nil. It is a part of d.
+// Find returns the key with this ID, or nil. The key belongs to d.
 func (d *Document) Find(id string) *Key {
 	for _, keys := range d.Keys {
 		for i := range keys {
@@ -64,8 +62,8 @@ func (d *Document) Find(id string) *Key {
 	return nil
 }
 
-// twins returns the keys that have the same private key as the one with this ID, itself included: a root that
-// was renewed has several certificates. They are parts of d.
+// twins returns all keys with the same private key as the key with this ID, itself included: a renewed root has
+// several certificates. The keys belong to d.
 func (d *Document) twins(id string) (all []*Key) {
 	of := d.Find(id)
 	if of == nil {
@@ -79,12 +77,12 @@ func (d *Document) twins(id string) (all []*Key) {
 	return all
 }
 
-// ErrActive says that a key cannot be revoked, because it is the one that signs.
+// ErrActive says that a key cannot be revoked because it signs.
 var ErrActive = errors.New("the key is active")
 
-// Revoke removes a key and all with the same private key. If one of them is active, the distributing key takes its
-// place at once, or else the one that successor makes; with a nil successor the error wraps [ErrActive]. It returns
-// the key that took the place, or nil.
+// Revoke removes a key and all with the same private key. If one of them is active, the distributing key becomes
+// active at once, or else the key that successor makes; with a nil successor the error wraps [ErrActive]. It returns
+// the new active key, or nil.
 func (d *Document) Revoke(id string, successor func() (Key, error), now time.Time) (*Key, error) {
 	twins := d.twins(id)
 	out := map[string]bool{}
@@ -120,11 +118,11 @@ func (d *Document) Revoke(id string, successor func() (Key, error), now time.Tim
 	return after, nil
 }
 
-// Ends are the latest ends of what the active key of each kind signed; zero for nothing.
+// Ends are the latest expiries signed by the active key of each kind; zero for none.
 type Ends [2]time.Time
 
-// Advance returns d as it is at now, and the steps that lead there. Nil ends are for replicas, which do
-// not know what the others signed.
+// Advance returns d as of now, and the steps that lead there. Replicas pass nil ends, as they do not know the others'
+// signatures.
 func (d *Document) Advance(ends *Ends, now time.Time) (*Document, []Step) {
 	next := *d
 	var steps []Step
@@ -147,7 +145,7 @@ func (d *Document) Advance(ends *Ends, now time.Time) (*Document, []Step) {
 	return &next, steps
 }
 
-// Next returns when time takes the next step; zero for never.
+// Next returns when the next step of time is due; zero for never.
 func (d *Document) Next() time.Time {
 	a, b := nextStep(d.Keys[Root]), nextStep(d.Keys[Token])
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
@@ -156,9 +154,9 @@ func (d *Document) Next() time.Time {
 	return a
 }
 
-// NumberOfNext returns the sequence number of the bundle after an authority has decided a change of d, or of its
-// times. It is more than any number that time alone leads to from d: replicas that do not know of the decision yet may
-// get there, and two bundles must not share a number.
+// NumberOfNext returns the bundle's sequence number after an authority has decided a change of d, or of its times. It
+// is higher than any number that time alone leads to from d: replicas that do not know of the decision may reach
+// those, and two bundles must not share a number.
 func (d *Document) NumberOfNext() uint64 {
 	n := d.Sequence + 1
 	for kind, keys := range d.Keys {
@@ -172,7 +170,7 @@ func (d *Document) NumberOfNext() uint64 {
 	return n
 }
 
-// Contents returns what the bundle has, but for the sequence number and the hint.
+// Contents returns the bundle's contents, without the sequence number and the hint.
 func (d *Document) Contents() spiffe.BundleContents {
 	var c spiffe.BundleContents
 	for _, k := range d.Keys[Root] {
@@ -194,7 +192,7 @@ func (d *Document) Tainted() bool {
 	})
 }
 
-// Untainted returns what [Document.Contents] has, without what a tainted key signs.
+// Untainted returns [Document.Contents] without the tainted keys.
 func (d *Document) Untainted() spiffe.BundleContents {
 	clean := new(Document)
 	for kind, keys := range d.Keys {
@@ -207,8 +205,8 @@ func (d *Document) Untainted() spiffe.BundleContents {
 	return clean.Contents()
 }
 
-// MayPrepare returns an error that wraps [ErrRotating] if no key of this kind can be prepared now. Room is needed
-// for a key that is added.
+// MayPrepare returns an error that wraps [ErrRotating] if no key of this kind can be prepared now. An added key needs
+// room in the bundle.
 func (d *Document) MayPrepare(kind Kind, adds bool) error {
 	if k := d.In(kind, Distributing); k != nil {
 		return fmt.Errorf("%w: %v %s activates at %s", ErrRotating, kind, k.ID, k.Activates.UTC().Format(time.RFC3339))
@@ -220,8 +218,7 @@ func (d *Document) MayPrepare(kind Kind, adds bool) error {
 	return nil
 }
 
-// Prepare adds a key that becomes active after at least wait, when all verifiers know it. It returns the key as it was
-// added.
+// Prepare adds a key that becomes active after at least wait, when all verifiers know it. It returns the added key.
 func (d *Document) Prepare(fresh Key, wait time.Duration, now time.Time) Key {
 	kind := fresh.Kind()
 	if k := d.In(kind, Active); k != nil {
@@ -232,14 +229,13 @@ func (d *Document) Prepare(fresh Key, wait time.Duration, now time.Time) Key {
 	return fresh
 }
 
-// Renew puts a key in the place of the active one of its kind, at once.
+// Renew replaces the active key of renewed's kind at once.
 func (d *Document) Renew(renewed Key, now time.Time) {
 	renewed.Prepared, renewed.Activates = now, now
 	*d.In(renewed.Kind(), Active) = renewed
 }
 
-// NeedsSuccessor reports whether a key, when it is tainted, must be followed by another. A full bundle has
-// no room for one yet.
+// NeedsSuccessor reports whether a key, once tainted, needs a successor. A full bundle has no room for one yet.
 func (d *Document) NeedsSuccessor(id string) bool {
 	return slices.ContainsFunc(d.twins(id), func(k *Key) bool {
 		return !k.Tainted &&
@@ -248,13 +244,13 @@ func (d *Document) NeedsSuccessor(id string) bool {
 	})
 }
 
-// Taint taints a key and all with the same private key. A distributing one is removed, and a retiring one leaves after
-// grace. It reports whether any of them exists and was not tainted yet.
+// Taint taints a key and all with the same private key. It removes a distributing key, and a retiring one leaves
+// after grace. It reports whether any of them exists and was not tainted yet.
 func (d *Document) Taint(id string, grace time.Duration, now time.Time) (tainted bool) {
 	for _, k := range d.twins(id) {
 		switch {
 		case k.Tainted:
-		case k.Phase == Distributing: // a key that was made anew has no twin
+		case k.Phase == Distributing: // a new key has no twin
 			d.Keys[k.Kind()] = slices.DeleteFunc(d.Keys[k.Kind()], func(k Key) bool { return k.ID == id })
 			return true
 		default:
@@ -281,7 +277,7 @@ func (d *Document) taintLike(k *Key, now time.Time) {
 	}
 }
 
-// Raise makes the terms of keys that sign, or will, at least these. It reports whether any was less.
+// Raise raises the terms of keys that sign, or will sign, to at least these. It reports whether any was lower.
 func (d *Document) Raise(kind Kind, to Terms) (raised bool) {
 	for i, k := range d.Keys[kind] {
 		if t := k.Terms.Raise(to); (k.Phase == Active || k.Phase == Distributing) && t != k.Terms {
@@ -291,8 +287,8 @@ func (d *Document) Raise(kind Kind, to Terms) (raised bool) {
 	return raised
 }
 
-// Merge returns d, which was read at now, with the parts of known keys that are not stored: the readings of the
-// monotonic clock, when they were first read, and the same parsed certificates.
+// Merge returns d, which was read at now, with the parts of known keys that are not stored: monotonic clock readings,
+// the time when each was first read, and the same parsed certificates.
 func (d *Document) Merge(known *Document, now time.Time) *Document {
 	d = d.Clone()
 	for _, keys := range d.Keys {
@@ -321,16 +317,16 @@ func (d *Document) Merge(known *Document, now time.Time) *Document {
 	return d
 }
 
-// Postpone has distributing keys that are not in known wait again if too little is left of the time in which verifiers
-// learn of them: it is not known which verifiers have seen them.
+// Postpone makes distributing keys that are not in known wait again if verifiers have too little time left to learn
+// of them: it is unknown which verifiers have seen them.
 func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, changed bool) {
 	for _, kind := range Kinds {
 		k := d.In(kind, Distributing)
 		if k == nil || known.Find(k.ID) != nil || k.Shown || k.Activates.Sub(now) >= k.wantsLeft() {
 			continue
 		}
-		// Once time has retired the old key, others may have dropped it, and nothing that it signed
-		// is alive: it must not come back.
+		// Once time has retired the old key, others may have dropped it, and all that it signed has expired: it must
+		// not come back.
 		if old := d.In(kind, Active); old != nil && !now.Before(old.retired(nil, k.Activates).Retires) {
 			continue
 		}
@@ -343,9 +339,9 @@ func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, change
 	return d, changed
 }
 
-// ReplaceActive puts next in the place of the active root. A root with the same key and subject is
-// the same root renewed. Any other one takes over now, and the old one retires: after the longest life of a
-// leaf that a replica that has not heard of it yet may sign.
+// ReplaceActive replaces the active root by next. A root with the same key and subject is the same root renewed. Any
+// other root takes over now, and the old one retires after the longest lifetime of a leaf that an uninformed replica
+// may still sign.
 func (d *Document) ReplaceActive(next Key, now time.Time) error {
 	active := d.In(Root, Active)
 	old := *active
@@ -361,7 +357,7 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 	}
 	d.Sequence = d.NumberOfNext()
 	d.taintLike(&next, now)
-	// It may have been in the bundle as one that does not sign.
+	// It may have been in the bundle as a root that does not sign.
 	d.Keys[Root] = slices.DeleteFunc(d.Keys[Root], func(k Key) bool { return k.Cert.Equal(next.Cert) })
 	active = d.In(Root, Active)
 	next.Terms = next.Terms.Raise(old.Terms)
@@ -371,7 +367,7 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 		return nil
 	}
 	*active = old.retired(nil, now.Add(old.Propagation))
-	// The one that signs comes before the one that will.
+	// The active root comes before the distributing one.
 	at := slices.IndexFunc(d.Keys[Root], func(k Key) bool { return k.Phase == Distributing })
 	if at < 0 {
 		at = len(d.Keys[Root])
@@ -387,7 +383,7 @@ func (d *Document) checkRoom() error {
 	return nil
 }
 
-// AddTrusted puts further roots into d, in front, as the oldest, which stay until they expire.
+// AddTrusted adds more roots to d, in front, as the oldest. They stay until they expire.
 func (d *Document) AddTrusted(td spiffe.TrustDomain, certs []*x509.Certificate, now time.Time) error {
 	var more []Key
 	for _, c := range certs {
@@ -403,13 +399,13 @@ func (d *Document) AddTrusted(td spiffe.TrustDomain, certs []*x509.Certificate, 
 	if err := d.checkRoom(); err != nil {
 		return err
 	}
-	if _, err := spiffe.NewBundle(td, d.Contents()); err != nil { // each has to be fit to be an anchor
+	if _, err := spiffe.NewBundle(td, d.Contents()); err != nil { // checks that each may be a trust anchor
 		return err
 	}
 	return checkKeys(d.Keys[Root])
 }
 
-// SameAuthority reports whether leaves that one of the certificates signed verify with the other.
+// SameAuthority reports whether leaves signed by either CA certificate verify with the other.
 func SameAuthority(a, b *x509.Certificate) bool {
 	return pki.PublicKeysEqual(a.PublicKey, b.PublicKey) && bytes.Equal(a.RawSubject, b.RawSubject) &&
 		bytes.Equal(a.SubjectKeyId, b.SubjectKeyId)

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	stateVersion   = 1 // the form of the document; one of another form is not ours to change
+	stateVersion   = 1 // the form of the document; another form is not ours to change
 	maxStateBytes  = 1 << 20
 	publicKeyBlock = "PUBLIC KEY"
 )
@@ -39,10 +39,10 @@ type (
 	}
 	keyJSON struct {
 		Certificate string     `json:"certificate,omitempty"` // PEM; of a root
-		KeyID       string     `json:"key_id,omitempty"`      // the next three are of a JWT key
+		KeyID       string     `json:"key_id,omitempty"`      // the next three are for a JWT key
 		Algorithm   string     `json:"algorithm,omitempty"`
 		PublicKey   string     `json:"public_key,omitempty"`  // PEM, PKIX
-		PrivateKey  string     `json:"private_key,omitempty"` // PEM, PKCS#8; only of keys that may yet sign
+		PrivateKey  string     `json:"private_key,omitempty"` // PEM, PKCS#8; only of keys that may still sign
 		Phase       Phase      `json:"phase"`
 		Prepared    time.Time  `json:"prepared"`
 		Activates   time.Time  `json:"activates"`
@@ -69,7 +69,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Marshal returns d as JSON, with its private keys. A document that [Parse] would refuse is an error.
+// Marshal returns d as JSON, with its private keys. It fails for a document that [Parse] would refuse.
 func (d *Document) Marshal(td spiffe.TrustDomain) ([]byte, error) {
 	j := stateJSON{
 		Version: stateVersion, TrustDomain: td.String(), Authority: d.Authority,
@@ -119,14 +119,14 @@ func (k *Key) encode() (j keyJSON, err error) {
 	return j, err
 }
 
-// Parse reads a document. What it returns is fit to work with: there is one root that signs, or
-// no root at all; a key that may sign has the private key that belongs to it, and others have none.
+// Parse reads a document. The result is fit to use: exactly one root signs, or there are no roots; a key that may
+// sign has its own private key, and other keys have none.
 func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
 	if len(b) > maxStateBytes {
 		return nil, fmt.Errorf("it has %d bytes, the limit is %d", len(b), maxStateBytes)
 	}
 	dec := json.NewDecoder(bytes.NewReader(b))
-	dec.DisallowUnknownFields() // to drop what a newer version wrote would lose it
+	dec.DisallowUnknownFields() // dropping a newer version's fields would lose them
 	var j stateJSON
 	if err := dec.Decode(&j); err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
 	return d, nil
 }
 
-// checkKeys checks what holds between keys of one kind.
+// checkKeys checks the rules that hold between keys of one kind.
 func checkKeys(keys []Key) error {
 	ids := map[string]bool{}
 	count := map[Phase]int{}
@@ -241,7 +241,7 @@ func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer
 	if signer == nil {
 		return nil
 	}
-	for _, u := range k.Cert.URIs { // a root from elsewhere may have none, or the address of its owner
+	for _, u := range k.Cert.URIs { // a root from elsewhere may have no URI, or its owner's address
 		if u.Scheme == "spiffe" && u.String() != td.ID().String() {
 			return fmt.Errorf("the certificate is that of %.256q", u.String())
 		}
@@ -266,7 +266,7 @@ func (k *Key) decodeToken(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signe
 	return err
 }
 
-// SelfSigned returns the issuer with this certificate, which has to be signed with its own key.
+// SelfSigned returns the issuer with this certificate, which must be self-signed.
 func SelfSigned(cert *x509.Certificate, signer crypto.Signer) (*pki.Issuer, error) {
 	issuer, err := pki.NewIssuer([]*x509.Certificate{cert}, signer)
 	if err != nil {

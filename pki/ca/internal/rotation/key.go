@@ -1,10 +1,10 @@
-// Package rotation computes how the keys of a certificate authority follow one another: from a document with the keys,
-// and a time, the document at that time and the steps that lead to it. It reads no clock and no store, signs nothing
-// and never waits.
+// Package rotation computes how the keys of a certificate authority succeed one another: from a document with the
+// keys, and a time, the document at that time and the steps that lead to it. It reads no clock and no store, signs
+// nothing and never waits.
 //
 // A key is distributing, then active, then retiring, and then gone:
 //
-//	prepare     Document.Prepare adds a distributing key, which is in the bundle and signs nothing
+//	prepare     Document.Prepare adds a distributing key, which is in the bundle but does not sign
 //	activate    at Key.Activates it signs, and the key that signed before is retiring
 //	retire      at Key.Retires a retiring key leaves the bundle
 //
@@ -21,10 +21,10 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// Kind is what a key signs.
+// Kind says what a key signs.
 type Kind int
 
-// The kinds of keys, which rotate by the same steps and each by itself.
+// The kinds of keys, which rotate by the same steps, independently.
 const (
 	Root  Kind = iota // certificates
 	Token             // JWT-SVIDs
@@ -41,7 +41,7 @@ func (k Kind) String() string {
 	return "root"
 }
 
-// IDName is what the ID of a key of this kind is called in logs.
+// IDName is the name of this kind's IDs in logs.
 func (k Kind) IDName() string {
 	if k == Token {
 		return "key_id"
@@ -49,21 +49,20 @@ func (k Kind) IDName() string {
 	return "serial"
 }
 
-// Phase is the place of a root, or of a JWT key, in a rotation. A key moves forward only, except that a distributing
-// key waits again when no authority ran to distribute it. Before the first phase a key does not exist; after the last
-// it is out of the bundle, and forgotten.
+// Phase is the stage of a root or JWT key in a rotation. A key moves only forward, except that a distributing key
+// waits again if no authority ran to distribute it. A key does not exist before the first phase; after the last it is
+// out of the bundle and forgotten.
 type Phase string
 
-// The phases of a key that is in the bundle.
+// The phases of a key in the bundle.
 const (
-	Distributing Phase = "distributing" // verifiers learn of it, and it signs nothing yet
+	Distributing Phase = "distributing" // verifiers learn of it; it does not sign yet
 	Active       Phase = "active"       // the one key that signs
-	Retiring     Phase = "retiring"     // it signs nothing any more, and its private key is gone
+	Retiring     Phase = "retiring"     // it no longer signs, and its private key is gone
 	Trusted      Phase = "trusted"      // a root from elsewhere, which never signs
 )
 
-// Key is a root or a JWT key, and its place in the rotation. Its value never changes: a step makes a
-// new one.
+// Key is a root or a JWT key, and its stage in the rotation. Its value never changes: a step makes a new one.
 type Key struct {
 	ID string // the serial number of a root in hexadecimal, or the key ID
 
@@ -72,11 +71,11 @@ type Key struct {
 	Algorithm string            // of a JWT key
 	Public    crypto.PublicKey  // of a JWT key
 
-	Secret func() crypto.Signer // nil once retiring: a key that must not sign any more cannot
+	Secret func() crypto.Signer // nil once retiring, so that the key cannot sign any more
 
 	Phase     Phase
 	Prepared  time.Time // when it joined the bundle
-	Activates time.Time // when it begins, or began, to sign
+	Activates time.Time // when it starts, or started, to sign
 	Retires   time.Time // when it leaves the bundle; zero before it is retiring
 	Terms
 
@@ -91,10 +90,10 @@ type Key struct {
 type Terms struct {
 	Longest     time.Duration // the longest lifetime that any replica may grant under the key
 	Grace       time.Duration // how much longer verifiers with slow clocks accept its leaves
-	Propagation time.Duration // its successor is in the bundle for at least as long before it signs
+	Propagation time.Duration // the shortest time that its successor is in the bundle before it signs
 }
 
-// Raise returns the larger of each.
+// Raise returns the higher value of each limit.
 func (t Terms) Raise(other Terms) Terms {
 	return Terms{max(t.Longest, other.Longest), max(t.Grace, other.Grace), max(t.Propagation, other.Propagation)}
 }
@@ -118,16 +117,15 @@ func (k *Key) sameKey(o *Key) bool {
 	return pki.PublicKeysEqual(k.Cert.PublicKey, o.Cert.PublicKey)
 }
 
-// ShownAfter is how long a running authority has a key in its bundle before it says so in the store.
-// With the default Propagation it is two refreshes: every consumer that polls has the key.
+// ShownAfter is how long a running authority has a key in its bundle before it records that in the store. With the
+// default Propagation it is two refreshes: every consumer that polls has the key.
 func (k *Key) ShownAfter() time.Duration { return k.Propagation - k.wantsLeft() }
 
 // wantsLeft is how much of its Propagation a key must have left when a process first reads it, unless another process
 // has shown it: three refreshes by default.
 func (k *Key) wantsLeft() time.Duration { return k.Propagation / 5 * 3 }
 
-// due returns when the key takes its next step by time; zero for never. The active key waits for
-// another one.
+// due returns when the key takes its next step by time; zero for never. The active key waits for its successor.
 func (k *Key) due() time.Time {
 	switch k.Phase {
 	case Distributing:
@@ -140,8 +138,8 @@ func (k *Key) due() time.Time {
 
 // retired returns k as it is when another key takes over at the time at.
 //
-// A sole signer knows when the last certificate of the key ends, or that there is none (zero), and passes it as last.
-// Replicas do not know what the others signed, and pass nil: then the key stays for the longest lifetime that any of
+// A sole signer knows when the key's last certificate ends, or that there is none (zero), and passes it as last.
+// Replicas do not know the others' signatures, and pass nil: then the key stays for the longest lifetime that any of
 // them may have granted until then.
 func (k Key) retired(last *time.Time, at time.Time) Key {
 	end := at.Add(k.Longest).Add(k.Grace)
@@ -177,10 +175,9 @@ type Step struct {
 	Retired   []Key // the keys that left the bundle
 }
 
-// advance returns keys as they are at now, and the steps that lead there, one for each moment at which something
-// happened. The result is the same however late and however often it is called, and on every replica with the same
-// keys. For last see [Key.retired]. Phases only move forward: an earlier now than the last one changes nothing. keys
-// is not changed.
+// advance returns keys as of now, and the steps that lead there, one for each moment with a change. The result is the
+// same however late and however often it is called, and on every replica with the same keys. For last see
+// [Key.retired]. Phases only move forward: an earlier now than the last one changes nothing. keys is not changed.
 func advance(keys []Key, last *time.Time, now time.Time) ([]Key, []Step) {
 	var steps []Step
 	for {
@@ -213,15 +210,14 @@ func advance(keys []Key, last *time.Time, now time.Time) ([]Key, []Step) {
 	}
 }
 
-// Reached reports whether t has come at now, on the wall clock and, if both have a reading of it, on
-// the monotonic clock. The wall clock alone would let a clock that jumps ahead cut a wait short;
-// the monotonic clock alone would let a leaf whose dates were written by a clock that was set back
-// since outlive its root.
+// Reached reports whether t has come at now, on the wall clock and, if both have a reading of it, on the monotonic
+// clock. With the wall clock alone, a clock that jumps ahead would cut a wait short. With the monotonic clock alone,
+// a leaf could outlive its root if the clock that wrote its dates was set back since.
 func Reached(now, t time.Time) bool {
 	return !now.Before(t) && !now.Round(0).Before(t.Round(0))
 }
 
-// anchor gives t a reading of the monotonic clock: that of now, and of the time between the two.
+// anchor gives t a monotonic clock reading, derived from now's.
 func anchor(now, t time.Time) time.Time {
 	if t.IsZero() {
 		return t
@@ -237,27 +233,27 @@ func Earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// Schedule says when a root is replaced.
+// Schedule says when to replace a root.
 type Schedule struct {
 	TTL         time.Duration // of each root
-	Longest     time.Duration // the longest life of anything that it signs
+	Longest     time.Duration // the longest lifetime that it may sign
 	Propagation time.Duration
 	GraceRatio  float64
-	SameKey     bool // the successor has the key of the root, so that no step has to wait
+	SameKey     bool // the successor has the root's key, so no step has to wait
 }
 
-// ReplaceAt returns when the active root is to be replaced. Only the certificate's dates count here, so the
-// result is for comparison with the wall clock.
+// ReplaceAt returns when to replace the active root. It depends only on the certificate's dates, so compare it with
+// the wall clock.
 //
-// With four steps it is when Propagation, Longest and the grace ratio of the root's life are left,
-// but not in the first half of its life. With the same key it is when the grace ratio is left.
+// With four steps, that is when Propagation, Longest and the grace ratio of the root's life are left, but not in the
+// first half of its life. With the same key, it is when the grace ratio is left.
 func (s Schedule) ReplaceAt(active *x509.Certificate) time.Time {
-	life := min(s.TTL, active.NotAfter.Sub(active.NotBefore)) // that of a root from elsewhere may be short
+	life := min(s.TTL, active.NotAfter.Sub(active.NotBefore)) // a root from elsewhere may have a short one
 	half, share := life/2, time.Duration(float64(life)*s.GraceRatio)
 	if s.SameKey {
 		return active.NotAfter.Add(-share)
 	}
-	if s.Longest < half-share-s.Propagation { // so written that no sum overflows
+	if s.Longest < half-share-s.Propagation { // this order avoids overflow
 		return active.NotAfter.Add(-(s.Propagation + s.Longest + share))
 	}
 	return active.NotAfter.Add(-half)

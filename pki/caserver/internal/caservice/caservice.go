@@ -1,5 +1,5 @@
 // Package caservice is shared by the certificate services below pki/caserver: a gRPC service with one unary method,
-// the limits and the log of its calls, and what a client is told when the signer fails.
+// the limits and the log of its calls, and the client's texts when the signer fails.
 package caservice
 
 import (
@@ -37,31 +37,31 @@ const (
 	maxPeerIncoming = 2 << 20   // of one connection
 	maxCommonName   = 64        // bytes; RFC 5280 calls it ub-common-name
 
-	// Verifying a signing request takes a processor for longer than everything before it. A request that would wait
-	// longer for one than queueTime is refused, so that an overload does not make every request late.
+	// Verifying a signing request takes more processor time than everything before it. A request that would wait for
+	// a processor longer than queueTime is refused, so that an overload does not make every request late.
 	queueTime = 50 * time.Millisecond
 	maxQueue  = 4096
 )
 
 // Service is a gRPC service with one unary method.
 type Service struct {
-	Name    string        // of the package; what is logged begins with it
+	Name    string        // of the package; log messages begin with it
 	Path    string        // of the method
 	Timeout time.Duration // of a call; 0 means 75 seconds
 
-	// Logger gets each certificate at level Debug. Of refusals it gets the first of each reason, and of each caller of
-	// the first 12, at once, and a count of the others every minute, so that a caller cannot fill a log; one that
-	// takes Debug gets each of them. Nil means silence.
+	// Logger gets each certificate at level Debug. It gets at once the first refusal of each reason and, for the
+	// first 12 callers, of each caller; the others are counted every minute, so that a caller cannot fill a log. A
+	// Logger that takes Debug gets all of them. Nil means silence.
 	Logger *slog.Logger
 
-	// Reasons are errors that the log tells apart, beside those of package ca and the codes.
+	// Reasons are errors that the log distinguishes, beside the errors of package ca and the codes.
 	Reasons []error
 
 	// Answer returns the response to a call. An error is a [*grpchttp.Error]: its code and message are
 	// sent, its cause is logged. A panic becomes Internal.
 	Answer func(ctx context.Context, c *Call) (response []byte, err error)
 
-	// Answered, if set, is called with the code of each answer before that is sent.
+	// Answered, if set, is called with the code of each answer before it is sent.
 	Answered func(grpchttp.Code)
 
 	refused *ratelog.Log
@@ -89,15 +89,15 @@ func (s Service) Handler() http.Handler {
 type Call struct {
 	*grpchttp.Call
 	Attrs  []slog.Attr       // logged with the outcome
-	Secret string            // a token, which is removed from the error that is logged
-	Leaf   *x509.Certificate // the certificate that the response has
+	Secret string            // a token to remove from the logged error
+	Leaf   *x509.Certificate // the certificate in the response
 
 	unread bool
 	turns  *limit.Limiter
 }
 
-// ParseCSR calls parse, which verifies a signing request, when a processor is free, and returns its results. The call
-// is refused if it would have to wait too long.
+// ParseCSR calls parse, which verifies a signing request, when a processor is free, and returns its results. It
+// refuses the call if that would take too long.
 func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
 	if err := c.turns.Acquire(ctx, ""); err != nil {
 		return nil, SignError(ctx, err)
@@ -178,7 +178,7 @@ func (s *Service) reason(e *grpchttp.Error) string {
 	return e.Code.String()
 }
 
-// reasons are the errors that every service tells apart.
+// reasons are the errors that every service distinguishes.
 var reasons = []error{
 	errPanic, ca.ErrLimit, spiffe.ErrNotReady, ca.ErrAudit, ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, ca.ErrGeneration,
 }
@@ -189,16 +189,16 @@ func (s *Service) answer(ctx context.Context, c *Call) (response []byte, err err
 	defer func() {
 		switch p := recover(); p {
 		case nil:
-		case http.ErrAbortHandler: // the very value, as in net/http
+		case http.ErrAbortHandler: // the exact value, as in net/http
 			panic(p)
-		default: // of a part that the embedder supplied
+		default: // from the embedder's part
 			err = Refuse(grpchttp.Internal, "internal error", fmt.Errorf("%w: %v\n%s", errPanic, p, debug.Stack()))
 		}
 	}()
 	return s.Answer(ctx, c)
 }
 
-// level returns Info for a failure that the client is responsible for, Error for a panic, and else Warn.
+// level returns Info for the client's failures, Error for a panic, and otherwise Warn.
 func (c *Call) level(e *grpchttp.Error) slog.Level {
 	switch e.Code {
 	case grpchttp.InvalidArgument, grpchttp.FailedPrecondition, grpchttp.PermissionDenied, grpchttp.Unauthenticated,
@@ -214,12 +214,12 @@ func (c *Call) level(e *grpchttp.Error) slog.Level {
 	return slog.LevelWarn
 }
 
-// Refuse returns the error for a call that is refused: the client gets the code and the text, the log has the cause.
+// Refuse returns the error for a refused call: the client gets the code and the text, the log gets the cause.
 func Refuse(code grpchttp.Code, text string, cause error) *grpchttp.Error {
 	return &grpchttp.Error{Code: code, Message: text, Err: cause}
 }
 
-// What clients are told about a failure of the signer.
+// Texts for clients about a failure of the signer.
 const (
 	TextNotGranted  = "the CA does not certify this caller"
 	TextUnavailable = "the CA cannot answer now; try again later"
@@ -229,8 +229,8 @@ const (
 	textTTL   = "the CA does not grant the lifetime"
 )
 
-// SignError returns the error for a call whose signer, or another part that it needs, failed with err. A limit that is
-// reached is ResourceExhausted, for which a client keeps its connection.
+// SignError returns the error for a call whose signer, or another part that it needs, failed with err. A reached
+// limit is ResourceExhausted, after which a client keeps its connection.
 func SignError(ctx context.Context, err error) *grpchttp.Error {
 	e := &grpchttp.Error{Err: err}
 	after, advice := retry.After(err)
@@ -259,7 +259,7 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 	return e
 }
 
-// lifetimeText tells a client which lifetime was refused, and which would be granted.
+// lifetimeText tells a client which lifetime was refused, and the nearest one that would be granted.
 func lifetimeText(err error) string {
 	e, ok := errors.AsType[*ca.SignError](err)
 	if !ok || e.Granted <= 0 {
@@ -268,8 +268,8 @@ func lifetimeText(err error) string {
 	return textTTL + ": " + e.Err.Error()
 }
 
-// Ended returns the error for a call that failed with err because its context is done: it tells the limit
-// of this server from the deadline and the cancellation of the client.
+// Ended returns the error for a call that failed with err because its context is done: it distinguishes this server's
+// time limit from the client's deadline or cancellation.
 func Ended(ctx context.Context, err error) *grpchttp.Error {
 	switch {
 	case errors.Is(context.Cause(ctx), grpchttp.ErrTimeout):
@@ -280,7 +280,7 @@ func Ended(ctx context.Context, err error) *grpchttp.Error {
 	return Refuse(grpchttp.Canceled, "the call was canceled", err)
 }
 
-// CheckChain reports whether the chain of a signer can be sent: its size, and that the leaf is not a CA and has the
+// CheckChain reports whether a signer's chain can be sent: it is not too large, and its leaf is not a CA and has the
 // key of the request.
 func CheckChain(chain []*x509.Certificate, csr *pki.CSR) error {
 	if err := certchain.CheckSize(chain); err != nil {
@@ -295,8 +295,8 @@ func CheckChain(chain []*x509.Certificate, csr *pki.CSR) error {
 	return nil
 }
 
-// CommonName returns the common name for a certificate: name, if the request has one and name fits. A
-// certificate is good without it.
+// CommonName returns the common name for a certificate: name, if the request has one and name fits. The certificate
+// is valid without it.
 func CommonName(csr *pki.CSR, name string) string {
 	if csr.CommonName() == "" || len(name) > maxCommonName {
 		return ""
