@@ -23,12 +23,12 @@ import (
 
 const (
 	fetchTimeout = 10 * time.Second // of both documents together
-	refetch      = 10 * time.Second // the shortest time between two fetches for keys that are not known
-	refresh      = renew.UsualPoll  // the age at which keys that are in use are fetched again
+	refetch      = 10 * time.Second // the shortest time between two fetches for unknown keys
+	refresh      = renew.UsualPoll  // the age at which keys in use are fetched again
 
 	maxDocument = 1 << 20 // bytes
 	maxKeys     = 256
-	maxTrials   = 16 // keys that are tried for a token that names none
+	maxTrials   = 16 // keys to try for a token that names none
 )
 
 // backoff is for fetches that failed.
@@ -38,23 +38,23 @@ var errNoKeys = errors.New("the keys of the issuer are not known")
 
 // key is a key of the issuer.
 type key struct {
-	id, algorithm string // empty if they are not there
+	id, algorithm string // empty if missing
 	public        crypto.PublicKey
 }
 
-// keySet is what a key set document says. It never changes.
+// keySet is the content of a key set document. It never changes.
 type keySet struct {
 	document []byte
 	keys     []key
 }
 
-// fetched is a key set and when it was fetched last.
+// fetched is a key set with the time of its last fetch.
 type fetched struct {
 	set *keySet
 	at  time.Time
 }
 
-// keys are the keys of an issuer, as they were when they were fetched last.
+// keys are the keys of an issuer, as last fetched.
 type keys struct {
 	client  *http.Client
 	issuer  string // for discovery; else empty
@@ -92,7 +92,7 @@ func prefix(name string, err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// current returns the key set, or nil. One that is old is fetched again meanwhile.
+// current returns the key set, or nil. It starts a new fetch for an old one.
 func (k *keys) current(now time.Time) *keySet {
 	st := k.state.Load()
 	if st == nil {
@@ -106,7 +106,7 @@ func (k *keys) current(now time.Time) *keySet {
 	return st.set
 }
 
-// start starts a fetch if it is time for one. It reports whether one is under way; mu is held.
+// start starts a fetch if one is due, and reports whether one is running. The caller holds mu.
 func (k *keys) start() bool {
 	if k.Busy() {
 		return true
@@ -118,7 +118,7 @@ func (k *keys) start() bool {
 	return true
 }
 
-// renew fetches the keys if it is time for that, and returns what the last fetch has given, or the cause of ctx's end.
+// renew fetches the keys if a fetch is due. It returns the result of the last fetch, or the cause of ctx's end.
 func (k *keys) renew(ctx context.Context) error {
 	k.mu.Lock()
 	if k.start() {
@@ -152,14 +152,14 @@ func (k *keys) attempt(ctx context.Context) {
 		k.Succeeded()
 		k.wait = refetch
 		if old := k.state.Load(); old != nil && bytes.Equal(old.set.document, set.document) {
-			set = old.set // so that what was verified with it counts on
+			set = old.set // tokens verified with it still count
 		}
 		k.state.Store(&fetched{set, k.last})
 	}
 	k.loop.Done(k, k.wait)
 }
 
-// fetch returns the key set as it is now.
+// fetch returns the present key set.
 func (k *keys) fetch(ctx context.Context) (*keySet, error) {
 	at := k.jwksURL
 	if k.issuer != "" {
@@ -228,8 +228,8 @@ func readDiscovery(doc []byte, issuer string) (jwks string, err error) {
 	return jwks, prefix("jwks_uri", jws.CheckURL(jwks))
 }
 
-// readKeySet reads a key set (RFC 7517 section 5). Keys that cannot verify a token are left out, but for the reason
-// why if there is no other.
+// readKeySet parses a key set (RFC 7517 section 5). It drops keys that cannot verify a token; if no key is left, the
+// error says why.
 func readKeySet(doc []byte) (*keySet, error) {
 	s, skipped, n := &keySet{document: doc}, "it has no keys", 0
 	r := strictjson.NewReader(doc)
@@ -258,7 +258,7 @@ func readKeySet(doc []byte) (*keySet, error) {
 	return s, nil
 }
 
-// readKey reads a key, or returns the reason why it is left out.
+// readKey parses a key, or returns the reason to drop it.
 func readKey(r *strictjson.Reader) (key, string) {
 	var k key
 	var jwk jws.JWK
@@ -303,8 +303,8 @@ func readKey(r *strictjson.Reader) (key, string) {
 	return k, reason
 }
 
-// verify verifies the signature of a token, and returns the set that has the key. If none has it, the keys are fetched
-// again if it is time for that.
+// verify verifies the signature of a token, and returns the key set used. If no key matches, it fetches the keys
+// again if a fetch is due.
 func (k *keys) verify(ctx context.Context, s *token.Signed) (*keySet, error) {
 	set := k.current(time.Now())
 	var e *token.Error
@@ -329,7 +329,7 @@ func (k *keys) verify(ctx context.Context, s *token.Signed) (*keySet, error) {
 	return nil, refuse(e)
 }
 
-// unknownKey is the reason to refuse a token whose key is not in the set.
+// unknownKey is the reason for refusing a token whose key is not in the set.
 const unknownKey token.Reason = "unknown key"
 
 // verify verifies the signature of a token with a key of the set.
