@@ -11,7 +11,7 @@ import (
 
 func anyRequest(*http.Request) bool { return true }
 
-// refuseGRPC says a failure as servers of gRPC do.
+// refuseGRPC reports a failure as gRPC servers do.
 func refuseGRPC(w http.ResponseWriter, r *http.Request, e *caclient.Error) {
 	code := grpchttp.Unknown
 	switch e.Kind {

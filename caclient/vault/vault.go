@@ -198,15 +198,15 @@ func newSignRequest(csr *pki.CSR, lifetime time.Duration) (*signRequest, error) 
 	return r, nil
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
-// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
-// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the
+// CA only if the Endpoint has no source of roots. If the source fails and earlier roots are known, it logs the failure
+// and returns them. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
 // WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
-// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
+// the source of roots every five minutes, or at the interval of its bundle's refresh hint.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
