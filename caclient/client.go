@@ -19,8 +19,8 @@ type Options struct {
 	// Timeout bounds each call to the CA; 0 means 10 seconds.
 	Timeout time.Duration
 
-	// Expect is what a certificate has to be for. Zero means the one SPIFFE ID that the request names; a CA whose
-	// certificates have no SPIFFE ID needs an expectation of another form, such as [pki.ExpectDNSName].
+	// Expect describes the certificate. Zero means the one SPIFFE ID that the request names; a CA whose certificates
+	// have no SPIFFE ID needs an expectation of another form, such as [pki.ExpectDNSName].
 	Expect pki.Expectation
 
 	// Role is the role that the extended key usages of a certificate must permit: [spiffe.ServerRole] or

@@ -23,8 +23,8 @@ type Endpoint struct {
 	// TrustDomain is the trust domain that the CA's roots speak for.
 	TrustDomain spiffe.TrustDomain
 
-	// Roots has the bundle of TrustDomain from elsewhere, such as a federation.Manager or a bundle that never
-	// changes. It is asked at each FetchBundles. Set at most one of Roots and RootsFile.
+	// Roots provides the bundle of TrustDomain from another source, such as a federation.Manager or a bundle that
+	// never changes. Each FetchBundles reads it. Set at most one of Roots and RootsFile.
 	Roots spiffe.BundleSource
 
 	// RootsFile is a file of CA certificates in PEM that is read at each FetchBundles, such as Istio's
@@ -37,8 +37,8 @@ type Endpoint struct {
 	Token func(ctx context.Context) (string, error)
 
 	// TokenFile is a file with the token, which is read for each call, without the white space around it. If it
-	// cannot be read, the call is made without a token, as the transport may have a certificate. If the CA then does
-	// not authenticate the caller, the error has the reason.
+	// cannot be read, the call is made without a token, because the transport may have a certificate. If the CA then
+	// does not authenticate the caller, the error contains the reason.
 	TokenFile string
 
 	// AllowPlaintext lets URL begin with http, for tests and for a proxy on the same host that adds TLS. The token is
