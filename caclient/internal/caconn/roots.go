@@ -65,8 +65,7 @@ func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 }
 
 // Sort moves certificates that came as roots, but are not roots, to the chain, which answers csr. A root is
-// self-signed or among the Endpoint's roots. If the Endpoint has no roots, a single certificate that came as a root
-// counts as one.
+// self-signed or among the Endpoint's roots. Without both kinds, all certificates that came as roots count as roots.
 func (c *Conn) Sort(
 	ctx context.Context, csr *pki.CSR, chain, roots []*x509.Certificate,
 ) (_, _ []*x509.Certificate, err error) {
@@ -99,7 +98,7 @@ func (c *Conn) Sort(
 	return chain, real, err
 }
 
-// Known returns the bundle of what is known of the roots; nil before anything is.
+// Known returns the bundle of the known roots; nil before there are any.
 func (c *Conn) Known() *spiffe.Bundle {
 	c.roots.mu.Lock()
 	defer c.roots.mu.Unlock()
