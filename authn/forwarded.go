@@ -33,7 +33,7 @@ type ForwardedOptions struct {
 // ForwardedCertificate proves a caller by the header x-forwarded-client-cert, in which a proxy that terminates TLS,
 // such as Envoy, describes the client's certificate. The method of the Caller is "forwarded-certificate".
 //
-// The header counts if the connection's address is that of a proxy in the options; otherwise it is ignored. The proxy
+// The header counts if the address of the connection is a trusted proxy's; otherwise it is ignored. The proxy
 // must have verified the certificate, and must remove or extend a header that the client sent. Envoy does so with
 // these settings:
 //

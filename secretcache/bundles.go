@@ -23,7 +23,7 @@ import (
 // trust is the current bundles and the secrets made from them. It never changes.
 type trust struct {
 	ca      *spiffe.BundleSet     // as received from the CA
-	set     *spiffe.BundleSet     // with those of Config.Federated
+	set     *spiffe.BundleSet     // including the bundles of Config.Federated
 	own     *spiffe.Bundle        // the bundle of the Manager's trust domain
 	secrets map[string]rootSecret // by resource name
 
@@ -71,7 +71,7 @@ func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust
 	return t
 }
 
-// same returns before if its content equals that of s, and s otherwise. Both may be nil.
+// same returns before if its content equals the content of s, and s otherwise. Both may be nil.
 func same(before, s *pki.Secret) *pki.Secret {
 	if before == nil || s == nil {
 		return s

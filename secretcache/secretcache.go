@@ -168,7 +168,7 @@ type Config struct {
 	GraceRatio float64
 
 	// Jitter is a fraction of the lifetime too: renewal starts earlier by a random part of it, never later. 0 means
-	// 0.2, or half of the rest beside GraceRatio if that is less. With 0.2 a fleet started at one moment calls the CA
+	// 0.2, or half of 1-GraceRatio if that is less. With 0.2 a fleet started at one moment calls the CA
 	// at no more than three times the mean rate, from the first renewal on; with 0.01, which some agents use, at
 	// fifty times. GraceRatio and Jitter together must be less than 1.
 	Jitter float64

@@ -71,7 +71,7 @@ type provider struct {
 //  2. the document is valid and was not used before;
 //  3. the pod exists, has not ended, and is not being deleted;
 //  4. its service account, by the Mapping, is the service of the request and of the document;
-//  5. its address is that of the document, and the addresses of the request are its own;
+//  5. its address is the document's, and the addresses of the request are its own;
 //  6. the instance ID is the name or the UID of the pod; only an old ZTS, which sends a document, may send none;
 //  7. each DNS name and URI of the request is one of the service or of the instance.
 //

@@ -100,8 +100,8 @@ type Options struct {
 	// actor (the claim "act" of RFC 8693 section 4.1).
 	Caller func(*Claims) (*authn.Caller, error)
 
-	// AllowPlaintext accepts tokens over connections that are neither TLS nor Unix sockets, too. It is for servers
-	// whose connections are protected otherwise, such as by a proxy in the same pod.
+	// AllowPlaintext also accepts tokens over connections that are not TLS and not Unix sockets. It is for servers
+	// whose connections have other protection, such as a proxy in the same pod.
 	AllowPlaintext bool
 
 	// HTTPClient fetches the documents of the issuer. It is copied; the copy follows no redirect. Nil means one that

@@ -19,7 +19,7 @@
 // A token counts only if it was issued for this server. Every review names audiences, and an answer must
 // confirm one of them; API servers without support for audiences confirm none.
 //
-// Answers are not trusted: the user name must be that of a service account, in four parts with names that
+// Answers are not trusted: the user name must name a service account, in four parts with names that
 // Kubernetes allows, and the groups must agree.
 //
 // A review ends after ten seconds at the latest. No error contains a token.

@@ -104,7 +104,7 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 // Authorize returns nil if the caller may have a certificate for id. All of this must hold:
 //
 //  1. the caller's cluster is ours, or one of the remotes;
-//  2. the caller's service account is one of the trusted;
+//  2. the caller's service account is trusted;
 //  3. id names a service account (spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/NAME), in the trust domain of
 //     the caller's own ID;
 //  4. the caller's token is bound to a pod, and the pod exists,
@@ -252,7 +252,7 @@ func (n *NodeAuthorizer) take(ctx context.Context, at place, what string) (*runn
 	n.mu.Lock()
 	r := n.nodes[at]
 	if r == nil {
-		for other := range n.nodes { // make room for one more
+		for other := range n.nodes { // make space for one more
 			if len(n.nodes) < maxNodes {
 				break
 			}
@@ -342,7 +342,7 @@ func withRemedy(err error) error {
 	return err
 }
 
-// Check asks the API servers, including those of the remote clusters, whether this program may get and list pods, as
+// Check asks the API servers, also of remote clusters, whether this program may get and list pods, as
 // [Reviewer.Check] does for reviews.
 func (n *NodeAuthorizer) Check(ctx context.Context) error {
 	if err := n.check(ctx); err != nil {

@@ -44,11 +44,11 @@ type ClientOptions struct {
 	Audience, Resource, Scope string
 
 	// ClientAssertion authenticates this program without a secret, by JWT-SVIDs: [SVID] for the audience Issuer, or a
-	// [File] with a JWT-SVID. Issuer is the authorization server's own name; a token for any other audience is not
-	// sent. The type is that of the draft OAuth SPIFFE Client Authentication (jwt-spiffe), or with JWTBearer that of
-	// RFC 7523 section 2.2. A ClientID is sent beside it. A server may accept an assertion only once, as Keycloak
-	// does for JWTBearer: then fetch assertions from a *workloadapi.Source, which returns a new one for each call,
-	// and not from a cache.
+	// [File] with a JWT-SVID. Issuer is the authorization server's own name; a token is sent only if Issuer is its
+	// only audience. Its type comes from the draft OAuth SPIFFE Client Authentication (jwt-spiffe), or with JWTBearer
+	// from RFC 7523 section 2.2. A ClientID is sent beside it. A server may accept an assertion only once, as
+	// Keycloak does for JWTBearer: then fetch assertions from a *workloadapi.Source, which returns a new one for each
+	// call, and not from a cache.
 	ClientAssertion *Source
 	Issuer          string
 	JWTBearer       bool

@@ -79,7 +79,7 @@ func InMemory(t testing.TB) testing.TB { return cafake.InMemory(t) }
 
 // Run checks that a client keeps the promises of [caclient.CA]: the kinds of its errors, the end of its context, its
 // reaction to hostile answers (alone, within [caclient.New] and below package secretcache), that it reveals no token,
-// and that new roots arrive. fake is one of the functions of this package, or nil for a CA in this process; client
+// and that new roots arrive. fake is a New function of this package, or nil for a CA in this process; client
 // makes the client under test from [Fake.Endpoint], or from [Fake.Signer].
 //
 //	caclienttest.Run(t, caclienttest.NewIstio, func(f *caclienttest.Fake) (caclient.CA, error) {

@@ -41,7 +41,7 @@ func answerGRPC(w http.ResponseWriter, r *http.Request, message []byte, e *grpch
 	(&grpchttp.Handler{Methods: map[string]grpchttp.Method{r.URL.Path: method}, MaxMessage: 1 << 20}).ServeHTTP(w, r)
 }
 
-// mustWrite returns a message of texts that are UTF-8.
+// mustWrite returns the message that write makes; its texts must be UTF-8.
 func mustWrite(write func(*protofield.Writer)) []byte {
 	b, err := protofield.Write(write)
 	if err != nil {

@@ -118,7 +118,7 @@ func New(o Options) (*CA, error) {
 	return c, nil
 }
 
-// isResource reports whether name consists of collections and IDs in turn. The first ID is that of a project, which
+// isResource reports whether name consists of collections and IDs in turn. The first ID names a project, which
 // may belong to a domain, as in example.com:my-project.
 func isResource(name string, collections ...string) bool {
 	parts := strings.Split(name, "/")

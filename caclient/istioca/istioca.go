@@ -23,7 +23,7 @@
 //   - the roots in Options.Roots or Options.RootsFile, read again each time;
 //   - the roots that came with the newest certificate;
 //   - the roots that came with an older one, for as long as a certificate issued under them may live, because peers
-//     may still present one. Their lifetime is assumed to be that of our own.
+//     may still present one. It is assumed to live as long as our own.
 //
 // A root that disappears from Options.Roots or Options.RootsFile is dropped at once, so that an operator can withdraw
 // it. It comes back if the CA still sends it with a certificate.
