@@ -1,10 +1,10 @@
 // Package authn authenticates the callers of servers.
 //
 // An [Authenticator] reads an HTTP request (all servers of this library, the gRPC ones included, take HTTP requests)
-// and returns the proven [Caller], or an error. [ClientCertificate] proves
-// a caller by the X.509-SVID of its TLS connection, and [ForwardedCertificate] by what a trusted proxy says of
-// such a connection. Below this package, kube proves callers by the tokens of their Kubernetes service accounts,
-// jwt by other signed tokens, and unixsocket by their users on this machine. [FirstOf] tries several methods in order.
+// and returns the proven [Caller], or an error. [ClientCertificate] proves a caller by the X.509-SVID of its TLS
+// connection, [ForwardedCertificate] by a trusted proxy's report of that certificate, and [UnixPeer] by its user on
+// this machine. Below this package, kube proves callers by the tokens of their Kubernetes service accounts, and jwt by
+// other signed tokens. [FirstOf] tries several methods in order.
 //
 //	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(td), nil)
 //	…
@@ -88,7 +88,6 @@ type Caller struct {
 	Certificate *x509.Certificate
 }
 
-// proven reports whether c has a proven name.
 func (c *Caller) proven() bool {
 	return c != nil && (!c.ID.IsZero() || c.Name != "" || len(c.DNSNames) > 0)
 }
@@ -133,7 +132,6 @@ func (c *Caller) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// podAttrs returns all fields except empty ones.
 func podAttrs(p *spiffe.Pod) []slog.Attr {
 	attrs := []slog.Attr{
 		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),

@@ -39,15 +39,13 @@ type ForwardedOptions struct {
 //
 //   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With
 //     FORWARD_ONLY and ALWAYS_FORWARD_ONLY a client can name itself as any caller.
-//   - set_current_client_cert_details has uri, and of dns and subject what the server needs. An Envoy with none of
-//     them names nothing, which is refused. cert and chain are of no use here, and can exceed the limit of 16 KiB.
-//   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, with which
-//     untrusted certificates are forwarded like others. Each CA in trusted_ca can name members of all trust
-//     domains.
-//   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that has a comma or a semicolon in it. Envoy
-//     escapes the Subject, but writes these names as they are, and what follows the comma or semicolon would be
-//     read as names that the CA did not sign. uri alone is enough if the CAs sign any DNS name, but no URI
-//     other than a SPIFFE ID.
+//   - set_current_client_cert_details has uri, and dns and subject if the server needs them. Without all three Envoy
+//     names nothing, and the header is refused. cert and chain are useless here, and can exceed the limit of 16 KiB.
+//   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, which forwards
+//     untrusted certificates like others. Each CA in trusted_ca can name members of all trust domains.
+//   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that contains a comma or a semicolon. Envoy escapes
+//     the Subject, but not these names: the server would read the rest of such a name as names that the CA did not
+//     sign. Use uri alone if the CAs sign any DNS name, but no URI other than a SPIFFE ID.
 //
 // If there are several elements, the last one counts: the nearest proxy added it, about its own client, which wrote
 // all earlier ones. Istio's CA takes the names of all elements together, so a client behind a proxy that appends can
@@ -76,7 +74,6 @@ func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
 	return Func(f.authenticate), nil
 }
 
-// forwardedMethod is the Method of these callers.
 const forwardedMethod = "forwarded-certificate"
 
 const (
@@ -144,7 +141,6 @@ func (f *forwarded) read(values []string) (*Caller, error) {
 	return c, err
 }
 
-// readForwarded returns the caller that a header names.
 func readForwarded(header string) (*Caller, error) {
 	last, err := lastElement(header)
 	if err != nil {

@@ -90,7 +90,6 @@ func (h *required) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, http.StatusText(status), status)
 }
 
-// report logs why r is refused.
 func (h *required) report(r *http.Request, err error, reason string) {
 	const message = "authn: request refused"
 	attrs := []slog.Attr{slog.String("err", strings.ReplaceAll(err.Error(), "\n", "; ")),
@@ -112,7 +111,6 @@ const (
 	grpcUnauthenticated = "16"
 )
 
-// isGRPC reports whether r is a call of gRPC.
 func isGRPC(r *http.Request) bool {
 	rest, ok := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
 	return ok && r.ProtoMajor >= 2 && (rest == "" || rest[0] == '+' || rest[0] == ';')

@@ -17,7 +17,7 @@ type entry struct {
 	renew.Entry // the Manager's mu guards it
 
 	id    spiffe.ID             // zero if the default identity is a credential
-	held  atomic.Pointer[held]  // what readers get; nil before the first certificate, and for the bundles
+	held  atomic.Pointer[held]  // for readers; nil before the first certificate, and for the bundles
 	cause atomic.Pointer[error] // of the last failure; nil after a success
 	since time.Time             // first failure in a row, if there is a cause; guarded by the Manager's mu
 
@@ -28,7 +28,7 @@ type entry struct {
 	orphan bool // the root of the held certificate has left the bundle; guarded by the Manager's mu
 }
 
-// held is a certificate as it is served. It never changes.
+// held is a certificate in the form that readers get. It never changes.
 type held struct {
 	secret     *pki.Secret       // under the ID's own name
 	alias      *pki.Secret       // under "default"; nil for other identities

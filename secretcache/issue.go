@@ -17,7 +17,6 @@ import (
 
 var errRemoved = errors.New("the identity was removed")
 
-// issue gets a certificate for e and publishes it.
 func (m *Manager) issue(ctx context.Context, e *entry) error {
 	ctx, cancel := context.WithTimeout(ctx, renew.AttemptTime(m.cfg.Timeout, e.held.Load().left()))
 	defer cancel()

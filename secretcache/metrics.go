@@ -44,7 +44,6 @@ func (m *Manager) confirmed() { m.counts.confirmed.Store(time.Now().UnixNano()) 
 // maxListed is how many identities have their own samples.
 const maxListed = 1000
 
-// instants are the known times of an identity.
 var instants = []struct {
 	name, help string
 	at         func(report.Identity) time.Time
@@ -59,7 +58,6 @@ var instants = []struct {
 		func(i report.Identity) time.Time { return i.Since }},
 }
 
-// metrics returns the metrics of [Manager.Report].
 func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metrics.Set {
 	identities := slices.Clone(all)
 	rest := identities

@@ -119,7 +119,6 @@ func (m *Manager) loopOf(e *entry) *renew.Loop[*entry] {
 	return &m.identities
 }
 
-// attempt makes one attempt for e, and plans the next.
 func (m *Manager) attempt(ctx context.Context, e *entry) {
 	id := slog.String("id", m.label(e))
 	m.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "secretcache: attempt", id)
@@ -207,7 +206,6 @@ func (h *held) retryAfter(f renew.Failure, left time.Duration, u float64) time.D
 	return patience.Wait(f, h.notAfter.Sub(h.received), left, u)
 }
 
-// retryIn returns how long to wait after a failure.
 func (m *Manager) retryIn(e *entry, f renew.Failure) time.Duration {
 	h := e.held.Load()
 	switch {
@@ -258,7 +256,6 @@ func (m *Manager) label(e *entry) string {
 	return e.id.String()
 }
 
-// logRetry reports a failure that is followed by another attempt.
 func (m *Manager) logRetry(ctx context.Context, msg string, e *entry, attempt int, err error, in time.Duration) {
 	m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("id", m.label(e)), slog.Int("attempt", attempt),
 		slog.Any("err", err), slog.Duration("retry_in", in))

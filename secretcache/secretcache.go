@@ -319,7 +319,6 @@ func (c *Config) check() error {
 	return nil
 }
 
-// timing returns GraceRatio and Jitter with their defaults.
 func (c *Config) timing() (grace, jitter float64) {
 	grace = cmp.Or(c.GraceRatio, 0.5)
 	return grace, cmp.Or(c.Jitter, min(0.2, (1-grace)/2))
@@ -380,7 +379,6 @@ func (m *Manager) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, m.noSnapshot()
 }
 
-// noSnapshot returns the reason why there is no SVID.
 func (m *Manager) noSnapshot() error {
 	if !m.hasFirst() {
 		return fmt.Errorf("secretcache: the Manager of %q has no default identity: %w", m.domain(),
@@ -403,13 +401,10 @@ func (m *Manager) noSnapshot() error {
 //	}
 func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 
-// hasFirst reports whether there is a default identity.
 func (m *Manager) hasFirst() bool { return !m.cfg.Expect.IsZero() }
 
-// domain returns the trust domain of the Manager.
 func (m *Manager) domain() spiffe.TrustDomain { return m.roots.id.TrustDomain() }
 
-// want returns the expectation for a certificate of e.
 func (m *Manager) want(e *entry) pki.Expectation {
 	if e == m.first {
 		return m.cfg.Expect

@@ -65,7 +65,6 @@ func parseVersion(text string) (int, bool) {
 	return n, ok && err == nil && n >= 0 && strconv.Itoa(n) == digits
 }
 
-// newest returns the largest version in the directory.
 func (k *keyDir) newest() (int, error) {
 	d, err := os.Open(k.dir)
 	if err != nil {
@@ -95,7 +94,6 @@ func (k *keyDir) newest() (int, error) {
 	return best, nil
 }
 
-// read returns the file content of a version.
 func (k *keyDir) read(version int) ([]byte, error) {
 	path := filepath.Join(k.dir, k.name+".v"+strconv.Itoa(version))
 	f, err := private.OpenGiven(path, k.private, nil, private.Options{})
@@ -123,7 +121,6 @@ func (k *keyDir) signer() (crypto.Signer, int, error) {
 	return key, version, nil
 }
 
-// public returns the public key of a version.
 func (k *keyDir) public(version int) (crypto.PublicKey, error) {
 	data, err := k.read(version)
 	if err != nil {

@@ -117,7 +117,6 @@ type confirmation struct {
 	Attributes      map[string]string `json:"attributes,omitempty"`
 }
 
-// readConfirmation reads the body of a request.
 func readConfirmation(w http.ResponseWriter, r *http.Request) (*confirmation, error) {
 	c := new(confirmation)
 	if err := readBody(w, r, c); err != nil {
@@ -298,7 +297,6 @@ func (p *provider) names(c *confirmation, service athenzname.Service, pod *Pod) 
 	return nil
 }
 
-// parts splits a text at its commas.
 func parts(text string) []string {
 	if text == "" {
 		return nil
@@ -306,7 +304,6 @@ func parts(text string) []string {
 	return strings.Split(text, ",")
 }
 
-// firstUses remembers documents until they have expired.
 type firstUses struct {
 	mu    sync.Mutex
 	until map[[32]byte]time.Time

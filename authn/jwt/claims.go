@@ -16,7 +16,6 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-// kind describes the tokens in errors.
 var kind = &token.Kind{Package: "jwt", What: "token"}
 
 // headerFault checks the header beyond the form of the algorithm.
@@ -34,7 +33,6 @@ func headerFault(s *token.Signed) *token.Error {
 	return nil
 }
 
-// claims are the claims that this package judges.
 type claims struct {
 	issuer, subject              string
 	audiences, actors            []string
@@ -95,7 +93,6 @@ func readClaims(payload []byte) (claims, *token.Error) {
 	return c, e
 }
 
-// maxActors bounds a chain of actors.
 const maxActors = 16
 
 // readActors reads the claim "act" (RFC 8693 section 4.1) and appends its actors to the chain, the present one first.

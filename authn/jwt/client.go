@@ -92,7 +92,6 @@ type clients struct {
 	swept  time.Time
 }
 
-// seen is an assertion that was accepted.
 type seen struct {
 	id    spiffe.ID
 	until time.Time
@@ -140,7 +139,6 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 	return c.asserted(id, assertion)
 }
 
-// asserted proves a client by its assertion.
 func (c *clients) asserted(id, assertion string) (*authn.Caller, error) {
 	proof, err := c.validator.Validate(assertion)
 	switch now := time.Now(); {

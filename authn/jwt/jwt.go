@@ -68,7 +68,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// method is the Method of these callers.
 const method = "jwt"
 
 const leeway = token.DefaultLeeway // of "exp", "nbf" and "iat", for clocks that disagree
@@ -264,7 +263,6 @@ func (a *Authenticator) recall(r *http.Request, text string, now time.Time) *aut
 	return k.caller
 }
 
-// verify judges a token.
 func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*authn.Caller, error) {
 	if strings.Count(text, ".") != 2 {
 		return nil, fmt.Errorf("the token is no JWT: %w", authn.ErrNoCredential)

@@ -36,7 +36,6 @@ var backoff = renew.Backoff{Low: time.Second, First: 2 * time.Second, High: 30 *
 
 var errNoKeys = errors.New("the keys of the issuer are not known")
 
-// key is a key of the issuer.
 type key struct {
 	id, algorithm string // empty if missing
 	public        crypto.PublicKey
@@ -62,7 +61,7 @@ type keys struct {
 
 	state atomic.Pointer[fetched] // nil until there are keys
 
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards the fields below
 	renew.Entry
 	loop renew.Loop[*keys] // has one fetch at a time
 	err  error             // of the last fetch
@@ -135,7 +134,6 @@ func (k *keys) renew(ctx context.Context) error {
 	return k.err
 }
 
-// attempt fetches the keys.
 func (k *keys) attempt(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(ctx, fetchTimeout, fmt.Errorf("no answer within %v", fetchTimeout))
 	defer cancel()
@@ -159,7 +157,6 @@ func (k *keys) attempt(ctx context.Context) {
 	k.loop.Done(k, k.wait)
 }
 
-// fetch returns the present key set.
 func (k *keys) fetch(ctx context.Context) (*keySet, error) {
 	at := k.jwksURL
 	if k.issuer != "" {
@@ -182,7 +179,6 @@ func (k *keys) fetch(ctx context.Context) (*keySet, error) {
 	return set, nil
 }
 
-// get returns a document.
 func (k *keys) get(ctx context.Context, at string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// method is the Method of these callers.
 const method = "kubernetes-token"
 
 // TokenReviewOptions configure [TokenReview], which copies them.

@@ -11,7 +11,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The limits on reviews, and on what a NodeAuthorizer reads.
+// The limits on reviews, and on the reads of a NodeAuthorizer.
 const (
 	maxConcurrent    = 64
 	maxWaiting       = 1000

@@ -122,7 +122,6 @@ func printed(name string) redacted { return redact.New("tokensource.Source(" + n
 // flight is the entry of the loop: a Source has one fetch at a time.
 type flight struct{ renew.Entry }
 
-// token is what a fetch gives.
 type token struct {
 	text    string
 	expires time.Time // zero if that is not known

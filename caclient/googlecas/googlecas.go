@@ -219,7 +219,6 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	return chain, nil
 }
 
-// chain returns the chain for csr.
 func (a *certificate) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
 	if a.PEMCertificate == "" {
 		return nil, errors.New("the answer has no certificate")
@@ -293,14 +292,12 @@ func (r *refusal) refine(e *caclient.Error) {
 	}
 }
 
-// caCerts is the answer of fetchCaCerts.
 type caCerts struct {
 	CACerts []struct {
 		Certificates []string `json:"certificates"` // from an authority to its root
 	} `json:"caCerts"`
 }
 
-// roots returns the roots of the pool.
 func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
 	const op = "fetch bundles"
 	var answer caCerts

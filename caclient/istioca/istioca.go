@@ -224,7 +224,6 @@ func (c *CA) sign(
 	return chain, nil
 }
 
-// request returns an IstioCertificateRequest.
 func (c *CA) request(csr *pki.CSR, lifetime time.Duration, id spiffe.ID) ([]byte, error) {
 	if lifetime > 0 {
 		lifetime = max(lifetime, time.Second)

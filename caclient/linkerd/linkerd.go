@@ -160,7 +160,6 @@ func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
 	}
 }
 
-// anchors returns the current trust anchors.
 func (c *CA) anchors() (spiffe.BundleSource, error) {
 	if c.endpoint.RootsFile == "" {
 		return c.endpoint.Roots, nil
@@ -281,7 +280,6 @@ func (c *CA) callError(failure, cause error) error {
 	return e
 }
 
-// response is a CertifyResponse.
 type response struct {
 	leaf    []byte
 	issuers [][]byte

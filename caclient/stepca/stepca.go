@@ -333,7 +333,6 @@ func (r *response) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
 
 const maxTexts = 16
 
-// fetchRoots asks the CA for its roots.
 func (c *CA) fetchRoots(ctx context.Context) ([]*x509.Certificate, error) {
 	var answer struct {
 		Certs []string `json:"crts"`

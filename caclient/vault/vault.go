@@ -340,7 +340,6 @@ type issuer struct {
 	} `json:"data"`
 }
 
-// roots returns the roots of the mount.
 func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
 	const op = "fetch bundles"
 	var list issuerList

@@ -69,7 +69,6 @@ func Gone(err error) bool {
 	return e.Code == http.StatusGone || e.Reason == "Expired" || e.Reason == "Gone"
 }
 
-// statusOf returns the StatusError in err, or the zero one.
 func statusOf(err error) StatusError {
 	if e, ok := errors.AsType[*StatusError](err); ok {
 		return *e

@@ -272,7 +272,6 @@ type exchange struct {
 	token        string // that is sent
 }
 
-// do sends one request and reads the answer.
 func (c *Client) do(ctx context.Context, method, path string, query url.Values, in, out any) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -371,7 +370,6 @@ func (c *Client) target(path string, query url.Values) (string, error) {
 	return u.String(), nil
 }
 
-// read returns the whole body of an answer.
 func (x *exchange) read(response *http.Response, limit int) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(response.Body, int64(limit)+1))
 	switch {

@@ -29,7 +29,6 @@ const (
 
 var names = []string{"none", "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
 
-// curves are the curves of ES256, ES384 and ES512.
 var curves = []elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}
 
 // ParseAlgorithm returns the algorithm of this name, which is case-sensitive.

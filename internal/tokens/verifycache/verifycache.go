@@ -34,7 +34,6 @@ func New[K comparable, V any](n int) *Table[K, V] {
 	return &Table[K, V]{seed: maphash.MakeSeed(), sets: n / w, ways: w}
 }
 
-// set returns the places of a credential.
 func (t *Table[K, V]) set(places []atomic.Pointer[entry[K, V]], key K) []atomic.Pointer[entry[K, V]] {
 	i := int(maphash.Comparable(t.seed, key)%uint64(t.sets)) * t.ways
 	return places[i : i+t.ways]
