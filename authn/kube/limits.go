@@ -17,8 +17,8 @@ const (
 	maxWaiting       = 1000
 	maxPerSecond     = 500
 	maxPerPeer       = 256         // of one peer, in progress or waiting
-	maxRefused       = 64          // of one peer at once, including those in progress; then
-	refusedPerSecond = 1           // refused tokens
+	maxRefused       = 64          // tokens of one peer at once, including those in progress
+	refusedPerSecond = 1           // further refused tokens of that peer
 	busyFor          = time.Second // until a caller should come back, if that is not known
 )
 
