@@ -273,7 +273,7 @@ func New(cfg Config) (*Manager, error) {
 			cfg.Logger.Warn("secretcache: the identity of the previous run is not used",
 				slog.String("id", m.label(m.first)), slog.Any("err", err))
 		}
-		m.cfg.Previous = nil // for memory: the key must not outlive its renewal
+		m.cfg.Previous = nil // so that the old key is not kept after its renewal
 	}
 	return m, nil
 }
