@@ -1,10 +1,10 @@
 // Package authn authenticates the callers of servers.
 //
-// An [Authenticator] reads an HTTP request (every server of this library takes those, the gRPC
-// ones included) and returns the proven [Caller], or an error. [ClientCertificate] proves
-// a caller by the X.509-SVID of its TLS connection, and [ForwardedCertificate] by what a trusted proxy says of
-// such a connection. Below this package, kube proves callers by the tokens of their Kubernetes service accounts,
-// jwt by other signed tokens, and unixsocket by their users on this machine. [FirstOf] tries several methods in order.
+// An [Authenticator] reads an HTTP request (all servers of this library, the gRPC ones included, take HTTP requests)
+// and returns the proven [Caller], or an error. [ClientCertificate] proves a caller by the X.509-SVID of its TLS
+// connection, [ForwardedCertificate] by a trusted proxy's report of that certificate, and [UnixPeer] by its user on
+// this machine. Below this package, kube proves callers by the tokens of their Kubernetes service accounts, and jwt by
+// other signed tokens. [FirstOf] tries several methods in order.
 //
 //	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(td), nil)
 //	…
@@ -44,42 +44,40 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrNoCredential says that the request carries no credential that this method can judge.
+	// ErrNoCredential means that the request carries no credential that this method can judge.
 	ErrNoCredential = errors.New("no credential")
 
-	// ErrRefused says that the request carries a credential that is refused. The cause is wrapped too.
+	// ErrRefused means that the request carries a credential that was refused. The cause is wrapped too.
 	ErrRefused = errors.New("credential refused")
 )
 
-// errNothing is the error for an [Authenticator] that has proven no name and returned no error.
+// errNothing is the error for an [Authenticator] that returned neither a caller with a name nor an error.
 var errNothing = fmt.Errorf("authn: the method returned neither a caller with a name nor an error: %w",
 	ErrNoCredential)
 
-// Caller is the proven sender of a request. It must not be changed, because requests with the same credential
-// may share one. Only an [Authenticator] should make a Caller, from a credential that it verified.
+// Caller is the proven sender of a request. It must not be changed, because requests with the same credential may
+// share one. Only an [Authenticator] should construct a Caller, from a credential that it verified.
 //
-// A caller has at least one proven name: ID, Name or DNSNames. Most have an ID. A Unix peer, the holder of a
-// token of another system, or a certificate with DNS names alone has the zero ID, and the other
-// names say what was proven. A server that decides by the ID refuses such a caller, and a server that lets every
-// proven caller in decides by [Caller.String].
+// A caller has at least one proven name: ID, Name or DNSNames. Most have an ID. A Unix peer, the holder of another
+// system's token, or a certificate with only DNS names has the zero ID and is proven by its other names. A server
+// that decides by the ID refuses such a caller; a server that admits every proven caller decides by [Caller.String].
 type Caller struct {
 	ID spiffe.ID // the proven SPIFFE ID; zero for a caller without one
 
-	// Name is the principal as the Method names it, where that is no SPIFFE ID: "uid:1000" of a Unix peer, the
-	// subject of a token, the common name of a certificate. It is unique only together with Method. Empty if
-	// there is none.
+	// Name is the principal as the Method names it, if that is not a SPIFFE ID: "uid:1000" for a Unix peer, the
+	// subject of a token, the common name of a certificate. It is unique only together with Method, and may be empty.
 	Name string
 
 	Method   string    // how it was proven, such as "client-certificate": for logs and audit records
 	NotAfter time.Time // when the proof expires; zero if the proof does not say
 
-	// DNSNames are further names that the same credential proves, such as those of a client certificate.
-	// A policy must decide whether the caller keeps them: a certificate authority that signs all of them
-	// keeps a name alive as long as it is renewed.
+	// DNSNames are further names that the same credential proves, such as the DNS names of a client certificate. A
+	// policy must decide whether the caller keeps them: a certificate authority that signs all of them keeps a name
+	// alive as long as the caller renews it.
 	DNSNames []string
 
-	// Actors is who acts for this caller, as a token of an authorization server says: the present actor first,
-	// then those before it. Empty for a caller that acts itself, as most do.
+	// Actors are the parties that act for this caller, according to a token of an authorization server: the present
+	// actor first, then earlier ones. Empty for a caller that acts itself, as most do.
 	Actors []string
 
 	// Pod is where the caller runs; nil if the proof does not say.
@@ -90,14 +88,13 @@ type Caller struct {
 	Certificate *x509.Certificate
 }
 
-// proven reports whether c has a proven name.
 func (c *Caller) proven() bool {
 	return c != nil && (!c.ID.IsZero() || c.Name != "" || len(c.DNSNames) > 0)
 }
 
-// String returns the one name by which limits, records and policies know the caller: its ID, or else
-// METHOD:NAME, such as "unix-peer:uid:1000", or else "METHOD DNS:" and its first DNS name. It is empty if nothing is
-// proven. Methods have neither colons nor blanks in them, so different principals have different names.
+// String returns the name by which limits, records and policies identify the caller: its ID, or else METHOD:NAME,
+// such as "unix-peer:uid:1000", or else "METHOD DNS:" and its first DNS name. It is empty if nothing is proven. A
+// method contains no colons and blanks, so different principals have different names.
 func (c *Caller) String() string {
 	switch {
 	case !c.proven():
@@ -135,7 +132,6 @@ func (c *Caller) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// podAttrs returns all fields except empty ones.
 func podAttrs(p *spiffe.Pod) []slog.Attr {
 	attrs := []slog.Attr{
 		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),
@@ -146,9 +142,9 @@ func podAttrs(p *spiffe.Pod) []slog.Attr {
 	return slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.String() == "" })
 }
 
-// An Authenticator proves the sender of a request. Its errors wrap [ErrNoCredential] or [ErrRefused] if
-// that is the reason; any other error says that the question could not be answered now. It must be safe
-// for concurrent use, must not write to the request, and must not put a credential into an error.
+// An Authenticator proves the sender of a request. Its errors wrap [ErrNoCredential] or [ErrRefused] if that is the
+// reason; any other error means that it could not decide now. It must be safe for concurrent use, must not write to
+// the request, and must not put a credential into an error.
 type Authenticator interface {
 	Authenticate(r *http.Request) (*Caller, error)
 }
@@ -159,13 +155,12 @@ type Func func(r *http.Request) (*Caller, error)
 // Authenticate calls f.
 func (f Func) Authenticate(r *http.Request) (*Caller, error) { return f(r) }
 
-// ClientCertificate proves a caller by the client certificate of its TLS connection. The chain is
-// verified by v at every call, so that a request on an old connection is judged by the newest bundle and
-// policy of v. Its errors wrap [*spiffe.VerifyError].
+// ClientCertificate proves a caller by the client certificate of its TLS connection. It verifies the chain with v at
+// every call, so the newest bundle and policy of v apply to requests on old connections. Its errors wrap
+// [*spiffe.VerifyError].
 //
-// The valid DNS names of the certificate become the caller's, in their order, so that a workload that
-// renews with its current certificate can have the same names again. Other names, such as addresses, do
-// not.
+// The valid DNS names of the certificate become the caller's, in order, so that a workload that renews with its
+// current certificate can get the same names again. Other names, such as addresses, are dropped.
 //
 // The TLS server must ask for the certificate, as a server of package spiffetls does. Headers are not read.
 func ClientCertificate(v *spiffe.Verifier) Authenticator {
@@ -188,8 +183,8 @@ func ClientCertificate(v *spiffe.Verifier) Authenticator {
 	})
 }
 
-// validNames returns a copy of the names that are DNS names, each once; nil if there are none. A
-// certificate can have any text there, and an invalid name would make its renewal fail.
+// validNames returns the names that are DNS names, without duplicates; nil if there are none. A certificate can
+// contain any text there, and an invalid name would make its renewal fail.
 func validNames(names []string) []string {
 	var valid []string
 	seen := make(map[string]bool, len(names))
@@ -202,8 +197,7 @@ func validNames(names []string) []string {
 	return valid
 }
 
-// validName reports whether name is a host name, possibly with underscores, or a wildcard for the
-// hosts of one domain.
+// validName reports whether name is a host name, possibly with underscores, or a wildcard for the hosts of a domain.
 func validName(name string) bool {
 	if _, err := netip.ParseAddr(name); err == nil || len(name) > 253 {
 		return false
@@ -224,12 +218,12 @@ func validName(name string) bool {
 	return !wild || strings.Contains(rest, ".")
 }
 
-// FirstOf tries each method in order and returns the first Caller. If one method refuses a credential, a later
-// one may still prove the caller by another, such as a workload with a token and an expired certificate; so
-// each method must be sufficient by itself. A method that returns neither an error nor a Caller with a name has
-// proven nothing, and the next one is tried. A Caller without an ID counts: where the ID decides, methods that
-// prove such callers come last. If none proves the caller, the error wraps the errors of all; without methods
-// it wraps [ErrNoCredential].
+// FirstOf tries each method in order and returns the first Caller. If one method refuses a credential, a later method
+// may still prove the caller by another credential: a workload may have a token and an expired certificate. So each
+// method must be sufficient by itself. A method that returns no error and no Caller with a name has proven nothing,
+// and FirstOf tries the next. A Caller without an ID counts: if the ID decides, put methods that prove such callers
+// last. If no method proves the caller, the error wraps the errors of all; without methods it wraps
+// [ErrNoCredential].
 func FirstOf(methods ...Authenticator) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		var errs []error
@@ -260,10 +254,10 @@ func FirstOf(methods ...Authenticator) Authenticator {
 	})
 }
 
-// undecided is the error of several methods, of which some could not judge.
+// undecided is the error of several methods, some of which could not judge.
 type undecided struct {
 	error
-	after time.Duration // the longest wait of these
+	after time.Duration // the longest wait of the undecided methods
 }
 
 func (e *undecided) Unwrap() error                             { return e.error }

@@ -8,17 +8,17 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-// maxToken is the longest bearer token in bytes. Those of Kubernetes have one to two thousand.
+// maxToken is the longest bearer token in bytes. Kubernetes tokens have one to two thousand.
 const maxToken = 16 << 10
 
-// Bearer returns the bearer token of a request, for authenticators that judge tokens. It is the text that
-// follows "Bearer " in a header field "authorization": the scheme is written exactly so and followed
-// by one blank, and of several fields the first with that beginning counts.
+// Bearer returns the bearer token of a request, for authenticators that judge tokens. The token follows "Bearer " in
+// a header field "authorization". The scheme must be written exactly so, with one blank after it. If several fields
+// begin with it, the first counts.
 //
-// Without such a field the error wraps [ErrNoCredential], and says whether there is no field or another scheme.
-// It wraps [ErrRefused] for a token that is empty, longer than 16 KiB, or not one word of printable ASCII, and
-// for any token on a connection that others can read: one that is neither TLS nor a Unix socket. The token is
-// never part of an error. Nothing of it is judged: one with the claim "cnf" is bound to a key, and no bearer
+// Without such a field the error wraps [ErrNoCredential], and says whether there is no field or another scheme. It
+// wraps [ErrRefused] for a token that is empty, longer than 16 KiB, or not one word of printable ASCII. It also wraps
+// ErrRefused for any token on a connection that others can read: not TLS and not a Unix socket. Errors never contain
+// the token. Bearer does not judge the token: a token with the claim "cnf" is bound to a key and is not a bearer
 // token.
 func Bearer(r *http.Request) (token string, err error) {
 	token, err = BearerOverPlaintext(r)
@@ -29,8 +29,8 @@ func Bearer(r *http.Request) (token string, err error) {
 	return token, err
 }
 
-// BearerOverPlaintext is [Bearer] for connections that are protected otherwise, such as by a proxy
-// beside this process that terminates TLS. It accepts tokens over any connection.
+// BearerOverPlaintext is like [Bearer], but accepts tokens over any connection. It is for connections with other
+// protection, such as a proxy beside this process that terminates TLS.
 func BearerOverPlaintext(r *http.Request) (token string, err error) {
 	token, ok := bearer.Token(r.Header)
 	switch {

@@ -17,50 +17,48 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ForwardedOptions say which proxies [ForwardedCertificate] believes. A proxy that is believed can name any
-// caller that the policy allows.
+// ForwardedOptions say which proxies [ForwardedCertificate] trusts. A trusted proxy can name any caller that the
+// policy allows.
 type ForwardedOptions struct {
 	// Allow is the policy for the SPIFFE IDs of callers; required. It does not judge callers without one.
 	Allow spiffe.PolicySource
 
-	// Proxies are the addresses of proxies, beside those of this machine (loopback), which are believed too.
+	// Proxies are the addresses of trusted proxies. Proxies on this machine (loopback) are always trusted.
 	Proxies []netip.Prefix
 
-	// UnixPeers also believes every process that can connect to a Unix socket of this server.
+	// UnixPeers also trusts every process that can connect to a Unix socket of this server.
 	UnixPeers bool
 }
 
-// ForwardedCertificate proves a caller by the header x-forwarded-client-cert, in which a proxy that ends TLS, such as
-// Envoy, says which certificate the client had. The method of the Caller is "forwarded-certificate".
+// ForwardedCertificate proves a caller by the header x-forwarded-client-cert, in which a proxy that terminates TLS,
+// such as Envoy, describes the client's certificate. The method of the Caller is "forwarded-certificate".
 //
-// The header counts if it comes from a proxy that the options name, by the address of the connection; from
-// others it is ignored. The proxy must have verified the certificate, and must remove or extend a header that
-// the client sent. An Envoy does with these settings:
+// The header counts if the address of the connection is a trusted proxy's; otherwise it is ignored. The proxy
+// must have verified the certificate, and must remove or extend a header that the client sent. Envoy does so with
+// these settings:
 //
 //   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With
 //     FORWARD_ONLY and ALWAYS_FORWARD_ONLY a client can name itself as any caller.
-//   - set_current_client_cert_details has uri, and of dns and subject what the server needs. An Envoy with none of
-//     them names nothing, which is refused. cert and chain are of no use here, and can exceed the limit of 16 KiB.
-//   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, with which
-//     untrusted certificates are forwarded like others. Each CA in trusted_ca can name members of all trust
-//     domains.
-//   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that has a comma or a semicolon in it. Envoy
-//     escapes the Subject, but writes these names as they are, and what follows the comma or semicolon would be
-//     read as names that the CA did not sign. uri alone is enough if the CAs sign any DNS name, but no URI
-//     other than a SPIFFE ID.
+//   - set_current_client_cert_details has uri, and dns and subject if the server needs them. Without all three Envoy
+//     names nothing, and the header is refused. cert and chain are useless here, and can exceed the limit of 16 KiB.
+//   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, which forwards
+//     untrusted certificates like others. Each CA in trusted_ca can name members of all trust domains.
+//   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that contains a comma or a semicolon. Envoy escapes
+//     the Subject, but not these names: the server would read the rest of such a name as names that the CA did not
+//     sign. Use uri alone if the CAs sign any DNS name, but no URI other than a SPIFFE ID.
 //
-// Of several elements the last counts, which the nearest proxy has added about its own client. That client
-// wrote all earlier ones. Istio's CA takes the names of all elements together: there, a client behind a proxy
-// that appends can add any name to its own.
+// If there are several elements, the last one counts: the nearest proxy added it, about its own client, which wrote
+// all earlier ones. Istio's CA takes the names of all elements together, so a client behind a proxy that appends can
+// add any name to its own.
 //
-// Of that element, the URI that is a SPIFFE ID becomes the caller's ID, valid DNS names its DNSNames, and the
-// one common name of a Subject in the form of RFC 2253 its Name. Two SPIFFE IDs are refused, as in a
-// certificate; other URIs are left out. By, Hash, Cert and Chain are checked for their form only. Certificate
-// and NotAfter are not set, as the proof is the word of the proxy.
+// In that element, the URI that is a SPIFFE ID becomes the caller's ID, valid DNS names its DNSNames, and the only
+// common name of a Subject in the form of RFC 2253 its Name. Two SPIFFE IDs are refused, as in a certificate; other
+// URIs are dropped. By, Hash, Cert and Chain are checked for their form only. Certificate and NotAfter are not set,
+// because the proof is the word of the proxy.
 //
-// The error wraps [ErrNoCredential] if there is no header or the peer is not believed, and [ErrRefused] if the
-// header is there more than once, is longer than 16 KiB, is malformed, or names nothing, or if the policy does
-// not allow the ID.
+// The error wraps [ErrNoCredential] if there is no header or the peer is not trusted. It wraps [ErrRefused] if the
+// header occurs more than once, is longer than 16 KiB, is malformed, or names nothing, or if the policy does not
+// allow the ID.
 func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
 	if err := spiffe.CheckPolicySource(o.Allow); err != nil {
 		return nil, fmt.Errorf("authn: forwarded certificate: Allow: %w", err)
@@ -76,15 +74,14 @@ func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
 	return Func(f.authenticate), nil
 }
 
-// forwardedMethod is what a Caller's Method says.
 const forwardedMethod = "forwarded-certificate"
 
 const (
 	forwardedHeader = "X-Forwarded-Client-Cert"
 	maxForwarded    = 16 << 10 // bytes
 
-	maxKnown     = 1000    // headers that are remembered
-	longestKnown = 4 << 10 // bytes of one
+	maxKnown     = 1000    // cached headers
+	longestKnown = 4 << 10 // bytes of a cached header
 )
 
 type forwarded struct {
@@ -104,7 +101,7 @@ func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
 			"the proxies", ErrNoCredential)
 	}
 	c, err := f.read(values)
-	if err == nil && !c.ID.IsZero() { // by the policy as it is now
+	if err == nil && !c.ID.IsZero() { // the policy may have changed since
 		err = f.allow.Policy().Check(c.ID)
 	}
 	if err != nil {
@@ -113,7 +110,7 @@ func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
 	return c, nil
 }
 
-// believes reports whether r is from a proxy that is believed.
+// believes reports whether r is from a trusted proxy.
 func (f *forwarded) believes(r *http.Request) bool {
 	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok &&
 		strings.HasPrefix(local.Network(), "unix") {
@@ -136,7 +133,7 @@ func (f *forwarded) read(values []string) (*Caller, error) {
 	if c, ok := f.memory.Find(header); ok {
 		return c, nil
 	}
-	header = strings.Clone(header) // which may be a small part of something large
+	header = strings.Clone(header) // it may be a small part of a large string
 	c, err := readForwarded(header)
 	if err == nil && len(header) <= longestKnown {
 		f.memory.Keep(header, c, func(*Caller) int64 { return 0 })
@@ -144,7 +141,6 @@ func (f *forwarded) read(values []string) (*Caller, error) {
 	return c, err
 }
 
-// readForwarded returns the caller that a header names.
 func readForwarded(header string) (*Caller, error) {
 	last, err := lastElement(header)
 	if err != nil {
@@ -233,8 +229,8 @@ func readElement(s string) (e element, rest string, more bool, err error) {
 	}
 }
 
-// readValue reads a value, up to the semicolon, the comma or the end that follows it. A backslash and what follows it
-// stay as they are, as those of a Subject are its own.
+// readValue reads a value, up to the semicolon, the comma or the end that follows it. A backslash and the next
+// character stay as they are, because a Subject has its own escapes.
 func readValue(s string) (value, rest string, err error) {
 	if !strings.HasPrefix(s, `"`) {
 		n := strings.IndexAny(s, `,;"\`)
@@ -249,7 +245,7 @@ func readValue(s string) (value, rest string, err error) {
 	for n := 1; n < len(s); n++ {
 		switch s[n] {
 		case '\\':
-			// Readers differ on whether two backslashes before a quote are one that escapes the quote.
+			// Parsers disagree on whether two backslashes before a quote are one that escapes the quote.
 			if run := strings.TrimLeft(s[n:], `\`); len(s[n:])-len(run) > 1 && strings.HasPrefix(run, `"`) {
 				return "", "", errors.New("a value has a quote after more than one backslash")
 			}
@@ -280,8 +276,8 @@ func checkValue(key, value string) error {
 	return nil
 }
 
-// commonName returns the common name in a subject in the form of RFC 2253. It is empty if there is none or more
-// than one, and if the subject is in another form.
+// commonName returns the common name of a subject in the form of RFC 2253. It is empty if there is none or more than
+// one, or if the subject has another form.
 func commonName(subject string) (name string) {
 	for subject != "" {
 		n := 0
@@ -295,7 +291,7 @@ func commonName(subject string) (name string) {
 		subject = subject[min(n+1, len(subject)):]
 		key, text, ok := strings.Cut(attribute, "=")
 		key = strings.TrimSpace(key)
-		// the older form of OpenSSL, in which values are not told apart from keys
+		// OpenSSL's older form, in which keys and values cannot be told apart
 		if !ok || strings.HasPrefix(key, "/") {
 			return ""
 		}
@@ -311,7 +307,7 @@ func commonName(subject string) (name string) {
 	return name
 }
 
-// unescape returns the text that an attribute value of RFC 2253 stands for, if it is printable.
+// unescape returns the decoded RFC 2253 attribute value, if it is printable.
 func unescape(s string) (string, bool) {
 	var b []byte
 	for n := 0; n < len(s); n++ {

@@ -12,18 +12,17 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// NamedCertificate proves a caller by a client certificate that need not be an X.509-SVID: one of Athenz, whose
-// common name is the principal, or one of Linkerd, which has a DNS name. The method of the Caller is
+// NamedCertificate proves a caller by a client certificate that need not be an X.509-SVID: a certificate of Athenz,
+// whose common name is the principal, or of Linkerd, which has a DNS name. The method of the Caller is
 // "named-certificate", and its ID is zero.
 //
-// The chain is verified at every call with the bundle of td and with no other roots, for a client; then name
-// returns the Name of the Caller, or why the leaf is refused. It decides which names are let in, and must not
-// keep the leaf. The CA of td must vouch for the names that it looks at: that of a SPIFFE trust domain may sign
-// any common name.
+// The chain is verified at every call, for a client, with only the bundle of td as roots. Then name returns the Name
+// of the Caller, or why it refuses the leaf. It decides which names to admit, and must not keep the leaf. The CA of
+// td must vouch for the names that name reads: the CA of a SPIFFE trust domain may sign any common name.
 //
-// The TLS server must ask for the certificate. The error wraps [ErrNoCredential] if there is none, [ErrRefused]
-// if it is not good, and neither if there is no bundle now. The error of NamedCertificate itself says which
-// argument is missing.
+// The TLS server must ask for the certificate. The error wraps [ErrNoCredential] if there is no certificate and
+// [ErrRefused] if it is not good; without a bundle it wraps none of them. The error of NamedCertificate itself says
+// which argument is missing.
 func NamedCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource,
 	name func(leaf *x509.Certificate) (string, error)) (Authenticator, error) {
 	if td.IsZero() || bundles == nil || name == nil {
@@ -50,7 +49,7 @@ func NamedCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource,
 	}), nil
 }
 
-// named verifies the chain with the bundle, and returns the caller that it proves.
+// named verifies the chain with the bundle, and returns the proven caller.
 func named(chain []*x509.Certificate, b *spiffe.Bundle,
 	name func(leaf *x509.Certificate) (string, error)) (*Caller, error) {
 	if err := certchain.CheckSize(chain); err != nil {

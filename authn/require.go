@@ -15,21 +15,19 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Require returns a handler that passes a request on to next if a proves its sender. The next handler, and
-// every hook that gets the request's context, reads the [Caller] with [CallerFromContext]. Require does not
-// decide what a caller may have, and a caller need not have a SPIFFE ID.
+// Require returns a handler that passes a request to next if a proves its sender. next, and every hook that gets the
+// request's context, reads the [Caller] with [CallerFromContext]. Require does not decide what a caller may have, and
+// a caller need not have a SPIFFE ID.
 //
-// Other requests are answered with a constant text: 401 with "WWW-Authenticate: Bearer" if no credential is
-// good, and 503, with Retry-After if that is known, if the question could not be answered now: see
-// [Unavailable]. A gRPC call, recognised by its content type, gets the status UNAUTHENTICATED or UNAVAILABLE in
-// the header, as gRPC defines it for a response without a message. Each gets 400, before a is asked, if its path
-// can be read in two ways: a CONNECT with a path, a path that [path.Clean] changes, and one with an escaped
-// slash below a pattern of [http.ServeMux] that ends with a slash.
+// Other requests get a constant text: 401 with "WWW-Authenticate: Bearer" if no credential is good, and 503, with
+// Retry-After if known, if a could not decide now: see [Unavailable]. A gRPC call, recognised by its content type,
+// gets the status UNAUTHENTICATED or UNAVAILABLE in the header, as gRPC defines it for a response without a message.
+// Before a runs, each request with an ambiguous path gets 400: a CONNECT with a path, a path that [path.Clean]
+// changes, and an escaped slash below a pattern of [http.ServeMux] that ends with a slash.
 //
-// The logger gets a warning for requests that are refused, with the error and the address of the peer: the
-// first of each kind, and of each SPIFFE ID that a policy denies for the first 12 of them, at once, and then
-// their number each minute, as clients can send as many as they like. At level Debug it gets each of them. Nil
-// means silence.
+// The logger gets warnings about refused requests, with the error and the peer's address. The first of each kind, and
+// the first for each of up to 12 SPIFFE IDs that a policy denies, is logged at once; then their number each minute,
+// because clients can send any number. At level Debug it gets every one. Nil means no logs.
 //
 // A stream is authenticated when it begins; [Caller].NotAfter says when the proof expires.
 func Require(a Authenticator, next http.Handler, logger *slog.Logger) http.Handler {
@@ -47,7 +45,7 @@ type required struct {
 // callerKey is the key of a *Caller in the context of a request.
 type callerKey struct{}
 
-// CallerFromContext returns the proven caller of the request that ctx belongs to, if the request came through
+// CallerFromContext returns the proven caller of the request with the context ctx, if the request came through
 // [Require]. For every other context it reports false.
 func CallerFromContext(ctx context.Context) (*Caller, bool) {
 	c, ok := ctx.Value(callerKey{}).(*Caller)
@@ -92,7 +90,6 @@ func (h *required) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, http.StatusText(status), status)
 }
 
-// report logs why r is refused.
 func (h *required) report(r *http.Request, err error, reason string) {
 	const message = "authn: request refused"
 	attrs := []slog.Attr{slog.String("err", strings.ReplaceAll(err.Error(), "\n", "; ")),
@@ -114,16 +111,15 @@ const (
 	grpcUnauthenticated = "16"
 )
 
-// isGRPC reports whether r is a call of gRPC.
 func isGRPC(r *http.Request) bool {
 	rest, ok := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
 	return ok && r.ProtoMajor >= 2 && (rest == "" || rest[0] == '+' || rest[0] == ';')
 }
 
-// Unavailable reports whether err, of an [Authenticator], says that the caller could not be judged now: an API
-// server or an issuer did not answer, or a limit is reached. The same request may succeed later. Otherwise err says
-// that no credential is good, by [ErrNoCredential] or [ErrRefused]. Of several methods, all must have judged: see
-// [FirstOf].
+// Unavailable reports whether err, of an [Authenticator], means that the caller could not be judged now: an API
+// server or an issuer did not answer, or a limit is reached. The same request may succeed later. Otherwise no
+// credential is good, and err wraps [ErrNoCredential] or [ErrRefused]. With several methods, Unavailable is false
+// only if all have judged: see [FirstOf].
 func Unavailable(err error) bool {
 	if _, ok := errors.AsType[*undecided](err); ok {
 		return true

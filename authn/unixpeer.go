@@ -11,13 +11,13 @@ import (
 // UnixPeer proves a caller by its user on this machine, the [unixsocket.Peer] of the connection. The method of
 // the Caller is "unix-peer".
 //
-// If identity is not nil, it maps a peer to a caller: it sets the ID or another name, such as that of a
-// workload that the operator registered for the user. If identity is nil, or returns neither a Caller nor an
-// error, the caller has no SPIFFE ID, and its Name is "uid:" and the number of the user. An error refuses the
-// peer. The PID may belong to another process by now; see [unixsocket.Peer].
+// If identity is not nil, it maps a peer to a caller: it sets the ID or another name, such as the workload that the
+// operator registered for the user. If identity is nil, or returns a nil Caller and a nil error, the caller has no
+// SPIFFE ID, and its Name is "uid:" and the number of the user. An error refuses the peer. The PID may belong to
+// another process by now; see [unixsocket.Peer].
 //
-// A peer that is not known, as on connections that are not Unix sockets, gives [ErrNoCredential]; a peer that identity
-// refuses gives [ErrRefused] with its error.
+// An unknown peer, as on connections that are not Unix sockets, gives [ErrNoCredential]; a peer that identity refuses
+// gives [ErrRefused] with its error.
 func UnixPeer(identity func(unixsocket.Peer) (*Caller, error)) Authenticator {
 	return Func(func(r *http.Request) (*Caller, error) {
 		p, ok := unixsocket.PeerFromContext(r.Context())

@@ -11,7 +11,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Check tests the answer of a CA, so that nothing bad replaces what works: chain must have
+// Check tests the answer of a CA, so that a bad one replaces no working certificate. chain must have
 //
 //   - at most 16 certificates and 64 KiB in DER, the leaf first, and only CA certificates after it;
 //   - a leaf with the public key of csr, of the form that want expects: [pki.ExpectID] for an X.509-SVID, which is
@@ -20,8 +20,8 @@ import (
 //   - extended key usages, if there are any on that path, with which a workload can serve and dial
 //     (X509-SVID section 4.4): see [spiffe.BothRoles], and [Options] for a CA that certifies one role only.
 //
-// What csr asks for is not looked at: want is the caller's. The error is an [*Error] of the kind [ErrBadAnswer]; it
-// wraps a [*spiffe.VerifyError] where the verification failed.
+// Check ignores the names that csr requests: the caller sets want. The error is an [*Error] of the kind
+// [ErrBadAnswer]; it wraps a [*spiffe.VerifyError] if the verification failed.
 func Check(chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation, bundles spiffe.BundleSource,
 	now time.Time) error {
 	return checkFor(spiffe.BothRoles, chain, csr, want, bundles, now)

@@ -19,12 +19,12 @@ type Options struct {
 	// Timeout bounds each call to the CA; 0 means 10 seconds.
 	Timeout time.Duration
 
-	// Expect is what a certificate has to be for. Zero means the one SPIFFE ID that the request names; a CA whose
-	// certificates have no SPIFFE ID needs an expectation of another form, such as [pki.ExpectDNSName].
+	// Expect describes the certificate. Zero means the one SPIFFE ID that the request names; a CA whose certificates
+	// have no SPIFFE ID needs an expectation of another form, such as [pki.ExpectDNSName].
 	Expect pki.Expectation
 
-	// Role is what the extended key usages of a certificate must permit: [spiffe.ServerRole] or
-	// [spiffe.ClientRole] with a CA that certifies one role only. 0 means [spiffe.BothRoles].
+	// Role is the role that the extended key usages of a certificate must permit: [spiffe.ServerRole] or
+	// [spiffe.ClientRole] with a CA that certifies only one role. 0 means [spiffe.BothRoles].
 	Role spiffe.Role
 }
 
@@ -32,18 +32,18 @@ type Options struct {
 type client struct {
 	ca      CA
 	opts    Options
-	bundles atomic.Pointer[spiffe.BundleSet] // the last ones seen, to check answers with; nil at first
+	bundles atomic.Pointer[spiffe.BundleSet] // the last bundles seen, to check answers with; nil at first
 }
 
-// New returns a CA that asks ca, bounds each call and checks every answer. It calls nothing yet. opts may be nil and
-// is copied. The result is safe for concurrent use.
+// New returns a CA that calls ca, bounds each call and checks every answer. New itself calls nothing. opts may be nil
+// and is copied. The result is safe for concurrent use.
 //
-// A failure is returned as it is: the method Retryable of [*Error] says whether and when the call is worth repeating.
+// Failures are returned unchanged: the method Retryable of [*Error] says whether and when to repeat the call.
 //
-// Sign needs a request that names exactly one SPIFFE ID, unless Expect says what is wanted, and the answer has to be
-// for that: see [Check]. The chain is put in order first, and freed of roots and repetitions. It is checked against
-// the bundles that were seen last; if they do not vouch for it, they are fetched anew, as the CA may have a new root.
-// The error for a bad answer wraps [ErrBadAnswer].
+// Unless Expect is set, Sign needs a request that names exactly one SPIFFE ID. The answer must match: see [Check].
+// Before that, the chain is put in order, without roots and duplicates. It is checked against the bundles seen last;
+// if they do not vouch for it, they are fetched anew, because the CA may have a new root. The error for a bad answer
+// wraps [ErrBadAnswer].
 func New(ca CA, opts *Options) (CA, error) {
 	if ca == nil {
 		return nil, errors.New("caclient: New needs a CA")

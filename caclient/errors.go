@@ -8,34 +8,34 @@ import (
 	"github.com/svidkit/svidkit/internal/retry"
 )
 
-// The kinds of failure that an [Error] has, for errors.Is.
+// Kinds of failure in an [Error], for errors.Is.
 var (
-	// ErrUnavailable says that the failure may pass: the CA cannot be reached, is not ready, is over a
+	// ErrUnavailable means that the failure may be temporary: the CA cannot be reached, is not ready, is over a
 	// limit, has failed, or did not answer in time.
 	ErrUnavailable = errors.New("unavailable")
 
-	// ErrInvalid says that the CA refuses the request as it stands.
+	// ErrInvalid means that the CA refuses the request as it stands.
 	ErrInvalid = errors.New("invalid request")
 
-	// ErrUnauthenticated says that the CA could not authenticate the caller.
+	// ErrUnauthenticated means that the CA could not authenticate the caller.
 	ErrUnauthenticated = errors.New("not authenticated")
 
-	// ErrDenied says that the CA has authenticated the caller, and refuses.
+	// ErrDenied means that the CA has authenticated the caller, and refuses.
 	ErrDenied = errors.New("denied")
 
-	// ErrBadAnswer says that what the CA sent failed [Check].
+	// ErrBadAnswer means that the answer of the CA failed [Check].
 	ErrBadAnswer = errors.New("bad answer")
 )
 
-// Error is a failure of a CA or of the way to it.
+// Error is a failure of a CA or of the connection to it.
 type Error struct {
 	Op         string        // what was tried: "sign", "fetch bundles"
 	Kind       error         // one of the kinds above; nil if none fits
-	RetryAfter time.Duration // how long the CA asked its clients to wait; 0 means that it said nothing
+	RetryAfter time.Duration // how long the CA asked its clients to wait; 0 means that it did not ask
 	Err        error         // the cause
 
-	// MayPass says that the same request is worth repeating although its Kind is not [ErrUnavailable]: Linkerd's
-	// service answers "invalid argument" to a token that the cluster has not heard of yet.
+	// MayPass means that the same request is worth repeating although its Kind is not [ErrUnavailable]: Linkerd's
+	// service answers "invalid argument" to a token that its cluster does not know yet.
 	MayPass bool
 }
 
@@ -56,10 +56,9 @@ func (e *Error) Unwrap() []error {
 
 var _ retry.Error = (*Error)(nil)
 
-// Retryable reports whether the failure may go away by itself, so that the same call is worth repeating, and how long
-// the CA asked its clients to wait first; 0 means that it did not say. It is true for [ErrUnavailable], and where
-// MayPass is set. Package secretcache plans by it, and so can callers, who find it in any error of a CA with
-// [errors.AsType].
+// Retryable reports whether the failure may be temporary, so that the same call is worth repeating, and how long the
+// CA asked its clients to wait first; 0 means that it did not ask. It is true for [ErrUnavailable], and if MayPass is
+// set. Package secretcache plans by it. Other callers find it in any error of a CA with [errors.AsType].
 func (e *Error) Retryable() (after time.Duration, ok bool) {
 	if e.Kind == ErrUnavailable || e.MayPass { // the kind itself
 		return e.RetryAfter, true

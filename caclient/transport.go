@@ -24,8 +24,8 @@ import (
 
 // TLSOptions say how [NewHTTPClient] connects to a CA.
 type TLSOptions struct {
-	// RootsFile has the CA certificates, in PEM, that vouch for the server. It is followed. Empty means the roots of
-	// the host.
+	// RootsFile has the CA certificates, in PEM, that vouch for the server. Changes take effect at the next request.
+	// Empty means the host's roots.
 	RootsFile string
 
 	// ServerName is the DNS name or IP address that the server's certificate must have. Empty means the host of the
@@ -33,44 +33,42 @@ type TLSOptions struct {
 	ServerName string
 
 	// CertificateFile and KeyFile are the client certificate with its intermediates, leaf first, and its private key,
-	// both in PEM: such as cert-chain.pem and key.pem in the directory that Istio calls PROV_CERT. They are followed,
-	// and need not exist. Set both or none.
+	// both in PEM, such as cert-chain.pem and key.pem in the directory that Istio calls PROV_CERT. Changes take
+	// effect at the next request, and the files need not exist. Set both or none.
 	CertificateFile, KeyFile string
 
 	// MinVersion is the lowest TLS version: tls.VersionTLS13 or tls.VersionTLS12, which a server in FIPS 140-2
 	// mode may need. 0 means TLS 1.3.
 	MinVersion uint16
 
-	// PostQuantum allows the key exchange X25519MLKEM768 alone, with TLS 1.3.
+	// PostQuantum allows only the key exchange X25519MLKEM768, with TLS 1.3.
 	PostQuantum bool
 
-	// Logger is warned when the files cannot be used: the first time for each of a few reasons, and then at most once
-	// a minute and reason. Nil means silence.
+	// Logger gets a warning when the files cannot be used: the first time for each of a few reasons, and then at most
+	// once a minute and reason. Nil means silence.
 	Logger *slog.Logger
 }
 
-// NewHTTPClient returns a client for the calls to a CA, over TLS: what each package below this one takes as its
-// HTTPClient.
+// NewHTTPClient returns a client for calls to a CA over TLS: an HTTPClient for each package below this one.
 //
-// It checks the certificate of the server as web clients do: by its DNS name or IP address, against given roots. A CA
-// proves itself in this way because its clients have no trust bundle yet. Between workloads that have identities,
-// package spiffetls checks the SPIFFE ID instead.
+// It checks the server's certificate as web clients do: by its DNS name or IP address, against given roots. A CA
+// proves itself in this way because its clients have no trust bundle yet. Between workloads with identities, package
+// spiffetls checks the SPIFFE ID instead.
 //
-// NewHTTPClient reads no file. All files are read at each request, which costs little beside it. If one has changed,
-// the request is sent on a new connection, and connections from before are closed when they have been idle for 90
-// seconds at most. Without a change, connections are kept. Requests fail while RootsFile cannot be used, until it was
-// good once; from then on the last good roots stay.
+// NewHTTPClient reads no file. Each request reads all files, at little cost. If one has changed, the request is sent
+// on a new connection, and earlier connections are closed after at most 90 idle seconds. Without a change,
+// connections are kept. Requests fail until RootsFile has been usable once; from then on the last good roots stay.
 //
-// The client certificate is presented if the server asks for one and accepts its issuer. If the files do not exist, or
-// the certificate has expired, none is presented, and it is left to the token of the call to prove the caller. If the
-// files are there and cannot be used (unreadable, not a certificate and its key, or caught while they are being
-// replaced), the last pair is presented until it expires. So a machine begins with a token, writes the first
-// certificate to the two files, and needs no token while it renews in time, nor after a restart.
+// The client certificate is presented if the server asks for one and accepts its issuer. If the files do not exist,
+// or the certificate has expired, none is presented, and the call's token must prove the caller. If the files exist
+// but cannot be used (unreadable, not a certificate and its key, or half replaced), the last pair is presented until
+// it expires. So a machine begins with a token, writes the first certificate to the two files, and needs no token
+// while it renews in time, even after a restart.
 //
-// Requests without TLS fail, redirects are not followed, and cookies are not kept. The proxy of the environment is
-// used, as by net/http. The client has no timeout: the context of each call is its bound. A connection takes 10
-// seconds at most to make. A client that the server refuses gets its alert, unless there is a proxy.
-// CloseIdleConnections of the client works.
+// Requests without TLS fail, redirects are not followed, and cookies are not kept. The environment's proxy is used,
+// as by net/http. The client has no timeout: the context of each call bounds it. Making a connection takes at most 10
+// seconds. A client that the server refuses gets its alert, unless there is a proxy. CloseIdleConnections of the
+// client works.
 func NewHTTPClient(o TLSOptions) (*http.Client, error) {
 	t := &transport{redacted: redact.New("caclient.transport"), o: o, log: ratelog.New(o.Logger, 0)}
 	if err := t.check(); err != nil {
@@ -98,24 +96,24 @@ type transport struct {
 	roots *roots   // the last good ones; nil without a file
 	pair  *pair    // the last good one; nil if there is none
 	conns *conns   // nil before the first request
-	says  []func() // what is to be logged
+	says  []func() // pending log records
 }
 
 type redacted = redact.Text
 
-// roots are what a file had. They do not change.
+// roots are the content of a file. They do not change.
 type roots struct {
 	digest [sha256.Size]byte
 	pool   *x509.CertPool
 }
 
-// pair is what two files had. It does not change.
+// pair is the content of two files. It does not change.
 type pair struct {
 	*pki.Credential
 	digest [sha256.Size]byte
 }
 
-// conns are the connections that were made with some roots and a pair.
+// conns are the connections made with given roots and a pair.
 type conns struct {
 	*http.Transport
 	roots *roots
@@ -149,7 +147,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// CloseIdleConnections is what http.Client.CloseIdleConnections calls.
+// CloseIdleConnections implements http.Client.CloseIdleConnections.
 func (t *transport) CloseIdleConnections() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,7 +156,7 @@ func (t *transport) CloseIdleConnections() {
 	}
 }
 
-// current returns the connections that belong to what the files have. The error says why there are no roots.
+// current returns the connections for the files' current content. The error says why there are no roots.
 func (t *transport) current() (*conns, error) {
 	t.mu.Lock()
 	c, err := t.refresh()
@@ -171,7 +169,7 @@ func (t *transport) current() (*conns, error) {
 	return c, err
 }
 
-// refresh is current; mu is held.
+// refresh is current without the lock; the caller holds mu.
 func (t *transport) refresh() (*conns, error) {
 	if t.o.RootsFile != "" {
 		err := t.readRoots()
@@ -195,18 +193,18 @@ func (t *transport) refresh() (*conns, error) {
 	if old := t.conns; old == nil || old.roots != t.roots || old.pair != p {
 		t.conns = t.connect(t.roots, p)
 		if old != nil {
-			old.CloseIdleConnections() // the others end when they are idle for long
+			old.CloseIdleConnections() // busy connections end when they have been idle for long
 		}
 	}
 	return t.conns, nil
 }
 
-// warn logs a warning once mu is free, which is held.
+// warn logs a warning when mu, which the caller holds, is free.
 func (t *transport) warn(message, reason string, attrs ...slog.Attr) {
 	t.says = append(t.says, func() { t.log.Warn(message, reason, attrs...) })
 }
 
-// badFile is a file that was read, and has something else in it.
+// badFile is the error for a file with the wrong content.
 type badFile struct{ error }
 
 func (e badFile) Unwrap() error { return e.error }
@@ -219,7 +217,7 @@ func reason(err error) string {
 	return "not readable"
 }
 
-// readRoots reads RootsFile. It changes nothing if the file is as it was, or if there is an error.
+// readRoots reads RootsFile. It changes nothing if the file is unchanged, or after an error.
 func (t *transport) readRoots() error {
 	data, err := files.Read(t.o.RootsFile, maxRootsFile)
 	if err != nil {
@@ -241,8 +239,8 @@ func (t *transport) readRoots() error {
 	return nil
 }
 
-// readPair reads the client certificate and its key. A pair that is gone is withdrawn. Another error changes nothing,
-// as the two files are not replaced at the same moment.
+// readPair reads the client certificate and its key. A pair whose files are gone is withdrawn. Any other error
+// changes nothing, because the two files are not replaced at the same moment.
 func (t *transport) readPair() {
 	p, err := t.loadPair()
 	switch {

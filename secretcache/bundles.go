@@ -20,25 +20,25 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// trust is the current bundles, and the secrets made of them. It never changes.
+// trust is the current bundles and the secrets made from them. It never changes.
 type trust struct {
-	ca      *spiffe.BundleSet     // as the CA gave them
-	set     *spiffe.BundleSet     // with those of Config.Federated
-	own     *spiffe.Bundle        // that of the Manager's trust domain
+	ca      *spiffe.BundleSet     // as received from the CA
+	set     *spiffe.BundleSet     // including the bundles of Config.Federated
+	own     *spiffe.Bundle        // the bundle of the Manager's trust domain
 	secrets map[string]rootSecret // by resource name
 
-	previous bool // ca is of Config.Previous, and gives way to the first that the CA gives
+	previous bool // ca is from Config.Previous; the CA's first bundles replace it
 }
 
-// rootSecret is a secret, or why there is none: the bundle is empty.
+// rootSecret is a secret, or the reason why there is none: the bundle is empty.
 type rootSecret struct {
 	bundle *spiffe.Bundle
 	secret *pki.Secret
 	err    error
 }
 
-// newTrust returns the trust of the CA's bundles and of federated, which may be nil and whose bundle of td is ignored.
-// Unchanged secrets are those of old, which may be nil.
+// newTrust returns the trust of the CA's bundles and of federated, which may be nil and whose bundle of td is
+// ignored. It reuses unchanged secrets of old, which may be nil.
 func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust) *trust {
 	t := &trust{ca: ca, set: ca, secrets: map[string]rootSecret{}}
 	t.own, _ = ca.Bundle(td)
@@ -71,7 +71,7 @@ func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust
 	return t
 }
 
-// same returns before if its content equals that of s, and s otherwise. Both may be nil.
+// same returns before if its content equals the content of s, and s otherwise. Both may be nil.
 func same(before, s *pki.Secret) *pki.Secret {
 	if before == nil || s == nil {
 		return s
@@ -91,8 +91,7 @@ func same(before, s *pki.Secret) *pki.Secret {
 	return before
 }
 
-// usable reports whether the bundle of the own trust domain has an authority, without which no certificate
-// can be verified.
+// usable reports whether the Manager's own bundle has an authority. Without one, no certificate can be verified.
 func (t *trust) usable() bool {
 	if t == nil {
 		return false
@@ -103,8 +102,8 @@ func (t *trust) usable() bool {
 	return false
 }
 
-// anchors reports whether root is an authority of the own trust domain. A root that was issued
-// anew for the same name and key vouches for the same leaves.
+// anchors reports whether root is an authority of the Manager's own trust domain. A root reissued for the same name
+// and key vouches for the same leaves.
 func (t *trust) anchors(root *x509.Certificate) bool {
 	for c := range t.own.X509Authorities() {
 		if c == root || bytes.Equal(c.RawSubject, root.RawSubject) &&
@@ -115,8 +114,8 @@ func (t *trust) anchors(root *x509.Certificate) bool {
 	return false
 }
 
-// changedNames returns the resource names that have another secret in t than in old, which may be
-// nil: the own ones first.
+// changedNames returns the resource names whose secrets differ between t and old, which may be nil: the Manager's own
+// first.
 func (t *trust) changedNames(old *trust) []string {
 	own := t.own.TrustDomain().ID().String()
 	others := maps.Clone(t.secrets)
@@ -141,7 +140,7 @@ func (t *trust) lookup(name string) (rootSecret, bool) {
 	return s, ok
 }
 
-// fetch asks the CA for the bundles and publishes them.
+// fetch gets the bundles from the CA and publishes them.
 func (m *Manager) fetch(ctx context.Context, _ *entry) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
 	defer cancel()
@@ -151,14 +150,14 @@ func (m *Manager) fetch(ctx context.Context, _ *entry) error {
 		return fmt.Errorf("fetch bundles: %w", err)
 	}
 	m.mu.Lock()
-	if m.trust.Load().fromCA() != seen { // what a watch brought meanwhile is newer
+	if m.trust.Load().fromCA() != seen { // a watch has brought newer bundles meanwhile
 		m.mu.Unlock()
 		return nil
 	}
 	return m.apply(ctx, set)
 }
 
-// fromCA returns the bundles as the CA gave them; nil before the first.
+// fromCA returns the bundles as received from the CA; nil before the first.
 func (t *trust) fromCA() *spiffe.BundleSet {
 	if t == nil || t.previous {
 		return nil
@@ -166,8 +165,8 @@ func (t *trust) fromCA() *spiffe.BundleSet {
 	return t.ca
 }
 
-// apply publishes the CA's bundles, except those that are older than what was seen or not plausible. The
-// caller holds mu, which apply releases.
+// apply publishes the CA's bundles, except bundles that are older than the ones seen or not plausible. The caller
+// holds mu, which apply releases.
 func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet) error {
 	got, err := m.merge(m.trust.Load().fromCA(), set)
 	if err != nil {
@@ -182,8 +181,8 @@ func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet) error {
 	return got.refused
 }
 
-// publishTrust makes ca and the present bundles of Config.Federated current. The caller holds mu,
-// which publishTrust releases.
+// publishTrust publishes ca with the present bundles of Config.Federated. The caller holds mu, which publishTrust
+// releases.
 func (m *Manager) publishTrust(ctx context.Context, ca *spiffe.BundleSet) {
 	var federated *spiffe.BundleSet
 	if m.cfg.Federated != nil {
@@ -209,10 +208,10 @@ func (m *Manager) publishTrust(ctx context.Context, ca *spiffe.BundleSet) {
 	m.logBundle(ctx, t)
 }
 
-// followFederated takes over each change of Config.Federated.
+// followFederated publishes each change of Config.Federated.
 func (m *Manager) followFederated(ctx context.Context) {
 	for ctx.Err() == nil {
-		changed := m.cfg.Federated.Changed() // before reading, so that nothing is missed
+		changed := m.cfg.Federated.Changed() // before reading, so that no change is missed
 		m.mu.Lock()
 		if t := m.trust.Load(); t != nil {
 			m.publishTrust(ctx, t.ca)
@@ -226,16 +225,16 @@ func (m *Manager) followFederated(ctx context.Context) {
 	}
 }
 
-// merged is what takes effect of an answer of the CA.
+// merged is the effective part of an answer of the CA.
 type merged struct {
 	set       *spiffe.BundleSet
-	prevailed []spiffe.TrustDomain // whose bundles were held until now
-	refused   error                // which bundles were refused, and why
+	prevailed []spiffe.TrustDomain // domains whose bundles were held until now
+	refused   error                // names the refused bundles, with the reasons
 }
 
-// merge leaves out of set the bundles that are refused, because their sequence number went down or is not plausible:
-// the bundle of old, which may be nil, stands in for each, if there is one. A nil set is an error, and so is one
-// without a bundle of the own trust domain. The caller holds mu.
+// merge leaves refused bundles out of set: those whose sequence number went down or is not plausible. The bundle of
+// old, which may be nil, replaces each of them, if there is one. A nil set is an error, and so is a set without the
+// bundle of the Manager's own trust domain. The caller holds mu.
 func (m *Manager) merge(old, set *spiffe.BundleSet) (out merged, err error) {
 	own := m.domain()
 	if set == nil {
@@ -278,7 +277,7 @@ func (m *Manager) merge(old, set *spiffe.BundleSet) (out merged, err error) {
 	return out, nil
 }
 
-// judge returns why b does not take the place of have, which may be nil. The caller holds mu.
+// judge returns the reason not to replace have, which may be nil, with b. The caller holds mu.
 func (m *Manager) judge(have, b *spiffe.Bundle, prevailed *[]spiffe.TrustDomain) error {
 	td := b.TrustDomain()
 	if !b.Supersedes(have) {
@@ -303,7 +302,7 @@ func (m *Manager) judge(have, b *spiffe.Bundle, prevailed *[]spiffe.TrustDomain)
 	return fmt.Errorf("%q: %w", td, err)
 }
 
-// findOrphans has those identities renewed at once whose root has left the bundle. The caller holds mu.
+// findOrphans schedules identities whose root has left the bundle for renewal at once. The caller holds mu.
 func (m *Manager) findOrphans(t *trust) {
 	for _, v := range m.names.Range {
 		e := v.(*entry)
@@ -316,8 +315,8 @@ func (m *Manager) findOrphans(t *trust) {
 	m.identities.Wake()
 }
 
-// refresh gets bundles from the CA other than those in seen, if there are any: those that have arrived
-// since, those of a fetch that is under way, or those of a fetch of its own.
+// refresh gets bundles that differ from seen, if there are any: bundles that have arrived since, or the bundles of a
+// fetch that is running, or of a fetch of its own.
 func (m *Manager) refresh(ctx context.Context, seen *trust) error {
 	for attempts := 0; ; attempts++ {
 		m.mu.Lock()
@@ -332,7 +331,7 @@ func (m *Manager) refresh(ctx context.Context, seen *trust) error {
 			m.bundles.Start(m.roots)
 			attempts++
 		}
-		ended := m.bundles.Ended(m.roots) // of a fetch that may have begun too early to know; the one after it has not
+		ended := m.bundles.Ended(m.roots) // a running fetch may have begun too early; the next one has not
 		m.mu.Unlock()
 		select {
 		case <-ended:
@@ -344,8 +343,8 @@ func (m *Manager) refresh(ctx context.Context, seen *trust) error {
 
 var errWatchEnded = errors.New("the watch ended")
 
-// watchBundles takes the bundles from the CA's watch while Run runs, after the first were fetched.
-// While the watch yields no good bundles, the Manager polls.
+// watchBundles follows the CA's watch while Run runs, after the first bundles were fetched. While the watch yields no
+// good bundles, the Manager polls.
 func (m *Manager) watchBundles(ctx context.Context, w caclient.BundleWatcher, fetched <-chan struct{}) {
 	select {
 	case <-fetched:
@@ -361,8 +360,8 @@ func (m *Manager) watchBundles(ctx context.Context, w caclient.BundleWatcher, fe
 			}
 			if err != nil && ctx.Err() == nil {
 				failures++
-				m.watchFailed(ctx, failures, err) // waits: a CA that yields errors without end is no tight loop
-				end = nil                         // which is no second failure
+				m.watchFailed(ctx, failures, err) // waits, so that endless errors of a CA cause no tight loop
+				end = nil                         // not a second failure
 			}
 			if ctx.Err() != nil {
 				break
@@ -380,13 +379,13 @@ func (m *Manager) watchBundles(ctx context.Context, w caclient.BundleWatcher, fe
 	m.setWatching(false)
 }
 
-// watchFailed has the Manager poll, and waits before the next watch.
+// watchFailed makes the Manager poll, and waits before the next watch.
 func (m *Manager) watchFailed(ctx context.Context, failures int, err error) {
 	m.setWatching(false)
 	wait := renew.Backoff{Low: time.Second, First: 2 * time.Second, High: impatient, Wish: longestWish}.
 		Wait(renew.NewFailure(failures, err), rand.Float64())
 	m.mu.Lock()
-	known := m.roots.Failures() > 0 // by the poll, which has logged it
+	known := m.roots.Failures() > 0 // the poll has logged the failure
 	m.mu.Unlock()
 	if !known {
 		m.logRetry(ctx, "secretcache: bundle watch failed", m.roots, failures, err, wait)
@@ -394,7 +393,7 @@ func (m *Manager) watchFailed(ctx context.Context, failures int, err error) {
 	_ = renew.Sleep(ctx, wait)
 }
 
-// setWatching notes whether the CA's watch keeps the bundles fresh, so that polling can rest.
+// setWatching records whether the CA's watch keeps the bundles fresh, so that polling can pause.
 func (m *Manager) setWatching(yes bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -11,30 +11,30 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// entry is something that is obtained again and again: an identity, or the trust bundles. There may be
-// 100,000 of them, so it is small.
+// entry is an identity, or the trust bundles: something that the Manager obtains repeatedly. There may be 100,000
+// entries, so it is small.
 type entry struct {
 	renew.Entry // the Manager's mu guards it
 
-	id    spiffe.ID             // zero for the default identity if that is a credential
-	held  atomic.Pointer[held]  // what readers get; nil before the first, and for the bundles
+	id    spiffe.ID             // zero if the default identity is a credential
+	held  atomic.Pointer[held]  // for readers; nil before the first certificate, and for the bundles
 	cause atomic.Pointer[error] // of the last failure; nil after a success
-	since time.Time             // of the first failure in a row, if there is a cause; the Manager's mu guards it
+	since time.Time             // first failure in a row, if there is a cause; guarded by the Manager's mu
 
-	// asked is when the attempt under way began, in nanoseconds since 1970. If Run ended it, asked is less than 0: how
-	// long the attempt took.
+	// asked is the start of the running attempt, in nanoseconds since 1970. If Run ended the attempt, asked is its
+	// duration, negated.
 	asked atomic.Int64
 
-	orphan bool // the root of what is held has left the bundle; the Manager's mu guards it
+	orphan bool // the root of the held certificate has left the bundle; guarded by the Manager's mu
 }
 
-// held is a certificate as it is served. It never changes.
+// held is a certificate in the form that readers get. It never changes.
 type held struct {
 	secret     *pki.Secret       // under the ID's own name
 	alias      *pki.Secret       // under "default"; nil for other identities
-	noSecret   error             // why there are none, if the key cannot be exported
+	noSecret   error             // why there are no secrets, if the key cannot be exported
 	svid       *spiffe.SVID      // of the default identity
-	credential *pki.Credential   // or this
+	credential *pki.Credential   // the default identity as a credential
 	anchor     *x509.Certificate // the root that vouches for it
 	received   time.Time
 	notBefore  time.Time
@@ -49,7 +49,7 @@ func (h *held) chain() []*x509.Certificate {
 	return h.credential.Chain()
 }
 
-// leaf returns the certificate, or nil if there is none that can be read.
+// leaf returns the certificate, or nil if there is none.
 func (h *held) leaf() *x509.Certificate {
 	switch {
 	case h.svid != nil:
@@ -70,7 +70,8 @@ func (h *held) leaf() *x509.Certificate {
 // good reports whether there is a certificate that has not expired.
 func (h *held) good() bool { return h != nil && time.Now().Before(h.notAfter) }
 
-// left is how long h has to live; 0 for nothing, and for what no peer accepts yet since the clock was set back.
+// left is the remaining life of h. It is 0 for a nil h, and if the clock was set back to before the certificate's
+// start.
 func (h *held) left() time.Duration {
 	if h == nil || time.Now().Before(h.notBefore) {
 		return 0

@@ -17,12 +17,11 @@ import (
 
 var errRemoved = errors.New("the identity was removed")
 
-// issue gets a certificate for e and publishes it.
 func (m *Manager) issue(ctx context.Context, e *entry) error {
 	ctx, cancel := context.WithTimeout(ctx, renew.AttemptTime(m.cfg.Timeout, e.held.Load().left()))
 	defer cancel()
 	t := m.trust.Load()
-	if !t.usable() { // a certificate would be made for nothing
+	if !t.usable() { // a new certificate could not be verified
 		return fmt.Errorf("trust bundle of %q: %w", m.domain(), spiffe.ErrNoAuthority)
 	}
 	want := m.want(e)
@@ -49,7 +48,7 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 	return m.install(ctx, e, got, received, t, path)
 }
 
-// ask has the CA certify a new key, and returns the CA's answer, of a size that can be looked at.
+// ask requests a certificate for a new key, and returns the CA's answer, with its size checked.
 func (m *Manager) ask(ctx context.Context, e *entry, want pki.Expectation) (crypto.Signer, []*x509.Certificate,
 	error) {
 	key, err := m.cfg.NewKey()
@@ -83,7 +82,7 @@ type material interface {
 	MarshalPEM() (certs, key []byte, err error)
 }
 
-// form returns the chain and its key as an SVID if want is for an ID, and as a credential otherwise, and checks their
+// form returns the chain and its key as an SVID if want has an ID, and as a credential otherwise, and checks their
 // form.
 func form(want pki.Expectation, chain []*x509.Certificate, key crypto.Signer) (material, error) {
 	if want.ID().IsZero() {
@@ -98,7 +97,7 @@ func form(want pki.Expectation, chain []*x509.Certificate, key crypto.Signer) (m
 	return svid, err
 }
 
-// verify proves with the bundles in t that got is what was wanted and is valid now. It returns the path to the root.
+// verify proves, with the bundles in t, that got meets want and is valid now. It returns the path to the root.
 func (m *Manager) verify(t *trust, want pki.Expectation, got material) ([]*x509.Certificate, error) {
 	leaf, now := got.Leaf(), time.Now()
 	if now.Before(leaf.NotBefore) || !now.Before(got.NotAfter()) {
@@ -106,14 +105,14 @@ func (m *Manager) verify(t *trust, want pki.Expectation, got material) ([]*x509.
 			text(leaf.NotAfter), text(now))
 	}
 	path, err := want.Verify(got.Chain(), t.set, m.cfg.Role, now)
-	if err == nil && !now.Before(certchain.End(path)) { // crypto/x509 accepts the very last moment, and readers do not
+	if err == nil && !now.Before(certchain.End(path)) { // crypto/x509 accepts the very last moment, readers do not
 		err = fmt.Errorf("a certificate in its chain expired at %s", text(now))
 	}
 	return path, err
 }
 
-// install publishes got, which path proves by the bundles in t. No reader sees it before
-// all subscribers were told of the bundle that vouches for it.
+// install publishes got, which path proves by the bundles in t. Before any reader sees it, all subscribers have been
+// told of the bundle that vouches for it.
 func (m *Manager) install(ctx context.Context, e *entry, got material, received time.Time, t *trust,
 	path []*x509.Certificate) error {
 	for {
@@ -122,7 +121,7 @@ func (m *Manager) install(ctx context.Context, e *entry, got material, received 
 			return err
 		}
 		m.mu.Lock()
-		if now := m.trust.Load(); now != t { // the bundle that vouched for it may be gone
+		if now := m.trust.Load(); now != t { // the bundle that vouched for got may be gone
 			m.mu.Unlock()
 			t = now
 			var err error
@@ -159,9 +158,9 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 	return nil
 }
 
-// adopt publishes what an earlier run has obtained, before anything else runs.
+// adopt publishes the identity of an earlier run, before anything else runs.
 func (m *Manager) adopt(s *spiffe.Snapshot) error {
-	svid, _ := s.SVID() // of a snapshot: never an error
+	svid, _ := s.SVID() // a snapshot's SVID never fails
 	path, err := m.verify(&trust{set: s.Bundles()}, m.cfg.Expect, svid)
 	if err != nil {
 		return err
@@ -179,9 +178,8 @@ func (m *Manager) adopt(s *spiffe.Snapshot) error {
 	return nil
 }
 
-// outlastsRenewal reports whether h leaves time for two attempts after its own renewal has begun. If it does, a
-// certificate that ends sooner than the one it replaces is the CA's decision to shorten lifetimes; otherwise it is a
-// fault.
+// outlastsRenewal reports whether h leaves time for two attempts after its own renewal begins. If so, a certificate
+// that ends sooner than its predecessor is the CA's decision to shorten lifetimes; otherwise it is a fault.
 func (m *Manager) outlastsRenewal(h *held) bool {
 	begin := renew.RenewAt(h.received, h.notBefore, h.notAfter, m.cfg.GraceRatio, 0, 0)
 	if m.cfg.RenewIn != nil {
@@ -190,7 +188,7 @@ func (m *Manager) outlastsRenewal(h *held) bool {
 	return h.notAfter.Sub(begin) >= 2*renew.AttemptTime(m.cfg.Timeout, 1)
 }
 
-// tooShort is the error for a certificate that is refused for its end.
+// tooShort is the error for a certificate refused because of its end.
 type tooShort struct{ end, old time.Time }
 
 func (t *tooShort) Error() string {
@@ -198,7 +196,7 @@ func (t *tooShort) Error() string {
 		"and the certificate that it is to replace at %s", text(t.end), text(t.old))
 }
 
-// hold returns what readers get of a certificate for e, which path proves.
+// hold returns the readers' view of a certificate for e, which path proves.
 func (m *Manager) hold(e *entry, got material, received time.Time, path []*x509.Certificate) *held {
 	h := &held{anchor: path[len(path)-1], received: received.Round(0), notBefore: got.Leaf().NotBefore,
 		notAfter: certchain.End(path)}

@@ -11,11 +11,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// counts are what a Manager has done since New.
+// counts count a Manager's work since New.
 type counts struct {
 	certificates, bundles struct{ good, failed atomic.Uint64 } // attempts
 
-	// confirmed is when the CA last said what the bundles are, in nanoseconds since 1970; 0 for never.
+	// confirmed is when the CA last confirmed the bundles, in nanoseconds since 1970; 0 for never.
 	confirmed atomic.Int64
 }
 
@@ -38,13 +38,12 @@ func (m *Manager) attempted(ctx context.Context, e *entry, err error) {
 	}
 }
 
-// confirmed notes that the CA has just said what the bundles are.
+// confirmed records that the CA has just confirmed the bundles.
 func (m *Manager) confirmed() { m.counts.confirmed.Store(time.Now().UnixNano()) }
 
-// maxListed is how many identities have samples of their own.
+// maxListed is how many identities have their own samples.
 const maxListed = 1000
 
-// instants are the times that are known of an identity.
 var instants = []struct {
 	name, help string
 	at         func(report.Identity) time.Time
@@ -59,7 +58,6 @@ var instants = []struct {
 		func(i report.Identity) time.Time { return i.Since }},
 }
 
-// metrics returns the metrics of [Manager.Report].
 func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metrics.Set {
 	identities := slices.Clone(all)
 	rest := identities
@@ -115,7 +113,7 @@ func addStates(s *metrics.Set, identities []report.Identity) {
 		})
 }
 
-// addCA adds what is known of the CA: the trust bundles, and all attempts.
+// addCA adds the metrics of the CA: the trust bundles, and all attempts.
 func (m *Manager) addCA(s *metrics.Set, bundles report.Upstream) {
 	m.mu.Lock()
 	watching := m.watching

@@ -9,22 +9,22 @@ import (
 )
 
 // Subscribe registers f to be called with the resource name of each secret that changes, in the form that
-// [Manager.GenerateSecret] takes. cancel ends that; it may be called from f, and more than once. A call of f that is
-// under way goes on after cancel has returned.
+// [Manager.GenerateSecret] takes, until cancel is called. cancel may be called from f, and more than once. It does
+// not wait for a running call of f.
 //
-// For a new certificate of the default identity the names are "default" and its ID, for another identity its ID, and
-// for a credential "default" alone. For a change of the X.509 authorities they are "spiffe://TRUST-DOMAIN" and "ALL",
-// and for the own trust domain "ROOTCA", too. A first certificate or bundle is a change, and so are [Manager.Add] and
-// [Manager.Remove].
+// A new certificate of the default identity has the names "default" and its ID; of another identity its ID; of a
+// credential only "default". A change of X.509 authorities has the names "spiffe://TRUST-DOMAIN" and "ALL", and for
+// the Manager's own trust domain also "ROOTCA". First certificates and bundles, [Manager.Add] and [Manager.Remove]
+// are changes too.
 //
 // The calls come one at a time, after the change, in the order of the changes, from a goroutine that holds no lock
 // and ends with the last call. If a name changes several times before its call, there is one call. The bundle goes
-// first: a certificate of a root that only a new bundle has is published when every f has returned from the call for
-// that bundle.
+// first: if only a new bundle has a certificate's root, the certificate is published when every f has returned from
+// the call for that bundle.
 //
-// So f should return soon, and must not wait for another name. It may call GenerateSecret with its own name; if that
-// waits for a first certificate of a new root, the certificate is published before the call for the bundle. An f that
-// does not return delays the calls of other functions, the certificates of a new root, and the end of Run, which
+// So f should return soon, and must not wait for another name. It may call GenerateSecret with its own name: if that
+// waits for a first certificate under a new root, the certificate is published before the call for the bundle. An f
+// that does not return delays the calls of other functions, certificates under a new root, and the end of Run, which
 // waits for all calls. After Run, f is called only for changes by GenerateSecret, Add and Remove.
 func (m *Manager) Subscribe(f func(resourceName string)) (cancel func()) { return m.subscribers.Add(f) }
 
@@ -54,7 +54,7 @@ func (m *Manager) announce(t, old *trust) {
 		announcement{t, m.subscribers.Tell(func() []string { return t.changedNames(old) })})
 }
 
-// forgetAnnounced drops the bundles that all subscribers know a newer one of. The caller holds mu.
+// forgetAnnounced drops bundles older than the newest one that all subscribers know. The caller holds mu.
 func (m *Manager) forgetAnnounced() {
 	for len(m.announced) > 1 && m.announced[1].done() {
 		m.announced = m.announced[1:]
@@ -67,17 +67,17 @@ func (m *Manager) isKnown(root *x509.Certificate) bool {
 	m.forgetAnnounced()
 	switch n := len(m.announced); {
 	case n == 0 || m.announced[n-1].done():
-		return true // what vouches for the certificate is the present bundle
+		return true // the present bundle vouches for the certificate
 	default:
 		return m.announced[0].done() && m.announced[0].anchors(root)
 	}
 }
 
-// awaitNews waits until all subscribers were told of a bundle that has root. It does not wait if e has nothing to
-// hand out and its name is being told: a subscriber may be waiting for e, and nothing after it would ever be told.
+// awaitNews waits until all subscribers have been told of a bundle that has root. It does not wait if e has nothing
+// to hand out and its name is being told: a subscriber may be waiting for e, and would block all later calls.
 func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificate) error {
 	for {
-		name, changed := m.subscribers.Now() // before the rest is looked at, so that nothing is missed
+		name, changed := m.subscribers.Now() // first, so that no change is missed
 		awaited := name != "" && (name == e.name() || name == secretset.Default && e == m.first)
 		m.mu.Lock()
 		known := m.isKnown(root)

@@ -13,8 +13,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// Report implements [report.Reporter] with the identities, the default one first, the trust bundles, and the CA as
-// the upstream, with the CAName of its Config. The name of the default identity is "default" if it is no SPIFFE ID.
+// Report implements [report.Reporter]. It reports the identities, the default one first, the trust bundles, and the
+// CA, under the CAName of its Config, as the upstream. A default identity without a SPIFFE ID has the name "default".
 // The metrics are:
 //
 //	svidkit_secretcache_identities                             by state: valid, expired, or missing before the first
@@ -29,7 +29,7 @@ import (
 //	svidkit_secretcache_attempts_total                         by kind and outcome, good or failed
 //
 // The label identity is the SPIFFE ID of an identity of the Manager, or the name of a credential. The default
-// identity and the first 999 others, in the order of their IDs, have samples of their own; all count in
+// identity and the first 999 others, ordered by ID, have their own samples; all count in
 // svidkit_secretcache_identities.
 func (m *Manager) Report() report.Report {
 	ca := strings.TrimSpace("CA " + m.cfg.CAName)
@@ -45,7 +45,7 @@ func (m *Manager) Report() report.Report {
 		}
 	} else if h := m.first.held.Load(); h != nil {
 		identities[0].ChainEnd = certchain.End(h.chain())
-		if !m.trust.Load().anchors(h.anchor) { // it is there before what it vouches for
+		if !m.trust.Load().anchors(h.anchor) { // the anchor is published before the certificate
 			const orphaned = "no peer that has the trust bundle accepts the identity %s, whose root has left it"
 			r.NotReady = fmt.Errorf(orphaned, m.label(m.first))
 		}
@@ -64,7 +64,7 @@ func (m *Manager) Report() report.Report {
 	return r
 }
 
-// attempted adds the attempts for one thing to those of the CA.
+// attempted adds the attempts for one entry to the CA's attempts.
 func attempted(up *report.Upstream, success, next time.Time, failures int, since time.Time, err error) {
 	if success.After(up.LastSuccess) {
 		up.LastSuccess = success
@@ -82,9 +82,9 @@ func attempted(up *report.Upstream, success, next time.Time, failures int, since
 	}
 }
 
-// states returns the state of the identities, the default one first, and of the trust bundles: when the CA last told
-// them, when it is asked again, which is zero while it tells of new ones by itself, and how often that has failed;
-// and the last attempts.
+// states returns the states of the identities, the default one first, and of the trust bundles: when the CA last
+// confirmed them, when the Manager asks again (zero while the CA announces them), and the number of failures. It also
+// returns the last attempts.
 func (m *Manager) states() (identities []report.Identity, roots report.Upstream, attempts []report.Attempt) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

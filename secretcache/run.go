@@ -21,17 +21,17 @@ import (
 const (
 	shortestPoll = time.Second    // wins over a shorter refresh hint
 	longestPoll  = 24 * time.Hour // a typing error in a refresh hint must not keep a withdrawn root for years
-	longestWish  = time.Hour      // of the CA that is granted while there is nothing to serve
+	longestWish  = time.Hour      // limit of a wait that the CA asks for while there is nothing to serve
 	impatient    = 30 * time.Second
 )
 
 var patience = renew.Patience{Impatient: impatient, Longest: 30 * time.Minute, Wish: longestWish}
 
 // Run keeps the identities and the bundles fresh. It blocks until ctx is done or [Manager.Close] is called, then ends
-// its goroutines, waits for them, and returns nil. It returns an error at once if it is
-// running already or closed; otherwise it may be called again after it has returned.
+// its goroutines, waits for them, and returns nil. It returns an error at once if it is already running or the
+// Manager is closed; otherwise it may be called again after it has returned.
 //
-// At its start it fetches the bundles, and asks for whatever is missing or due.
+// At its start it fetches the bundles, and requests each certificate that is missing or due.
 func (m *Manager) Run(ctx context.Context) error {
 	if m.first == nil {
 		return errors.New("secretcache: run: it is the zero Manager; New makes one")
@@ -39,7 +39,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	return m.life.RunAs(ctx, "secretcache", m.run)
 }
 
-// Close ends the work of [Start], [Manager.Run] and [Manager.GenerateSecret] for good, and waits for it and for the
+// Close stops [Start], [Manager.Run] and [Manager.GenerateSecret] for good. It waits for their work and for the
 // functions of [Manager.Subscribe], which must not call Close. The last certificate and bundles stay readable. The
 // error is always nil.
 func (m *Manager) Close() error {
@@ -51,9 +51,9 @@ func (m *Manager) Close() error {
 }
 
 // Ready waits until there are trust bundles and, with a default identity, a certificate of it that has not expired.
-// The error wraps [spiffe.ErrNotReady], the cause of ctx, and the failure of the last attempt; it comes before ctx is
-// done if the CA has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never
-// called, it says so: unlike [Manager.GenerateSecret], Ready asks the CA for nothing.
+// The error wraps [spiffe.ErrNotReady], the cause of ctx, and the failure of the last attempt. Ready fails before ctx
+// is done if the CA has refused for good, if the trust bundle is empty, and after [Manager.Close]. If Run was never
+// called, the error says so: unlike [Manager.GenerateSecret], Ready does not call the CA.
 func (m *Manager) Ready(ctx context.Context) error {
 	var ready, empty bool
 	err := m.life.Await(ctx, m.Changed, func() bool {
@@ -78,7 +78,7 @@ func (m *Manager) Ready(ctx context.Context) error {
 	return m.notReady(m.first, err)
 }
 
-// errNoAuthority is why no certificate can be verified.
+// errNoAuthority is the reason why no certificate can be verified.
 var errNoAuthority = fmt.Errorf("the trust bundle is empty: %w", spiffe.ErrNoAuthority)
 
 func (m *Manager) run(ctx context.Context) error {
@@ -102,7 +102,8 @@ func (m *Manager) run(ctx context.Context) error {
 	return nil
 }
 
-// setBack renews what was obtained while the clock was ahead, and is valid only later now. The caller holds mu.
+// setBack renews certificates that were obtained while the clock was ahead, and are not valid yet. The caller holds
+// mu.
 func (m *Manager) setBack(now time.Time) {
 	for _, v := range m.names.Range {
 		if e := v.(*entry); e.held.Load() != nil && now.Before(e.held.Load().notBefore) {
@@ -118,7 +119,6 @@ func (m *Manager) loopOf(e *entry) *renew.Loop[*entry] {
 	return &m.identities
 }
 
-// attempt makes one attempt for e, and plans the next.
 func (m *Manager) attempt(ctx context.Context, e *entry) {
 	id := slog.String("id", m.label(e))
 	m.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "secretcache: attempt", id)
@@ -129,7 +129,7 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	e.asked.Store(time.Now().UnixNano())
 	err := obtain(ctx, e)
 	tried := report.Attempt{Time: time.Now(), Names: []string{m.label(e)}, Count: 1}
-	if err != nil { // not under the lock: it may be of the caller's CA
+	if err != nil { // not under the lock: it may come from the caller's CA
 		tried.Failure = cmp.Or(err.Error(), "it failed without a reason")
 	}
 
@@ -152,7 +152,7 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 	}
 }
 
-// settle notes how an attempt for e has ended, and returns how long after it the next one comes. The caller holds mu.
+// settle records the end of an attempt for e, and returns the wait before the next one. The caller holds mu.
 func (m *Manager) settle(ctx context.Context, e *entry, err error, tried report.Attempt) (wait time.Duration) {
 	begun := e.asked.Swap(0)
 	switch {
@@ -161,7 +161,7 @@ func (m *Manager) settle(ctx context.Context, e *entry, err error, tried report.
 		e.cause.Store(nil)
 		m.history.add(tried)
 		wait = m.renewIn(e)
-	case ctx.Err() == nil: // else Run or Remove has ended it
+	case ctx.Err() == nil: // else Run or Remove ended the attempt
 		if e.cause.Swap(&err) == nil {
 			e.since = time.Now()
 		}
@@ -180,7 +180,7 @@ func (m *Manager) settle(ctx context.Context, e *entry, err error, tried report.
 	return wait
 }
 
-// renewIn returns how long after a success the next attempt for e comes.
+// renewIn returns the wait after a success before the next attempt for e.
 func (m *Manager) renewIn(e *entry) time.Duration {
 	switch h := e.held.Load(); {
 	case e == m.roots && m.watching:
@@ -206,7 +206,6 @@ func (h *held) retryAfter(f renew.Failure, left time.Duration, u float64) time.D
 	return patience.Wait(f, h.notAfter.Sub(h.received), left, u)
 }
 
-// retryIn returns how long to wait after a failure.
 func (m *Manager) retryIn(e *entry, f renew.Failure) time.Duration {
 	h := e.held.Load()
 	switch {
@@ -229,13 +228,13 @@ func (m *Manager) retryIn(e *entry, f renew.Failure) time.Duration {
 		return patience.Wait(f, m.cfg.Lifetime, 0, rand.Float64())
 	}
 	left := h.left()
-	if e.orphan { // peers with the new bundle do not accept it any more
+	if e.orphan { // peers with the new bundle reject it
 		left = 0
 	}
 	return h.retryAfter(f, left, rand.Float64())
 }
 
-// poll returns when to ask for the bundles again. The caller holds mu.
+// poll returns when to fetch the bundles again. The caller holds mu.
 func (m *Manager) poll() time.Duration {
 	hint := renew.UsualPoll
 	if t := m.trust.Load(); t != nil {
@@ -243,13 +242,13 @@ func (m *Manager) poll() time.Duration {
 			hint = d
 		}
 	}
-	if len(m.offers) > 0 { // with a hint of a day it would take days to see whether the CA means it
+	if len(m.offers) > 0 { // with a hint of a day it would take days to see whether the CA repeats the bundle
 		hint = min(hint, renew.UsualPoll)
 	}
 	return renew.Poll(hint, shortestPoll, longestPoll, rand.Float64())
 }
 
-// label is what a log calls e: its ID, or the form of a credential.
+// label is the name of e in logs: its ID, or the form of a credential.
 func (m *Manager) label(e *entry) string {
 	if e == m.first {
 		return m.cfg.Expect.String()
@@ -257,16 +256,14 @@ func (m *Manager) label(e *entry) string {
 	return e.id.String()
 }
 
-// logRetry reports a failure that is followed by another attempt.
 func (m *Manager) logRetry(ctx context.Context, msg string, e *entry, attempt int, err error, in time.Duration) {
 	m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, msg, slog.String("id", m.label(e)), slog.Int("attempt", attempt),
 		slog.Any("err", err), slog.Duration("retry_in", in))
 }
 
-// Add adds an identity, which is then obtained and renewed like the default one and is known by its
-// ID. It must be a workload in the Manager's trust domain. To add it again does nothing. It does not
-// block: the first certificate comes while Run runs, or with a call of
-// [Manager.GenerateSecret].
+// Add adds an identity, which must be a workload in the Manager's trust domain. The Manager obtains and renews it
+// like the default identity, and serves it under its ID. Adding it again does nothing. Add does not block: the first
+// certificate comes while Run runs, or with a call of [Manager.GenerateSecret].
 func (m *Manager) Add(id spiffe.ID) error {
 	switch {
 	case id.IsZero():
@@ -286,8 +283,8 @@ func (m *Manager) Add(id spiffe.ID) error {
 	return nil
 }
 
-// Remove forgets an identity that was added, with its key, and ends an attempt to renew it. Calls
-// that wait for it return an error that wraps [io/fs.ErrNotExist]. The default identity stays.
+// Remove forgets an identity that was added, with its key, and ends a running attempt to renew it. Calls that wait
+// for it return an error that wraps [io/fs.ErrNotExist]. The default identity cannot be removed.
 func (m *Manager) Remove(id spiffe.ID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -302,10 +299,10 @@ func (m *Manager) Remove(id spiffe.ID) {
 	m.tell(id.String())
 }
 
-// history is the last attempts, of which it keeps a few.
+// history keeps the last few attempts.
 type history struct {
 	last [50]report.Attempt
-	n    int // all that there were
+	n    int // number of all attempts
 }
 
 // add adds an attempt, or counts it if it is like the last one for the same identity.
@@ -324,5 +321,5 @@ func (h *history) add(tried report.Attempt) {
 	h.n++
 }
 
-// all returns the attempts that are kept, in no order.
+// all returns the kept attempts, in no order.
 func (h *history) all() []report.Attempt { return slices.Clone(h.last[:min(h.n, len(h.last))]) }

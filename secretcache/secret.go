@@ -20,14 +20,14 @@ import (
 //	spiffe://TRUST-DOMAIN      the X.509 authorities of any trust domain that the CA gave a bundle of
 //	ALL                        those of all of them, each for its own trust domain; see [pki.NewTrustDomainsSecret]
 //
-// Any other name gives an error that wraps [io/fs.ErrNotExist]. The authorities of a bundle that is
-// empty are an error that wraps [spiffe.ErrNoAuthority].
+// Any other name gives an error that wraps [io/fs.ErrNotExist]. For an empty bundle the error wraps
+// [spiffe.ErrNoAuthority].
 //
 // A secret that exists is returned without blocking. A certificate that has expired is not returned.
 //
-// GenerateSecret waits for a secret that does not exist yet, until ctx is done: that ends the wait and not the work,
-// which all waiting calls share. The wait ends sooner, with an error, if the CA refuses for good, if the trust bundle
-// is empty, and when Run ends. The error wraps [spiffe.ErrNotReady] and the last cause.
+// GenerateSecret waits for a secret that does not exist yet, until ctx is done. Waiting calls share the work, which
+// goes on when one of them leaves. The wait ends sooner, with an error, if the CA refuses for good, if the trust
+// bundle is empty, and when Run ends. The error wraps [spiffe.ErrNotReady] and the last cause.
 //
 // Run does the work. While it is not running, waiting calls start attempts themselves, one at a time for each
 // identity and with the same waits after failures. Such an attempt runs on its own goroutine, which ends with the
@@ -61,7 +61,7 @@ func (m *Manager) GenerateSecret(ctx context.Context, resourceName string) (*pki
 
 func unknown(name string) error { return secretset.Unknown("secretcache", name) }
 
-// current returns what is held for e, once it is there and has not expired.
+// current returns the certificate of e, once there is one that has not expired.
 func (m *Manager) current(ctx context.Context, e *entry) (*held, error) {
 	for {
 		if h := e.held.Load(); h.good() {
@@ -93,7 +93,7 @@ func (m *Manager) rootSecret(ctx context.Context, name string) (*pki.Secret, err
 	return s.secret, s.err
 }
 
-// obtain waits until there is something to hand out for e, and demands it.
+// obtain demands e, and waits until it can be handed out.
 func (m *Manager) obtain(ctx context.Context, e *entry) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -119,7 +119,7 @@ func (m *Manager) obtain(ctx context.Context, e *entry) error {
 	}
 }
 
-// ready reports whether there is something to hand out for e.
+// ready reports whether e can be handed out.
 func (m *Manager) ready(e *entry) bool {
 	if e == m.roots {
 		return m.trust.Load() != nil

@@ -1,5 +1,5 @@
-// Package secretcache is the SecretManager: it obtains workload identities from a CA, keeps them
-// and the trust bundles fresh, and hands them out without blocking.
+// Package secretcache is the SecretManager: it obtains workload identities from a CA, keeps them and the trust
+// bundles fresh, and hands them out without blocking.
 //
 // Most programs need [Start], which waits for the first certificate, and the [Manager] itself, which is a
 // [spiffe.SVIDSource] and a [spiffe.BundleSource]:
@@ -11,13 +11,13 @@
 //	defer m.Close()
 //	endpoint, err := spiffetls.New(spiffetls.Config{Self: m, Peers: m, Allow: spiffe.AllowIDs(frontend)})
 //
-// A program that serves before it has an identity, or that has a group for what it runs, takes [New], [Manager.Run]
-// and [Manager.Ready] instead. To serve identities to Envoy, give the Manager to package sds. Further identities for
-// the same process come with [Manager.Add].
+// A program that serves before it has an identity, or that has a group for its goroutines, uses [New], [Manager.Run]
+// and [Manager.Ready] instead. To serve identities to Envoy, give the Manager to package sds. [Manager.Add] adds
+// further identities for the same process.
 //
 // # Certificates without a SPIFFE ID
 //
-// A workload of Linkerd has a DNS name, and a service of Athenz a principal. With an expectation in place of an ID the
+// A workload of Linkerd has a DNS name, and a service of Athenz a principal. With an expectation instead of an ID the
 // default identity is a [*pki.Credential], which is obtained, checked, renewed and published by the same rules:
 //
 //	m, err := secretcache.Start(ctx, secretcache.Config{Expect: pki.ExpectDNSName(td, name), CA: ca})
@@ -25,56 +25,55 @@
 //	credential, err := m.Credential()
 //
 // [Manager.GenerateSecret] serves it as "default". It never passes for an SVID: [Manager.SVID] and [Manager.Snapshot]
-// refuse. An identity that is added with [Manager.Add] is always an SVID.
+// return errors. An identity added with [Manager.Add] is always an SVID.
 //
 // # What it promises
 //
 // Readers load a pointer. They never wait for a lock, for the CA or for each other, and a value that they got never
 // changes under them: a [spiffe.Snapshot] is a key, its chain and the trust bundles that go with them.
 //
-// A failure replaces nothing. An answer of the CA is verified before it replaces a certificate that works: its key,
-// ID, validity, form, size, extended key usages, and path to the current trust bundle. A failure changes the time of
-// the next attempt and nothing else.
+// A failure changes only the time of the next attempt. Before an answer of the CA replaces a working certificate, the
+// Manager verifies its key, ID, validity, form, size, extended key usages, and path to the current trust bundle.
 //
-// The bundle comes before the leaf. A leaf of a new root is published after the bundle with that root was
+// The bundle comes before the leaf. A leaf under a new root is published after the bundle with that root was
 // published and all subscribers were told of it.
 //
-// A CA that lowers lifetimes gets its way at the next renewal. A certificate that ends sooner than the one it would
-// replace is taken only if it leaves time for its own renewal, a third of [Config].Timeout; otherwise it is refused,
-// and the CA is asked again when a quarter of the remaining life has passed.
+// A CA can lower lifetimes; this takes effect at the next renewal. A certificate that ends sooner than its
+// predecessor is accepted only if it leaves time for its own renewal, a third of [Config].Timeout. Otherwise it is
+// refused, and the Manager asks again when a quarter of the remaining life has passed.
 //
 // # When it renews
 //
 // An identity is renewed when half of its life is over, or earlier by a random part of it, so that a fleet does not
 // renew at the same time: in no hundredth of a life does the CA see more than three times the average number of
-// renewals (see testdata/fleet.svg). Renewals that must not wait are the exception: the backlog of an outage, which
+// renewals (see testdata/fleet.svg). Two kinds of urgent renewals are exceptions: the backlog of an outage, which
 // each client renews within another 5 % of its remaining life, and renewals forced because a root was withdrawn.
 //
-// After a failure the next attempt comes after a random wait of at most 4 % of the remaining life, and of at least a
-// second, or a five-hundredth of the life if that is less. The Manager respects a wait that an error of the CA asks
-// for: see [spiffe.ErrNotReady]. A CA that is away from the first renewal to the end of a
-// certificate is asked about 110 times for lives of up to 500 seconds, 210 times for an hour, and 370 times for a
-// day; one that refuses for good, as its errors say, about a third less often.
+// After a failure the Manager waits at random for at most 4 % of the remaining life, and for at least a second, or a
+// five-hundredth of the life if that is less. It respects a wait that an error of the CA asks for: see
+// [spiffe.ErrNotReady]. If a CA is down from the first renewal to the end of a certificate, the Manager asks about
+// 110 times for lives of up to 500 seconds, 210 times for an hour, and 370 times for a day. If the CA's errors say
+// that it refuses for good, it asks about a third less often.
 //
 // The number of goroutines does not depend on the number of identities.
 //
 // # The empty bundle
 //
 // A trust bundle without authorities is a statement: everything of that trust domain is revoked (SPIFFE Trust Domain
-// and Bundle section 4.1.3). Such a bundle replaces the one before it, with a warning in the log, and
-// [Manager.Bundle] returns it, so that no peer is trusted any more. An answer that lacks the bundle of the own trust
-// domain, or whose sequence number went down, is a fault, and replaces nothing.
+// and Bundle section 4.1.3). Such a bundle replaces the previous one, with a warning in the log, and [Manager.Bundle]
+// returns it, so that no peer is trusted any more. An answer without the bundle of the Manager's own trust domain, or
+// with a lower sequence number, is a fault, and replaces nothing.
 //
-// A CA that is wrong for a moment changes nothing. It is not plausible that a sequence number rises by more than
-// 10,000, unless it is a time before and after, that it is lost, or that authorities disappear without a higher
-// number. Such a bundle is held: the one in force stays, each answer is a failure in the log and in [Manager.Report],
-// and the CA is asked again, at most five minutes later. The bundle takes effect when the CA has repeated it at least
-// 3 times in at least 30 minutes, with no other answer between. To take it at once, an operator restarts the program,
-// which then takes the bundle as the first one.
+// A CA that is wrong for a moment changes nothing. A bundle is not plausible if its sequence number rises by more
+// than 10,000 (unless both numbers are times), if it loses its sequence number, or if authorities disappear without a
+// higher number. Such a bundle is held: the one in force stays, each such answer is a failure in the log and in
+// [Manager.Report], and the CA is asked again, at most five minutes later. The bundle takes effect when the CA has
+// repeated it at least 3 times in at least 30 minutes, with no other answer between. To accept it at once, an
+// operator restarts the program, which takes any first bundle.
 //
 // # What it does not do
 //
-// It writes nothing to disk, and it does not verify peers: see package spiffe. The CA in [Config] authenticates the
+// It writes nothing to disk, and does not verify peers: see package spiffe. The CA in [Config] authenticates the
 // workload to the authority.
 package secretcache
 
@@ -100,100 +99,95 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Config configures a [Manager]. CA is required, and either ID or Expect; every other zero means the default
-// that is named here. [New] copies it.
+// Config configures a [Manager]. CA is required, and either ID or Expect; every other zero field means its documented
+// default. [New] copies it.
 type Config struct {
-	// ID is the default identity, known as "default" and by its own name. Its trust domain is the
-	// Manager's.
+	// ID is the default identity, served as "default" and under its own name. Its trust domain is the Manager's.
 	ID spiffe.ID
 
-	// Expect, in place of ID, makes the default identity a [*pki.Credential]: what the CA answers has to meet it,
-	// signing requests ask for its names, and its trust domain is the Manager's. [pki.ExpectID] is the same as ID.
+	// Expect, instead of ID, makes the default identity a [*pki.Credential]: the CA's answers must meet it, signing
+	// requests ask for its names, and its trust domain is the Manager's. [pki.ExpectID] is the same as ID.
 	Expect pki.Expectation
 
-	// TrustDomain, in place of ID and Expect, makes a Manager without a default identity, such as that of an agent
-	// whose workloads come and go with [Manager.Add] and [Manager.Remove]. It is ready when it has trust bundles;
-	// there is no secret "default", and [Manager.SVID] and [Manager.Snapshot] return errors that wrap
-	// [errors.ErrUnsupported].
+	// TrustDomain, instead of ID and Expect, makes a Manager without a default identity, such as for an agent whose
+	// workloads come and go with [Manager.Add] and [Manager.Remove]. It is ready when it has trust bundles. There is
+	// no secret "default", and [Manager.SVID] and [Manager.Snapshot] return errors that wrap [errors.ErrUnsupported].
 	TrustDomain spiffe.TrustDomain
 
 	// CA issues the certificates. Each call has a deadline. If it is a [caclient.BundleWatcher], the Manager watches
-	// its bundles and does not poll; it watches again when that ends. If an error of the CA says that repeating does
-	// not help, the Manager still asks again, after long waits.
+	// its bundles instead of polling, and watches again when a watch ends. If an error of the CA says that repeating
+	// does not help, the Manager still asks again, after long waits.
 	CA caclient.CA
 
-	// CAName is what reports call the CA, such as its URL; it is no secret.
+	// CAName is the CA's name in reports, such as its URL; it is not a secret.
 	CAName string
 
 	// Names are further DNS names and IP addresses in the signing requests for the default identity, for a CA that
 	// certifies requested names. The CA decides which of them it grants.
 	Names []pki.SAN
 
-	// CommonName is the common name in these requests, at most 64 bytes, for a CA that takes it for the principal,
-	// as Athenz's does. Empty means none.
+	// CommonName is the common name in these requests, at most 64 bytes, for a CA that uses it as the principal, as
+	// Athenz's does. Empty means none.
 	CommonName string
 
-	// Role is what the extended key usages of a certificate must permit, or the CA's answer is refused:
-	// [spiffe.ServerRole] or [spiffe.ClientRole] with a CA that certifies one role only. 0 means
+	// Role is the role that the extended key usages of a certificate must permit; otherwise the CA's answer is
+	// refused. Use [spiffe.ServerRole] or [spiffe.ClientRole] with a CA that certifies only one role. 0 means
 	// [spiffe.BothRoles]. A certificate without extended key usages serves in every role.
 	Role spiffe.Role
 
-	// Federated has the bundles of other trust domains, such as a *federation.Manager. They are handed
-	// out with those of the CA, and replace those for the same trust domain. A bundle
-	// of the Manager's own trust domain does not count. Run follows each change. Nil means none.
+	// Federated has the bundles of other trust domains, such as a *federation.Manager. They are handed out with the
+	// CA's bundles, and replace the CA's bundle for the same trust domain. A bundle of the Manager's own trust domain
+	// is ignored. Run follows each change. Nil means none.
 	Federated interface {
 		// Bundles returns the present bundles; nil means none. It does not block.
 		Bundles() *spiffe.BundleSet
 
-		// Changed returns a channel that is closed when Bundles returns something else.
+		// Changed returns a channel that is closed when Bundles changes.
 		Changed() <-chan struct{}
 	}
 
 	// Previous is the default identity with its trust bundles from an earlier run of the program, such as the
 	// Snapshot of a *filesource.Source that reads the files of a *filesink.Sink. [New] publishes it, so that a
-	// program that restarts serves at once, and asks the CA for a certificate when the renewal of this one is due;
-	// its life counts from its NotBefore. Run fetches the bundles at its start as always, and takes those of the CA
-	// as the first ones. A certificate that has expired, is for another ID, or does not verify with the bundles
-	// beside it is not used, with a warning in the log. Nil means none; with an Expect that is not for a SPIFFE ID it
-	// must be nil.
+	// restarted program serves at once and requests a certificate only when this one is due for renewal; its life
+	// counts from its NotBefore. Run fetches the bundles at its start as always, and accepts the CA's as the first
+	// ones. A certificate that has expired, is for another ID, or does not verify with the bundles beside it is not
+	// used, and a warning is logged. Nil means none; it must be nil if Expect is not for a SPIFFE ID.
 	Previous *spiffe.Snapshot
 
 	// NewKey returns the private key of the next certificate, and should make a new one for each. It must be safe for
-	// concurrent use. Nil means a new key of ECDSA P-256. Keys that cannot be exported work for
-	// [Manager.SVID], not for [Manager.GenerateSecret].
+	// concurrent use. Nil means a new ECDSA P-256 key. Keys that cannot be exported work for [Manager.SVID], not for
+	// [Manager.GenerateSecret].
 	NewKey func() (crypto.Signer, error)
 
-	// Lifetime is asked of the CA for each certificate; 0 means the CA's default. The dates in the
-	// certificate are what counts.
+	// Lifetime is the lifetime requested from the CA; 0 means the CA's default. The dates in the certificate decide.
 	Lifetime time.Duration
 
-	// GraceRatio is the fraction of the lifetime that is left when renewal starts; 0 means 0.5.
-	// The lifetime is counted from the moment we received the certificate, not from a NotBefore
-	// that the CA may have backdated, to the earliest end in its verified chain.
+	// GraceRatio is the fraction of the lifetime that is left when renewal starts; 0 means 0.5. The lifetime counts
+	// from the moment when the Manager received the certificate, not from a NotBefore that the CA may have backdated,
+	// to the earliest end in its verified chain.
 	GraceRatio float64
 
-	// Jitter is a fraction of the lifetime too: renewal starts earlier by a random part of it, never
-	// later. 0 means 0.2, or half of what GraceRatio leaves if that is less. With 0.2 a fleet that was
-	// all started in one moment asks the CA at three times the mean rate at most, from the first renewal on;
-	// with 0.01, which some agents use, at fifty times the mean. GraceRatio and Jitter together must
-	// be less than 1.
+	// Jitter is a fraction of the lifetime too: renewal starts earlier by a random part of it, never later. 0 means
+	// 0.2, or half of 1-GraceRatio if that is less. With 0.2 a fleet started at one moment calls the CA
+	// at no more than three times the mean rate, from the first renewal on; with 0.01, which some agents use, at
+	// fifty times. GraceRatio and Jitter together must be less than 1.
 	Jitter float64
 
-	// RenewIn is for a protocol that has rules of its own for renewal. It replaces GraceRatio, Jitter and the waits
-	// after failures: it returns how long after an attempt the next one comes. left is the remaining life of the
-	// present certificate, 0 if there is none or it has expired; failures counts the failed attempts since the last
-	// success. A longer wait that the CA asks for is respected, up to half of left, or an hour if left is 0. RenewIn
+	// RenewIn is for a protocol with its own rules for renewal. It replaces GraceRatio, Jitter and the waits after
+	// failures: it returns how long after an attempt the next one comes. left is the remaining life of the present
+	// certificate, 0 if there is none or it has expired; failures counts the failed attempts since the last success.
+	// If the CA asks for a longer wait, the Manager respects it, up to half of left, or an hour if left is 0. RenewIn
 	// must be safe for concurrent use, return at once, and call no method of the Manager, which waits for it. Nil
 	// means the rules above.
 	RenewIn func(left time.Duration, failures int) time.Duration
 
 	// Timeout bounds each attempt to get a certificate or bundles. An identity with little life left gets less, down
-	// to a sixth, so that an attempt that hangs leaves time for the next. 0 means 30 seconds. Where certificates live
-	// for less than ten minutes and the CA may hang, a twentieth of their life is better, because each attempt that
-	// hangs uses up remaining life.
+	// to a sixth, so that an attempt that hangs leaves time for the next. 0 means 30 seconds. If certificates live
+	// for less than ten minutes and the CA may hang, use a twentieth of their life, because each attempt that hangs
+	// uses up remaining life.
 	Timeout time.Duration
 
-	// Concurrency is how many certificates are asked for at the same time; 0 means 16.
+	// Concurrency is the maximum number of certificate requests at the same time; 0 means 16.
 	Concurrency int
 
 	// Logger gets each attempt (Debug), each change of an identity or a bundle (Info), and each failure
@@ -202,12 +196,12 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Manager is a SecretManager. [Start] or [New] makes one. Its methods are safe for concurrent use, and those
-// that read work before, during and after [Manager.Run]. It never prints a key.
+// Manager is a SecretManager. [Start] or [New] makes one. Its methods are safe for concurrent use; those that read
+// also work before and after [Manager.Run]. It never prints a key.
 type Manager struct {
 	redacted
 	cfg   Config
-	roots *entry // the trust bundles; their ID is that of the trust domain
+	roots *entry // the trust bundles; its ID is the trust domain's
 	first *entry // the default identity
 
 	// Readers read these without a lock. Writers hold mu.
@@ -221,10 +215,10 @@ type Manager struct {
 
 	mu         sync.Mutex
 	watching   bool                                       // the CA's watch keeps the bundles fresh
-	offers     map[spiffe.TrustDomain]*bundleorder.Offers // of the CA, for bundles that are held
+	offers     map[spiffe.TrustDomain]*bundleorder.Offers // held bundles that the CA offers
 	bundles    renew.Loop[*entry]
 	identities renew.Loop[*entry]
-	announced  []announcement // the newest bundle that all subscribers were told of, and newer ones; oldest first
+	announced  []announcement // the newest bundle that all subscribers know, and newer ones; oldest first
 	counts     counts
 	reported   int     // identities in the last report
 	history    history // of attempts
@@ -232,9 +226,9 @@ type Manager struct {
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
 
-// Start returns a Manager that is ready, and runs until [Manager.Close]. It is [New], [Manager.Run] in a goroutine,
-// and [Manager.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it fails, nothing
-// is left running, and the error is that of New or of Ready: it says why there is no certificate.
+// Start returns a Manager that is ready, and runs until [Manager.Close]. It combines [New], [Manager.Run] in a
+// goroutine, and [Manager.Ready]. The end of ctx ends an unfinished start, and nothing later. If Start fails, nothing
+// is left running, and the error of New or Ready says why there is no certificate.
 func Start(ctx context.Context, cfg Config) (*Manager, error) {
 	m, err := New(cfg)
 	if err != nil {
@@ -243,7 +237,7 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 	return lifecycle.Started(ctx, m, &m.life, m.run)
 }
 
-// New checks cfg and returns a Manager. It does nothing else: no goroutine, no call to the CA. The caller calls
+// New checks cfg and returns a Manager. It starts no goroutine and does not call the CA. The caller calls
 // [Manager.Run].
 func New(cfg Config) (*Manager, error) {
 	if err := cfg.check(); err != nil {
@@ -252,7 +246,7 @@ func New(cfg Config) (*Manager, error) {
 	if !cfg.ID.IsZero() {
 		cfg.Expect = pki.ExpectID(cfg.ID)
 	}
-	cfg.ID = cfg.Expect.ID() // zero for a credential, and for none
+	cfg.ID = cfg.Expect.ID() // zero for a credential, and without a default identity
 	if cfg.NewKey == nil {
 		cfg.NewKey = func() (crypto.Signer, error) { return pki.NewKey(pki.ECDSAP256) }
 	}
@@ -279,7 +273,7 @@ func New(cfg Config) (*Manager, error) {
 			cfg.Logger.Warn("secretcache: the identity of the previous run is not used",
 				slog.String("id", m.label(m.first)), slog.Any("err", err))
 		}
-		m.cfg.Previous = nil // the key is renewed
+		m.cfg.Previous = nil // so that the old key is not kept after its renewal
 	}
 	return m, nil
 }
@@ -325,16 +319,15 @@ func (c *Config) check() error {
 	return nil
 }
 
-// timing returns GraceRatio and Jitter with their defaults.
 func (c *Config) timing() (grace, jitter float64) {
 	grace = cmp.Or(c.GraceRatio, 0.5)
 	return grace, cmp.Or(c.Jitter, min(0.2, (1-grace)/2))
 }
 
-// SVID returns the current certificate of the default identity with its key. It does not block,
-// and it does not look at the clock: after an outage that lasted longer than the certificate, it
-// is an expired one. Before the first the error wraps [spiffe.ErrNotReady]. If the default identity is a
-// [*pki.Credential], the error wraps [errors.ErrUnsupported].
+// SVID returns the current certificate of the default identity with its key. It does not block, and ignores the
+// clock: after an outage longer than the certificate's life, the certificate is expired. Before the first certificate
+// the error wraps [spiffe.ErrNotReady]. If the default identity is a [*pki.Credential], the error wraps
+// [errors.ErrUnsupported].
 func (m *Manager) SVID() (*spiffe.SVID, error) {
 	if s := m.snap.Load(); s != nil {
 		return s.SVID()
@@ -342,8 +335,9 @@ func (m *Manager) SVID() (*spiffe.SVID, error) {
 	return nil, m.noSnapshot()
 }
 
-// Credential returns the current certificate of the default identity with its key, if [Config] has an Expect that is
-// not for a SPIFFE ID, in all else like [Manager.SVID]. For an X.509-SVID the error wraps [errors.ErrUnsupported].
+// Credential returns the current certificate of the default identity with its key, if the [Config] has an Expect that
+// is not for a SPIFFE ID. Otherwise it behaves like [Manager.SVID]. For an X.509-SVID the error wraps
+// [errors.ErrUnsupported].
 func (m *Manager) Credential() (*pki.Credential, error) {
 	if !m.hasFirst() {
 		return nil, m.noSnapshot()
@@ -358,9 +352,8 @@ func (m *Manager) Credential() (*pki.Credential, error) {
 	return nil, m.notReady(m.first, nil)
 }
 
-// Bundle returns the current trust bundle of td. It does not block. Before the first bundles the
-// error wraps [spiffe.ErrNotReady]; for a trust domain that is not among them it wraps
-// [spiffe.ErrUnknownTrustDomain].
+// Bundle returns the current trust bundle of td. It does not block. Before the first bundles the error wraps
+// [spiffe.ErrNotReady]; for an unknown trust domain it wraps [spiffe.ErrUnknownTrustDomain].
 func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if t := m.trust.Load(); t != nil {
 		return t.set.Bundle(td)
@@ -368,8 +361,8 @@ func (m *Manager) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return nil, m.notReady(m.roots, nil)
 }
 
-// Bundles returns all trust bundles, as they were published together: nil before the first. The same set is returned
-// until something changes.
+// Bundles returns all trust bundles, as published together; nil before the first. It returns the same set until a
+// bundle changes.
 func (m *Manager) Bundles() *spiffe.BundleSet {
 	if t := m.trust.Load(); t != nil {
 		return t.set
@@ -377,8 +370,8 @@ func (m *Manager) Bundles() *spiffe.BundleSet {
 	return nil
 }
 
-// Snapshot returns the certificate of the default identity and the trust bundles as they were
-// published together. It does not block. The errors are those of [Manager.SVID].
+// Snapshot returns the certificate of the default identity and the trust bundles as published together. It does not
+// block. The errors are as for [Manager.SVID].
 func (m *Manager) Snapshot() (*spiffe.Snapshot, error) {
 	if s := m.snap.Load(); s != nil {
 		return s, nil
@@ -386,7 +379,6 @@ func (m *Manager) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, m.noSnapshot()
 }
 
-// noSnapshot says why there is no SVID.
 func (m *Manager) noSnapshot() error {
 	if !m.hasFirst() {
 		return fmt.Errorf("secretcache: the Manager of %q has no default identity: %w", m.domain(),
@@ -399,8 +391,8 @@ func (m *Manager) noSnapshot() error {
 	return m.notReady(m.first, nil)
 }
 
-// Changed returns a channel that is closed when the default identity or the trust bundles change, and when something
-// happens that [Manager.Ready] waits for. Take it before reading, so that no change is missed:
+// Changed returns a channel that is closed when the default identity or the trust bundles change, and at other events
+// that [Manager.Ready] waits for. Call it before reading, so that no change is missed:
 //
 //	for {
 //		changed := m.Changed()
@@ -409,13 +401,10 @@ func (m *Manager) noSnapshot() error {
 //	}
 func (m *Manager) Changed() <-chan struct{} { return m.changed.Changed() }
 
-// hasFirst reports whether there is a default identity.
 func (m *Manager) hasFirst() bool { return !m.cfg.Expect.IsZero() }
 
-// domain returns the trust domain of the Manager.
 func (m *Manager) domain() spiffe.TrustDomain { return m.roots.id.TrustDomain() }
 
-// want returns what a certificate of e has to be for.
 func (m *Manager) want(e *entry) pki.Expectation {
 	if e == m.first {
 		return m.cfg.Expect
@@ -423,8 +412,7 @@ func (m *Manager) want(e *entry) pki.Expectation {
 	return pki.ExpectID(e.id)
 }
 
-// notReady is the error for e while it has nothing to hand out; cause says why a reader stopped
-// waiting, if one did.
+// notReady is the error for e while it has nothing to hand out; cause says why a reader stopped waiting, if one did.
 func (m *Manager) notReady(e *entry, cause error) error {
 	why, failed := cause, ""
 	add := func(err error) {
@@ -459,7 +447,7 @@ func (m *Manager) notReady(e *entry, cause error) error {
 	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), spiffe.ErrNotReady, why)
 }
 
-// silence is the error for a CA that has neither answered nor failed; see entry.asked.
+// silence is the error for a CA that has not answered and not failed; see entry.asked.
 func silence(asked int64) error {
 	waited := time.Duration(-asked)
 	if asked > 0 {

@@ -1,9 +1,9 @@
-// Package athenz knows pods of a Kubernetes cluster, and other callers, by what Athenz says of them.
+// Package athenz authenticates pods of a Kubernetes cluster, and other callers, by their Athenz credentials.
 //
-// An identity document says which pod asks for a certificate. [NewSigner] and the handler of
-// [NewSigningHandler] make the signing service, which has the private keys, so that no node has one;
-// [NewSigningClient] asks it. ZTS, Athenz's certificate authority, shows the document to the callback of
-// [NewProvider], which verifies it with a [Verifier] and compares it with the live pod:
+// An identity document names the pod that asks for a certificate. The signing service, [NewSigner] with
+// [NewSigningHandler], holds the private keys, so that no node has one; [NewSigningClient] is its client. ZTS,
+// Athenz's certificate authority, sends the document to the callback of [NewProvider], which verifies it with a
+// [Verifier] and compares it with the live pod:
 //
 //	zts, err := athenz.ClientCertificate(td, roots, "zts.example.cloud")
 //	…
@@ -11,16 +11,14 @@
 //		Service: service, ZTS: zts, Verifier: verifier, Pods: pods, Suffix: "svc.cluster.local",
 //	})
 //
-// Callers are proven by a service token, with [ServiceTokenAuthenticator], or by a certificate, with
-// [ClientCertificate].
+// [ServiceTokenAuthenticator] proves a caller by a service token, [ClientCertificate] by a certificate.
 //
-// The agent of a node is package examples/athenz-agent/nodeagent, and the client in a pod examples/athenz-sia/sidecar.
+// The agent of a node is package examples/athenz-agent/nodeagent, the client in a pod examples/athenz-sia/sidecar.
 //
 // # What it promises
 //
-// Documents, tokens and keys are in memory only, and never in a log or an error. A document is used once, and
-// is worth nothing once the pod has ended, is about to be deleted, or has another account or address than the
-// document says.
+// Documents, tokens and keys stay in memory, and out of logs and errors. A document can be used once. It is worthless
+// when the pod has ended, is about to be deleted, or has another account or address than the document says.
 //
 // # Rights in Kubernetes
 //
@@ -31,29 +29,28 @@
 //
 // # What it does not do
 //
-// It is no ZTS: which provider may vouch for whom, and what is issued, is for ZTS to say. It is not the
-// provider for Kubernetes inside ZTS either, which believes a token of a service account and looks at no pod.
-// Its answer sets the lifetime of certificates alone: their use and the unit of their subject stay as ZTS has
-// them, and the accounts of clouds in a question are not looked at, as the pod decides.
+// It is not a ZTS: ZTS decides which provider may vouch for whom, and what it issues. It does not replace the
+// Kubernetes provider inside ZTS, which trusts a service account token without looking at a pod. Its answer sets only
+// the lifetime of certificates; ZTS sets their use and the unit of their subject. It ignores cloud accounts in a
+// request, because the pod decides.
 //
-// It asks ZTS for public keys and for nothing else: package caclient/athenz obtains certificates, for an agent,
-// for a program that registers itself, and for one that owns a key, as the provider's own program may.
+// It fetches only public keys from ZTS. Package caclient/athenz obtains certificates: for an agent, for a program
+// that registers itself, and for a program with a key of its own, such as the provider's.
 //
-// The provider compares a document with the pod and its service account, and not with a Service of Kubernetes,
-// though the first design speaks of pod and service information: a Service selects pods by labels, which a user
-// that may make a pod chooses, and has an address of its own, which no pod has. It needs no right to read
-// Services.
+// The provider compares a document with the pod and its service account, not with a Kubernetes Service. The first
+// design mentions both, but a Service selects pods by labels, which the creator of a pod chooses, and its address
+// belongs to no pod. So the provider needs no right to read Services.
 package athenz
 
 import "errors"
 
 var (
-	// ErrDocument says that an identity document, or the subject of one, is not valid.
+	// ErrDocument means that an identity document, or the subject of one, is not valid.
 	ErrDocument = errors.New("invalid identity document")
 
-	// ErrNoPod says that there is no pod with this name.
+	// ErrNoPod means that there is no pod with this name.
 	ErrNoPod = errors.New("there is no such pod")
 
-	// ErrServiceToken says that a service token is not valid.
+	// ErrServiceToken means that a service token is not valid.
 	ErrServiceToken = errors.New("invalid service token")
 )

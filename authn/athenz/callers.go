@@ -11,10 +11,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ClientCertificate proves a caller by the common name of its client certificate, below the roots of td: the
-// principal of a service, such as k8s.admin.k8s-node, or the name of ZTS, such as zts.example.cloud. Only the
-// given names are admitted, at least one; the certificate of a role proves no service. The Name of the Caller
-// is the common name in lower case. In all else it is [authn.NamedCertificate].
+// ClientCertificate proves a caller by the common name of its client certificate, which must chain to the roots of
+// td. The common name is the principal of a service, such as k8s.admin.k8s-node, or the name of ZTS, such as
+// zts.example.cloud. Only the given names, at least one, are admitted; a role certificate proves no service. The Name
+// of the Caller is the common name in lower case. Otherwise it behaves like [authn.NamedCertificate].
 func ClientCertificate(td spiffe.TrustDomain, bundles spiffe.BundleSource,
 	names ...string) (authn.Authenticator, error) {
 	for _, name := range names {

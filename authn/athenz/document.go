@@ -23,14 +23,14 @@ const (
 	maxLifetime     = 15 * time.Minute
 	defaultKeyName  = "athenz-init-secret"
 
-	leeway = 5 * time.Second // of the clocks of a signing service and of a provider, which are on different nodes
+	leeway = 5 * time.Second // the signing service and the provider run on different nodes, whose clocks may differ
 )
 
-// Signer signs identity documents: [NewSigner] makes one that has the keys, and [NewSigningClient] one that
-// asks the program that has them. It has to be safe for concurrent use.
+// Signer signs identity documents. [NewSigner] returns a Signer that holds the keys, [NewSigningClient] one that
+// calls the signing service. It must be safe for concurrent use.
 type Signer interface {
-	// SignDocument returns an identity document for the pod, to be used once and soon. It is a secret. The error wraps
-	// [ErrDocument] if the subject is not valid.
+	// SignDocument returns an identity document for the pod, to be used once and soon. It is a secret. The error
+	// wraps [ErrDocument] if the subject is not valid.
 	SignDocument(ctx context.Context, subject PodSubject) (string, error)
 }
 
@@ -39,11 +39,11 @@ type signer struct {
 	lifetime time.Duration
 }
 
-// NewSigner returns a Signer with the newest version of the private key in the directory dir: in PEM, one file
-// for each version, keyName with .v1, .v2 and so on, which other users must not be able to read. An empty
-// keyName means "athenz-init-secret". The lifetime is that of a document, at most 15 minutes; 0 means 5.
-// Nothing is read yet: keys are read for each document, so that a new version is used as soon as it is there.
-// Give its public key to the verifiers first.
+// NewSigner returns a Signer that uses the newest private key in the directory dir. Each version is a PEM file,
+// keyName with .v1, .v2 and so on, which other users must not be able to read. An empty keyName means
+// "athenz-init-secret". Documents are valid for lifetime, at most 15 minutes; 0 means 5. NewSigner reads no key: keys
+// are read for each document, so a new version is used as soon as it is there. Give its public key to the verifiers
+// first.
 func NewSigner(dir, keyName string, lifetime time.Duration) (Signer, error) {
 	s := &signer{keyDir{dir, cmp.Or(keyName, defaultKeyName), true}, cmp.Or(lifetime, defaultLifetime)}
 	err := s.keys.check()
@@ -100,10 +100,9 @@ func allowed(a jws.Algorithm) bool { return a == jws.RS256 || a == jws.ES256 }
 // Verifier verifies identity documents with the public keys in a directory. It is safe for concurrent use.
 type Verifier struct{ keys keyDir }
 
-// NewVerifier returns a Verifier with the public keys in the directory dir: in PEM (PKIX), one file for each
-// version, named as for [NewSigner]. An empty keyName means "athenz-init-secret"; issuers with another name are
-// refused. Nothing is read yet: keys are read for each document, so that a version that is removed counts no
-// more.
+// NewVerifier returns a Verifier with the public keys in the directory dir. Each version is a PEM file (PKIX), named
+// as for [NewSigner]. An empty keyName means "athenz-init-secret"; issuers with another name are refused. NewVerifier
+// reads no key: keys are read for each document, so a removed version is no longer accepted.
 func NewVerifier(dir, keyName string) (*Verifier, error) {
 	v := &Verifier{keyDir{dir, cmp.Or(keyName, defaultKeyName), false}}
 	if err := v.keys.check(); err != nil {
@@ -112,18 +111,17 @@ func NewVerifier(dir, keyName string) (*Verifier, error) {
 	return v, nil
 }
 
-// Document is what a verified identity document says.
+// Document is the content of a verified identity document.
 type Document struct {
 	Subject PodSubject
 	Expires time.Time
 
-	use [32]byte // the hash of header and payload; the signature is left out, as ECDSA has two for each
+	use [32]byte // the hash of header and payload, without the signature: ECDSA has two signatures for each
 }
 
-// Verify verifies an identity document: its form, the signature by the version of the key that it names, the
-// audience, the times, and that header and claims name the same issuer. Whether the pod is what the document
-// says is for the provider to find out. Clocks may be 5 seconds apart. The error wraps [ErrDocument], or says
-// that the key could not be read.
+// Verify verifies an identity document: its form, its signature by the key version that it names, its audience and
+// times, and that header and claims name the same issuer. It allows 5 seconds between clocks. The provider must still
+// compare the document with the pod. The error wraps [ErrDocument], or says that the key could not be read.
 func (v *Verifier) Verify(text string) (*Document, error) {
 	d, err := v.verify(text)
 	if err != nil {

@@ -23,7 +23,7 @@ const (
 )
 
 // keyDir is a directory with the versions of a key: files NAME.v1, NAME.v2 and so on. It is read for each use,
-// as versions come and go while the program runs.
+// because versions come and go while the program runs.
 type keyDir struct {
 	dir, name string
 	private   bool
@@ -40,12 +40,12 @@ func (k *keyDir) check() error {
 	return nil
 }
 
-// uri returns the issuer that a version of the key is.
+// uri returns the issuer name for a version of the key.
 func (k *keyDir) uri(version int) string {
 	return "secret:" + k.name + "?version=v" + strconv.Itoa(version)
 }
 
-// version returns that of an issuer of this key.
+// version returns the version that an issuer name of this key contains.
 func (k *keyDir) version(uri string) (int, error) {
 	text, ok := strings.CutPrefix(uri, "secret:"+k.name+"?version=")
 	if !ok {
@@ -58,14 +58,13 @@ func (k *keyDir) version(uri string) (int, error) {
 	return n, nil
 }
 
-// parseVersion reads v1, v2 and so on, each number in one way.
+// parseVersion parses v1, v2 and so on. It accepts one spelling of each number.
 func parseVersion(text string) (int, bool) {
 	digits, ok := strings.CutPrefix(text, "v")
 	n, err := strconv.Atoi(digits)
 	return n, ok && err == nil && n >= 0 && strconv.Itoa(n) == digits
 }
 
-// newest returns the largest version that is there.
 func (k *keyDir) newest() (int, error) {
 	d, err := os.Open(k.dir)
 	if err != nil {
@@ -95,7 +94,6 @@ func (k *keyDir) newest() (int, error) {
 	return best, nil
 }
 
-// read returns the file of a version.
 func (k *keyDir) read(version int) ([]byte, error) {
 	path := filepath.Join(k.dir, k.name+".v"+strconv.Itoa(version))
 	f, err := private.OpenGiven(path, k.private, nil, private.Options{})
@@ -123,7 +121,6 @@ func (k *keyDir) signer() (crypto.Signer, int, error) {
 	return key, version, nil
 }
 
-// public returns the public key of a version.
 func (k *keyDir) public(version int) (crypto.PublicKey, error) {
 	data, err := k.read(version)
 	if err != nil {

@@ -13,26 +13,26 @@ import (
 	"github.com/svidkit/svidkit/internal/kube"
 )
 
-// Pod is what Kubernetes says of a pod.
+// Pod is a pod as Kubernetes reports it.
 type Pod struct {
 	Namespace, Name, UID string
 	ServiceAccount       string
 	IP                   netip.Addr   // the primary address; zero if there is none yet
-	IPs                  []netip.Addr // all addresses, IP among them
+	IPs                  []netip.Addr // all addresses, including IP
 	Phase                string       // such as "Running"
 	Deleting             bool         // its deletion was requested
 }
 
-// PodSource looks up pods. [NewKubelet] and [NewAPIServer] return one. It has to be safe for concurrent use.
+// PodSource looks up pods. [NewKubelet] and [NewAPIServer] return one. It must be safe for concurrent use.
 type PodSource interface {
 	// Pod returns the pod as it is now. The error wraps [ErrNoPod] if there is none.
 	Pod(ctx context.Context, namespace, name string) (*Pod, error)
 }
 
-// maxPods is the most bytes of what a kubelet says of the pods of its node.
+// maxPods is the maximum size, in bytes, of a kubelet's list of the pods on its node.
 const maxPods = 32 << 20
 
-// object is the part of a pod that is read.
+// object is the part of a pod that this package reads.
 type object struct {
 	Metadata kube.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -50,7 +50,7 @@ type object struct {
 func (o *object) pod() *Pod {
 	p := &Pod{
 		Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, UID: o.Metadata.UID,
-		// a static pod has none, and the kubelet does not fill it in
+		// A static pod has no account, and the kubelet does not fill it in.
 		ServiceAccount: cmp.Or(o.Spec.ServiceAccountName, "default"),
 		Phase:          o.Status.Phase, Deleting: o.Metadata.DeletionTimestamp != nil,
 	}
@@ -68,11 +68,10 @@ func (o *object) pod() *Pod {
 
 type kubelet struct{ api *kube.Client }
 
-// NewKubelet returns a PodSource that asks the kubelet of a node about the pods of that node. The address is
-// that of its API, such as https://127.0.0.1:10250; the one without authentication, http://127.0.0.1:10255, is
-// asked only if the address says so, and only on this machine. A nil client presents the token of the service
-// account of this process and trusts the CA of its cluster. The account needs the right to get nodes/pods, or
-// nodes/proxy before Kubernetes 1.33.
+// NewKubelet returns a PodSource that asks the kubelet of a node about the node's pods. The address is the kubelet's
+// API, such as https://127.0.0.1:10250. The API without authentication, http://127.0.0.1:10255, is used only if the
+// address says so, and only on this machine. A nil client presents the service account token of this process and
+// trusts the CA of its cluster. The account needs the right to get nodes/pods, or nodes/proxy before Kubernetes 1.33.
 func NewKubelet(address string, client *http.Client) (PodSource, error) {
 	if address == "" {
 		return nil, errors.New("athenz: new kubelet: the address is empty: give that of the kubelet, such as " +
@@ -98,7 +97,7 @@ func (k kubelet) Pod(ctx context.Context, namespace, name string) (*Pod, error) 
 	}
 	var found *Pod
 	for i := range list.Items {
-		// One that has ended may be there still beside the one that has its name now.
+		// A pod that has ended may still be listed beside its successor with the same name.
 		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name &&
 			(found == nil || kube.PodEnded(found.Phase, found.Deleting) != "") {
 			found = o.pod()
@@ -110,7 +109,7 @@ func (k kubelet) Pod(ctx context.Context, namespace, name string) (*Pod, error) 
 	return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q on this node: %w", name, namespace, ErrNoPod)
 }
 
-// withoutTLS returns a client for an address: without TLS one that presents no token, if none is given.
+// withoutTLS returns the client for an address. If none is given and the address is http, it presents no token.
 func withoutTLS(address string, client *http.Client) *http.Client {
 	if client == nil && strings.HasPrefix(address, "http://") {
 		return new(http.Client)
@@ -120,9 +119,9 @@ func withoutTLS(address string, client *http.Client) *http.Client {
 
 type apiServer struct{ api *kube.Client }
 
-// NewAPIServer returns a PodSource that asks an API server, at each call. This program needs the right to get
-// pods. An empty address is that of the cluster that it runs in. A nil client presents the token of its service
-// account, but not by http, which is for an address of this machine, such as that of kubectl proxy.
+// NewAPIServer returns a PodSource that asks an API server at each call. This program needs the right to get pods. An
+// empty address means the cluster that it runs in. A nil client presents the token of its service account, except
+// over http, which must be an address of this machine, such as kubectl proxy.
 func NewAPIServer(address string, client *http.Client) (PodSource, error) {
 	api, err := kube.New(kube.Options{URL: address, Client: withoutTLS(address, client)})
 	if err != nil {

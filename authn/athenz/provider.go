@@ -23,36 +23,35 @@ import (
 
 // ProviderConfig configures [NewProvider]. All fields up to Suffix are required.
 type ProviderConfig struct {
-	// Service is the provider's own name, such as k8s.admin.athenz-callback. Confirmations for another one are
-	// refused.
+	// Service is the provider's own name, such as k8s.admin.athenz-callback. The provider refuses confirmations for
+	// any other.
 	Service athenzname.Service
 
-	// ZTS proves that a caller is ZTS, and must prove no other one: see [ClientCertificate].
+	// ZTS proves that a caller is ZTS, and must prove no other caller: see [ClientCertificate].
 	ZTS authn.Authenticator
 
 	// Verifier verifies the documents.
 	Verifier *Verifier
 
-	// Pods says what a pod is now: see [NewAPIServer].
+	// Pods looks up the live pod: see [NewAPIServer].
 	Pods PodSource
 
-	// Suffix is that of the DNS names, such as svc.cluster.local.
+	// Suffix is the suffix of DNS names, such as svc.cluster.local.
 	Suffix string
 
-	// Mapping says which domain a namespace is.
+	// Mapping maps namespaces to domains.
 	Mapping athenzname.Mapping
 
-	// TrustDomain is that of SPIFFE IDs of the form spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME, whose
-	// namespace has to be that of the pod. Zero means that only spiffe://DOMAIN/sa/NAME is let through.
+	// TrustDomain is the trust domain of SPIFFE IDs of the form spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME,
+	// whose namespace must be the pod's. Zero means that only spiffe://DOMAIN/sa/NAME is allowed.
 	TrustDomain spiffe.TrustDomain
 
-	// FirstUse reports whether a document, which is known by a hash of it, is used for the first time, and
-	// remembers it until it has expired. An error refuses it this time. Nil means the memory of this process.
-	// Several replicas of a provider need one that they share, such as [FirstUseInConfigMap], or each lets a
-	// document through once.
+	// FirstUse reports whether a document, identified by its hash, is used for the first time, and remembers it until
+	// it has expired. An error refuses the document this time. Nil means the memory of this process. Replicas of a
+	// provider must share one, such as [FirstUseInConfigMap]; otherwise each accepts a document once.
 	FirstUse func(ctx context.Context, document [32]byte, expires time.Time) (bool, error)
 
-	// Logger gets what was confirmed (Info) and what was refused, with the reason (Warn). Nil means no logs.
+	// Logger gets confirmations (Info) and refusals with their reasons (Warn). Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -61,10 +60,10 @@ type provider struct {
 	used firstUses
 }
 
-// NewProvider returns the handler of a provider's callback, which answers ZTS whether an instance is what it
-// says. POST /instance, with /identity as its old name, is for a new instance, which comes with a document;
-// POST /refresh is for one that has a certificate. GET /healthz asks for no certificate. The handler has to be
-// served with TLS that asks for client certificates. The error says which field is wrong.
+// NewProvider returns the handler of a provider's callback, which tells ZTS whether an instance is genuine. POST
+// /instance (old name: /identity) is for a new instance, which presents a document; POST /refresh is for an instance
+// that has a certificate. GET /healthz needs no certificate. Serve the handler with TLS that requests client
+// certificates. The error says which field is wrong.
 //
 // An instance is confirmed if all of this holds:
 //
@@ -72,12 +71,12 @@ type provider struct {
 //  2. the document is valid and was not used before;
 //  3. the pod exists, has not ended, and is not being deleted;
 //  4. its service account, by the Mapping, is the service of the request and of the document;
-//  5. its address is that of the document, and the addresses of the request are its own;
+//  5. its address is the document's, and the addresses of the request are its own;
 //  6. the instance ID is the name or the UID of the pod; only an old ZTS, which sends a document, may send none;
 //  7. each DNS name and URI of the request is one of the service or of the instance.
 //
-// A refresh has no document: the pod is the one with the instance ID as its name in the namespace of the
-// domain, and 3 to 7 hold for it all the same. If a refresh has a document, that has to be good too.
+// A refresh has no document: the instance ID is the pod's name in the namespace of the domain, and 3 to 7 apply. If a
+// refresh does have a document, it must be valid too.
 func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 	cfg.Logger = ratelog.Patient(cfg.Logger)
 	p, mux := &provider{cfg: cfg}, http.NewServeMux()
@@ -91,7 +90,7 @@ func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 	case !kube.ValidName(cfg.Suffix):
 		err = fmt.Errorf("the Suffix %.100q is not a DNS name, such as svc.cluster.local", cfg.Suffix)
 	default:
-		_, err = cfg.Mapping.Domain("default") // which says what is wrong with the AdminDomain
+		_, err = cfg.Mapping.Domain("default") // the error says what is wrong with the AdminDomain
 	}
 	if err != nil {
 		return nil, fmt.Errorf("athenz: new provider: %w", err)
@@ -109,7 +108,7 @@ func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 	return mux, nil
 }
 
-// confirmation is what ZTS asks and is answered. It does not print: the attestation data is a secret.
+// confirmation is the request and the answer of ZTS. It does not print: the attestation data is a secret.
 type confirmation struct {
 	Provider        string            `json:"provider"`
 	Domain          string            `json:"domain"`
@@ -118,7 +117,6 @@ type confirmation struct {
 	Attributes      map[string]string `json:"attributes,omitempty"`
 }
 
-// readConfirmation reads the body of a request.
 func readConfirmation(w http.ResponseWriter, r *http.Request) (*confirmation, error) {
 	c := new(confirmation)
 	if err := readBody(w, r, c); err != nil {
@@ -130,7 +128,7 @@ func readConfirmation(w http.ResponseWriter, r *http.Request) (*confirmation, er
 	return c, nil
 }
 
-// refusal is why an instance is not confirmed. ZTS passes its text on to the instance.
+// refusal is the reason not to confirm an instance. ZTS passes its text on to the instance.
 type refusal struct {
 	code int
 	err  error
@@ -172,8 +170,8 @@ func (p *provider) confirm(w http.ResponseWriter, r *http.Request, refresh bool)
 	jsonapi.Write(w, c)
 }
 
-// check returns nil if the instance is what it says, a refusal if it is not, and another error if that could
-// not be found out.
+// check returns nil if the instance is genuine, a refusal if it is not, and another error if check could not find
+// out.
 func (p *provider) check(ctx context.Context, c *confirmation, refresh bool) error {
 	service := athenzname.Service{Domain: strings.ToLower(c.Domain), Name: strings.ToLower(c.Service)}
 	if !strings.EqualFold(c.Provider, p.cfg.Service.String()) {
@@ -235,7 +233,7 @@ func (p *provider) document(text string, service athenzname.Service, namespace s
 	return doc, nil
 }
 
-// pod returns the live pod, if it is to have an identity as this service.
+// pod returns the live pod, if it may have an identity as this service.
 func (p *provider) pod(ctx context.Context, namespace, name string, service athenzname.Service) (*Pod, error) {
 	pod, err := p.cfg.Pods.Pod(ctx, namespace, name)
 	if errors.Is(err, ErrNoPod) {
@@ -260,7 +258,7 @@ func (p *provider) pod(ctx context.Context, namespace, name string, service athe
 	return pod, nil
 }
 
-// names returns a refusal if the signing request asks for a name that is not one of the pod.
+// names returns a refusal if the signing request asks for a name that is not the pod's.
 func (p *provider) names(c *confirmation, service athenzname.Service, pod *Pod) error {
 	for _, text := range parts(c.Attributes["sanIP"]) {
 		if ip, err := netip.ParseAddr(text); err != nil || !slices.Contains(pod.IPs, ip) {
@@ -299,7 +297,6 @@ func (p *provider) names(c *confirmation, service athenzname.Service, pod *Pod) 
 	return nil
 }
 
-// parts returns the parts of a text with commas.
 func parts(text string) []string {
 	if text == "" {
 		return nil
@@ -307,14 +304,13 @@ func parts(text string) []string {
 	return strings.Split(text, ",")
 }
 
-// firstUses remembers documents until they have expired.
 type firstUses struct {
 	mu    sync.Mutex
 	until map[[32]byte]time.Time
-	sweep time.Time // when what has expired is forgotten
+	sweep time.Time // when to forget expired documents
 }
 
-// maxUsed is more documents than a cluster uses in a quarter of an hour.
+// maxUsed exceeds the number of documents that a cluster uses in 15 minutes.
 const maxUsed = 1 << 16
 
 func (f *firstUses) first(_ context.Context, document [32]byte, expires time.Time) (bool, error) {

@@ -20,38 +20,38 @@ import (
 
 const (
 	keyFresh     = 10 * time.Minute
-	keyAbsent    = time.Minute // how long a key that is not there is not asked for again
-	keyStale     = time.Hour   // how long one counts while ZTS does not answer
+	keyAbsent    = time.Minute // how long not to ask again for a missing key
+	keyStale     = time.Hour   // how long a key stays valid while ZTS does not answer
 	fetchTimeout = 5 * time.Second
 	maxKeys      = 4096
 )
 
-// PublicKeys returns the public key of a service by its ID. The error wraps [ErrServiceToken] if there is none,
-// and else says that it cannot be had now. It has to be safe for concurrent use.
+// PublicKeys returns the public key of a service by its ID. The error wraps [ErrServiceToken] if there is no such
+// key; any other error means that the key is unavailable now. It must be safe for concurrent use.
 type PublicKeys func(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error)
 
 // keyCache fetches public keys from ZTS and remembers them.
 type keyCache struct {
 	url     string
 	client  *http.Client
-	unknown *limit.Limiter // of keys that are not known: any caller can name them
-	renewal *limit.Limiter // of those that are, each of which is asked for once in a minute
+	unknown *limit.Limiter // for unknown keys: any caller can name them
+	renewal *limit.Limiter // for known keys, each requested once in a minute
 
 	mu   sync.Mutex
 	keys map[string]fetchedKey // by the path
 }
 
-// fetchedKey is what ZTS answered. The key is nil if there is none.
+// fetchedKey is an answer of ZTS. The key is nil if there is none.
 type fetchedKey struct {
 	key   crypto.PublicKey
 	at    time.Time
-	tried time.Time // when a newer answer was asked for
+	tried time.Time // when a newer answer was requested
 }
 
 // NewPublicKeys returns the PublicKeys of the ZTS at an https address without a path, such as
-// https://zts.athenz.svc:4443. It remembers a key for ten minutes, and for an hour while ZTS does not answer,
-// which is asked again each minute then. The client decides which server is trusted; it is copied, and follows
-// no redirects. Nothing is fetched yet.
+// https://zts.athenz.svc:4443. It caches a key for ten minutes. While ZTS does not answer, it keeps the key for an
+// hour and asks again each minute. The client decides which server is trusted; it is copied, and follows no
+// redirects. NewPublicKeys fetches nothing.
 func NewPublicKeys(address string, client *http.Client) (PublicKeys, error) {
 	c, err := toServer(address, client)
 	if err == nil && strings.Count(strings.TrimRight(address, "/"), "/") > 2 {
@@ -68,7 +68,7 @@ func NewPublicKeys(address string, client *http.Client) (PublicKeys, error) {
 	return p.key, nil
 }
 
-// key is for [PublicKeys].
+// key implements [PublicKeys].
 func (p *keyCache) key(ctx context.Context, owner athenzname.Service, keyID string) (crypto.PublicKey, error) {
 	if err := owner.Check(); err != nil || !isTokenText(keyID) || keyID == "" || strings.Trim(keyID, ".") == "" {
 		return nil, badToken("there is no such public key")
@@ -78,7 +78,7 @@ func (p *keyCache) key(ctx context.Context, owner athenzname.Service, keyID stri
 	known, usable, ask := p.known(path, now)
 	if ask {
 		from, l := ctx, p.unknown
-		if usable { // the others rely on this caller, which may be gone before there is an answer
+		if usable { // other calls rely on this fetch, and this caller may leave before the answer
 			from, l = context.WithoutCancel(ctx), p.renewal
 		}
 		key, err := p.fetch(from, path, l)
@@ -96,9 +96,8 @@ func (p *keyCache) key(ctx context.Context, owner athenzname.Service, keyID stri
 	return known.key, nil
 }
 
-// known returns what ZTS has answered, whether that may be used if ZTS does not answer now, and whether it is
-// to be asked. Of the callers that could use a key, one asks in a minute: the others do not wait for a server
-// that is away.
+// known returns the cached answer, whether it may be used if ZTS does not answer now, and whether to ask ZTS. Of the
+// callers with a usable key, one asks each minute, and the others do not wait for a server that is down.
 func (p *keyCache) known(path string, now time.Time) (k fetchedKey, usable, ask bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,7 +121,7 @@ func (p *keyCache) remember(path string, k fetchedKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, there := p.keys[path]; !there && len(p.keys) >= maxKeys {
-		// One that is not there, as any caller can name those; else any, which costs its users one call.
+		// Drop a missing key, which any caller can name, or else any key; its users then ask once more.
 		drop := ""
 		for other, old := range p.keys {
 			if drop = other; old.key == nil {
@@ -134,7 +133,7 @@ func (p *keyCache) remember(path string, k fetchedKey) {
 	p.keys[path] = k
 }
 
-// fetch asks ZTS. A nil key without an error means that there is none.
+// fetch asks ZTS for a key. A nil key without an error means that there is none.
 func (p *keyCache) fetch(ctx context.Context, path string, l *limit.Limiter) (crypto.PublicKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()

@@ -25,26 +25,26 @@ import (
 
 const (
 	maxServiceToken  = 16 << 10            // bytes
-	tokenLeeway      = 5 * time.Minute     // of the time of issue
+	tokenLeeway      = 5 * time.Minute     // for the time of issue
 	maxTokenLife     = 30 * 24 * time.Hour // from now
 	serviceTokenHead = "Athenz-Principal-Auth"
 )
 
-// ServiceToken is what a service token, an "ntoken", says. The token itself is text that [SignServiceToken] makes.
+// ServiceToken is the content of a service token, an "ntoken". [SignServiceToken] makes the token's text.
 type ServiceToken struct {
 	Version string             // "S1" for a service, "U1" for a user
-	Service athenzname.Service // that it is for: the domain of a user is "user"
-	KeyID   string             // of the key that signed it; "0" if it does not say
+	Service athenzname.Service // whom the token names: the domain of a user is "user"
+	KeyID   string             // ID of the signing key; "0" if the token has none
 
-	// KeyService is "zms" or "zts" for a token that one of these servers has signed, with a key of sys.auth.zms or
-	// sys.auth.zts; empty for one that the service has signed. A token for a user is signed by ZMS.
+	// KeyService is "zms" or "zts" if one of these servers signed the token, with a key of sys.auth.zms or
+	// sys.auth.zts. It is empty if the service itself signed. ZMS signs the tokens of users.
 	KeyService string
 
-	Host, IP        string // of the instance, as it says; may be empty
+	Host, IP        string // of the instance, unverified; may be empty
 	Issued, Expires time.Time
 }
 
-// keyOwner returns the service whose public key, by KeyID, verifies the token.
+// keyOwner returns the service whose public key, named by KeyID, verifies the token.
 func (t *ServiceToken) keyOwner() athenzname.Service {
 	switch {
 	case t.KeyService == "zts":
@@ -59,7 +59,7 @@ func badToken(format string, args ...any) error {
 	return fmt.Errorf("athenz: service token: %w: "+format, append([]any{ErrServiceToken}, args...)...)
 }
 
-// check reports what is wrong with the token at a time.
+// check reports what is wrong with the token at the time now.
 func (t *ServiceToken) check(now time.Time) error {
 	if err := t.Service.Check(); err != nil {
 		return badToken("%w", err)
@@ -79,8 +79,8 @@ func (t *ServiceToken) check(now time.Time) error {
 	return nil
 }
 
-// SignServiceToken returns a token that is signed by key, whose ID is t.KeyID. A zero Issued means now, and a
-// zero Expires an hour later. The token is a secret.
+// SignServiceToken returns a token signed with key, whose ID is t.KeyID. A zero Issued means now, a zero Expires an
+// hour later. The token is a secret.
 func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	now := time.Now()
 	if t.Version == "" {
@@ -122,7 +122,7 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 // signedText returns the token without its signature, with a new salt.
 func (t *ServiceToken) signedText() string {
 	salt := make([]byte, 8)
-	_, _ = rand.Read(salt) // it never fails
+	_, _ = rand.Read(salt) // never fails
 	var text strings.Builder
 	text.WriteString("v=" + t.Version + ";d=" + t.Service.Domain + ";n=" + t.Service.Name + ";k=" + t.KeyID)
 	for _, tag := range []struct{ name, value string }{
@@ -136,7 +136,7 @@ func (t *ServiceToken) signedText() string {
 	return text.String()
 }
 
-// isTokenText reports whether a value has only characters that are no part of the form of a token.
+// isTokenText reports whether s contains no separator of the token format.
 func isTokenText(s string) bool {
 	return len(s) <= 255 && !strings.ContainsFunc(s, func(r rune) bool {
 		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' ||
@@ -144,9 +144,9 @@ func isTokenText(s string) bool {
 	})
 }
 
-// VerifyServiceToken verifies a token by the public key of the service or server that has signed it, and by the
-// time: issued five minutes ahead at most, not expired, and valid for 30 days at most. The error wraps
-// [ErrServiceToken], or is that of keys.
+// VerifyServiceToken verifies a token with the public key of the service or server that signed it, and checks its
+// times: issued at most five minutes ahead, not expired, and valid for at most 30 days. The error wraps
+// [ErrServiceToken], or comes from keys.
 func VerifyServiceToken(ctx context.Context, text string, keys PublicKeys) (*ServiceToken, error) {
 	t, signed, sig, err := parseServiceToken(text)
 	if err == nil {
@@ -176,8 +176,8 @@ func VerifyServiceToken(ctx context.Context, text string, keys PublicKeys) (*Ser
 	return t, nil
 }
 
-// parseServiceToken reads a token, and returns the bytes that are signed, and the signature. Tags may be in any
-// order, and others than those of the form are ignored; one that is there twice is refused.
+// parseServiceToken parses a token, and returns the signed bytes and the signature. Tags may be in any order, and
+// unknown tags are ignored. A duplicate tag is refused.
 func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte, err error) {
 	if len(text) > maxServiceToken {
 		return nil, "", nil, badToken("it has %d bytes, the limit is %d", len(text), maxServiceToken)
@@ -186,7 +186,7 @@ func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte,
 	if !ok {
 		return nil, "", nil, badToken("it has no signature")
 	}
-	tail, _, _ = strings.Cut(tail, ";") // what an authorized service adds is not looked at
+	tail, _, _ = strings.Cut(tail, ";") // ignores the additions of an authorized service
 	if sig, ok = decodeY64(tail); !ok || len(sig) == 0 {
 		return nil, "", nil, badToken("its signature is not in the base64 of Athenz")
 	}
@@ -222,10 +222,9 @@ func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte,
 	return t, signed, sig, nil
 }
 
-// ServiceTokenAuthenticator proves a caller by the service token in the header Athenz-Principal-Auth, which
-// comes over TLS or a Unix socket. The Name of the Caller is the principal, and the method
-// "athenz-service-token". An error of keys that wraps [ErrServiceToken] refuses the token; any other says that
-// it cannot be judged now.
+// ServiceTokenAuthenticator proves a caller by the service token in the header Athenz-Principal-Auth, sent over TLS
+// or a Unix socket. The Name of the Caller is the principal, and the method "athenz-service-token". If an error of
+// keys wraps [ErrServiceToken], the token is refused; any other error means that it cannot be judged now.
 func ServiceTokenAuthenticator(keys PublicKeys) authn.Authenticator {
 	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		fields := r.Header.Values(serviceTokenHead)
@@ -250,14 +249,14 @@ func ServiceTokenAuthenticator(keys PublicKeys) authn.Authenticator {
 	})
 }
 
-// The base64 of Athenz has other characters in the place of +, / and =.
+// y64 is the alphabet of Athenz's base64, which replaces +, / and =.
 const y64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._"
 
 func y64Encoding() *base64.Encoding { return base64.NewEncoding(y64).WithPadding('-') }
 
 func encodeY64(data []byte) string { return y64Encoding().EncodeToString(data) }
 
-// decodeY64 decodes what encodeY64 returns, and no other text.
+// decodeY64 decodes the output of encodeY64, and no other text.
 func decodeY64(text string) ([]byte, bool) {
 	data, err := y64Encoding().Strict().DecodeString(text)
 	return data, err == nil && !strings.ContainsAny(text, "\r\n")

@@ -39,9 +39,9 @@ type signAnswer struct {
 	JWT string `json:"jwt"`
 }
 
-// NewSigningHandler returns a signing service: POST /v1/jwt signs a document for a caller that is proven, such
-// as an agent by [ClientCertificate]. It signs for any pod that the caller names, as its callers are the agents
-// of all nodes. GET /healthz needs no proof. The logger gets what is refused or fails; nil means no logs.
+// NewSigningHandler returns a signing service. POST /v1/jwt signs a document for a proven caller, such as an agent
+// with a [ClientCertificate]. It signs for any pod that the caller names, because the callers are the agents of all
+// nodes. GET /healthz needs no proof. The logger gets refusals and failures; nil means no logs.
 func NewSigningHandler(s Signer, callers authn.Authenticator, logger *slog.Logger) (http.Handler, error) {
 	if s == nil || callers == nil {
 		return nil, errors.New("athenz: new signing handler: the signer or the authenticator of the callers is " +
@@ -88,7 +88,7 @@ func callerName(r *http.Request) string {
 
 func (in *signRequest) subject() (PodSubject, error) {
 	namespace, pod, _ := strings.Cut(in.Subject.ID, "/")
-	ip, _ := netip.ParseAddr(in.Subject.IP) // of the zero address check says what is wrong
+	ip, _ := netip.ParseAddr(in.Subject.IP) // check reports an error for the zero address
 	s := PodSubject{Namespace: namespace, Pod: pod,
 		Service: athenzname.Service{Domain: in.Subject.Domain, Name: in.Subject.Service}, IP: ip}
 	return s, s.check()
@@ -120,9 +120,9 @@ func toServer(address string, client *http.Client) (*http.Client, error) {
 	return &c, nil
 }
 
-// NewSigningClient returns a Signer that asks the signing service at an https address, without the path, and
-// waits for 10 seconds at most. The client proves this program by its certificate and decides which server is
-// trusted; it is copied, and follows no redirects.
+// NewSigningClient returns a Signer that calls the signing service at an https address without a path, and waits at
+// most 10 seconds. The client proves this program by its certificate and decides which server is trusted; it is
+// copied, and follows no redirects.
 func NewSigningClient(address string, client *http.Client) (Signer, error) {
 	c, err := toServer(address, client)
 	if err != nil {

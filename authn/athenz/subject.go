@@ -12,15 +12,15 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-// PodSubject is what an identity document says of a pod: the subject of the document. It is comparable.
+// PodSubject is the subject of an identity document: its description of a pod. It is comparable.
 type PodSubject struct {
 	Namespace, Pod string // the names
 	Service        athenzname.Service
 	IP             netip.Addr
 }
 
-// check reports whether each part is there and is what it has to be. A pod that has no address yet gets no
-// document. The error wraps [ErrDocument].
+// check reports whether each part is present and valid. A pod without an address gets no document yet. The error
+// wraps [ErrDocument].
 func (s PodSubject) check() error {
 	if err := s.parts(); err != nil {
 		return fmt.Errorf("athenz: pod %.64q in namespace %.64q: %w: %w", s.Pod, s.Namespace, ErrDocument, err)
@@ -40,17 +40,16 @@ func (s PodSubject) parts() error {
 	return s.Service.Check()
 }
 
-// String returns the subject as a URI: pod:NAMESPACE/POD?d=DOMAIN&n=SERVICE&i=IP. The values are escaped as those of a
-// form: fd00::1 is fd00%3A%3A1.
+// String returns the subject as a URI: pod:NAMESPACE/POD?d=DOMAIN&n=SERVICE&i=IP. The values are form-encoded:
+// fd00::1 becomes fd00%3A%3A1.
 func (s PodSubject) String() string {
 	return "pod:" + s.Namespace + "/" + s.Pod + "?d=" + url.QueryEscape(s.Service.Domain) + "&n=" +
 		url.QueryEscape(s.Service.Name) +
 		"&i=" + url.QueryEscape(s.IP.String())
 }
 
-// parsePodSubject reads a subject back from the URI that [PodSubject.String] writes; alone it proves nothing.
-// The parameters may be in any order, and others are ignored; one of the three that is there twice is refused.
-// The error wraps [ErrDocument].
+// parsePodSubject parses the URI that [PodSubject.String] writes; alone it proves nothing. The parameters may be in
+// any order, and others are ignored. A duplicate of one of the three is refused. The error wraps [ErrDocument].
 func parsePodSubject(text string) (PodSubject, error) {
 	s, err := readPodSubject(text)
 	if err != nil {
@@ -66,7 +65,7 @@ func readPodSubject(text string) (PodSubject, error) {
 		return PodSubject{}, errors.New(`its scheme is not "pod"`)
 	}
 	id, query, _ := strings.Cut(rest, "?")
-	namespace, pod, _ := strings.Cut(id, "/") // any other character is none of a name
+	namespace, pod, _ := strings.Cut(id, "/") // a name contains no other character
 	values, err := url.ParseQuery(query)
 	if err != nil {
 		return PodSubject{}, errors.New("its parameters are not escaped as those of a form")

@@ -15,27 +15,26 @@ import (
 )
 
 const (
-	// of the data: JSON, from hashes in base64 for URLs to the seconds since 1970 when they are forgotten
+	// The data is JSON: hashes in base64url, each with the time to forget it, in seconds since 1970.
 	usedMember  = "documents"
 	maxNoted    = 4096             // some 240 KB; a ConfigMap has 1 MiB
-	usedMargin  = time.Minute      // for replicas whose clocks are apart
-	usedTimeout = 10 * time.Second // of the 30 that ZTS waits
+	usedMargin  = time.Minute      // for replicas whose clocks differ
+	usedTimeout = 10 * time.Second // ZTS waits 30 seconds
 	usedPause   = 50 * time.Millisecond
 )
 
-// usedDocuments is a ConfigMap in which the replicas of a provider note the documents that were used. Each note
-// replaces the version that was read, so that of the replicas that are shown one document at the same time the
-// API server lets one through.
+// usedDocuments is a ConfigMap in which the replicas of a provider record used documents. Each record replaces the
+// version that was read. If several replicas get one document at the same time, the API server accepts one record.
 type usedDocuments struct {
 	api             *kube.Client
 	namespace, name string
-	turn            chan struct{} // replicas race; the requests of one replica need not
+	turn            chan struct{} // replicas race; the requests of one replica take turns
 }
 
-// FirstUseInConfigMap returns a [ProviderConfig].FirstUse that all replicas of a provider share. It notes a
-// hash of each document in a ConfigMap, such as athenz/used-documents, until a minute after the document has
-// expired, and 4,096 of them at a time. An operator creates the ConfigMap without data, and lets the provider
-// get and update it. The address and the client are those of [NewAPIServer].
+// FirstUseInConfigMap returns a [ProviderConfig].FirstUse that all replicas of a provider share. It records hashes of
+// at most 4,096 documents in a ConfigMap, such as athenz/used-documents, each until a minute after the document has
+// expired. An operator creates the ConfigMap without data, and lets the provider get and update it. The address and
+// the client are as for [NewAPIServer].
 func FirstUseInConfigMap(address string, client *http.Client,
 	object string) (func(ctx context.Context, document [32]byte, expires time.Time) (bool, error), error) {
 	namespace, name, _ := strings.Cut(object, "/")
@@ -50,8 +49,8 @@ func FirstUseInConfigMap(address string, client *http.Client,
 	return (&usedDocuments{api, namespace, name, make(chan struct{}, 1)}).first, nil
 }
 
-// first reports whether a document is used for the first time. After an error it may be noted or not: it counts
-// no more, and another one has to be signed.
+// first reports whether a document is used for the first time. After an error the document may have been recorded: it
+// is void, and a new one must be signed.
 func (u *usedDocuments) first(ctx context.Context, document [32]byte, expires time.Time) (first bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, usedTimeout)
 	defer cancel()
@@ -73,10 +72,10 @@ func (u *usedDocuments) first(ctx context.Context, document [32]byte, expires ti
 	return first, nil
 }
 
-// note reports whether a document is not there yet, and puts it there.
+// note reports whether a document is new, and records it.
 func (u *usedDocuments) note(ctx context.Context, document string, expires time.Time) (bool, error) {
 	path := kube.Path("api", "v1", "namespaces", u.namespace, "configmaps", u.name)
-	var object map[string]json.RawMessage // what this program does not know stays
+	var object map[string]json.RawMessage // unknown members stay
 	switch err := u.api.Get(ctx, path, nil, &object); {
 	case kube.NotFound(err):
 		return false, fmt.Errorf("create it, without data: %w", err)
@@ -93,7 +92,7 @@ func (u *usedDocuments) note(ctx context.Context, document string, expires time.
 	if text := data[usedMember]; text != "" && err == nil {
 		err = json.Unmarshal([]byte(text), &used)
 	}
-	if err != nil || metadata.ResourceVersion == "" || data == nil || used == nil { // of null
+	if err != nil || metadata.ResourceVersion == "" || data == nil || used == nil { // null
 		return false, fmt.Errorf("its member %q was not written by this program: create the ConfigMap anew, "+
 			"without data, when the documents of now have expired", usedMember)
 	}
@@ -110,14 +109,14 @@ func (u *usedDocuments) note(ctx context.Context, document string, expires time.
 		return false, fmt.Errorf("%d documents were used lately, and no more can be noted: shorten the lifetime "+
 			"of documents", maxNoted)
 	}
-	used[document] = expires.Add(usedMargin).Unix() + 1 // not before the fraction of a second is over, too
+	used[document] = expires.Add(usedMargin).Unix() + 1 // rounds up to a whole second
 	text, err := json.Marshal(used)
 	if err == nil {
 		data[usedMember] = string(text)
 		object["data"], err = json.Marshal(data)
 	}
 	if err != nil {
-		return false, err // impossible: these are texts and numbers
+		return false, err // impossible: strings and numbers
 	}
 	if err := u.api.Update(ctx, path, object, nil); err != nil {
 		return false, err

@@ -16,7 +16,6 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-// kind is what errors about tokens say.
 var kind = &token.Kind{Package: "jwt", What: "token"}
 
 // headerFault checks the header beyond the form of the algorithm.
@@ -34,15 +33,14 @@ func headerFault(s *token.Signed) *token.Error {
 	return nil
 }
 
-// claims are the claims that this package judges.
 type claims struct {
 	issuer, subject              string
 	audiences, actors            []string
 	expires, notBefore, issuedAt token.Date
-	certificate                  *string // that the token is bound to; see [readBinding]
+	certificate                  *string // that the token is bound to; see readBinding
 }
 
-// readClaims reads a payload. A claim that it judges must have the right form.
+// readClaims parses a payload. Each claim that this package judges must have the right form.
 func readClaims(payload []byte) (claims, *token.Error) {
 	var c claims
 	bad := ""
@@ -95,7 +93,6 @@ func readClaims(payload []byte) (claims, *token.Error) {
 	return c, e
 }
 
-// maxActors bounds a chain of actors.
 const maxActors = 16
 
 // readActors reads the claim "act" (RFC 8693 section 4.1) and appends its actors to the chain, the present one first.
@@ -119,8 +116,8 @@ func readActors(r *strictjson.Reader, chain []string) (_ []string, ok bool) {
 	return chain, ok && chain[i] != ""
 }
 
-// readBinding reads the claim "cnf" (RFC 7800): the hash of the client certificate that it names, if it is by
-// that alone (RFC 8705 section 3.1), and otherwise "", which no certificate has.
+// readBinding reads the claim "cnf" (RFC 7800). It returns the hash of the client certificate if the token is bound by
+// that alone (RFC 8705 section 3.1), and otherwise "", which matches no certificate.
 func readBinding(r *strictjson.Reader) *string {
 	var hash []byte
 	members := 0
@@ -135,8 +132,8 @@ func readBinding(r *strictjson.Reader) *string {
 	return new(string(hash))
 }
 
-// bindingFault checks that a token which is bound to a certificate comes from its holder: the TLS handshake has
-// proven that the client has the key.
+// bindingFault checks that a token bound to a certificate comes from the certificate's holder: the TLS handshake
+// proved that the client has the key.
 func bindingFault(certificate *string, r *http.Request) *token.Error {
 	switch {
 	case certificate == nil:
@@ -156,7 +153,7 @@ func bindingFault(certificate *string, r *http.Request) *token.Error {
 	return nil
 }
 
-// claimsFault checks what does not depend on the signature, so that a token that is refused anyway costs nothing more.
+// claimsFault checks the claims before the signature, so that a token that is refused anyway costs nothing more.
 func (a *Authenticator) claimsFault(c *claims, now time.Time) *token.Error {
 	latest := now.Add(leeway)
 	switch {
@@ -177,10 +174,10 @@ func (a *Authenticator) claimsFault(c *claims, now time.Time) *token.Error {
 	return nil
 }
 
-// UnverifiedIssuer returns the issuer and the first audience of the token in a file, such as the one that Kubernetes
-// projects into the pod of this program: the issuer of this program's token then vouches for its callers, who name
-// the same audience. Nothing of the token is verified, so whatever can write the file chooses the issuer that is
-// trusted, and the file must be as well protected as a configuration file. An expired token is read, too.
+// UnverifiedIssuer returns the issuer and the first audience of the token in a file, such as the token that
+// Kubernetes projects into this program's pod. With them, the issuer of this program's token vouches for callers, who
+// name the same audience. UnverifiedIssuer verifies nothing, so a writer of the file chooses the trusted issuer:
+// protect the file like a configuration file. It also reads an expired token.
 func UnverifiedIssuer(tokenFile string) (issuer, audience string, err error) {
 	text, err := files.Read(tokenFile, jws.MaxSize+2)
 	c, _ := jws.ReadClaims(strings.TrimSpace(string(text)))

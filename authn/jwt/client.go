@@ -20,30 +20,30 @@ import (
 
 // ClientOptions configure [Client], which copies them. Issuer, Bundles and Clients are required.
 type ClientOptions struct {
-	// Issuer is the authorization server as its metadata name it (RFC 8414): the one audience that an assertion
-	// may have.
+	// Issuer is the authorization server's name in its metadata (RFC 8414): the only audience that an assertion may
+	// have.
 	Issuer string
 
-	// Bundles has the keys of the trust domains that clients are in, such as a *federation.Manager.
+	// Bundles has the keys of the clients' trust domains, such as a *federation.Manager.
 	Bundles spiffe.BundleSource
 
-	// Clients returns the policy for the SPIFFE IDs of the client with this ID: one ID, or a pattern for many
-	// instances. The zero Policy is that of an unknown client. A client that sends no ID is asked for by its
-	// SPIFFE ID. The text comes from the request: look it up, and do not make a policy from it. It must not
-	// block, and be safe for concurrent use.
+	// Clients returns the policy for the SPIFFE IDs of a client, given its client ID: one SPIFFE ID, or a pattern for
+	// many instances. The zero Policy means an unknown client. If a client sends no ID, clientID is its SPIFFE ID.
+	// The text comes from the request: look it up, and do not make a policy from it. Clients must not block, and must
+	// be safe for concurrent use.
 	Clients func(clientID string) spiffe.Policy
 
-	// JWTBearer also accepts the type of RFC 7523 (jwt-bearer) for the same assertions, for clients that know
-	// no other.
+	// JWTBearer also accepts the type of RFC 7523 (jwt-bearer) for the same assertions, for clients that support no
+	// other.
 	JWTBearer bool
 
-	// Certificates proves clients that send their ID and no assertion, by their X.509-SVID (RFC 8705 section
-	// 2.1): [authn.ClientCertificate]. Nil means that there are none.
+	// Certificates proves clients that send their ID without an assertion, by their X.509-SVID (RFC 8705 section
+	// 2.1): [authn.ClientCertificate]. Nil means that there are no such clients.
 	Certificates authn.Authenticator
 
-	// Uses is how many times an assertion is accepted; 0 means 100. A client presents its JWT-SVID again until
-	// that is renewed, an agent may give the same one to all instances of a workload on its machine, and a
-	// thief can present it as well. Each process counts for itself.
+	// Uses is how many times an assertion is accepted; 0 means 100. A client presents its JWT-SVID until the SVID is
+	// renewed, an agent may give one SVID to all instances of a workload on its machine, and a thief can present it
+	// as well. Each process counts for itself.
 	Uses int
 
 	// AllowPlaintext is as in [Options].
@@ -53,16 +53,16 @@ type ClientOptions struct {
 // maxAssertion is how far ahead an assertion may end.
 const maxAssertion = time.Hour
 
-// Client returns an [authn.Authenticator] for the clients of an OAuth authorization server: a client without a
-// secret proves itself by a JWT-SVID (the draft OAuth SPIFFE Client Authentication, and RFC 7523 section 3),
-// which ends within an hour, or by its X.509-SVID. The handler has parsed the form of the request, with a bound
-// on its size, as http.Request.ParseForm does. The parameters client_id, client_assertion and
-// client_assertion_type are read in its PostForm, and each counts once (RFC 6749 section 3.2).
+// Client returns an [authn.Authenticator] for the clients of an OAuth authorization server. A client without a secret
+// proves itself by a JWT-SVID that ends within an hour (the draft OAuth SPIFFE Client Authentication, and RFC 7523
+// section 3), or by its X.509-SVID. The handler must first parse the form of the request with a bound on its size, as
+// http.Request.ParseForm does. Client reads client_id, client_assertion and client_assertion_type from PostForm; each
+// may occur once (RFC 6749 section 3.2).
 //
-// The caller has the client ID as its Name, its SPIFFE ID, and the Method "client-assertion" or
-// "client-certificate". An error that wraps [authn.ErrNoCredential] or [authn.ErrRefused] is for the answer
-// invalid_client. Another one says that the question could not be answered now, and has the method Retryable if
-// a client has presented too many assertions.
+// The caller's Name is the client ID, its ID the SPIFFE ID, and its Method "client-assertion" or
+// "client-certificate". Answer invalid_client if an error wraps [authn.ErrNoCredential] or [authn.ErrRefused]. Any
+// other error means that Client could not decide now; it has the method Retryable if a client has presented too many
+// assertions.
 func Client(o ClientOptions) (authn.Authenticator, error) {
 	c := &clients{ClientOptions: o, seen: map[[sha256.Size]byte]*seen{},
 		shares: limit.NewShares[spiffe.ID](1<<16, 1<<10)}
@@ -87,12 +87,11 @@ type clients struct {
 	validator *jwtsvid.Validator
 
 	mu     sync.Mutex
-	seen   map[[sha256.Size]byte]*seen // by what is signed of an assertion
+	seen   map[[sha256.Size]byte]*seen // by the signed part of an assertion
 	shares *limit.Shares[spiffe.ID]    // of seen
 	swept  time.Time
 }
 
-// seen is an assertion that was accepted.
 type seen struct {
 	id    spiffe.ID
 	until time.Time
@@ -140,7 +139,6 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 	return c.asserted(id, assertion)
 }
 
-// asserted proves a client by its assertion.
 func (c *clients) asserted(id, assertion string) (*authn.Caller, error) {
 	proof, err := c.validator.Validate(assertion)
 	switch now := time.Now(); {
@@ -194,7 +192,7 @@ func (c *clients) named(clientID string, id spiffe.ID, method string, until time
 	return &authn.Caller{ID: id, Name: clientID, Method: method, NotAfter: until}, nil
 }
 
-// use counts a use of an assertion. The signature does not count, as another one can be good, too.
+// use counts a use of an assertion. It ignores the signature, because a different one can be valid too.
 func (c *clients) use(assertion string, proof *jwtsvid.Verified, now time.Time) error {
 	key := sha256.Sum256([]byte(assertion[:strings.LastIndexByte(assertion, '.')]))
 	c.mu.Lock()

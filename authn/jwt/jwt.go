@@ -1,8 +1,8 @@
 // Package jwt proves callers by signed tokens: JSON Web Tokens of an OpenID Connect issuer, such as the API
 // server of a Kubernetes cluster or a build system, and JWT-SVIDs.
 //
-// [New] makes an [Authenticator] for the tokens of one issuer, and [SVID] one for JWT-SVIDs. authn.FirstOf
-// asks several, for several issuers:
+// [New] makes an [Authenticator] for the tokens of one issuer, and [SVID] one for JWT-SVIDs. authn.FirstOf combines
+// several issuers:
 //
 //	a, err := jwt.New(jwt.Options{
 //		Issuer:      "https://oidc.example.org",
@@ -13,7 +13,7 @@
 //	err = a.Fetch(ctx) // at start, if the program wants to know
 //	handler = authn.Require(a, handler, logger)
 //
-// [Client] is for authorization servers: it proves their clients, which need no secret.
+// [Client] is for authorization servers: it proves their clients without a shared secret.
 //
 // # What it promises
 //
@@ -26,17 +26,17 @@
 // A header with "crit" is refused, and so is a "typ" other than JWT, JOSE and at+jwt: another kind of token that the
 // issuer signs, such as for a logout, is no proof. Other members of a header are ignored.
 //
-// A token that is bound to a client certificate (the claim "cnf" with "x5t#S256", RFC 8705) counts if the
-// client of the TLS connection has presented that one. One that is bound otherwise is refused, such as by DPoP,
-// and so is each JWT-SVID with "cnf".
+// A token bound to a client certificate (the claim "cnf" with "x5t#S256", RFC 8705) counts if the client of the TLS
+// connection presented that certificate. Tokens with another binding, such as DPoP, are refused, and so is every
+// JWT-SVID with "cnf".
 //
 // # Keys
 //
 // The keys are fetched when the first token needs them, or by [Authenticator.Fetch]. They are fetched again for a
-// token with an unknown key, at most once in 10 seconds, and when they are older than 5 minutes and in use,
-// without delaying a request. So a key that the issuer withdraws counts for about 5 minutes. While fetches fail,
-// the last keys stay in use, so that an outage of the issuer takes no caller's identity. Waits after a failure
-// grow from a second to half a minute. Callers share one fetch, which goes on if they leave.
+// token with an unknown key, at most once in 10 seconds, and when they are in use and older than 5 minutes, without
+// delaying a request. So a withdrawn key counts for about 5 minutes. While fetches fail, the last keys stay in use,
+// so that an outage of the issuer costs no caller its identity. Waits after a failure grow from a second to half a
+// minute. Callers share one fetch, which goes on if they leave.
 //
 // A document has at most 1 MiB, and a key set 256 keys. Keys of other types and for other uses are left out; a set
 // without a usable key is a failure.
@@ -46,8 +46,8 @@
 //
 // # What it does not do
 //
-// A good token proves that it was issued, and not that its holder still exists: package kube asks the API
-// server about that. There are no sessions, no refresh tokens and no flows of OpenID Connect.
+// A good token proves that it was issued, not that its holder still exists: package kube asks the API server about
+// that. There are no sessions, refresh tokens or flows of OpenID Connect.
 package jwt
 
 import (
@@ -68,7 +68,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// method is what a Caller's Method says.
 const method = "jwt"
 
 const leeway = token.DefaultLeeway // of "exp", "nbf" and "iat", for clocks that disagree
@@ -77,32 +76,31 @@ const maxRemembered = 1000 // tokens
 
 // Options configure [New], which copies them. Issuer, Audiences, and one of TrustDomain and Caller are required.
 type Options struct {
-	// Issuer is what "iss" must be, byte for byte: a URL with the scheme https, or http on loopback. With JWKSURL it
-	// may be any text, as some issuers are no URLs.
+	// Issuer is the required value of "iss", byte for byte: a URL with the scheme https, or http on loopback. With
+	// JWKSURL it may be any text, because some issuers are not URLs.
 	Issuer string
 
-	// JWKSURL is where the issuer's key set is, https or, on loopback, http. Empty: where the discovery document of
-	// the issuer says, which is at ISSUER/.well-known/openid-configuration.
+	// JWKSURL is the URL of the issuer's key set, https or, on loopback, http. If empty, it comes from the issuer's
+	// discovery document at ISSUER/.well-known/openid-configuration.
 	JWKSURL string
 
-	// Audiences are the names of this server, of which "aud" must have one: at least one.
+	// Audiences are the names of this server, at least one. "aud" must contain one of them.
 	Audiences []string
 
-	// TrustDomain is that of callers whose "sub" is a Kubernetes service account,
+	// TrustDomain is the trust domain of callers whose "sub" is a Kubernetes service account,
 	// system:serviceaccount:NAMESPACE:NAME. Their IDs are spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/NAME. Other subjects
 	// are refused.
 	TrustDomain spiffe.TrustDomain
 
-	// Caller, if set, takes the place of that rule: it returns the ID, Name, DNSNames or Pod of the caller with
-	// these claims, which are verified. The method and the end of the proof are set by this package. It must
-	// depend on the claims alone, as the result is remembered with the token, and be safe for concurrent use.
-	// An error refuses the token, and so does a caller without a name. A Caller also decides which actors may
-	// act for a subject, whereas with TrustDomain a token with an actor (the claim "act" of RFC 8693 section
-	// 4.1) is refused.
+	// Caller, if set, replaces that rule: it returns the ID, Name, DNSNames or Pod of the caller with these verified
+	// claims. This package sets the method and the end of the proof. Caller must depend on the claims alone, because
+	// the result is cached with the token, and must be safe for concurrent use. An error, or a caller without a name,
+	// refuses the token. Caller also decides which actors may act for a subject; TrustDomain refuses a token with an
+	// actor (the claim "act" of RFC 8693 section 4.1).
 	Caller func(*Claims) (*authn.Caller, error)
 
-	// AllowPlaintext accepts tokens over connections that are neither TLS nor Unix sockets, too. It is for servers
-	// whose connections are protected otherwise, such as by a proxy in the same pod.
+	// AllowPlaintext also accepts tokens over connections that are not TLS and not Unix sockets. It is for servers
+	// whose connections have other protection, such as a proxy in the same pod.
 	AllowPlaintext bool
 
 	// HTTPClient fetches the documents of the issuer. It is copied; the copy follows no redirect. Nil means one that
@@ -110,22 +108,22 @@ type Options struct {
 	HTTPClient *http.Client
 }
 
-// Claims are what a verified token says. They must not be changed.
+// Claims are the claims of a verified token. They must not be changed.
 type Claims struct {
 	Issuer, Subject string
 	Audiences       []string
 	Expires         time.Time
 
-	// Actors act for the subject: first the present one, then those before it, which are for the record (RFC
-	// 8693 section 4.1). Mostly there are none.
+	// Actors act for the subject: first the present one, then earlier ones, which are for the record (RFC 8693
+	// section 4.1). Usually there are none.
 	Actors []string
 
 	payload []byte
 }
 
 // Decode decodes all claims into what into points to, such as a struct with json tags. Names of claims are
-// case-sensitive, unlike those of package encoding/json, and numbers that go into an interface are a [json.Number].
-// Claims are a promise of the issuer alone.
+// case-sensitive, unlike in package encoding/json, and numbers in an interface are a [json.Number]. Only the issuer
+// vouches for claims.
 func (c *Claims) Decode(into any) error {
 	if err := token.Decode(c.payload, into); err != nil {
 		return fmt.Errorf("authn/jwt: claims: %w", err)
@@ -134,7 +132,7 @@ func (c *Claims) Decode(into any) error {
 }
 
 // Authenticator proves callers by the tokens of one issuer. [New] makes one. It is an [authn.Authenticator] and safe
-// for concurrent use. It starts a goroutine for each fetch of keys, which ends with it, and no other.
+// for concurrent use. It starts one goroutine for each fetch of keys, which ends with the fetch, and no other.
 type Authenticator struct {
 	redacted  // it remembers tokens
 	issuer    string
@@ -149,7 +147,7 @@ type redacted = redact.Text // an alias, so that the embedded field is not expor
 
 var errNotMade = errors.New("authn/jwt: the Authenticator was not made by New")
 
-// kept is what is remembered of a token that was verified.
+// kept is the cache entry of a verified token.
 type kept struct {
 	caller      *authn.Caller
 	certificate *string // that it is bound to
@@ -195,7 +193,7 @@ func (a *Authenticator) set(o *Options) error {
 
 // serviceAccount is the rule for callers that are Kubernetes service accounts.
 func serviceAccount(td spiffe.TrustDomain, c *Claims) (*authn.Caller, error) {
-	if len(c.Actors) > 0 { // which would become the subject
+	if len(c.Actors) > 0 { // the actor would become the subject
 		return nil, fmt.Errorf("%.256q acts for the subject %.256q (act), and no actor is allowed here",
 			c.Actors[0], c.Subject)
 	}
@@ -210,8 +208,8 @@ func serviceAccount(td spiffe.TrustDomain, c *Claims) (*authn.Caller, error) {
 	return &authn.Caller{ID: id}, nil
 }
 
-// Fetch fetches the keys of the issuer, unless that was done in the last 10 seconds, for a program that wants to
-// know at its start whether it can. It returns nil if there are keys, whatever the last fetch has given.
+// Fetch fetches the keys of the issuer, unless they were fetched in the last 10 seconds, for a program that wants to
+// know at its start whether it can. It returns nil if there are keys, even if the last fetch failed.
 func (a *Authenticator) Fetch(ctx context.Context) error {
 	if a.keys == nil {
 		return errNotMade
@@ -226,10 +224,10 @@ func (a *Authenticator) Fetch(ctx context.Context) error {
 // Authenticate proves the caller by the token in the authorization header, see [authn.Bearer]. The method of the
 // caller is "jwt", and NotAfter is "exp". The Caller is the same for every request with the same token.
 //
-// The error wraps [authn.ErrNoCredential] if there is no token, or one that is not for this method: no JWT, or
-// one of another issuer. It wraps [authn.ErrRefused] if the token is refused, with jwtsvid.ErrExpired and
-// jwtsvid.ErrAudience for two of the reasons. It wraps neither if the keys of the issuer cannot be fetched: the
-// same token may be good later.
+// The error wraps [authn.ErrNoCredential] if there is no token, or one that is not for this method: not a JWT, or a
+// JWT of another issuer. It wraps [authn.ErrRefused] if the token is refused, and then jwtsvid.ErrExpired or
+// jwtsvid.ErrAudience for two of the reasons. Otherwise the keys of the issuer cannot be fetched, and the same token
+// may be good later.
 func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if a.keys == nil {
 		return nil, errNotMade
@@ -248,14 +246,14 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := a.verify(r, strings.Clone(text), now) // which may be a small part of something large
+	c, err := a.verify(r, strings.Clone(text), now) // it may be a small part of a large string
 	if err != nil {
 		return nil, fmt.Errorf("authn/jwt: %w", err)
 	}
 	return c, nil
 }
 
-// recall returns the caller of a token that was verified with the present keys and is in time.
+// recall returns the caller of a cached token that was verified with the present keys and is in time.
 func (a *Authenticator) recall(r *http.Request, text string, now time.Time) *authn.Caller {
 	k, set, ok := a.memory.Find(text)
 	if !ok || set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) ||
@@ -265,7 +263,6 @@ func (a *Authenticator) recall(r *http.Request, text string, now time.Time) *aut
 	return k.caller
 }
 
-// verify judges a token.
 func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*authn.Caller, error) {
 	if strings.Count(text, ".") != 2 {
 		return nil, fmt.Errorf("the token is no JWT: %w", authn.ErrNoCredential)
@@ -278,7 +275,7 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 	if e == nil {
 		c, e = readClaims(signed.Payload)
 	}
-	if e == nil && c.issuer != a.issuer { // before anything is done for it
+	if e == nil && c.issuer != a.issuer { // other issuers cost nothing
 		return nil, fmt.Errorf("the token is of the issuer %.256q, and not of %.256q: %w", c.issuer, a.issuer,
 			authn.ErrNoCredential)
 	}
@@ -307,7 +304,7 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 	return caller, nil
 }
 
-// refuse is the error for a token that is refused for err.
+// refuse wraps err as the reason to refuse a token.
 func refuse(err error) error { return fmt.Errorf("%w: %w", authn.ErrRefused, err) }
 
 // name returns the caller of verified claims.

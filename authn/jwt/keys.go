@@ -23,12 +23,12 @@ import (
 
 const (
 	fetchTimeout = 10 * time.Second // of both documents together
-	refetch      = 10 * time.Second // the shortest time between two fetches for keys that are not known
-	refresh      = renew.UsualPoll  // the age at which keys that are in use are fetched again
+	refetch      = 10 * time.Second // the shortest time between two fetches for unknown keys
+	refresh      = renew.UsualPoll  // the age at which keys in use are fetched again
 
 	maxDocument = 1 << 20 // bytes
 	maxKeys     = 256
-	maxTrials   = 16 // keys that are tried for a token that names none
+	maxTrials   = 16 // keys to try for a token that names none
 )
 
 // backoff is for fetches that failed.
@@ -36,25 +36,24 @@ var backoff = renew.Backoff{Low: time.Second, First: 2 * time.Second, High: 30 *
 
 var errNoKeys = errors.New("the keys of the issuer are not known")
 
-// key is a key of the issuer.
 type key struct {
-	id, algorithm string // empty if they are not there
+	id, algorithm string // empty if missing
 	public        crypto.PublicKey
 }
 
-// keySet is what a key set document says. It never changes.
+// keySet is the content of a key set document. It never changes.
 type keySet struct {
 	document []byte
 	keys     []key
 }
 
-// fetched is a key set and when it was fetched last.
+// fetched is a key set with the time of its last fetch.
 type fetched struct {
 	set *keySet
 	at  time.Time
 }
 
-// keys are the keys of an issuer, as they were when they were fetched last.
+// keys are the keys of an issuer, as last fetched.
 type keys struct {
 	client  *http.Client
 	issuer  string // for discovery; else empty
@@ -62,7 +61,7 @@ type keys struct {
 
 	state atomic.Pointer[fetched] // nil until there are keys
 
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards the fields below
 	renew.Entry
 	loop renew.Loop[*keys] // has one fetch at a time
 	err  error             // of the last fetch
@@ -92,7 +91,7 @@ func prefix(name string, err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// current returns the key set, or nil. One that is old is fetched again meanwhile.
+// current returns the key set, or nil. It starts a new fetch for an old one.
 func (k *keys) current(now time.Time) *keySet {
 	st := k.state.Load()
 	if st == nil {
@@ -106,7 +105,7 @@ func (k *keys) current(now time.Time) *keySet {
 	return st.set
 }
 
-// start starts a fetch if it is time for one. It reports whether one is under way; mu is held.
+// start starts a fetch if one is due, and reports whether one is running. The caller holds mu.
 func (k *keys) start() bool {
 	if k.Busy() {
 		return true
@@ -118,7 +117,7 @@ func (k *keys) start() bool {
 	return true
 }
 
-// renew fetches the keys if it is time for that, and returns what the last fetch has given, or the cause of ctx's end.
+// renew fetches the keys if a fetch is due. It returns the result of the last fetch, or the cause of ctx's end.
 func (k *keys) renew(ctx context.Context) error {
 	k.mu.Lock()
 	if k.start() {
@@ -135,7 +134,6 @@ func (k *keys) renew(ctx context.Context) error {
 	return k.err
 }
 
-// attempt fetches the keys.
 func (k *keys) attempt(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(ctx, fetchTimeout, fmt.Errorf("no answer within %v", fetchTimeout))
 	defer cancel()
@@ -152,14 +150,13 @@ func (k *keys) attempt(ctx context.Context) {
 		k.Succeeded()
 		k.wait = refetch
 		if old := k.state.Load(); old != nil && bytes.Equal(old.set.document, set.document) {
-			set = old.set // so that what was verified with it counts on
+			set = old.set // tokens verified with it still count
 		}
 		k.state.Store(&fetched{set, k.last})
 	}
 	k.loop.Done(k, k.wait)
 }
 
-// fetch returns the key set as it is now.
 func (k *keys) fetch(ctx context.Context) (*keySet, error) {
 	at := k.jwksURL
 	if k.issuer != "" {
@@ -182,7 +179,6 @@ func (k *keys) fetch(ctx context.Context) (*keySet, error) {
 	return set, nil
 }
 
-// get returns a document.
 func (k *keys) get(ctx context.Context, at string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
@@ -228,8 +224,8 @@ func readDiscovery(doc []byte, issuer string) (jwks string, err error) {
 	return jwks, prefix("jwks_uri", jws.CheckURL(jwks))
 }
 
-// readKeySet reads a key set (RFC 7517 section 5). Keys that cannot verify a token are left out, but for the reason
-// why if there is no other.
+// readKeySet parses a key set (RFC 7517 section 5). It drops keys that cannot verify a token; if no key is left, the
+// error says why.
 func readKeySet(doc []byte) (*keySet, error) {
 	s, skipped, n := &keySet{document: doc}, "it has no keys", 0
 	r := strictjson.NewReader(doc)
@@ -258,7 +254,7 @@ func readKeySet(doc []byte) (*keySet, error) {
 	return s, nil
 }
 
-// readKey reads a key, or returns the reason why it is left out.
+// readKey parses a key, or returns the reason to drop it.
 func readKey(r *strictjson.Reader) (key, string) {
 	var k key
 	var jwk jws.JWK
@@ -303,8 +299,8 @@ func readKey(r *strictjson.Reader) (key, string) {
 	return k, reason
 }
 
-// verify verifies the signature of a token, and returns the set that has the key. If none has it, the keys are fetched
-// again if it is time for that.
+// verify verifies the signature of a token, and returns the key set used. If no key matches, it fetches the keys
+// again if a fetch is due.
 func (k *keys) verify(ctx context.Context, s *token.Signed) (*keySet, error) {
 	set := k.current(time.Now())
 	var e *token.Error
@@ -329,7 +325,7 @@ func (k *keys) verify(ctx context.Context, s *token.Signed) (*keySet, error) {
 	return nil, refuse(e)
 }
 
-// unknownKey is the reason to refuse a token whose key is not in the set.
+// unknownKey is the reason for refusing a token whose key is not in the set.
 const unknownKey token.Reason = "unknown key"
 
 // verify verifies the signature of a token with a key of the set.

@@ -12,8 +12,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
-// SVID returns an [authn.Authenticator] that proves callers by JWT-SVIDs which v validates and whose IDs the policy
-// allows. The token is in the authorization header, see [authn.Bearer]. The method of the caller is "jwt-svid".
+// SVID returns an [authn.Authenticator] that proves callers by JWT-SVIDs. v validates the token, and the policy must
+// allow its ID. The token is in the authorization header, see [authn.Bearer]. The method of the caller is "jwt-svid".
 //
 // Its errors wrap [authn.ErrNoCredential] if there is no token, and [authn.ErrRefused] if it is refused; the
 // cause is an error of package jwtsvid or [spiffe.ErrDenied]. They wrap [jwtsvid.ErrUnavailable] alone if the
@@ -31,7 +31,7 @@ func SVID(v *jwtsvid.Validator, allow spiffe.PolicySource) (authn.Authenticator,
 type svids struct {
 	validator *jwtsvid.Validator
 	allow     spiffe.PolicySource
-	// the validator returns one proof while its token counts
+	// the validator returns the same proof while its token is cached
 	memory *verifycache.Table[*jwtsvid.Verified, *authn.Caller]
 }
 

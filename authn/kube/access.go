@@ -8,8 +8,8 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-// checkAccess asks the API server whether it lets this program do all of what. The error has the remedy if
-// it does not.
+// checkAccess asks the API server whether it allows this program each access in what. If not, the error contains
+// remedy.
 func checkAccess(ctx context.Context, api *k8s.Client, remedy string, what ...k8s.Access) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
@@ -28,7 +28,7 @@ func checkAccess(ctx context.Context, api *k8s.Client, remedy string, what ...k8
 	return nil
 }
 
-// limited is ctx with the timeout, whose cause says so.
+// limited returns ctx with the timeout; the cause of its end names the timeout.
 func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v", timeout))
 }

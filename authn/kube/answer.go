@@ -11,7 +11,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// status is the answer of a TokenReview.
 type status struct {
 	Authenticated bool     `json:"authenticated"`
 	Audiences     []string `json:"audiences,omitempty"`

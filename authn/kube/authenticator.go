@@ -12,27 +12,26 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// method is what a Caller's Method says.
 const method = "kubernetes-token"
 
 // TokenReviewOptions configure [TokenReview], which copies them.
 type TokenReviewOptions struct {
-	Reviewer    *Reviewer          // required: of the server's own cluster
-	TrustDomain spiffe.TrustDomain // required: of the callers, whatever their cluster
+	Reviewer    *Reviewer          // required: for the server's own cluster
+	TrustDomain spiffe.TrustDomain // required: of all callers, whatever their cluster
 
-	// Audiences are those that a token may be issued for, at least one; nil means "istio-ca", which
-	// Istio's agents use.
+	// Audiences are the audiences that a token may be issued for, at least one; nil means "istio-ca", which Istio's
+	// agents use.
 	Audiences []string
 
-	// Cluster is the ID of the server's own cluster. Callers name theirs in the header clusterid;
-	// callers that name none, or this one, are from the server's own.
+	// Cluster is the ID of the server's own cluster. Callers name theirs in the header clusterid; callers that name
+	// no cluster, or this one, are from the server's own.
 	Cluster string
 
 	// Remotes review the tokens of other clusters, by ID. A cluster with two IDs is there twice.
 	Remotes map[string]*Reviewer
 
-	// AllowPlaintext accepts tokens over connections that are neither TLS nor Unix sockets, too. It is
-	// for servers whose connections are protected otherwise, such as by a proxy in the same pod.
+	// AllowPlaintext also accepts tokens over connections that are not TLS and not Unix sockets. It is for servers
+	// whose connections have other protection, such as a proxy in the same pod.
 	AllowPlaintext bool
 }
 
@@ -41,7 +40,7 @@ type TokenReviewOptions struct {
 // spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, its method "kubernetes-token", and its Pod is
 // never nil; the pod's Cluster is the ID of the remote cluster, or empty for the server's own.
 //
-// The header clusterid says which cluster's API server is asked; it counts if there is exactly one.
+// The header clusterid selects the cluster whose API server reviews the token; it counts if it occurs exactly once.
 //
 // Errors of the Authenticator wrap [authn.ErrNoCredential] if there is no token, [authn.ErrRefused]
 // if the token or the cluster is not accepted, and the kinds of [Reviewer.Review]; with

@@ -19,25 +19,24 @@
 // A token counts only if it was issued for this server. Every review names audiences, and an answer must
 // confirm one of them; API servers without support for audiences confirm none.
 //
-// Answers are not trusted: the user name must be that of a service account, in four parts with names that
+// Answers are not trusted: the user name must name a service account, in four parts with names that
 // Kubernetes allows, and the groups must agree.
 //
 // A review ends after ten seconds at the latest. No error contains a token.
 //
 // # Limits
 //
-// Before the review of its token a caller has proven nothing, so the work that it can cause is bounded: at most
-// 64 reviews at a time, with 1,000 requests that wait, and 500 in a second. One peer has at most half of these
-// in a second, and 256 running or waiting. A peer is the address of a TLS connection, or a user of this
-// machine. After 64 refused tokens a peer gets one review a second, and its other tokens are refused without a
-// review. A request that is given up during its review counts as refused. Good tokens do not count, so an
-// address that stands for many callers is not held back unless one of them sends bad tokens all the time.
-// Behind a proxy that ends TLS all requests have the address of the proxy: they are one peer, whose refused and
-// waiting requests are not counted.
+// Before the review of its token a caller has proven nothing, so the work that it can cause is bounded. At most 64
+// reviews run at a time, with 1,000 requests waiting, and at most 500 start in a second. One peer has at most half of
+// these in a second, and 256 running or waiting. A peer is the address of a TLS connection, or a user of this
+// machine. After 64 refused tokens a peer gets one review a second; its other tokens are refused without a review. A
+// request that is given up during its review counts as refused. Good tokens do not count, so an address that stands
+// for many callers is not held back unless one of them keeps sending bad tokens. Behind a proxy that terminates TLS
+// all requests have the proxy's address: they are one peer, whose refused and waiting requests are not counted.
 //
-// A token is refused without a review if its own claims, which are not proven, rule it out: it ended more than
-// 5 minutes ago, or it is for other audiences. A token without these claims, such as one from a Secret, is
-// reviewed, and so is one that is no JWT, because a webhook of the API server may know it.
+// A token is refused without a review if its own, unproven claims rule it out: it ended more than 5 minutes ago, or
+// it is for other audiences. A token without these claims, such as a token from a Secret, is reviewed, and so is a
+// token that is not a JWT, because a webhook of the API server may know it.
 //
 // A request that a limit refuses gets an error that wraps [ErrReviewFailed] and has a method Retryable, which
 // says when to come back.
@@ -76,16 +75,16 @@ import (
 
 // Errors of [Reviewer.Review] to test for with [errors.Is]. Each of its errors wraps exactly one.
 var (
-	// ErrNotAuthenticated says that the API server does not know the token, or that the token was not
-	// issued for this server.
+	// ErrNotAuthenticated means that the API server does not know the token, or that the token was not issued for
+	// this server.
 	ErrNotAuthenticated = errors.New("token not authenticated")
 
-	// ErrInvalidToken says that the API server found the token invalid, such as expired, or that the
-	// token is not that of a service account.
+	// ErrInvalidToken means that the API server found the token invalid, such as expired, or that the token does not
+	// belong to a service account.
 	ErrInvalidToken = errors.New("invalid token")
 
-	// ErrReviewFailed says that nothing is known about the token: the API server did not answer, or
-	// does not allow this server to ask.
+	// ErrReviewFailed means that nothing is known about the token: the API server did not answer, or does not allow
+	// this server to ask.
 	ErrReviewFailed = errors.New("token review failed")
 )
 
@@ -93,13 +92,13 @@ const (
 	timeout  = 10 * time.Second // of a review or a decision, with all its requests
 	maxToken = jws.MaxSize      // bytes
 
-	clockLeeway = 5 * time.Minute // that our clock may differ from that of the API server
+	clockLeeway = 5 * time.Minute // allowed difference between our clock and the API server's
 )
 
 // ReviewerOptions configure a [Reviewer]. The zero value is for a program in a pod, which asks the
 // API server of its own cluster.
 type ReviewerOptions struct {
-	// APIServer is the URL of the API server, https or, on loopback, http. Empty means that of the
+	// APIServer is the URL of the API server, https or, on loopback, http. If empty, it is the API server of the
 	// cluster that this process runs in.
 	APIServer string
 
@@ -107,9 +106,9 @@ type ReviewerOptions struct {
 	// this process's own service account; its token and CA certificate are reloaded when they rotate.
 	HTTPClient *http.Client
 
-	// AnyAudience asks again without audiences when the API server refuses a token for its audiences,
-	// and accepts a token that is good then. It is for clusters whose pods have no tokens for this
-	// server, as Linkerd allows. Every token for the API server is then good for this server too.
+	// AnyAudience asks again without audiences when the API server refuses a token for its audiences, and accepts a
+	// token that is good then. It is for clusters whose pods have no tokens for this server, as Linkerd allows. Every
+	// token for the API server is then good for this server too.
 	AnyAudience bool
 }
 
@@ -134,15 +133,15 @@ func NewReviewer(opts *ReviewerOptions) (*Reviewer, error) {
 	return &Reviewer{api: api, anyAudience: o.AnyAudience, limits: newLimits()}, nil
 }
 
-// Close closes the connections to the API server that the Reviewer has made; those of
-// ReviewerOptions.HTTPClient are up to its owner. A Reviewer may be used after it. The error is always nil.
+// Close closes the connections to the API server that the Reviewer has made; the owner of ReviewerOptions.HTTPClient
+// closes that client's connections. A Reviewer may be used after it. The error is always nil.
 func (r *Reviewer) Close() error { return r.api.Close() }
 
-// Review asks the API server for the account of a token, which must be good for one of the audiences; at least
-// one is required. A line break at the end of the token, as in a file, is removed. The Pod has the namespace,
-// the name and the UID of the service account, and the name, the UID and the node of the pod that the token is
-// bound to, as far as the API server says; the caller may change it. The error wraps [ErrNotAuthenticated],
-// [ErrInvalidToken] or [ErrReviewFailed], and with the last one the cause, such as that of ctx's end.
+// Review asks the API server for the account of a token, which must be good for one of the audiences; at least one is
+// required. A line break at the end of the token, as in a file, is removed. The Pod has the namespace, name and UID
+// of the service account, and the name, UID and node of the pod that the token is bound to, as far as the API server
+// reports them; the caller may change it. The error wraps [ErrNotAuthenticated], [ErrInvalidToken] or
+// [ErrReviewFailed]; with the last it also wraps the cause, such as the cause of ctx's end.
 func (r *Reviewer) Review(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 	pod, _, err := r.review(ctx, strings.TrimRight(token, "\r\n"), audiences)
 	if err != nil {
@@ -151,7 +150,7 @@ func (r *Reviewer) Review(ctx context.Context, token string, audiences []string)
 	return pod, nil
 }
 
-// review also returns when the token expires; zero if it does not say.
+// review also returns when the token expires; zero if the token does not say.
 func (r *Reviewer) review(ctx context.Context, token string, audiences []string) (*spiffe.Pod, time.Time, error) {
 	claims, err := r.ruleOut(token, audiences)
 	if err != nil {
@@ -164,7 +163,7 @@ func (r *Reviewer) review(ctx context.Context, token string, audiences []string)
 	return pod, claims.Expires, err
 }
 
-// judge asks the API server about the token, which names none of the audiences that it must not name.
+// judge asks the API server about the token for the audiences, and with AnyAudience then without them.
 func (r *Reviewer) judge(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 	s, err := r.ask(ctx, token, audiences)
 	if err != nil {
@@ -180,9 +179,9 @@ func (r *Reviewer) judge(ctx context.Context, token string, audiences []string) 
 	return s.account(token, wanted)
 }
 
-// ruleOut refuses a token by its unproven claims, which it returns, if the API server would refuse it, too, or
-// could not see its holder. The API server judges claims that cannot be read, and tokens that are no JWT,
-// because a webhook of it may know them.
+// ruleOut returns the unproven claims of a token. It refuses the token if they show that the API server would refuse
+// it, too, or could not see its holder. The API server judges unreadable claims, and tokens that are not JWTs,
+// because one of its webhooks may know them.
 func (r *Reviewer) ruleOut(token string, audiences []string) (jws.Claims, error) {
 	fail := func(kind error, format string, args ...any) (jws.Claims, error) {
 		return jws.Claims{}, fmt.Errorf("%w: "+format, append([]any{kind}, args...)...)
@@ -242,7 +241,6 @@ func (a *reviewed) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, &a.tokenReview)
 }
 
-// ask asks the API server about the token.
 func (r *Reviewer) ask(ctx context.Context, token string, audiences []string) (*status, error) {
 	question := tokenReview{APIVersion: reviewVersion, Kind: reviewKind}
 	question.Spec.Token, question.Spec.Audiences = token, audiences
@@ -262,8 +260,8 @@ func (r *Reviewer) ask(ctx context.Context, token string, audiences []string) (*
 const reviewRemedy = "bind the ClusterRole system:auth-delegator, or one that may create tokenreviews in the " +
 	"group authentication.k8s.io, to the service account of this program"
 
-// Check asks the API server whether this program may ask for reviews, so that a program finds out when it
-// starts and not from its first caller. If not, the error says which role to bind to which account.
+// Check asks the API server whether this program may request reviews, so that a program finds out at its start and
+// not from its first caller. If not, the error says which role to bind to which account.
 func (r *Reviewer) Check(ctx context.Context) error {
 	err := checkAccess(ctx, r.api, reviewRemedy,
 		k8s.Access{Group: "authentication.k8s.io", Version: "v1", Resource: "tokenreviews", Verb: "create"})

@@ -11,21 +11,21 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// The limits on reviews, and on what a NodeAuthorizer reads.
+// The limits on reviews, and on the reads of a NodeAuthorizer.
 const (
 	maxConcurrent    = 64
 	maxWaiting       = 1000
 	maxPerSecond     = 500
 	maxPerPeer       = 256         // of one peer, in progress or waiting
-	maxRefused       = 64          // of one peer at once, as all those in progress count, and then
-	refusedPerSecond = 1           // of them
-	busyFor          = time.Second // until a caller should come back, where that is not known
+	maxRefused       = 64          // tokens of one peer at once, including those in progress
+	refusedPerSecond = 1           // further refused tokens of that peer
+	busyFor          = time.Second // until a caller should come back, if that is not known
 )
 
 // limits bound the requests that unproven callers cause to an API server.
 type limits struct {
 	reviews *limit.Limiter
-	shares  *limit.Shares[string] // of what is in progress or waits, by peer
+	shares  *limit.Shares[string] // requests in progress or waiting, by peer
 	strikes *limit.Strikes        // refused tokens, by peer
 }
 
@@ -44,12 +44,12 @@ func newLimiter(callerRate float64, callerBurst int) *limit.Limiter {
 	})
 }
 
-// do calls review within the total limits, and within those of the peer in ctx if there is one. The error of a
-// limit wraps [ErrReviewFailed], and says when to come back. ctx is the caller's context with less time.
+// do calls review within the total limits, and within the limits of the peer in ctx, if there is one. The error of a
+// limit wraps [ErrReviewFailed], and says when to come back. caller is the caller's context; ctx has less time.
 func (l *limits) do(ctx, caller context.Context, review func() (*spiffe.Pod, error)) (*spiffe.Pod, error) {
 	from := peerkey.FromContext(ctx)
 	if from != "" {
-		if err := l.strikes.Check(from); err != nil { // which takes nothing from others
+		if err := l.strikes.Check(from); err != nil { // takes no capacity from others
 			return nil, busy(err)
 		}
 		if err := l.shares.Take(from, 1); err != nil {
@@ -64,18 +64,18 @@ func (l *limits) do(ctx, caller context.Context, review func() (*spiffe.Pod, err
 	if from == "" {
 		return review()
 	}
-	if err := l.strikes.Take(from); err != nil { // others of the peer may have been refused while this one waited
+	if err := l.strikes.Take(from); err != nil { // other requests of the peer may have been refused meanwhile
 		return nil, busy(err)
 	}
 	pod, err := review()
-	// An outage says nothing about the peer. One that has gone does: it could go before each answer.
+	// An outage says nothing about the peer. A peer that has left does count: it could leave before each answer.
 	if err == nil || errors.Is(err, ErrReviewFailed) && caller.Err() == nil {
 		l.strikes.Forgive(from)
 	}
 	return pod, err
 }
 
-// busy is the error for a request that a limit refuses, or whose time was over while it waited.
+// busy is the error for a request that a limit refuses, or whose time ended while it waited.
 func busy(err error) error {
 	return fmt.Errorf("%w: %w", ErrReviewFailed, comeBack(err))
 }

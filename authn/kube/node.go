@@ -18,10 +18,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrDenied says that a caller may not have the certificate of another workload.
+// ErrDenied means that a caller may not have the certificate of another workload.
 var ErrDenied = errors.New("impersonation denied")
 
-// Limits on what is asked about the pods of a node.
+// Limits on requests about the pods of a node.
 const (
 	podsFresh   = 5 * time.Second // how long a pod that was seen counts as running
 	podsPage    = 50              // pods in one answer
@@ -54,9 +54,9 @@ type NodeAuthorizerOptions struct {
 // This program must be allowed to get and list pods of all namespaces that are served; see
 // [NodeAuthorizer.Check].
 //
-// It reads from the API server 64 times at once, and 500 times a second, at most. For one caller's pod it reads
-// 50 times a second after 500 at once, so that one proxy with many requests delays no other. A request beyond
-// these limits gets an error with a method Retryable, which says when to come back.
+// It sends at most 64 reads at once, and 500 a second, to the API server. For one caller's pod it reads 50 times a
+// second after 500 at once, so that a proxy with many requests does not delay others. A request beyond these limits
+// gets an error with a method Retryable, which says when to come back.
 type NodeAuthorizer struct {
 	api     *k8s.Client
 	trusted map[string]bool // NAMESPACE/NAME
@@ -104,7 +104,7 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 // Authorize returns nil if the caller may have a certificate for id. All of this must hold:
 //
 //  1. the caller's cluster is ours, or one of the remotes;
-//  2. the caller's service account is one of the trusted;
+//  2. the caller's service account is trusted;
 //  3. id names a service account (spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/NAME), in the trust domain of
 //     the caller's own ID;
 //  4. the caller's token is bound to a pod, and the pod exists,
@@ -114,12 +114,12 @@ func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
 //     does not count; one that has succeeded and is still there does, as for Istio.
 //
 // The caller's pod is looked up each time; calls that wait at the same time share one answer. A pod found for 7
-// counts for five seconds more. A pod that was not found is looked up again at the next call, so that a pod
-// that has just started is found.
+// counts for five more seconds. A pod that was not found is looked up again at the next call, so that a new pod is
+// found.
 //
-// The error wraps [ErrDenied] if one of them does not hold; any other error means that the question could not
-// be answered, and has a method Retryable. Its text has the reason, which is for the server's log and not for
-// the caller.
+// The error wraps [ErrDenied] if one of the conditions does not hold; any other error means that Authorize could not
+// decide, and has a method Retryable. The text contains the reason, which is for the server's log and not for the
+// caller.
 func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id spiffe.ID) error {
 	err := n.authorize(ctx, caller, id)
 	if err == nil {
@@ -133,7 +133,7 @@ func (n *NodeAuthorizer) Authorize(ctx context.Context, caller *authn.Caller, id
 	return unanswered{err}
 }
 
-// unanswered is an error that says that the question could not be answered, and may be asked again.
+// unanswered is an error that says that Authorize could not decide, and may be called again.
 type unanswered struct{ error }
 
 func (e unanswered) Unwrap() error                  { return e.error }
@@ -234,10 +234,10 @@ func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *spiffe.Pod) (string
 	return r.node, nil
 }
 
-// place is a namespace of a node, or the UID of a caller's pod and no namespace.
+// place is a namespace on a node, or the UID of a caller's pod without a namespace.
 type place struct{ node, namespace string }
 
-// running is which service accounts have pods in a place, or where a caller's pod is. The goroutine that has
+// running records which service accounts have pods in a place, or where a caller's pod is. The goroutine that has
 // sent to turn, whose capacity is one, may use the other fields.
 type running struct {
 	turn     chan struct{}
@@ -247,12 +247,12 @@ type running struct {
 	node     string
 }
 
-// take returns what is remembered about a place, with the turn, which the caller gives back. what is for the error.
+// take returns the record of a place, with the turn, which the caller gives back. what is for the error.
 func (n *NodeAuthorizer) take(ctx context.Context, at place, what string) (*running, error) {
 	n.mu.Lock()
 	r := n.nodes[at]
 	if r == nil {
-		for other := range n.nodes { // make room for one more
+		for other := range n.nodes { // make space for one more
 			if len(n.nodes) < maxNodes {
 				break
 			}
@@ -270,7 +270,7 @@ func (n *NodeAuthorizer) take(ctx context.Context, at place, what string) (*runn
 	}
 }
 
-// find returns nil if a pod with the service account runs in the place. It asks for the pod of a caller.
+// find returns nil if a pod with the service account runs in the place. It asks on behalf of a caller's pod.
 func (n *NodeAuthorizer) find(ctx context.Context, caller string, at place, account string) error {
 	came := time.Now()
 	r, err := n.take(ctx, at, "find a pod of the workload")
@@ -296,8 +296,8 @@ func (n *NodeAuthorizer) find(ctx context.Context, caller string, at place, acco
 	return nil
 }
 
-// list asks which service accounts have pods in a place. It asks for one namespace of one node, which
-// the API server finds without reading all pods of the cluster.
+// list asks which service accounts have pods in a place. It requests one namespace of one node, which the API server
+// finds without reading all pods of the cluster.
 func (n *NodeAuthorizer) list(ctx context.Context, caller string, at place) (map[string]bool, error) {
 	accounts := map[string]bool{}
 	query := url.Values{
@@ -320,7 +320,7 @@ func (n *NodeAuthorizer) list(ctx context.Context, caller string, at place) (map
 			return nil, errors.New("the answer is not a PodList")
 		}
 		for _, p := range page.Items {
-			// The selector is repeated here, as a proxy in front of the API server may drop it.
+			// The selector is repeated here, because a proxy in front of the API server may drop it.
 			if p.Metadata.Namespace == at.namespace && p.Spec.NodeName == at.node && p.Status.Phase != "Failed" {
 				accounts[p.Spec.ServiceAccountName] = true
 			}
@@ -342,8 +342,8 @@ func withRemedy(err error) error {
 	return err
 }
 
-// Check asks the API servers, those of the remote clusters too, whether this program may get and list
-// pods, as [Reviewer.Check] does for reviews.
+// Check asks the API servers, also of remote clusters, whether this program may get and list pods, as
+// [Reviewer.Check] does for reviews.
 func (n *NodeAuthorizer) Check(ctx context.Context) error {
 	if err := n.check(ctx); err != nil {
 		return fmt.Errorf("authn/kube: %w", err)

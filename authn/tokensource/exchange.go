@@ -27,7 +27,7 @@ const (
 	assertionBearer = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 )
 
-// ClientOptions say what [Exchange] and [ClientCredentials] ask for, and as which client. URL is required.
+// ClientOptions configure [Exchange] and [ClientCredentials]: the requested token and the client. URL is required.
 type ClientOptions struct {
 	// URL is the token endpoint: https, or http on loopback. It may have a query.
 	URL string
@@ -36,27 +36,27 @@ type ClientOptions struct {
 	// means one that trusts the roots of the host and uses the proxy of the environment, as net/http does.
 	HTTPClient *http.Client
 
-	// Audience, Resource and Scope are parameters of RFC 8693 section 2.1. Empty ones are not sent. What a
-	// server calls the audience is for most of them the Resource (RFC 8707) or the Scope.
+	// Audience, Resource and Scope are parameters of RFC 8693 section 2.1. Empty ones are not sent. Most servers
+	// expect the name that they call audience as the Resource (RFC 8707) or the Scope.
 	//
-	// A JWT that is given for an Audience has to be for that, or for the Resource beside it. A Resource alone is not
-	// compared, as a server may have another name for it (RFC 8707 section 2).
+	// A JWT received for an Audience must be for that audience, or for the Resource beside it. A Resource alone is
+	// not compared, because a server may have another name for it (RFC 8707 section 2).
 	Audience, Resource, Scope string
 
-	// ClientAssertion authenticates this program without a secret, by JWT-SVIDs: [SVID] for the audience
-	// Issuer, or a [File] of such. Issuer is the authorization server as it names itself, and a token that is
-	// not for it alone is not sent. The type is that of the draft OAuth SPIFFE Client Authentication
-	// (jwt-spiffe), or with JWTBearer that of RFC 7523 section 2.2. A ClientID is sent beside it. A server can
-	// accept an assertion once only, as Keycloak does for JWTBearer: then fetch them from a
-	// *workloadapi.Source, which gives a new one for each call, and not from a cache.
+	// ClientAssertion authenticates this program without a secret, by JWT-SVIDs: [SVID] for the audience Issuer, or a
+	// [File] with a JWT-SVID. Issuer is the authorization server's own name; a token is sent only if Issuer is its
+	// only audience. Its type comes from the draft OAuth SPIFFE Client Authentication (jwt-spiffe), or with JWTBearer
+	// from RFC 7523 section 2.2. A ClientID is sent beside it. A server may accept an assertion only once, as
+	// Keycloak does for JWTBearer: then fetch assertions from a *workloadapi.Source, which returns a new one for each
+	// call, and not from a cache.
 	ClientAssertion *Source
 	Issuer          string
 	JWTBearer       bool
 
-	// ClientID without a ClientAssertion is for a server that authenticates this program by the X.509-SVID that
-	// the HTTPClient presents (RFC 8705 section 2.1). The HTTPClient is required then, such as one of package
-	// spiffetls. A server can bind its access tokens to that certificate (section 3). Such tokens end for their
-	// receivers at the next renewal of the SVID; prefer a ClientAssertion there.
+	// ClientID without a ClientAssertion is for a server that authenticates this program by the X.509-SVID that the
+	// HTTPClient presents (RFC 8705 section 2.1). It requires an HTTPClient, such as one of package spiffetls. A
+	// server can bind its access tokens to that certificate (section 3). Receivers reject such tokens after the next
+	// renewal of the SVID; prefer a ClientAssertion there.
 	ClientID string
 
 	// Logger receives a message about each new token (Debug), and about each fetch that failed while no call
@@ -64,9 +64,9 @@ type ClientOptions struct {
 	Logger *slog.Logger
 }
 
-// Exchange returns a Source of the access tokens that a token endpoint gives for the tokens of subject (RFC
-// 8693): JWTs, or access tokens if subject is of Exchange or [ClientCredentials]. Each exchange takes the token
-// that subject has then. A failure of subject is wrapped.
+// Exchange returns a Source of access tokens that a token endpoint gives in exchange for the tokens of subject (RFC
+// 8693): JWTs, or access tokens if subject comes from Exchange or [ClientCredentials]. Each exchange takes the
+// current token of subject. A failure of subject is wrapped.
 func Exchange(subject *Source, o ClientOptions) (*Source, error) {
 	if subject == nil || subject.fetch == nil {
 		return nil, errors.New("tokensource: exchange: the subject is nil or the zero Source; functions such as " +
@@ -89,8 +89,9 @@ func Exchange(subject *Source, o ClientOptions) (*Source, error) {
 	return s, nil
 }
 
-// ClientCredentials returns a Source of the access tokens that a token endpoint gives to this program itself (RFC 6749
-// section 4.4), which proves who it is by a ClientAssertion, or with a ClientID by the certificate of the HTTPClient.
+// ClientCredentials returns a Source of access tokens that a token endpoint gives to this program itself (RFC 6749
+// section 4.4). The program proves itself by a ClientAssertion, or with a ClientID by the certificate of the
+// HTTPClient.
 func ClientCredentials(o ClientOptions) (*Source, error) {
 	if o.ClientAssertion == nil && o.ClientID == "" {
 		return nil, errors.New("tokensource: client credentials: nothing authenticates this program: set " +
@@ -106,7 +107,7 @@ func ClientCredentials(o ClientOptions) (*Source, error) {
 	return s, nil
 }
 
-// newClientSource returns a Source of access tokens; grant adds what is the grant's own to the form.
+// newClientSource returns a Source of access tokens; grant adds its own parameters to the form.
 func newClientSource(what string, o ClientOptions,
 	grant func(context.Context, *request, url.Values) error) (*Source, error) {
 	u, err := o.check()
@@ -164,7 +165,7 @@ func (o *ClientOptions) check() (*url.URL, error) {
 	return checkURL(o.URL, netip.Addr.IsLoopback)
 }
 
-// form returns what the two grants have in common: what is asked for, and the credential of the client.
+// form returns the parameters that the two grants share: the requested token, and the credential of the client.
 func (o *ClientOptions) form(ctx context.Context, r *request) (url.Values, error) {
 	form := make(url.Values)
 	for name, value := range map[string]string{"audience": o.Audience, "resource": o.Resource,
@@ -192,7 +193,7 @@ func (o *ClientOptions) form(ctx context.Context, r *request) (url.Values, error
 	return form, nil
 }
 
-// secret returns a token of s, which errors must not repeat.
+// secret returns a token of s, and keeps it out of errors.
 func (r *request) secret(ctx context.Context, s *Source) (string, error) {
 	text, err := s.Token(ctx)
 	if err == nil {
@@ -201,8 +202,8 @@ func (r *request) secret(ctx context.Context, s *Source) (string, error) {
 	return text, err
 }
 
-// parseAccessToken reads the answer of a token endpoint (RFC 6749 section 5.1). Some servers write the number
-// of seconds as a text. The request was sent after start. The errors quote nothing.
+// parseAccessToken parses the answer of a token endpoint (RFC 6749 section 5.1). Some servers send the number of
+// seconds as a string. The request was sent after start. The errors quote nothing.
 func parseAccessToken(data []byte, start time.Time) (token, error) {
 	var answer struct {
 		Token   string      `json:"access_token"`

@@ -13,31 +13,30 @@ import (
 	"time"
 )
 
-// GCEOptions are the choices of [GCE] that have a default.
+// GCEOptions are the optional settings of [GCE].
 type GCEOptions struct {
-	// URL is where the metadata server is, or a proxy of it; empty means http://169.254.169.254. With http, its
+	// URL is the URL of the metadata server or of a proxy for it; empty means http://169.254.169.254. With http, its
 	// host must be localhost or an IP address that is loopback, link-local or fd20:ce::254.
 	URL string
 
-	// HTTPClient sends the requests. It is copied; the copy follows no redirects and keeps no cookies. A
-	// Transport that is an *http.Transport with a Proxy is refused. Nil, or a nil Transport, means one that
-	// uses no proxy.
+	// HTTPClient sends the requests. It is copied; the copy follows no redirects and keeps no cookies. An
+	// *http.Transport with a Proxy is refused. If the client or its Transport is nil, no proxy is used.
 	HTTPClient *http.Client
 
 	// Logger is as in [ClientOptions].
 	Logger *slog.Logger
 }
 
-// ofMetadata reports whether a is where a metadata server is asked without TLS: on this machine or its link, or
-// Google's IPv6 address, which is not in the range of link-local ones.
+// ofMetadata reports whether a may be a metadata server without TLS: an address of this machine or its link, or
+// Google's IPv6 address, which is outside the link-local range.
 func ofMetadata(a netip.Addr) bool {
 	return a.IsLoopback() || a.IsLinkLocalUnicast() ||
 		a == netip.AddrFrom16([16]byte{0xfd, 0x20, 0x00, 0xce, 14: 0x02, 15: 0x54})
 }
 
 // GCE returns a Source of identity tokens of a Google machine, or of the service account that GKE gives a pod: JWTs
-// that Google has signed, for the audience, which is the whole identity of the server that they are for. The metadata
-// server must show that it is Google's by the header Metadata-Flavor.
+// signed by Google for the audience, which is the whole identity of the receiving server. The metadata server must
+// identify itself as Google's by the header Metadata-Flavor.
 func GCE(audience string, o *GCEOptions) (*Source, error) {
 	if o == nil {
 		o = &GCEOptions{}

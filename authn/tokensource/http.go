@@ -22,14 +22,14 @@ import (
 
 const maxAnswer = 64 << 10 // bytes, also of headers and of files
 
-// StatusError is the answer of a metadata server, a token endpoint or an API server that refused.
+// StatusError is a refusal by a metadata server, a token endpoint or an API server.
 type StatusError struct {
 	StatusCode int // of HTTP
 	// "error" of RFC 6749 section 5.2, such as "invalid_grant", or the reason of Kubernetes; may be empty
 	Code    string
 	Message string // for people: one line of at most about 500 bytes, without parts of tokens; may be empty
 
-	// RetryAfter is how long the server asked its clients to wait; 0 means that it did not. It is at most an hour.
+	// RetryAfter is how long the server asked its clients to wait, at most an hour; 0 means that it did not ask.
 	RetryAfter time.Duration
 }
 
@@ -41,8 +41,8 @@ func (e *StatusError) Error() string {
 
 var _ retry.Error = (*StatusError)(nil)
 
-// Retryable reports whether asking again may help, which is so for the status 429, and from 500 except 501, 505 and
-// 511. It also returns how long the server asked its clients to wait.
+// Retryable reports whether asking again may help: for the status 429, and from 500 except 501, 505 and 511. It also
+// returns how long the server asked its clients to wait.
 func (e *StatusError) Retryable() (after time.Duration, ok bool) {
 	switch c := e.StatusCode; {
 	case c == http.StatusTooManyRequests,
@@ -107,7 +107,7 @@ func checkURL(raw string, plain func(netip.Addr) bool) (*url.URL, error) {
 	return u, nil
 }
 
-// request is a request, and what of it may not be in an error.
+// request is a request, with the secrets that must stay out of errors.
 type request struct {
 	method, url string
 	header      http.Header
@@ -145,7 +145,7 @@ func (r *request) send(ctx context.Context, c *http.Client) ([]byte, http.Header
 	return data, resp.Header, nil
 }
 
-// refusal reads the body of an answer that is no success (RFC 6749 section 5.2).
+// refusal reads the body of an unsuccessful answer (RFC 6749 section 5.2).
 func refusal(status int, data []byte, secrets []string) *StatusError {
 	e := &StatusError{StatusCode: status}
 	if status/100 == 3 {

@@ -14,24 +14,24 @@ import (
 
 // KubernetesOptions say which token [Kubernetes] requests. Namespace and ServiceAccount are required.
 type KubernetesOptions struct {
-	// APIServer is the URL of the API server, https or, on loopback, http. Empty means that of the cluster that this
-	// process runs in.
+	// APIServer is the URL of the API server, https or, on loopback, http. If empty, it is the API server of the
+	// cluster that this process runs in.
 	APIServer string
 
 	// HTTPClient authenticates this program to the API server. If nil, requests are authenticated with this
 	// process's own service account; its token and CA certificate are reloaded when they rotate.
 	HTTPClient *http.Client
 
-	// Namespace and ServiceAccount name the account that the token is for. This program needs the permission to create
+	// Namespace and ServiceAccount name the account for the token. This program needs the right to create
 	// serviceaccounts/token there.
 	Namespace, ServiceAccount string
 
-	// Audiences are those of the token, all of them. None means the API server's own, and the token is then good for
-	// the API server itself.
+	// Audiences are the audiences of the token. None means the API server's own, and the token is then good for the
+	// API server itself.
 	Audiences []string
 
-	// Lifetime is what is asked for, at least ten minutes; 0 means the API server's default, an hour. The API
-	// server may give another one.
+	// Lifetime is the requested lifetime, at least ten minutes; 0 means the API server's default, an hour. The API
+	// server may choose another.
 	Lifetime time.Duration
 
 	// Logger is as in [ClientOptions].

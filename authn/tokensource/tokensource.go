@@ -1,7 +1,7 @@
-// Package tokensource obtains the bearer tokens with which a program proves who it is: from a file, from the
-// Kubernetes API, from Google's metadata server, and from the token endpoint of an authorization server.
+// Package tokensource obtains the bearer tokens that prove a program's identity: from a file, from the Kubernetes
+// API, from Google's metadata server, and from the token endpoint of an authorization server.
 //
-// Every constructor returns a [*Source], whose method value is what the clients of CAs take:
+// Every constructor returns a [*Source]. Clients of CAs take its method value:
 //
 //	machine, err := tokensource.GCE("cluster.local", nil)
 //	…
@@ -22,25 +22,25 @@
 //
 // # How tokens are kept
 //
-// [Static], [File] and [SVID] read the token at each call. The others keep it, and fetch the next one when half of its
-// remaining life is over, a little earlier at random, and only when a call needs a token: an idle Source does nothing.
-// Calls get the old token while the new one is on its way. There is one fetch at a time, which all calls share.
+// [Static], [File] and [SVID] read the token at each call. The others keep it. They fetch the next one after half of
+// the token's remaining life, a little earlier at random, and only when a call needs a token: an idle Source does
+// nothing. Meanwhile, calls get the old token. There is one fetch at a time, which all calls share.
 //
-// A fetch is one request, or one for each Source that it needs, with 5 seconds for each; it ends after 30
-// seconds. When it fails, the old token is returned until it expires, and the next fetch comes after a second
-// or less, growing to 30 seconds. Without a valid token, calls return the last failure at once until it is time
-// to try again, after 5 seconds at most. A token without an expiry is fetched again after 5 minutes. The
-// context of a call bounds its own wait; the fetch goes on for the others.
+// A fetch is one request, or one for each Source that it needs, with 5 seconds for each; it ends after 30 seconds.
+// When it fails, calls get the old token until it expires, and the next fetch comes after a second or less, growing
+// to 30 seconds. Without a valid token, calls return the last failure at once until the next attempt, after 5 seconds
+// at most. A token without an expiry is fetched again after 5 minutes. The context of a call bounds its own wait; the
+// fetch goes on for the others.
 //
 // # What it promises
 //
-// Tokens are not printed: not by a Source in any form, and not by errors or logs, even if a server quotes a
-// token that it was sent. Answers are bounded to 64 KiB, those of an API server to 4 MiB, and tokens to 16 KiB.
-// Redirects are not followed. A token that has expired is not returned. A token that was requested for an
-// audience is for that audience, as far as it says; [File] takes any.
+// No Source in any printed form, error or log contains a token, even if a server quotes a token that it was sent.
+// Answers are limited to 64 KiB, an API server's to 4 MiB, and tokens to 16 KiB. Redirects are not followed. A Source
+// never returns an expired token. A token requested for an audience is for that audience, as far as it says; [File]
+// takes any.
 //
-// Unencrypted http is for loopback addresses. A metadata server may also use it on link-local addresses, which
-// no router forwards, and is asked without a proxy whatever the environment says.
+// Unencrypted http is allowed for loopback addresses. A metadata server may also use it on link-local addresses,
+// which no router forwards, and is called without a proxy, whatever the environment says.
 //
 // # What it does not do
 //
@@ -69,12 +69,12 @@ import (
 )
 
 var (
-	// ErrNoToken says that there is no token: the file does not exist or is empty. A caller that has another
-	// credential, such as a client certificate, can go on without. Such an error is also an [io/fs.ErrNotExist], by
-	// which the clients of package caclient know it.
+	// ErrNoToken means that there is no token: the file does not exist or is empty. A caller with another credential,
+	// such as a client certificate, can go on without a token. The error is also an [io/fs.ErrNotExist], which the
+	// clients of package caclient test for.
 	ErrNoToken = errors.New("no token")
 
-	// ErrExpired says that the only token has expired.
+	// ErrExpired means that the only token has expired.
 	ErrExpired = errors.New("the token has expired")
 )
 
@@ -86,7 +86,7 @@ const (
 	shortestLife   = time.Second     // between two fetches, for tokens with less than two seconds to live
 )
 
-// patience is what jwtsvid.Cache has, too: a caller without a token fails until the next fetch.
+// patience matches jwtsvid.Cache: a caller without a token fails until the next fetch.
 var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: 5 * time.Second}
 
 // noToken is an error for which ErrNoToken holds.
@@ -95,10 +95,10 @@ type noToken struct{ reason error }
 func (e *noToken) Error() string { return "no token: " + e.reason.Error() }
 func (e *noToken) Unwrap() error { return e.reason }
 
-// themselves
+// Is matches both sentinels themselves.
 func (e *noToken) Is(target error) bool { return target == ErrNoToken || target == fs.ErrNotExist }
 
-// Source gives tokens. It is safe for concurrent use. However it is printed, the token does not show.
+// Source gives tokens. It is safe for concurrent use. No printed form of it contains the token.
 type Source struct {
 	redacted
 	name   string
@@ -122,7 +122,6 @@ func printed(name string) redacted { return redact.New("tokensource.Source(" + n
 // flight is the entry of the loop: a Source has one fetch at a time.
 type flight struct{ renew.Entry }
 
-// token is what a fetch gives.
 type token struct {
 	text    string
 	expires time.Time // zero if that is not known
@@ -134,7 +133,7 @@ type state struct {
 	err      error         // of the last fetch
 	planned  time.Time     // when the next fetch was planned
 	wait     time.Duration // from then to the next fetch
-	asked    atomic.Bool   // a call has found it due
+	asked    atomic.Bool   // a call has found the fetch due
 }
 
 func (st *state) valid(now time.Time) bool {
@@ -142,7 +141,7 @@ func (st *state) valid(now time.Time) bool {
 }
 func (st *state) due(now time.Time) bool { return renew.Elapsed(st.planned, now) >= st.wait }
 
-// newSource returns a Source that keeps what fetch gives.
+// newSource returns a Source that caches the tokens of fetch.
 func newSource(name string, logger *slog.Logger, fetch func(context.Context) (token, error)) *Source {
 	s := &Source{redacted: printed(name), name: name, fetch: fetch, kind: typeJWT, logger: ratelog.Patient(logger)}
 	s.state.Store(new(state))
@@ -289,8 +288,8 @@ func newDirect(name string, read func(context.Context) (string, error), audience
 		}}
 }
 
-// newToken checks what is to be a token. If it is a JWT, it ends when that says so or at expires, whichever is
-// first. With audiences it must be one, and for all of them.
+// newToken checks a token. A JWT ends at its own expiry or at expires, whichever is first. With audiences the token
+// must be a JWT for all of them.
 func newToken(text string, expires time.Time, audiences ...string) (token, error) {
 	switch {
 	case text == "":

@@ -20,35 +20,35 @@
 //
 // # Proof of identity
 //
-// The first certificate takes attestation data, which the provider of the instance understands: an identity document
-// of package authn/athenz, or a token of the pod's service account. It is the token of the Endpoint.
+// The first certificate requires attestation data that the instance's provider understands: an identity document of
+// package authn/athenz, or a token of the pod's service account. The Endpoint's token carries it.
 //
-// For later ones the certificate itself is the proof, if Options.Certificate returns it: [CA.Sign] presents it in
-// TLS, and ZTS refreshes the instance. If ZTS refuses that, or the certificate has expired, Sign registers the
-// instance anew, if there is a token.
+// After that the certificate itself is the proof, if Options.Certificate returns it: [CA.Sign] presents it in TLS,
+// and ZTS refreshes the instance. If ZTS refuses, or the certificate has expired, Sign registers the instance anew,
+// if there is a token.
 //
-// With Options.KeyID a service proves itself with a key alone whose public half its domain has registered, as
+// With Options.KeyID a service proves itself only with a key whose public half its domain has registered, as
 // providers and the services of Athenz's control plane do. No provider vouches for it, and each certificate is for
 // that key.
 //
-// ZTS remembers the serial numbers of the last two certificates of an instance, and revokes the instance for good if
-// an older one is presented. So a CA presents the certificate that it received last, or the one that it presented
-// last if the answer to that was lost, and never an older one. No two programs may refresh one instance. A program
-// that keeps its certificate in a file replaces it there before it uses the new one.
+// ZTS remembers the serial numbers of an instance's last two certificates, and revokes the instance for good if an
+// older one is presented. So a CA presents the last certificate that it received or, if the answer to the last
+// refresh was lost, the one that it presented then; never an older one. No two programs may refresh one instance. A
+// program that keeps its certificate in a file replaces it there before it uses the new one.
 //
 // # Trust
 //
-// The server is trusted by the roots in Options.ServerRootsFile, or else by those in Endpoint.RootsFile, or else by
-// those of the host. The bundle of the trust domain is that in Endpoint.Roots or Endpoint.RootsFile, one of which is
-// required, with the roots that ZTS sends with certificates.
+// The roots in Options.ServerRootsFile vouch for the server, or else the roots in Endpoint.RootsFile, or else the
+// host's roots. The bundle of the trust domain comes from Endpoint.Roots or Endpoint.RootsFile, one of which is
+// required, plus the roots that ZTS sends with certificates.
 //
 // # What it does not do
 //
-// It makes no attestation data. It deletes no instance: a pod that is killed could not either, so that nothing may
-// depend on it, and the provider refuses instances that have gone. It asks for no SSH certificates, for no
-// certificates of roles and users, and for no tokens but service tokens: a JWT-SVID of ZTS takes a registration for
-// each audience, and an identity document counts once. A request names no host, no cloud and no key of a signer. The
-// CA certificates are those of the answers; no others are fetched.
+// It makes no attestation data. It deletes no instance: a killed pod could not do so either, so nothing may depend on
+// it, and the provider refuses instances that have gone. It requests no SSH certificates, no certificates for roles
+// and users, and no tokens except service tokens: ZTS requires a registration for each audience of a JWT-SVID, and an
+// identity document can be used once. A request names no host, cloud or signer key. CA certificates come only from
+// the answers.
 //
 // Its tests run against a fake of ZTS, written from the public documentation.
 package athenz
@@ -80,26 +80,26 @@ import (
 // Options are the choices of [New]. URL, TrustDomain, and Roots or RootsFile of the Endpoint, and Instance, are
 // required.
 type Options struct {
-	// Endpoint says where ZTS is. The URL is that of the server, without the path /zts/v1. Its token is the
-	// attestation data. An HTTPClient decides by itself which server is trusted; if its transport is a
-	// *http.Transport, refreshes use a copy that presents the certificate, and else it has to present it.
+	// Endpoint says where ZTS is. The URL has no path; in particular not /zts/v1. Its token is the attestation data.
+	// An HTTPClient itself decides which server is trusted. If its transport is a *http.Transport, refreshes use a
+	// copy that presents the certificate; any other transport must present it itself.
 	caclient.Endpoint
 
 	// Instance is the instance that the certificates are for.
 	Instance athenzname.Instance
 
 	// Certificate returns the present certificate of the instance, or nil if there is none: the method TLSCertificate
-	// of a [pki.Credential] makes one. It is called for each Sign. Nil means that each certificate takes attestation
-	// data.
+	// of a [pki.Credential] makes one. It is called for each Sign. Nil means that each certificate requires
+	// attestation data.
 	Certificate func() *tls.Certificate
 
 	// ServerRootsFile has the CA certificates that vouch for ZTS itself, in PEM. It is read for each connection.
 	ServerRootsFile string
 
-	// KeyID, if set, is the ID under which the domain has registered the key of the service. Then the token of the
-	// Endpoint is a service token by that key, such as authn/athenz.SignServiceToken makes for each call, and the
-	// signing requests are signed with it. The Instance has neither a Provider nor an ID then, and Certificate and
-	// WithServiceToken are not set.
+	// KeyID, if set, is the ID under which the domain registered the service's key. Then the token of the Endpoint is
+	// a service token signed with that key, such as authn/athenz.SignServiceToken makes for each call, and the key
+	// signs the requests. The Instance then has no Provider and no ID, and Certificate and WithServiceToken are not
+	// set.
 	KeyID string
 
 	// WithServiceToken asks for a service token with each certificate, which [CA.ServiceToken] returns.
@@ -115,12 +115,12 @@ type CA struct {
 	conn      *caconn.Conn
 	refreshes *caconn.Conn // presents the certificate
 
-	turn chan struct{} // one request at a time: of answers that cross, the later one would not be known
+	turn chan struct{} // one request at a time: with crossed answers, the later one would be unknown
 
 	mu        sync.Mutex
-	token     func() string // a service token, which no printer shows there; nil for none
-	presented string        // the serial number of the certificate that was presented last
-	received  string        // that of the one that came last
+	token     func() string // a service token, in a function so that no printer shows it; nil for none
+	presented string        // the serial number of the last certificate presented
+	received  string        // the serial number of the last certificate received
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -214,8 +214,8 @@ func (c *CA) current() *tls.Certificate {
 
 type certificateKey struct{}
 
-// clientCertificate is for [tls.Config].GetClientCertificate. The certificate of a refresh is in its context, so that
-// it is the one that was judged.
+// clientCertificate is a [tls.Config].GetClientCertificate. The certificate of a refresh is in its context, so that
+// the client presents the certificate that was checked.
 func (c *CA) clientCertificate(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 	if cert, ok := asked.Context().Value(certificateKey{}).(*tls.Certificate); ok {
 		return cert, nil
@@ -223,7 +223,7 @@ func (c *CA) clientCertificate(asked *tls.CertificateRequestInfo) (*tls.Certific
 	return new(tls.Certificate), nil
 }
 
-// ServiceToken returns the service token that came with the last certificate; empty if none did. It is a secret.
+// ServiceToken returns the service token that came with the last certificate, or "" if none did. It is a secret.
 func (c *CA) ServiceToken() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -247,7 +247,7 @@ type request struct {
 	principal       string // its service token, for a header
 }
 
-// answer is an InstanceIdentity, or the Identity that the owner of a key is given.
+// answer is an InstanceIdentity, or the Identity for the owner of a key.
 type answer struct {
 	Name         string `json:"name"`
 	InstanceID   string `json:"instanceId"`
@@ -259,23 +259,23 @@ type answer struct {
 	OwnerSigner      string `json:"caCertBundle"`
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
-// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
-// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the
+// CA only if the Endpoint has no source of roots. If the source fails and earlier roots are known, it logs the failure
+// and returns them. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
 // WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
-// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
+// the source of roots every five minutes, or at the interval of its bundle's refresh hint.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
 
-// Sign implements [caclient.CA]: the package comment says with which proof. The lifetime is sent in whole minutes, at
-// least one; 0 means that ZTS decides. Calls wait for each other, and for the clock of this machine if it is up to
-// five seconds behind that of ZTS, which does not date certificates back. The error is a [*caclient.Error], unless
-// ctx is done.
+// Sign implements [caclient.CA]; the package comment describes the proof. The lifetime is sent in whole minutes, at
+// least one; 0 means that ZTS decides. Calls wait for each other, and for this machine's clock if it is up to five
+// seconds behind that of ZTS, which does not backdate certificates. The error is a [*caclient.Error], unless ctx is
+// done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
@@ -316,7 +316,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 
 const noProof = "there is neither a token nor a certificate that ZTS would take; set Token or TokenFile"
 
-// note keeps the serial number of a certificate.
+// note stores the serial number of a certificate in which.
 func (c *CA) note(which *string, leaf *x509.Certificate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -351,7 +351,7 @@ func (c *CA) certify(
 	return chain, nil
 }
 
-// got notes what came: a certificate, of an instance that is a new one for ZTS or not, and a service token.
+// got stores an answer: a certificate, whether ZTS registered the instance anew, and a service token.
 func (c *CA) got(leaf *x509.Certificate, registered bool, token func() string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -361,7 +361,7 @@ func (c *CA) got(leaf *x509.Certificate, registered bool, token func() string) {
 	c.token = token
 }
 
-// clockWait is how far the clock of this machine may be behind that of ZTS, which does not date certificates back.
+// clockWait is how far this machine's clock may be behind that of ZTS, which does not backdate certificates.
 const clockWait = 5 * time.Second
 
 func (c *CA) read(csr *pki.CSR, a *answer) ([]*x509.Certificate, error) {
@@ -376,7 +376,7 @@ func (c *CA) read(csr *pki.CSR, a *answer) ([]*x509.Certificate, error) {
 		return nil, errors.New("the service token is too long, or has characters that no token has")
 	}
 	chain, err := caconn.Chain(csr, a.Certificate)
-	if err != nil || a.Signer == "" { // then the roots that are known stay
+	if err != nil || a.Signer == "" { // the known roots stay
 		return chain, err
 	}
 	above, err := pki.ParseCertificatesPEM([]byte(a.Signer))
@@ -400,7 +400,7 @@ func (c *CA) read(csr *pki.CSR, a *answer) ([]*x509.Certificate, error) {
 	return complete(chain, above), nil
 }
 
-// complete adds the intermediate certificates above a chain that are among the certificates of CAs.
+// complete adds to a chain the intermediate certificates found among the CA certificates.
 func complete(chain, above []*x509.Certificate) []*x509.Certificate {
 	above = slices.DeleteFunc(above,
 		func(c *x509.Certificate) bool { return certchain.SelfSigned(c) || slices.ContainsFunc(chain, c.Equal) })

@@ -11,13 +11,12 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Expectation describes a certificate of the instance. Its common name is the principal, or it is empty and the
-// SPIFFE ID of the instance is there. It has no names but those of the instance, and URIs of the scheme athenz, which
-// ZTS adds. The roots are those of td.
+// Expectation describes a certificate of the instance. Its common name is the principal, or is empty if the
+// certificate has the instance's SPIFFE ID. It has only names of the instance, and URIs of the scheme athenz, which
+// ZTS adds. It chains to the roots of td.
 //
-// Its Names are those of a signing request for the instance: DNS names, addresses and SPIFFE ID. The common name of
-// such a request is the principal. The certificate of a service that proves itself with its own key has no name with
-// an ID.
+// Its Names belong in a signing request for the instance: DNS names, addresses and SPIFFE ID. The request's common
+// name is the principal. A service that proves itself with its own key has no name with an ID.
 func Expectation(i athenzname.Instance, td spiffe.TrustDomain) (pki.Expectation, error) {
 	if err := i.Check(); err != nil {
 		return pki.Expectation{}, err
@@ -48,8 +47,8 @@ func Expectation(i athenzname.Instance, td spiffe.TrustDomain) (pki.Expectation,
 		}), nil
 }
 
-// names returns the names of a signing request for the instance: its DNS names, its addresses and its SPIFFE ID. The
-// common name of such a request is the principal.
+// names returns the names for a signing request of the instance: its DNS names, its addresses and its SPIFFE ID. The
+// request's common name is the principal.
 func names(i athenzname.Instance) []pki.SAN {
 	names := []pki.SAN{pki.DNSSAN(i.Service.DNSName(i.Suffix))}
 	if !i.OwnsKey() {
@@ -64,7 +63,7 @@ func names(i athenzname.Instance) []pki.SAN {
 	return names
 }
 
-// described reports whether ZTS may have put a URI of its own scheme into the certificate of i: any that names no
+// described reports whether ZTS may have put a URI of its own scheme into the certificate of i: any URI that names no
 // other instance and no other principal.
 func described(i athenzname.Instance, name pki.SAN) bool {
 	rest, ok := strings.CutPrefix(name.Value, "athenz://")

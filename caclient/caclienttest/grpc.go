@@ -11,7 +11,7 @@ import (
 
 func anyRequest(*http.Request) bool { return true }
 
-// refuseGRPC says a failure as servers of gRPC do.
+// refuseGRPC reports a failure as gRPC servers do.
 func refuseGRPC(w http.ResponseWriter, r *http.Request, e *caclient.Error) {
 	code := grpchttp.Unknown
 	switch e.Kind {
@@ -41,7 +41,7 @@ func answerGRPC(w http.ResponseWriter, r *http.Request, message []byte, e *grpch
 	(&grpchttp.Handler{Methods: map[string]grpchttp.Method{r.URL.Path: method}, MaxMessage: 1 << 20}).ServeHTTP(w, r)
 }
 
-// mustWrite returns a message of texts that are UTF-8.
+// mustWrite returns the message that write makes; its texts must be UTF-8.
 func mustWrite(write func(*protofield.Writer)) []byte {
 	b, err := protofield.Write(write)
 	if err != nil {

@@ -46,7 +46,7 @@ func NewIstio(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 	return newFake(f)
 }
 
-// bearer knows one token.
+// bearer accepts one token.
 type bearer struct {
 	token string
 	f     *cafake.Fake

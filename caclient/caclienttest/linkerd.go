@@ -21,7 +21,7 @@ import (
 )
 
 // NewLinkerd serves Linkerd's identity API, as the certifier of a mesh does, for the service account in path, which is
-// "/ns/NAMESPACE/sa/SERVICEACCOUNT". The names of its mesh are those of
+// "/ns/NAMESPACE/sa/SERVICEACCOUNT". Its mesh is
 //
 //	linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: ca.TrustDomain().String()}
 func NewLinkerd(t testing.TB, ca *spiffetest.CA, path string) *Fake {

@@ -16,18 +16,18 @@
 // # What the service needs
 //
 // The token is an OAuth 2.0 access token with the scope https://www.googleapis.com/auth/cloud-platform: from the
-// metadata server, or from Google's token service in exchange for a Kubernetes token. An identity token is not one.
-// Its account needs privateca.certificates.create on the pool (roles/privateca.certificateRequester), or
-// privateca.certificates.createForSelf with ReflectSPIFFE (roles/privateca.workloadCertificateRequester). For the
+// metadata server, or from Google's token service in exchange for a Kubernetes token. An identity token does not
+// work. Its account needs privateca.certificates.create on the pool (roles/privateca.certificateRequester), or
+// privateca.certificates.createForSelf with ReflectSPIFFE (roles/privateca.workloadCertificateRequester). To read the
 // roots it needs privateca.caPools.get (roles/privateca.poolReader), unless Endpoint.Roots or Endpoint.RootsFile is
 // set.
 //
 // # Trust bundles
 //
 // Without Endpoint.Roots and Endpoint.RootsFile the bundle has the last certificate of each chain of the pool's
-// authorities, if it is self-signed. These are the authorities that are enabled, disabled or staged, so a new root is
-// known before it signs, and an old one until it is deleted. A chain that does not end in a self-signed certificate
-// adds nothing: mount its root as a file.
+// authorities, if it is self-signed. Authorities that are enabled, disabled or staged count, so a new root is known
+// before it signs, and an old one until it is deleted. A chain that does not end in a self-signed certificate adds
+// nothing: mount its root as a file.
 //
 // # What it promises
 //
@@ -79,8 +79,8 @@ type Options struct {
 	// Authority is the ID of the one authority of the pool that signs. Empty lets the service choose.
 	Authority string
 
-	// ReflectSPIFFE lets the service set the certificate's one name, the SPIFFE ID of the caller, from the token; the
-	// names in the request do not count.
+	// ReflectSPIFFE lets the service set the certificate's only name, the caller's SPIFFE ID, from the token. It
+	// ignores the names in the request.
 	ReflectSPIFFE bool
 }
 
@@ -118,7 +118,7 @@ func New(o Options) (*CA, error) {
 	return c, nil
 }
 
-// isResource reports whether name consists of collections and IDs in turn. The first ID is that of a project, which
+// isResource reports whether name consists of collections and IDs in turn. The first ID names a project, which
 // may belong to a domain, as in example.com:my-project.
 func isResource(name string, collections ...string) bool {
 	parts := strings.Split(name, "/")
@@ -162,7 +162,7 @@ const (
 	maxAuthorities  = 100 // of a pool; each costs a signature to check
 )
 
-// certificate is the resource Certificate, as it is asked for and as it is answered.
+// certificate is the resource Certificate, in requests and answers.
 type certificate struct {
 	PEMCSR      string `json:"pemCsr,omitempty"`
 	Lifetime    string `json:"lifetime,omitempty"` // seconds with the letter s
@@ -173,21 +173,21 @@ type certificate struct {
 	PEMChain       []string `json:"pemCertificateChain,omitempty"` // from the issuer to the root
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
-// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
-// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the
+// CA only if the Endpoint has no source of roots. If the source fails and earlier roots are known, it logs the failure
+// and returns them. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
 // WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
-// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
+// the source of roots every five minutes, or at the interval of its bundle's refresh hint.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
 
-// Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one; 0 means 24 hours, as the service
-// has no default. The error is a [*caclient.Error], unless ctx is done.
+// Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one; 0 means 24 hours, because the
+// service has no default. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
@@ -202,7 +202,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		request.SubjectMode = "REFLECTED_SPIFFE"
 	}
 	id := newUUID()
-	// Pools of the enterprise tier need a name for the certificate.
+	// Pools of the enterprise tier require a name for the certificate.
 	query := url.Values{"requestId": {id}, "certificateId": {"svid-" + id}}
 	if c.opts.Authority != "" {
 		query.Set("issuingCertificateAuthorityId", c.opts.Authority)
@@ -219,7 +219,6 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	return chain, nil
 }
 
-// chain returns the chain for csr.
 func (a *certificate) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
 	if a.PEMCertificate == "" {
 		return nil, errors.New("the answer has no certificate")
@@ -247,13 +246,13 @@ func (c *CA) call(ctx context.Context, op, path string, body, answer any) error 
 	return err
 }
 
-// refusal is what the service says when it refuses, a google.rpc.Status.
+// refusal is the service's reason for a refusal, a google.rpc.Status.
 type refusal struct {
 	status     string
 	retryAfter time.Duration
 }
 
-// read reads the body of a refusal, and returns what it says.
+// read parses the body of a refusal, and returns its message.
 func (r *refusal) read(body []byte) string {
 	var doc struct {
 		Error struct {
@@ -280,12 +279,12 @@ func (r *refusal) read(body []byte) string {
 	return strings.TrimSpace(r.status + " " + doc.Error.Message)
 }
 
-// refine corrects what e has from HTTP alone.
+// refine corrects the kind that e has from the HTTP status alone.
 func (r *refusal) refine(e *caclient.Error) {
 	switch r.status {
 	case "ABORTED", "CANCELLED": // 409 and 499
 		e.Kind = caclient.ErrUnavailable
-	case "ALREADY_EXISTS": // another certificate has the name of this request; the next has another
+	case "ALREADY_EXISTS": // another certificate has the name of this request; the next request has a new name
 		e.MayPass = true
 	}
 	if _, ok := e.Retryable(); ok {
@@ -293,14 +292,12 @@ func (r *refusal) refine(e *caclient.Error) {
 	}
 }
 
-// caCerts is the answer of fetchCaCerts.
 type caCerts struct {
 	CACerts []struct {
 		Certificates []string `json:"certificates"` // from an authority to its root
 	} `json:"caCerts"`
 }
 
-// roots returns the roots of the pool.
 func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
 	const op = "fetch bundles"
 	var answer caCerts

@@ -20,17 +20,17 @@
 //
 // The API has no method for trust bundles: roots come only with certificates. So the bundle consists of
 //
-//   - what Options.Roots or Options.RootsFile have, read again each time;
+//   - the roots in Options.Roots or Options.RootsFile, read again each time;
 //   - the roots that came with the newest certificate;
 //   - the roots that came with an older one, for as long as a certificate issued under them may live, because peers
-//     may still present such a certificate. Their lifetime is assumed to be that of our own.
+//     may still present one. It is assumed to live as long as our own.
 //
 // A root that disappears from Options.Roots or Options.RootsFile is dropped at once, so that an operator can withdraw
-// one. It comes back if the CA still sends it with a certificate.
+// it. It comes back if the CA still sends it with a certificate.
 //
-// With neither of the two, the first FetchBundles has a throwaway key certified to learn the roots; a CA that looks
-// for names in the request may refuse that. After it, new roots arrive only with our own renewals. That is too late
-// if the CA lets a new root sign before half of the life of a certificate has passed. It is better to mount the
+// Without both, the first FetchBundles requests a certificate for a throwaway key to learn the roots; a CA that
+// requires names in the request may refuse it. After that, new roots arrive only with our own renewals. That is too
+// late if the CA signs with a new root before half of a certificate's life has passed. It is better to mount the
 // roots, as Istio does in every pod, or to fetch them from a bundle endpoint.
 //
 // # What it promises
@@ -66,8 +66,8 @@ const method = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 
 const maxTexts = 1000 // of an answer; most have one for each certificate
 
-// Options are the choices of [New]. URL and TrustDomain of the Endpoint are required. The connection must be able to
-// do HTTP/2.
+// Options are the choices of [New]. URL and TrustDomain of the Endpoint are required. The connection must support
+// HTTP/2.
 type Options struct {
 	caclient.Endpoint
 
@@ -77,12 +77,11 @@ type Options struct {
 	// CertSigner names one of several signers behind the CA.
 	CertSigner string
 
-	// Impersonate is for an agent that obtains the certificates of the pods of its node with its own token. Each
-	// request then also names the SPIFFE ID of its CSR as the identity to certify in place of the agent's own
-	// (ImpersonatedIdentity), and a CSR without a SPIFFE ID is refused. The CA has to trust the agent's service
-	// account (CA_TRUSTED_NODE_ACCOUNTS), and refuses an ID that no pod of the node has, with
-	// [caclient.ErrUnauthenticated]. An agent that wants a certificate of its own may use the same CA: it is a pod of
-	// its node as well.
+	// Impersonate is for an agent that obtains certificates for the pods on its node with its own token. Each request
+	// then also names the SPIFFE ID of its CSR as the identity to certify instead of the agent's own
+	// (ImpersonatedIdentity); a CSR without a SPIFFE ID is refused. The CA must trust the agent's service account
+	// (CA_TRUSTED_NODE_ACCOUNTS), and refuses an ID that no pod of the node has, with [caclient.ErrUnauthenticated].
+	// An agent may use the same CA for its own certificate: it is also a pod of its node.
 	Impersonate bool
 
 	// Header has further metadata to send, as Istio's CA_HEADER_ variables give it.
@@ -145,7 +144,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// mayBeSet reports whether name is that of metadata, and not of a header that has a meaning here.
+// mayBeSet reports whether name is free for metadata, and not a header with a meaning here.
 func mayBeSet(name string) bool {
 	lower := strings.ToLower(name)
 	switch lower {
@@ -160,22 +159,21 @@ func mayBeSet(name string) bool {
 		})
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
-// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
-// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the
+// CA only if the Endpoint has no source of roots. If the source fails and earlier roots are known, it logs the failure
+// and returns them. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
 // WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
-// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
+// the source of roots every five minutes, or at the interval of its bundle's refresh hint.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
 
-// Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one. The roots that come
-// with the chain are in the next [CA.FetchBundles]. The error is a [*caclient.Error], unless ctx is
-// done.
+// Sign implements [caclient.CA]. The lifetime is sent in whole seconds, at least one. The next [CA.FetchBundles]
+// includes the roots that come with the chain. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
@@ -190,7 +188,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	return c.sign(ctx, csr, lifetime, id)
 }
 
-// sign asks for a certificate for id, or for the caller's own if id is zero.
+// sign requests a certificate for id, or for the caller's own ID if id is zero.
 func (c *CA) sign(
 	ctx context.Context, csr *pki.CSR, lifetime time.Duration, id spiffe.ID,
 ) ([]*x509.Certificate, error) {
@@ -226,7 +224,6 @@ func (c *CA) sign(
 	return chain, nil
 }
 
-// request returns an IstioCertificateRequest.
 func (c *CA) request(csr *pki.CSR, lifetime time.Duration, id spiffe.ID) ([]byte, error) {
 	if lifetime > 0 {
 		lifetime = max(lifetime, time.Second)
@@ -243,9 +240,9 @@ func (c *CA) request(csr *pki.CSR, lifetime time.Duration, id spiffe.ID) ([]byte
 	})
 }
 
-// readResponse reads an IstioCertificateResponse, which is a list of texts: the last one has the roots, and
-// those before it the chain, with any number of certificates in each. Some CAs send no root, and what comes last is an
-// intermediate certificate.
+// readResponse parses an IstioCertificateResponse, a list of texts with any number of certificates in each. The last
+// text has the roots, and those before it the chain. Some CAs send no root; then the last text is an intermediate
+// certificate.
 func readResponse(csr *pki.CSR, response []byte) (chain, roots []*x509.Certificate, err error) {
 	var texts []string
 	err = protofield.Read(response, func(f *protofield.Field) {
@@ -282,7 +279,7 @@ func readChain(csr *pki.CSR, texts []string) (chain, roots []*x509.Certificate, 
 	return chain, roots, nil
 }
 
-// ask has a new key certified and drops it, for the roots that come with the certificate.
+// ask requests a certificate for a new key, and drops both, to learn the roots that come with the certificate.
 func (c *CA) ask(ctx context.Context) error {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	if err != nil {

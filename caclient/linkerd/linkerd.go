@@ -21,12 +21,12 @@
 //
 // # What it promises
 //
-// The token goes to the certifier of the mesh and nowhere else: before it is sent, the server has proven in a TLS
-// handshake that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors. On a connection
-// that is kept, that chain must still lead to the trust anchors of the moment. The host in the URL proves nothing,
-// and neither does a wildcard in a certificate. The connection is TLS 1.3 without ALPN, as Linkerd's.
+// The token goes only to the mesh's certifier. Before the client sends it, the server has proven in a TLS handshake
+// that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors. On a connection that is
+// kept, the chain must still lead to the current trust anchors. The host in the URL and a wildcard in a certificate
+// prove nothing. The connection is TLS 1.3 without ALPN, like Linkerd's.
 //
-// The token is read again for each call. It is in the body of the request, as the API has it. No error and no log
+// The token is read again for each call. It is sent in the request body, as the API requires. No error and no log
 // record contains it.
 //
 // An answer has one certificate for the key of the request, and an expiry in the future that matches the
@@ -34,14 +34,14 @@
 //
 // # Retries
 //
-// A certifier answers "invalid argument" and "failed precondition" to a token that it does not know yet, or no
-// longer, and the same to a wrong name. So both may pass: see [caclient.Error].MayPass. So may "unknown", which
-// Linkerd's certifier answers while its issuer does not verify.
+// A certifier answers "invalid argument" and "failed precondition" to an unknown token, which it may not know yet or
+// no longer, and also to a wrong name. So both are retried: see [caclient.Error].MayPass. So is "unknown", Linkerd's
+// answer while its issuer does not verify.
 //
 // # What it does not do
 //
-// The API has no trust bundle: one of Endpoint.Roots and Endpoint.RootsFile is required, for the anchors. It has no
-// lifetime either: the certifier chooses it. No client certificate is presented.
+// The API has no trust bundle: Endpoint.Roots or Endpoint.RootsFile is required, for the anchors. It has no lifetime:
+// the certifier chooses it. No client certificate is presented.
 package linkerd
 
 import (
@@ -75,14 +75,14 @@ const (
 	tolerance = time.Second // between valid_until and the end of the leaf
 )
 
-// Options are the choices of [New]. Of the Endpoint, URL, TrustDomain, and one of Roots and RootsFile are required.
+// Options are the choices of [New]. URL and TrustDomain of the Endpoint, and its Roots or RootsFile, are required.
 type Options struct {
-	// Endpoint says where the certifier is. HTTPClient must be nil unless URL begins with http, as package linkerd
-	// has to see the server's certificate itself. Such a URL is for the proxy on the same host; the client then is
-	// one that speaks HTTP/2.
+	// Endpoint says where the certifier is. HTTPClient must be nil unless URL begins with http, because package
+	// linkerd must see the server's certificate itself. An http URL is for the proxy on the same host; the client
+	// must then speak HTTP/2.
 	caclient.Endpoint
 
-	// Mesh gives the name of the certifier, and the form of the names that a workload can ask for.
+	// Mesh determines the certifier's name, and the form of the names that a workload can request.
 	Mesh linkerdname.Mesh
 }
 
@@ -98,7 +98,7 @@ type CA struct {
 	want     pki.Expectation // of the certifier
 
 	mu    sync.Mutex
-	shown []*x509.Certificate // by the certifier in the last handshake; nil before one
+	shown []*x509.Certificate // presented by the certifier in the last handshake; nil before one
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -160,7 +160,6 @@ func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
 	}
 }
 
-// anchors returns the trust anchors of this moment.
 func (c *CA) anchors() (spiffe.BundleSource, error) {
 	if c.endpoint.RootsFile == "" {
 		return c.endpoint.Roots, nil
@@ -168,8 +167,8 @@ func (c *CA) anchors() (spiffe.BundleSource, error) {
 	return caconn.ReadBundle(c.endpoint.TrustDomain, c.endpoint.RootsFile)
 }
 
-// distrust closes the connection that there is if its certifier would not be accepted now: its certificate has
-// expired, or is no longer under the trust anchors. While those cannot be read, it stays.
+// distrust closes the connection if its certifier would not be accepted now: its certificate has expired, or does not
+// chain to the trust anchors any more. If the anchors cannot be read, the connection stays.
 func (c *CA) distrust() {
 	c.mu.Lock()
 	shown := c.shown
@@ -189,29 +188,29 @@ func (c *CA) distrust() {
 	}
 }
 
-// Close closes the connections to the certifier that the CA has made, and so ends the calls that are under way. Those
-// of an HTTPClient are up to its owner. Later calls make a new connection. The error is always nil.
+// Close closes the connections to the certifier that the CA has made, which ends running calls. The owner of an
+// HTTPClient closes that client's connections. Later calls make a new connection. The error is always nil.
 func (c *CA) Close() error {
 	c.conn.Close()
 	return nil
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
-// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
-// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the
+// CA only if the Endpoint has no source of roots. If the source fails and earlier roots are known, it logs the failure
+// and returns them. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
 // WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
-// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
+// the source of roots every five minutes, or at the interval of its bundle's refresh hint.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
 
-// Sign implements [caclient.CA]. csr has one DNS name, that of a service account in the mesh, and no other name but
-// the same as its common name; its key is ECDSA. The lifetime is the certifier's choice. The error is a
-// [*caclient.Error], unless ctx is done.
+// Sign implements [caclient.CA]. csr has exactly one DNS name, of a service account in the mesh, which may also be
+// its common name; its key is ECDSA. The certifier chooses the lifetime. The error is a [*caclient.Error], unless ctx
+// is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
@@ -248,7 +247,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	return chain, nil
 }
 
-// name returns the one name that csr may ask for.
+// name returns the only name that csr may request.
 func (c *CA) name(csr *pki.CSR) (string, error) {
 	sans := csr.SANs()
 	if len(sans) != 1 || sans[0].Type != pki.DNS {
@@ -264,7 +263,7 @@ func (c *CA) name(csr *pki.CSR) (string, error) {
 	return name, nil
 }
 
-// callError gives an error the meaning that its code has in this API.
+// callError sets the kind that an error's code means in this API.
 func (c *CA) callError(failure, cause error) error {
 	e, ok := failure.(*caclient.Error) // it was made by carpc
 	if !ok {
@@ -281,7 +280,6 @@ func (c *CA) callError(failure, cause error) error {
 	return e
 }
 
-// response is a CertifyResponse.
 type response struct {
 	leaf    []byte
 	issuers [][]byte

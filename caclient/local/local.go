@@ -1,12 +1,12 @@
-// Package local is a [caclient.CA] over an authority in this process: one of package pki/ca, or a registration
-// authority of package pki/ra, which has the signers of a Kubernetes cluster sign.
+// Package local is a [caclient.CA] over an authority in this process: an authority of package pki/ca, or a
+// registration authority of package pki/ra, which uses the signers of a Kubernetes cluster.
 //
-// Most programs need [New] with the identities that they are to have. A program whose workloads come and
-// go decides for each request with [NewFunc].
+// Most programs need [New] with the identities for their workloads. A program whose workloads come and go decides for
+// each request with [NewFunc].
 //
-// The caller's identity is what was given to the constructor, and never comes from the request: the ID that a request
-// names is only compared with it. A registration authority passes the request on as it is, so over one a request must
-// name exactly that ID and nothing else.
+// The constructor's arguments determine the caller's identity, never the request: the ID in a request is only
+// compared. A registration authority passes the request on unchanged, so over one a request must name exactly that ID
+// and nothing else.
 package local
 
 import (
@@ -29,16 +29,15 @@ type CA struct {
 	authority ca.Signer
 	signed    renew.Signal // an authority without Changed may have learned a root
 	decide    func(context.Context, *pki.CSR) (spiffe.ID, error)
-	server    *ca.Request // what all requests have in common; nil but for NewServer
+	server    *ca.Request // the part that all requests share; nil except for NewServer
 }
 
-// New returns a CA that certifies requests for the given IDs, which have to be workloads' IDs in the trust domain of
-// the authority, a *ca.Authority or a *ra.RA. An authority that also has a method Changed() <-chan struct{}, which
-// returns a channel that is closed when its bundle changes, is not asked in vain by [CA.WatchBundles].
+// New returns a CA that certifies requests for the given IDs, which must be workloads in the trust domain of the
+// authority, a *ca.Authority or a *ra.RA. If the authority also has a method Changed() <-chan struct{}, whose channel
+// is closed when its bundle changes, [CA.WatchBundles] does not poll.
 //
-// With one ID, every request is for it, and may name it or none. With several,
-// as for a secretcache.Manager that serves several identities, a request has to name the one that it is
-// for; to decide while the program runs, use [NewFunc].
+// With one ID, every request is for it, and may name it or no ID. With several, as for a secretcache.Manager that
+// serves several identities, a request must name its ID; to decide while the program runs, use [NewFunc].
 func New(authority ca.Signer, ids ...spiffe.ID) (*CA, error) {
 	if authority == nil || len(ids) == 0 {
 		return nil, errors.New("local: New needs an authority and an ID")
@@ -66,11 +65,10 @@ func New(authority ca.Signer, ids ...spiffe.ID) (*CA, error) {
 	})
 }
 
-// NewFunc returns a CA that certifies each request for the ID that decide returns for it. decide
-// may look at anything in the request that helps it to identify the caller, such as whether it
-// knows the public key or has started the workload that is named there. What the request says is a
-// wish. An error of decide refuses the request: as it is if it is a [*caclient.Error], and of the
-// kind [caclient.ErrDenied] otherwise. decide has to be safe for concurrent use.
+// NewFunc returns a CA that certifies each request for the ID that decide returns. decide may use anything in the
+// request that helps it to identify the caller, such as a known public key, or the named workload if it started that
+// workload. The request is only a wish. An error of decide refuses the request: unchanged if it is a
+// [*caclient.Error], and otherwise of the kind [caclient.ErrDenied]. decide must be safe for concurrent use.
 func NewFunc(authority ca.Signer, decide func(ctx context.Context, csr *pki.CSR) (spiffe.ID, error)) (*CA, error) {
 	if authority == nil || decide == nil {
 		return nil, errors.New("local: NewFunc needs an authority and a function")
@@ -78,9 +76,9 @@ func NewFunc(authority ca.Signer, decide func(ctx context.Context, csr *pki.CSR)
 	return &CA{authority: authority, decide: decide}, nil
 }
 
-// Sign implements [caclient.CA]. A request that names a URI other than the ID that was decided for
-// it is refused with [caclient.ErrDenied]; one that names none is certified. The error is a
-// [*caclient.Error], unless ctx is done, and wraps the [*ca.SignError] where there is one.
+// Sign implements [caclient.CA]. It refuses a request that names a URI other than the chosen ID with
+// [caclient.ErrDenied], and certifies a request that names none. The error is a [*caclient.Error], unless ctx is
+// done, and wraps the [*ca.SignError] if there is one.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if csr == nil {
 		return nil, &caclient.Error{Op: "sign", Kind: caclient.ErrInvalid,
@@ -154,9 +152,9 @@ func (c *CA) set(b *spiffe.Bundle) (*spiffe.BundleSet, error) {
 	return set, nil
 }
 
-// WatchBundles yields the authority's bundle, and each newer one, until ctx is done; package secretcache uses it in
-// the place of polling. Changes that come with time need the authority's Run. An authority without Changed, such as
-// an RA, is asked for its bundle after each Sign, and every thirty seconds.
+// WatchBundles yields the authority's bundle, and each newer one, until ctx is done; package secretcache uses it
+// instead of polling. Changes over time need the authority's Run. An authority without Changed, such as an RA, is
+// polled after each Sign, and every thirty seconds.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		if a, ok := c.authority.(interface{ Changed() <-chan struct{} }); ok {
@@ -179,4 +177,4 @@ func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, erro
 	}
 }
 
-const poll = 30 * time.Second // of an authority that tells nothing; it costs no request
+const poll = 30 * time.Second // of an authority without Changed; it costs no request

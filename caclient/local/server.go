@@ -10,9 +10,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// NewServer returns a CA for the certificate of one server, usually the one that serves the authority: see
-// caserver.Options. All its certificates have the ID and the names, which are DNS names and IP addresses. Requests
-// have to name them too if the authority is a registration authority: set them in secretcache.Config.Names.
+// NewServer returns a CA for the certificate of one server, usually the server in front of the authority: see
+// caserver.Options. All its certificates have the ID and the names, which are DNS names and IP addresses. With a
+// registration authority, requests must name them too: set them in secretcache.Config.Names.
 func NewServer(authority ca.Signer, id spiffe.ID, names ...pki.SAN) (*CA, error) {
 	c, err := New(authority, id)
 	if err != nil {
@@ -32,8 +32,8 @@ func NewServer(authority ca.Signer, id spiffe.ID, names ...pki.SAN) (*CA, error)
 	return c, nil
 }
 
-// learn has a certificate signed, for a key that is thrown away, if the authority has no roots yet: a registration
-// authority may learn its roots from what is signed.
+// learn requests a certificate for a throwaway key if the authority has no roots yet: a registration authority may
+// learn its roots from certificates.
 func (c *CA) learn(ctx context.Context) error {
 	if b := c.authority.Bundle(); b != nil && len(b.MarshalPEM()) > 0 {
 		return nil

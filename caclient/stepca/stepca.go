@@ -1,5 +1,4 @@
-// Package stepca is a client of step-ca, the certificate authority of Smallstep, and of anything else that speaks its
-// API.
+// Package stepca is a client of step-ca, Smallstep's certificate authority, and of other servers with its API.
 //
 //	var m *secretcache.Manager
 //	ca, err := stepca.New(stepca.Options{
@@ -19,9 +18,9 @@
 //
 // # Proof of identity
 //
-// The first certificate takes a token: [CA.Sign] sends it with the request to /1.0/sign. The token of a JWK
+// The first certificate requires a token: [CA.Sign] sends it with the request to /1.0/sign. The token of a JWK
 // provisioner is good for one request with exactly the names in the token, so Endpoint.Token makes one for each call.
-// That of a provisioner for Kubernetes service accounts is a file, Endpoint.TokenFile.
+// The token of a provisioner for Kubernetes service accounts is a file, Endpoint.TokenFile.
 //
 // After that the certificate itself is the proof, if Options.Certificate returns it: Sign presents it in TLS and
 // sends the request to /1.0/rekey, which certifies the new key with the names and the lifetime of the old
@@ -32,16 +31,16 @@
 // # Trust
 //
 // The server is trusted by the roots in Endpoint.Roots or Endpoint.RootsFile; by the root with the SHA-256 in
-// Options.Fingerprint, which is fetched from the CA and compared; or, with none of these, by the roots of the host.
-// With a fingerprint, the roots that /1.0/roots lists over a verified connection count too, so that the CA can change
-// its root. Nothing is trusted on first use.
+// Options.Fingerprint, which is fetched from the CA and compared; or, without these, by the host's roots. With a
+// fingerprint, the roots that /1.0/roots lists over a verified connection count too, so that the CA can change its
+// root. Nothing is trusted on first use.
 //
-// The bundle of the trust domain is that in Endpoint.Roots or Endpoint.RootsFile, or what /1.0/roots lists.
+// The bundle of the trust domain comes from Endpoint.Roots or Endpoint.RootsFile, or from /1.0/roots.
 //
 // # What it does not do
 //
-// It makes no tokens: the key of a provisioner does not belong in a workload. It revokes nothing, and knows nothing
-// of SSH and ACME.
+// It makes no tokens: the key of a provisioner does not belong in a workload. It revokes nothing, and does not
+// support SSH and ACME.
 package stepca
 
 import (
@@ -70,7 +69,7 @@ import (
 
 // Options are the choices of [New]. URL and TrustDomain of the Endpoint are required.
 type Options struct {
-	// Endpoint says where the CA is. An HTTPClient decides by itself which server is trusted, and presents the client
+	// Endpoint says where the CA is. An HTTPClient itself decides which server is trusted, and presents the client
 	// certificate for renewals.
 	caclient.Endpoint
 
@@ -80,7 +79,7 @@ type Options struct {
 
 	// Certificate returns the present certificate of the workload, with its Leaf, or nil if there is none: the method
 	// TLSCertificate of a [spiffe.SVID] makes one. It is called for each Sign. Nil means that each certificate
-	// takes a token.
+	// requires a token.
 	Certificate func() *tls.Certificate
 }
 
@@ -146,7 +145,7 @@ func (c *CA) connect() error {
 		return err
 	}
 	cfg.TLS = func(context.Context) (*tls.Config, error) {
-		// for a certificate whose SHA-256 is known
+		// The SHA-256 of the certificate is known, and checked later.
 		return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, nil
 	}
 	cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, nil)
@@ -228,7 +227,7 @@ func (c *CA) pinned(ctx context.Context) (*x509.Certificate, error) {
 	return certs[0], nil
 }
 
-// clientCertificate is for [tls.Config].GetClientCertificate.
+// clientCertificate is a [tls.Config].GetClientCertificate.
 func (c *CA) clientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 	if c.opts.Certificate != nil {
 		if cert := c.opts.Certificate(); cert != nil {
@@ -238,29 +237,29 @@ func (c *CA) clientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, e
 	return new(tls.Certificate), nil
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
-// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
-// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the
+// CA only if the Endpoint has no source of roots. If the source fails and earlier roots are known, it logs the failure
+// and returns them. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
 // WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
-// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
+// the source of roots every five minutes, or at the interval of its bundle's refresh hint.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
 
-// Sign implements [caclient.CA]: the package comment says with which proof. A token is sent with a lifetime in whole
-// seconds, at least one; a renewal has that of the certificate before. The error is a [*caclient.Error], unless ctx
-// is done.
+// Sign implements [caclient.CA]; the package comment describes the proof. A token is sent with a lifetime in whole
+// seconds, at least one; a renewal keeps the previous certificate's lifetime. The error is a [*caclient.Error],
+// unless ctx is done.
 func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	if err := c.conn.CheckRequest(csr, lifetime); err != nil {
 		return nil, err
 	}
 	var refused error
 	if c.renewable(csr) {
-		if c.renewals == c.conn { // whose connections may be older than the certificate
+		if c.renewals == c.conn { // the connections may be older than the certificate
 			c.conn.Reconnect()
 		}
 		chain, err := c.certify(ctx, c.renewals, csr, "/1.0/rekey", request{CSR: string(csr.PEM())}, "")
@@ -276,12 +275,12 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	}
 	r := request{CSR: string(csr.PEM()), Token: token}
 	if lifetime > 0 {
-		r.NotAfter = max(lifetime, time.Second).Truncate(time.Second).String() // from the CA's now
+		r.NotAfter = max(lifetime, time.Second).Truncate(time.Second).String() // relative to the CA's clock
 	}
 	return c.certify(ctx, c.conn, csr, "/1.0/sign", r, token)
 }
 
-// renewable reports whether there is a certificate that proves what csr asks for.
+// renewable reports whether there is a certificate that proves all names of csr.
 func (c *CA) renewable(csr *pki.CSR) bool {
 	cert := caconn.Present(c.opts.Certificate)
 	if cert == nil {
@@ -334,7 +333,6 @@ func (r *response) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
 
 const maxTexts = 16
 
-// fetchRoots asks the CA for its roots.
 func (c *CA) fetchRoots(ctx context.Context) ([]*x509.Certificate, error) {
 	var answer struct {
 		Certs []string `json:"crts"`

@@ -14,21 +14,21 @@ import (
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 )
 
-// Login is a way to get a token of Vault. The token is used until a third of its lease is left, then the client logs
-// in again; if that fails, it stays in use until its end. If Vault refuses it earlier, the client logs in again at
-// once and repeats the call.
+// Login is a way to get a Vault token. The client uses the token until a third of its lease is left, then logs in
+// again; if that fails, the token stays in use until its end. If Vault refuses it earlier, the client logs in again
+// at once and repeats the call.
 type Login struct {
 	method, mount, role string
 }
 
-// KubernetesLogin logs in with the token of the Endpoint, which has to be one of a Kubernetes service account, by the
-// auth method kubernetes at mount; empty means "kubernetes". The method jwt has the same request: give its mount. The
-// role is that of the auth method.
+// KubernetesLogin logs in with the token of the Endpoint, which must belong to a Kubernetes service account, by the
+// auth method kubernetes at mount; empty means "kubernetes". The method jwt takes the same request: pass its mount.
+// The role is a role of the auth method.
 func KubernetesLogin(mount, role string) Login { return Login{"kubernetes", mount, role} }
 
 // CertLogin logs in with the client certificate of the Endpoint's HTTPClient, by the auth method cert at mount; empty
-// means "cert". The certificate needs a common name, which an X.509-SVID seldom has: without one the server has no
-// name for the caller. The name is that of one certificate role; empty lets Vault try all.
+// means "cert". The certificate needs a common name, which an X.509-SVID seldom has: without one Vault has no name
+// for the caller. name selects a certificate role; if empty, Vault tries all.
 func CertLogin(mount, name string) Login { return Login{"cert", mount, name} }
 
 func (l *Login) check(e caclient.Endpoint) error {
@@ -65,11 +65,11 @@ const (
 type session struct {
 	mu          sync.Mutex
 	text        sealed
-	renew, ends time.Time // from renew on the client logs in again; from ends on the token is not used
-	flight      *flight   // the login that is under way; nil for none
+	renew, ends time.Time // from renew on the client logs in again; after ends the token is not used
+	flight      *flight   // the running login; nil for none
 }
 
-// sealed is a token, or empty. No printer sees what a function holds.
+// sealed is a token, or empty. A function hides it from printers.
 type sealed func() string
 
 func (s sealed) get() string {
@@ -86,13 +86,13 @@ type flight struct {
 	err   error
 }
 
-// token is one to send.
+// token is a token to send.
 type token struct {
 	text string
-	old  bool // it is of a login before this call
+	old  bool // from a login before this call
 }
 
-// token returns the token to send, and why there is none if there should be one.
+// token returns the token to send, or the reason why an expected token is missing.
 func (c *CA) token(ctx context.Context) (t token, missing, err error) {
 	if c.login.method == "" {
 		t.text, missing, err = c.conn.Token(ctx, "sign")
@@ -114,12 +114,12 @@ func (c *CA) token(ctx context.Context) (t token, missing, err error) {
 		}
 		if _, told := errors.AsType[*caclient.Error](f.err); f.err == nil || told {
 			return token{text: f.token.get()}, nil, f.err
-		} // else it was another call's time that ended
+		} // else another call's context ended
 	}
 }
 
-// board returns the known token, and the login to wait for, or to make if it is the first to need one. The login is
-// nil if the known token is good enough.
+// board returns the known token, and the login to wait for. If first is true, the caller makes that login. The login
+// is nil if the known token is good enough.
 func (c *CA) board() (known token, f *flight, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,7 +157,7 @@ func (c *CA) fly(ctx context.Context, f *flight, known token) (token, error) {
 	return token{text: f.token.get()}, f.err
 }
 
-// drop forgets a token that Vault has refused, unless there is another one already.
+// drop forgets a token that Vault has refused, unless a newer one has replaced it.
 func (c *CA) drop(text string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,7 +170,7 @@ func (c *CA) drop(text string) {
 type loginAnswer struct {
 	Auth struct {
 		ClientToken   string `json:"client_token"`
-		LeaseDuration int64  `json:"lease_duration"` // in seconds; 0 means without end
+		LeaseDuration int64  `json:"lease_duration"` // in seconds; 0 means no end
 	} `json:"auth"`
 }
 
@@ -214,7 +214,7 @@ func (c *CA) logIn(ctx context.Context) (string, time.Duration, error) {
 		switch {
 		case ok && (s.Code == http.StatusBadRequest || s.Code == http.StatusForbidden):
 			e.Kind = caclient.ErrUnauthenticated // the methods differ in the status for a bad credential
-		case ok && strings.Contains(s.Message, "missing name in alias"): // for ever, although it is a 500
+		case ok && strings.Contains(s.Message, "missing name in alias"): // permanent, although it is a 500
 			e.Kind = caclient.ErrUnauthenticated
 			e.Err = fmt.Errorf("%w: the auth method cert names its callers by the common name of their certificate, "+
 				"and this one has none: give it one, or log in with a token", e.Err)

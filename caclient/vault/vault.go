@@ -1,5 +1,5 @@
-// Package vault is a client of the PKI secrets engine of HashiCorp Vault (1.11 or newer) and of OpenBao, which has the
-// same API down to the names of the headers.
+// Package vault is a client of the PKI secrets engine of HashiCorp Vault (1.11 or newer) and of OpenBao, whose API is
+// the same, including the names of the headers.
 //
 //	ca, err := vault.New(vault.Options{
 //		Endpoint: caclient.Endpoint{
@@ -18,8 +18,8 @@
 //
 // # What Vault needs
 //
-// The client calls POST sign/ROLE, and never sign-verbatim, which would certify whatever a request says. So the role
-// decides which names a workload may have, and the token's policy decides which roles. A policy and a role for one
+// The client calls POST sign/ROLE, never sign-verbatim, which would certify any request. So the role decides which
+// names a workload may have, and the token's policy decides which roles it may use. A policy and a role for one
 // workload:
 //
 //	path "pki/sign/web" { capabilities = ["update"] }
@@ -27,15 +27,15 @@
 //	vault write pki/roles/web require_cn=false key_type=any max_ttl=24h no_store=true \
 //	    allowed_uri_sans=spiffe://example.org/web
 //
-// Without no_store each renewal leaves a certificate in Vault's storage. The names of the request are also sent
-// beside it, for roles with use_csr_sans=false. A common name is sent only if the request has one, and does not
+// Without no_store each renewal leaves a certificate in Vault's storage. The names of the request are also sent as
+// parameters, for roles with use_csr_sans=false. A common name is sent only if the request has one, and does not
 // become an alternative name.
 //
 // # Trust bundles
 //
-// Without Endpoint.Roots and Endpoint.RootsFile the bundle has the self-signed certificates among the issuers of the
-// mount and in their chains, without revoked ones. Vault shows them without a token. An intermediate certificate is
-// never a root, and a root that came only with a certificate does not count. If the root lives elsewhere, import its
+// Without Endpoint.Roots and Endpoint.RootsFile the bundle has the self-signed certificates among the mount's issuers
+// and in their chains, without revoked ones. Vault shows them without a token. Intermediate certificates are never
+// roots, and a root that came only with a certificate does not count. If the root is elsewhere, import its
 // certificate into the mount, which needs no key, or mount it as a file.
 //
 // To change a root, add the new one as an issuer of the mount, wait until all workloads have it (the list is read
@@ -44,14 +44,13 @@
 //
 // # What it promises
 //
-// Tokens go to the host of Options.URL and nowhere else: redirects are not followed, and a connection without TLS is
-// refused unless Options.AllowPlaintext allows it. No error and no log record contains a token, neither the one that
-// logs in nor Vault's.
+// Tokens go only to the host of Options.URL: redirects are not followed, and a connection without TLS is refused
+// unless Options.AllowPlaintext allows it. No error and no log record contains the login token or Vault's token.
 //
 // # What it does not do
 //
-// It repeats a call only if the token of a login had ended. It revokes neither certificates nor its own token, which
-// ends with its lease. Its tests run against a fake of Vault, which answers as a real OpenBao 2.7.2 did.
+// It repeats a call only if its login's token had ended. It revokes no certificates, and not its own token, which
+// ends with its lease. Its tests run against a fake of Vault that answers like a real OpenBao 2.7.2.
 package vault
 
 import (
@@ -89,14 +88,14 @@ type Options struct {
 	// Mount is the path of the PKI engine; empty means "pki".
 	Mount string
 
-	// Role is the name of the role of the engine that signs.
+	// Role is the name of the engine's role that signs.
 	Role string
 
-	// Namespace is that of Vault Enterprise or OpenBao in which the engine and the login are, such as team-a/prod.
+	// Namespace is the namespace of Vault Enterprise or OpenBao for the engine and the login, such as team-a/prod.
 	Namespace string
 
-	// Login gets a token of Vault. The zero Login gets none: the token of the Endpoint is one of Vault, or there is
-	// none and the URL is that of a Vault Proxy, which adds its own.
+	// Login gets a Vault token. The zero Login gets none: then the token of the Endpoint is a Vault token, or there
+	// is none and the URL is the URL of a Vault Proxy, which adds its own.
 	Login Login
 }
 
@@ -137,7 +136,7 @@ func New(o Options) (*CA, error) {
 	return c, nil
 }
 
-// isPath reports whether s consists of names and slashes between them.
+// isPath reports whether s consists of names with slashes between them.
 func isPath(s string) bool {
 	for part := range strings.SplitSeq(strings.TrimPrefix(s, "/"), "/") {
 		if !isName(part) {
@@ -147,8 +146,7 @@ func isPath(s string) bool {
 	return len(s) <= 512
 }
 
-// isName reports whether s can be a segment of a path as it is. Vault has no paths with a period at the end of a
-// segment.
+// isName reports whether s can be a path segment without escaping. Vault's path segments never end with a period.
 func isName(s string) bool {
 	return s != "" && len(s) <= 255 && s[0] != '.' && s[len(s)-1] != '.' &&
 		!strings.ContainsFunc(s, func(r rune) bool {
@@ -161,7 +159,7 @@ func isName(s string) bool {
 type signRequest struct {
 	CSR         string `json:"csr"`
 	CommonName  string `json:"common_name,omitempty"`
-	AltNames    string `json:"alt_names,omitempty"` // DNS names and addresses of email, with commas
+	AltNames    string `json:"alt_names,omitempty"` // DNS names and email addresses, with commas
 	URISANs     string `json:"uri_sans,omitempty"`
 	IPSANs      string `json:"ip_sans,omitempty"`
 	TTL         string `json:"ttl,omitempty"`
@@ -169,8 +167,8 @@ type signRequest struct {
 	OnlyAltName bool   `json:"exclude_cn_from_sans"` // the common name does not become an alternative name
 }
 
-// newSignRequest returns the request for csr. Vault takes the names from csr or from the other fields, as the role
-// says.
+// newSignRequest returns the request for csr. The role decides whether Vault takes the names from csr or from the
+// other fields.
 func newSignRequest(csr *pki.CSR, lifetime time.Duration) (*signRequest, error) {
 	r := &signRequest{CSR: string(csr.PEM()), CommonName: csr.CommonName(), Format: "pem", OnlyAltName: true}
 	if lifetime > 0 {
@@ -198,15 +196,15 @@ func newSignRequest(csr *pki.CSR, lifetime time.Duration) (*signRequest, error) 
 	return r, nil
 }
 
-// FetchBundles implements [caclient.CA]. It returns one bundle, with all known roots of the trust domain, and calls
-// the CA only if the Endpoint has no source of roots. If the source fails and roots are known from before, it logs
-// the failure and returns those. The error is a [*caclient.Error], unless ctx is done.
+// FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the
+// CA only if the Endpoint has no source of roots. If the source fails and earlier roots are known, it logs the failure
+// and returns them. The error is a [*caclient.Error], unless ctx is done.
 func (c *CA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return c.conn.FetchBundles(ctx)
 }
 
 // WatchBundles implements [caclient.BundleWatcher]. It yields roots that come with a certificate at once, and reads
-// the source of roots every five minutes, or as often as the refresh hint of its bundle says.
+// the source of roots every five minutes, or at the interval of its bundle's refresh hint.
 func (c *CA) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return c.conn.WatchBundles(ctx)
 }
@@ -242,7 +240,7 @@ func (c *CA) sign(ctx context.Context, body *signRequest) (*signAnswer, error) {
 		err = c.call(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: c.mount + "/sign/" + c.role,
 			Body: body}, token.text, &answer)
 		if s, ok := errors.AsType[*caconn.Status](err); ok && s.Code == http.StatusForbidden && token.old && !again {
-			c.drop(token.text) // its lease may have been revoked, or Vault was restored from a backup
+			c.drop(token.text) // the lease may have been revoked, or Vault was restored from a backup
 			continue
 		}
 		caconn.ExplainMissing(err, missing)
@@ -262,7 +260,7 @@ type signAnswer struct {
 	} `json:"data"`
 }
 
-// chain returns the chain for csr. The field ca_chain is missing where the issuer has no chain but itself.
+// chain returns the chain for csr. The field ca_chain is missing if the issuer's chain is only itself.
 func (a *signAnswer) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
 	if a.Data.Certificate == "" {
 		return nil, errors.New("the answer has no certificate")
@@ -294,7 +292,7 @@ func (c *CA) call(ctx context.Context, r caconn.Request, token string, answer an
 	return err
 }
 
-// message returns what Vault says in a refusal.
+// message returns Vault's text in a refusal.
 func message(body []byte) string {
 	var m struct {
 		Errors []string `json:"errors"`
@@ -302,23 +300,23 @@ func message(body []byte) string {
 	if json.Unmarshal(body, &m) != nil {
 		return ""
 	}
-	return strings.Join(strings.Fields(strings.Join(m.Errors, "; ")), " ") // which has lists, in lines
+	return strings.Join(strings.Fields(strings.Join(m.Errors, "; ")), " ") // it may have lists, in lines
 }
 
-// refine corrects the kind of e, which is that of HTTP. The request may be one that needs a token.
+// refine corrects the kind of e, which comes from the HTTP status. needsToken says whether the request needs a token.
 func refine(e *caclient.Error, s *caconn.Status, needsToken bool) {
 	switch s.Code {
-	case http.StatusPreconditionFailed, // a standby has not heard yet of what the token needs
-		472, 473, // a standby that answers nothing but its health
+	case http.StatusPreconditionFailed, // a standby that does not have the token's data yet
+		472, 473, // a standby that answers only health requests
 		http.StatusNotImplemented: // not initialised yet
 		e.Kind = caclient.ErrUnavailable
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-		e.Kind = caclient.ErrUnavailable // a standby that cannot forward at the moment
+		e.Kind = caclient.ErrUnavailable // a standby that cannot forward now
 		e.Err = fmt.Errorf("%w; redirects are not followed: the URL has to be that of the active server, "+
 			"or of a proxy that knows it", e.Err)
 	case http.StatusBadRequest, http.StatusForbidden:
-		// OpenBao says no more than this of a token that it does not know or that is missing, and "1 error occurred:
-		// * permission denied" of one whose policies do not allow the request.
+		// OpenBao answers only this to an unknown or missing token, and "1 error occurred: * permission denied" to a
+		// token whose policies do not allow the request.
 		if strings.Contains(s.Message, "invalid token") || strings.Contains(s.Message, "missing client token") ||
 			needsToken && s.Message == "permission denied" {
 			e.Kind = caclient.ErrUnauthenticated
@@ -342,7 +340,6 @@ type issuer struct {
 	} `json:"data"`
 }
 
-// roots returns the roots of the mount.
 func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
 	const op = "fetch bundles"
 	var list issuerList
@@ -350,7 +347,7 @@ func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
 	if err := c.call(ctx, request, "", &list); err != nil {
 		e, told := errors.AsType[*caclient.Error](err)
 		s, ok := errors.AsType[*caconn.Status](err)
-		if told && ok && s.Code == http.StatusNotFound { // Sign gets 500 for it
+		if told && ok && s.Code == http.StatusNotFound { // Sign gets 500 in this case
 			e.Kind = caclient.ErrUnavailable
 			e.Err = fmt.Errorf("%w; the mount has no issuer yet: make a root in it, or import one", e.Err)
 		}
@@ -377,7 +374,7 @@ func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
 	return roots, nil
 }
 
-// rootsOf returns the self-signed certificates of issuers and of their chains, without those that are revoked.
+// rootsOf returns the self-signed certificates among issuers and in their chains, without revoked ones.
 func rootsOf(issuers []issuer) ([]*x509.Certificate, error) {
 	var roots, revoked []*x509.Certificate
 	seen := map[string]bool{}

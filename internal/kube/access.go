@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// Access is something that is done to objects of a cluster. Empty fields mean all, or none.
+// Access is an action on objects of a cluster. Empty fields mean all, or none.
 type Access struct {
 	Namespace string `json:"namespace,omitempty"`
 	Group     string `json:"group,omitempty"`
@@ -14,8 +14,8 @@ type Access struct {
 	Verb      string `json:"verb"`
 }
 
-// Review asks the API server whether a service account may do that; an empty account means this client itself. The
-// reason is the server's, and may be empty; it is not redacted.
+// Review asks the API server whether a service account may perform a; an empty account means this client itself. The
+// reason comes from the server, and may be empty; it is not redacted.
 func (c *Client) Review(ctx context.Context, namespace, account string, a Access) (allowed bool, reason string,
 	err error) {
 	const version = "authorization.k8s.io/v1"

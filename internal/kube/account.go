@@ -23,10 +23,10 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-// accountDir is where the kubelet puts the files of a pod's service account, below the root.
+// accountDir is the kubelet's directory for the files of a pod's service account, below the root.
 const accountDir = "var/run/secrets/kubernetes.io/serviceaccount"
 
-// environment is what the process is told about its cluster.
+// environment is the process's information about its cluster.
 type environment struct {
 	getenv func(string) string
 	files  fs.FS // of the root directory
@@ -38,8 +38,8 @@ func process() environment {
 	return environment{getenv: os.Getenv, files: os.DirFS("/"), dial: d.DialContext}
 }
 
-// Namespace returns the namespace of the pod that this process runs in. Outside a pod there is none:
-// the error then wraps [fs.ErrNotExist].
+// Namespace returns the namespace of the pod that this process runs in. Outside a pod the error wraps
+// [fs.ErrNotExist].
 func Namespace() (string, error) { return process().namespace() }
 
 func (e environment) namespace() (string, error) {
@@ -53,7 +53,7 @@ func (e environment) namespace() (string, error) {
 	return s, nil
 }
 
-// ParseUser reads the user name of a service account, as in an answer about a token and in the token itself:
+// ParseUser parses the user name of a service account, as in an answer about a token and in the token itself:
 // system:serviceaccount:NAMESPACE:NAME.
 func ParseUser(s string) (namespace, name string, err error) {
 	parts := strings.SplitN(s, ":", 5)
@@ -78,16 +78,16 @@ func (e environment) serverURL() (string, error) {
 	return "https://" + net.JoinHostPort(host, port), nil
 }
 
-// serviceAccount is the identity that Kubernetes gives to a pod. It keeps neither the token nor the CA
-// certificates: they are read for each request, which costs little beside it.
+// serviceAccount is the identity that Kubernetes gives to a pod. It stores no token and no CA certificates: they are
+// read for each request, at little cost.
 type serviceAccount struct {
 	root        fs.FS // of the machine
 	postQuantum bool
-	ca          atomic.Pointer[[sha256.Size]byte] // the digest of the CA certificates that were there last
+	ca          atomic.Pointer[[sha256.Size]byte] // the digest of the CA certificates read last
 }
 
-// renewed reports whether the CA certificates are others than at the call before. Those that cannot be read are
-// as before.
+// renewed reports whether the CA certificates have changed since the previous call. Unreadable ones count as
+// unchanged.
 func (a *serviceAccount) renewed() bool {
 	pem, err := readFile(a.root, "ca.crt", maxRoots)
 	if err != nil {

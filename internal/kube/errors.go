@@ -17,14 +17,13 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-// StatusError is the answer of an API server that refused or failed a request.
+// StatusError is a refusal or failure answered by an API server.
 type StatusError struct {
 	Code    int    // the HTTP status
 	Reason  string // such as "AlreadyExists" or "Forbidden"; may be empty
-	Message string // for people; at most 512 bytes, without control characters and without what was sent
+	Message string // for people; at most 512 bytes, without control characters and without the request's secrets
 
-	// RetryAfter is when the server wants to be asked again; 0 if it does not say. It is at most an
-	// hour.
+	// RetryAfter is how long the server asks its clients to wait, at most an hour; 0 if it does not say.
 	RetryAfter time.Duration
 }
 
@@ -36,40 +35,40 @@ func (e *StatusError) Error() string {
 	return text
 }
 
-// Wish returns when the API server that has refused a request wants to be asked again; 0 if it does not say.
+// Wish returns how long the API server that refused a request asks to wait; 0 if it does not say.
 func Wish(err error) time.Duration {
 	return statusOf(err).RetryAfter
 }
 
-// NotFound reports whether an API server says that there is no such object. It is false for the 404
-// of a proxy, or of a wrong URL, that knows nothing about objects.
+// NotFound reports whether an API server says that there is no such object. It is false for a 404 from a proxy or a
+// wrong URL, which knows nothing about objects.
 func NotFound(err error) bool {
 	e := statusOf(err)
 	return e.Code == http.StatusNotFound && e.Reason == "NotFound"
 }
 
-// Forbidden reports whether err says that the caller may not do this: a matter of RBAC.
+// Forbidden reports whether err says that the caller's RBAC rights do not suffice.
 func Forbidden(err error) bool { return statusOf(err).Code == http.StatusForbidden }
 
-// AlreadyExists reports whether err says that an object with the name exists.
+// AlreadyExists reports whether err says that an object with the name exists already.
 func AlreadyExists(err error) bool {
 	e := statusOf(err)
 	return e.Code == http.StatusConflict && e.Reason == "AlreadyExists"
 }
 
-// Conflict reports whether err says that the object has changed since it was read, or that a precondition
-// does not hold. It is false for [AlreadyExists].
+// Conflict reports whether err says that the object has changed since it was read, or that a precondition does not
+// hold. It is false for [AlreadyExists].
 func Conflict(err error) bool {
 	return statusOf(err).Code == http.StatusConflict && !AlreadyExists(err)
 }
 
-// Gone reports whether err says that the resourceVersion to watch from is too old: list again.
+// Gone reports whether err says that the resourceVersion to watch from is too old, so that the caller must list
+// again.
 func Gone(err error) bool {
 	e := statusOf(err)
 	return e.Code == http.StatusGone || e.Reason == "Expired" || e.Reason == "Gone"
 }
 
-// statusOf returns the answer that an error is, or the zero one.
 func statusOf(err error) StatusError {
 	if e, ok := errors.AsType[*StatusError](err); ok {
 		return *e
@@ -77,10 +76,9 @@ func statusOf(err error) StatusError {
 	return StatusError{}
 }
 
-// MayHaveLanded reports whether the change that failed with err may have taken effect: the
-// connection broke or the time ran out after it was sent, the server failed on it, or its answer
-// could not be read. Callers that need to know must read the object. It is false for nil, for a request
-// that was refused, and for one that was never sent.
+// MayHaveLanded reports whether the change that failed with err may have taken effect: the connection broke or the
+// time ran out after it was sent, the server failed on it, or its answer could not be read. Callers that need to know
+// must read the object. It is false for nil, for a refused request, and for a request that was never sent.
 func MayHaveLanded(err error) bool {
 	if e, ok := errors.AsType[*StatusError](err); ok {
 		return e.Code >= 500 || e.Code == http.StatusRequestTimeout
@@ -89,7 +87,7 @@ func MayHaveLanded(err error) bool {
 	return ok && e.sent
 }
 
-// requestError says which request failed.
+// requestError names the failed request.
 type requestError struct {
 	method, path string
 	sent         bool // it may have reached the server
@@ -101,7 +99,7 @@ func (e *requestError) Error() string {
 }
 func (e *requestError) Unwrap() error { return e.err }
 
-// refused reads the answer to a request that had no success.
+// refused reads the answer to an unsuccessful request.
 func (x *exchange) refused(response *http.Response) error {
 	e := &StatusError{Code: response.StatusCode, RetryAfter: RetryAfter(response.Header)}
 	switch {
@@ -116,7 +114,7 @@ func (x *exchange) refused(response *http.Response) error {
 	return x.fail(true, e)
 }
 
-// fill takes what a Status object says, if data is one. The code stays, if there is one.
+// fill takes the fields of a Status object, if data is one. It keeps the code, if there is one.
 func (e *StatusError) fill(data []byte, x *exchange) {
 	var s struct {
 		Kind    string `json:"kind"`
@@ -141,9 +139,9 @@ func (e *StatusError) fill(data []byte, x *exchange) {
 	}
 }
 
-// redact makes a message fit for a log, as admission webhooks and proxies may quote the request. The secrets of
-// the request are the bearer token, and the token or data in the body, encoded or not. Words that are too long
-// for a label are removed too. A word consists of the characters of a bearer token.
+// redact makes a message fit for a log, because admission webhooks and proxies may quote the request. The secrets of
+// the request are the bearer token, and the token or data in the body, encoded or not. It also removes words that are
+// too long for a label. A word consists of the characters of a bearer token.
 func (x *exchange) redact(message string) string {
 	var b strings.Builder
 	for message != "" {
@@ -172,7 +170,7 @@ func (x *exchange) secrets() []string {
 		} `json:"spec"`
 		Data map[string]string `json:"data"`
 	}
-	_ = json.Unmarshal(x.body, &body) // what cannot be read has no such members
+	_ = json.Unmarshal(x.body, &body) // an unreadable body has no such members
 	all := []string{x.token, body.Spec.Token}
 	for _, v := range body.Data {
 		all = append(all, v)
@@ -203,11 +201,11 @@ func OneLine(s string, limit int) string {
 	return s[:n] + "…"
 }
 
-// RetryAfter reads how long a server asks its clients to wait, an hour at most: seconds or a date, as RFC 9110
-// (10.2.3) has them. It is 0 if the server says nothing.
+// RetryAfter returns how long a server asks its clients to wait, at most an hour: seconds or a date (RFC 9110 section
+// 10.2.3). It is 0 if the server does not say.
 func RetryAfter(h http.Header) time.Duration {
 	v := h.Get("Retry-After")
-	// then it is the largest one
+	// an out-of-range number becomes the largest one
 	if n, err := strconv.ParseInt(v, 10, 64); err == nil || errors.Is(err, strconv.ErrRange) {
 		return seconds(n)
 	}

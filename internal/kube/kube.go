@@ -1,14 +1,13 @@
-// Package kube is a small client for a Kubernetes API server: JSON over net/http. It has no types for
-// objects: callers bring their own structs.
+// Package kube is a small client for a Kubernetes API server: JSON over net/http. It has no types for objects:
+// callers bring their own structs.
 //
 // [New] makes a [Client]; [Path] builds the paths that it takes. A refusal by the server is a
 // [*StatusError].
 //
 // # What it does not do
 //
-// It does not retry: callers decide, with the help of [StatusError.RetryAfter] and [MayHaveLanded]. It
-// reads no kubeconfig: a program outside a cluster passes the URL and an http.Client that authenticates
-// itself.
+// It does not retry: callers decide, with the help of [StatusError.RetryAfter] and [MayHaveLanded]. It reads no
+// kubeconfig: a program outside a cluster passes the URL and an http.Client that authenticates itself.
 package kube
 
 import (
@@ -37,28 +36,28 @@ const (
 	requestTimeout = 10 * time.Second // unless the context has a deadline
 )
 
-// ErrTooLarge says that an answer was larger than 4 MiB. A list can be asked for in pages, with limit.
+// ErrTooLarge means that an answer was larger than 4 MiB. Lists can be read in pages, with limit.
 var ErrTooLarge = errors.New("the answer is larger")
 
-// Options say which API server to use, and how. The zero value is for a process in a pod: the API server
-// of its cluster, with the token of its service account.
+// Options select the API server and its client. The zero value is for a process in a pod: the API server of its
+// cluster, with the token of its service account.
 type Options struct {
-	// URL of the API server, with https, and with a path if the API is below one. Unencrypted http
-	// is for loopback addresses, and needs a Client. Empty means the cluster that this process runs
-	// in, as KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT say.
+	// URL is the https URL of the API server, with a path if the API is below one. Unencrypted http is for loopback
+	// addresses, and needs a Client. Empty means the cluster that this process runs in, according to
+	// KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT.
 	URL string
 
-	// Client sends the requests and authenticates them; it is copied. Redirects are not followed, and its
-	// Timeout does not apply to watches. Nil means a client made from the service account of this process,
-	// whose files are read again for each request. When ca.crt changes, the next request closes the connections
-	// that were verified with the one before, with what is under way on them. Such a client uses no proxy.
+	// Client sends the requests and authenticates them; it is copied. Redirects are not followed, and its Timeout
+	// does not apply to watches. Nil means a client for the service account of this process, whose files are read
+	// again for each request. When ca.crt changes, the next request closes the connections verified with the previous
+	// one, and aborts their requests. Such a client uses no proxy.
 	Client *http.Client
 
-	// PostQuantum allows a Client made from the service account the key exchange X25519MLKEM768 alone.
+	// PostQuantum allows a Client made from the service account only the key exchange X25519MLKEM768.
 	PostQuantum bool
 
-	// MaxAnswer is the most bytes of an answer that is no event; 0 means 4 MiB. A kubelet answers with all pods
-	// of its node.
+	// MaxAnswer is the maximum size, in bytes, of an answer that is not an event; 0 means 4 MiB. A kubelet answers
+	// with all pods of its node.
 	MaxAnswer int
 }
 
@@ -75,8 +74,8 @@ type Client struct {
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
 
-// New checks the options. It opens no file and sends nothing. In a process that is not in a cluster,
-// options that need one give an error that says so.
+// New checks the options. It opens no file and sends nothing. If options need a cluster and the process is not in
+// one, the error says so.
 func New(o Options) (*Client, error) { return newClient(o, process()) }
 
 func newClient(o Options, env environment) (*Client, error) {
@@ -146,8 +145,8 @@ func loopback(host string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-// Path joins the segments of a path, such as Path("api", "v1", "namespaces", ns, "secrets"), and
-// escapes them. An empty segment, "." and ".." are refused by the request that uses the path.
+// Path joins and escapes the segments of a path, such as Path("api", "v1", "namespaces", ns, "secrets"). A request
+// that uses the path refuses an empty segment, "." and "..".
 func Path(segments ...string) string {
 	var b strings.Builder
 	for _, s := range segments {
@@ -183,31 +182,31 @@ func plainLabel(s string) bool {
 	return s != ""
 }
 
-// Get reads the object or the list at path into out, a pointer for encoding/json. The query may be
-// nil. A list is read like any other object; its metadata.resourceVersion is where to watch from.
+// Get reads the object or the list at path into out, a pointer for encoding/json. The query may be nil. A list is
+// read like any other object; a watch starts from its metadata.resourceVersion.
 //
-// As with every method, the path begins with a slash and is escaped, see [Path]; a context without a
-// deadline means ten seconds; an answer of more than 4 MiB is an error; and what the server refuses
-// is a [*StatusError], to be told apart with [NotFound] and its siblings.
+// As with every method, the path begins with a slash and is escaped, see [Path]; a context without a deadline means
+// ten seconds; an answer of more than 4 MiB is an error. A refusal by the server is a [*StatusError]: see [NotFound]
+// and its siblings.
 func (c *Client) Get(ctx context.Context, path string, query url.Values, out any) error {
 	return c.do(ctx, http.MethodGet, path, query, nil, out)
 }
 
-// Create posts in, which is encoded with encoding/json, to the collection at path, or to a
-// subresource, and reads the answer into out unless that is nil. See [MayHaveLanded] for errors.
+// Create posts in, encoded with encoding/json, to the collection or subresource at path, and reads the answer into
+// out unless that is nil. See [MayHaveLanded] for errors.
 func (c *Client) Create(ctx context.Context, path string, in, out any) error {
 	return c.do(ctx, http.MethodPost, path, nil, in, out)
 }
 
-// Update replaces the object or the subresource at path with in, and reads the answer into out unless
-// that is nil. With a metadata.resourceVersion in it, an object that has changed since gives an error
-// for which [Conflict] holds; without, the last one to write wins. See [MayHaveLanded] for errors.
+// Update replaces the object or the subresource at path with in, and reads the answer into out unless that is nil. If
+// in has a metadata.resourceVersion and the object has changed since, [Conflict] holds for the error; without one,
+// the last write wins. See [MayHaveLanded] for errors.
 func (c *Client) Update(ctx context.Context, path string, in, out any) error {
 	return c.do(ctx, http.MethodPut, path, nil, in, out)
 }
 
-// Patch changes the members of the object at path that in has, and leaves the others as they are: in is a JSON
-// merge patch (RFC 7396). See [MayHaveLanded] for errors.
+// Patch sends in as a JSON merge patch (RFC 7396) for the object at path: members of in are changed, others stay. See
+// [MayHaveLanded] for errors.
 func (c *Client) Patch(ctx context.Context, path string, in any) error {
 	return c.do(ctx, http.MethodPatch, path, nil, in, nil)
 }
@@ -222,8 +221,8 @@ func (c *Client) Delete(ctx context.Context, path string, options *DeleteOptions
 	return c.do(ctx, http.MethodDelete, path, nil, in, nil)
 }
 
-// DeleteOptions are conditions under which an object is deleted; an empty one does not apply. If
-// one does not hold, [Conflict] holds for the error.
+// DeleteOptions are conditions for deleting an object; an empty one does not apply. If one does not hold, [Conflict]
+// holds for the error.
 type DeleteOptions struct {
 	UID             string `json:"uid,omitempty"`
 	ResourceVersion string `json:"resourceVersion,omitempty"`
@@ -235,8 +234,8 @@ type deleteBody struct {
 	Preconditions DeleteOptions `json:"preconditions"`
 }
 
-// ObjectMeta is the part of an object's metadata that programs look at most. An object that is to be
-// updated needs the rest of it, too.
+// ObjectMeta has the metadata fields that programs use most. A program that updates an object needs the other fields,
+// too.
 type ObjectMeta struct {
 	Name              string            `json:"name,omitempty"`
 	Namespace         string            `json:"namespace,omitempty"`
@@ -248,7 +247,7 @@ type ObjectMeta struct {
 	Annotations       map[string]string `json:"annotations,omitempty"`
 }
 
-// PodEnded returns why a pod in a phase is no longer to be served, or "" if it is.
+// PodEnded returns why a pod in a phase must no longer be served, or "" if it may be.
 func PodEnded(phase string, deleting bool) string {
 	switch {
 	case phase == "Succeeded" || phase == "Failed":
@@ -259,22 +258,20 @@ func PodEnded(phase string, deleting bool) string {
 	return ""
 }
 
-// Close closes the connections that the Client has made, and so ends what is under way on them. Those of an
-// http.Client in the Options are up to its owner. Later requests make a new connection. The error is always
-// nil.
+// Close closes the connections that the Client has made, which ends their requests. The owner of an http.Client in
+// the Options closes that client's connections. Later requests make a new connection. The error is always nil.
 func (c *Client) Close() error {
 	c.conns.Close()
 	return nil
 }
 
-// exchange is one request, for its errors.
+// exchange is one request, with the data for its errors.
 type exchange struct {
 	method, path string
 	body         []byte // that is sent
 	token        string // that is sent
 }
 
-// do sends one request and reads the answer.
 func (c *Client) do(ctx context.Context, method, path string, query url.Values, in, out any) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -306,7 +303,7 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	return nil
 }
 
-// send returns the answer to a request, with a status of success; the body is to be closed.
+// send returns the successful answer to a request; the caller closes the body.
 func (c *Client) send(ctx context.Context, hc *http.Client, x *exchange, query url.Values) (*http.Response, error) {
 	target, err := c.target(x.path, query)
 	if err != nil {
@@ -342,7 +339,7 @@ func (c *Client) send(ctx context.Context, hc *http.Client, x *exchange, query u
 		return nil, x.fail(!neverSent(err), x.transportError(ctx, err))
 	}
 	if response.StatusCode/100 != 2 {
-		defer response.Body.Close() // what is left of it is not read
+		defer response.Body.Close() // the rest is not read
 		return nil, x.refused(response)
 	}
 	if !isJSON(response.Header) {
@@ -373,7 +370,6 @@ func (c *Client) target(path string, query url.Values) (string, error) {
 	return u.String(), nil
 }
 
-// read returns the whole body of an answer.
 func (x *exchange) read(response *http.Response, limit int) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(response.Body, int64(limit)+1))
 	switch {
@@ -389,14 +385,14 @@ func (x *exchange) fail(sent bool, err error) error {
 	return &requestError{method: x.method, path: x.path, sent: sent, err: err}
 }
 
-// neverSent reports whether there was no connection that could have carried the request.
+// neverSent reports whether no connection could have carried the request.
 func neverSent(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && (op.Op == "dial" || op.Op == "proxyconnect")
 }
 
-// transportError drops the URL that net/http puts before its errors, for requestError has it, and
-// says why the context ended.
+// transportError drops the URL that net/http puts before its errors, because requestError has it, and adds why the
+// context ended.
 func (x *exchange) transportError(ctx context.Context, err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
@@ -408,7 +404,7 @@ func (x *exchange) transportError(ctx context.Context, err error) error {
 	return err
 }
 
-// describe leaves the data out of an error of encoding/json.
+// describe removes the data from an error of encoding/json.
 func describe(err error) string {
 	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Sprintf("byte %d: the member %q has a value that cannot be read", e.Offset, e.Field)

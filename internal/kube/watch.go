@@ -21,29 +21,27 @@ const (
 	Added    = "ADDED"
 	Modified = "MODIFIED"
 	Deleted  = "DELETED"
-	Bookmark = "BOOKMARK" // nothing but a newer ResourceVersion
+	Bookmark = "BOOKMARK" // only a newer ResourceVersion
 )
 
 // Event is one change that a watch reports.
 type Event struct {
 	Type            string          // Added, Modified, Deleted or Bookmark
-	ResourceVersion string          // of the object: where the next watch goes on
-	Object          json.RawMessage // the object; after a deletion, its last state. The caller's to keep
+	ResourceVersion string          // of the object: the next watch starts here
+	Object          json.RawMessage // the object; after a deletion, its last state. The caller may keep it
 }
 
-// errSilent is why a watch ended that the server should have ended.
+// errSilent is the error for a watch that the server should have ended.
 var errSilent = fmt.Errorf("%w: the server did not answer, or did not end the watch", context.DeadlineExceeded)
 
-// Watch reports the changes of the collection at path. The query says where to start
-// (resourceVersion, else the server's choice) and what of it to watch (fieldSelector, labelSelector,
-// allowWatchBookmarks); watch is added to it.
+// Watch reports the changes of the collection at path. The query says where to start (resourceVersion, else the
+// server chooses) and what to watch (fieldSelector, labelSelector, allowWatchBookmarks); Watch adds watch to it.
 //
-// The loop ends without an error when the server ends the watch, which it does after timeoutSeconds
-// (added if it is missing: 300). Otherwise its last round has an error: [Gone] holds for it if the
-// changes since resourceVersion are not known any more. A server that is silent for ten seconds
-// longer than it should be is given up, so a watch never hangs. After an end of either kind watch
-// again, from the ResourceVersion of the last event, or list again after Gone. Leaving the loop ends
-// the watch.
+// The loop ends without an error when the server ends the watch, which it does after timeoutSeconds (added if
+// missing: 300). Otherwise its last round has an error: [Gone] holds for it if the server no longer knows the changes
+// since resourceVersion. A watch never hangs: Watch gives up a server that is silent for ten seconds longer than
+// allowed. After either end the caller watches again from the ResourceVersion of the last event, or lists again after
+// Gone. Leaving the loop ends the watch.
 func (c *Client) Watch(ctx context.Context, path string, query url.Values) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		x := &exchange{method: http.MethodGet, path: path}

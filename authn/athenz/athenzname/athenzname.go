@@ -1,6 +1,6 @@
-// Package athenzname implements the names of services in Athenz: principals, the Kubernetes namespaces and
-// service accounts that map to them, and the names in the certificates of their instances. Node agents,
-// providers, and the clients and servers of ZTS share it:
+// Package athenzname implements the names of Athenz services: principals, the Kubernetes namespaces and service
+// accounts that map to them, and the names in the certificates of their instances. Node agents, providers, and the
+// clients and servers of ZTS share it:
 //
 //	mapping := athenzname.Mapping{AdminDomain: "k8s.admin"}
 //	web, err := mapping.Service("media-sports", "frontend") // media.sports.frontend
@@ -21,21 +21,21 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// errName is in every error of this package.
+// errName is wrapped by every error of this package.
 var errName = errors.New("invalid Athenz name")
 
-// maxName is the most bytes that a principal, and so a namespace in it, has here: those of a DNS name.
+// maxName is the longest principal in bytes. The limit is the one for DNS names; it also bounds a namespace.
 const maxName = 253
 
 // Service is a service of Athenz, a principal. It is comparable. The zero Service is not valid.
 type Service struct {
 	Domain string // such as media.sports
-	Name   string // of the service in the domain, without dots, such as frontend
+	Name   string // name of the service in the domain, without dots, such as frontend
 }
 
-// ParseService reads the name of a principal, DOMAIN.NAME. The name is what follows the last dot. Letters have
-// to be lower case: the common name of a certificate, which is a principal too, may have others. The
-// certificate of a role, such as media.sports:role.reader, names no service.
+// ParseService parses a principal, DOMAIN.NAME. The name follows the last dot. Letters must be lower case, although
+// the common name of a certificate, also a principal, may contain others. The name in a role certificate, such as
+// media.sports:role.reader, is not a service.
 func ParseService(s string) (Service, error) {
 	i := strings.LastIndexByte(s, '.')
 	if i < 0 {
@@ -58,13 +58,13 @@ func (s Service) Check() error {
 // String returns the principal, DOMAIN.NAME.
 func (s Service) String() string { return s.Domain + "." + s.Name }
 
-// ID returns the SPIFFE ID of the service in the trust domain that its Athenz domain is: spiffe://DOMAIN/sa/NAME.
+// ID returns the SPIFFE ID of the service, with its Athenz domain as the trust domain: spiffe://DOMAIN/sa/NAME.
 func (s Service) ID() (spiffe.ID, error) {
 	return s.id("spiffe://" + s.Domain + "/sa/" + s.Name)
 }
 
-// IDIn returns the SPIFFE ID of the service in a trust domain of several Athenz domains:
-// spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME. Without Kubernetes the namespace is "default".
+// IDIn returns the SPIFFE ID of the service in a trust domain that contains several Athenz domains:
+// spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME. Outside Kubernetes the namespace is "default".
 func (s Service) IDIn(td spiffe.TrustDomain, namespace string) (spiffe.ID, error) {
 	if !isSimple(namespace) || td.IsZero() {
 		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: the trust domain is empty or the "+
@@ -84,8 +84,8 @@ func (s Service) id(text string) (spiffe.ID, error) {
 	return id, nil
 }
 
-// ServiceOfID returns the service that a SPIFFE ID of either form names, and the namespace of the form of
-// [Service.IDIn], which is empty for the form of [Service.ID].
+// ServiceOfID returns the service that a SPIFFE ID of either form names. The namespace is empty for the form of
+// [Service.ID].
 func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
 	parts := strings.Split(id.Path(), "/") // the first is empty
 	switch {
@@ -105,20 +105,20 @@ func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
 	return s, namespace, nil
 }
 
-// DNSName returns the DNS name of the service below a suffix: NAME.DASHED-DOMAIN.SUFFIX, in which hyphens stand
-// for the dots of the domain.
+// DNSName returns the DNS name of the service below a suffix: NAME.DASHED-DOMAIN.SUFFIX. DASHED-DOMAIN is the domain
+// with hyphens for its dots.
 func (s Service) DNSName(suffix string) string {
 	return s.Name + "." + strings.ReplaceAll(s.Domain, ".", "-") + "." + suffix
 }
 
-// Mapping says which Athenz domain a namespace of Kubernetes is: media-sports is media.sports, and foo-bar--baz is
-// foo.bar-baz. Two Mappings are the same if their fields are.
+// Mapping maps Kubernetes namespaces to Athenz domains: media-sports to media.sports, and foo-bar--baz to
+// foo.bar-baz. Mappings with equal fields are the same.
 type Mapping struct {
-	// AdminDomain is the domain of the cluster's own namespaces: kube-system is ADMIN-DOMAIN.kube-system. Empty
-	// means that they are namespaces like others.
+	// AdminDomain is the domain of the cluster's own namespaces: kube-system is ADMIN-DOMAIN.kube-system. If empty,
+	// they are mapped like other namespaces.
 	AdminDomain string
 
-	// SystemNamespaces are the cluster's own beside those that begin with "kube-".
+	// SystemNamespaces are the cluster's own namespaces, in addition to those that begin with "kube-".
 	SystemNamespaces []string
 }
 
@@ -127,8 +127,8 @@ func (m Mapping) isSystem(namespace string) bool {
 		slices.Contains(m.SystemNamespaces, namespace))
 }
 
-// Domain returns the domain of a namespace, which is an RFC 1123 label. The namespace of an ordinary workload
-// that would get the domain of one of the cluster's own is refused.
+// Domain returns the domain of a namespace, which is an RFC 1123 label. It refuses a workload's namespace that would
+// map to the domain of one of the cluster's own.
 func (m Mapping) Domain(namespace string) (string, error) {
 	if !isNamespace(namespace) || m.AdminDomain != "" && !isDomain(m.AdminDomain) {
 		return "", fmt.Errorf("athenzname: domain of namespace %.100q: the namespace is not an RFC 1123 label, "+
@@ -148,7 +148,7 @@ func (m Mapping) Domain(namespace string) (string, error) {
 	return domain, nil
 }
 
-// Namespace returns the namespace whose domain it is.
+// Namespace returns the namespace that maps to domain.
 func (m Mapping) Namespace(domain string) (string, error) {
 	namespace, system := domain, false
 	if m.AdminDomain != "" {
@@ -164,7 +164,7 @@ func (m Mapping) Namespace(domain string) (string, error) {
 	return namespace, nil
 }
 
-// Service returns the service that a service account of a namespace is: its name is that of the account.
+// Service returns the service for a service account of a namespace. Its name is the account's name.
 func (m Mapping) Service(namespace, account string) (Service, error) {
 	domain, err := m.Domain(namespace)
 	if err != nil {
@@ -178,14 +178,14 @@ func (m Mapping) Service(namespace, account string) (Service, error) {
 }
 
 // Instance is one running instance of a service, such as a pod, with the names in its certificate. An Instance
-// with neither a Provider nor an ID is a service that proves itself to ZTS with its own key.
+// without a Provider and an ID proves itself to ZTS with its own key.
 type Instance struct {
-	Provider Service // that vouches for it, such as k8s.admin.athenz-callback
+	Provider Service // the provider that vouches for it, such as k8s.admin.athenz-callback
 	Service  Service
-	ID       string // unique among the instances of the service at the provider: the name or the UID of the pod
+	ID       string // unique among the provider's instances of the service: the name or the UID of the pod
 	Suffix   string // of the provider's DNS names, such as svc.cluster.local
 
-	IPs []netip.Addr // of the instance; may be empty
+	IPs []netip.Addr // addresses of the instance; may be empty
 
 	// SPIFFE is the SPIFFE ID in the certificate, of either form; zero means none.
 	SPIFFE spiffe.ID
@@ -244,7 +244,7 @@ func isDomain(s string) bool {
 	return len(s) < maxName
 }
 
-// isNamespace reports whether s is an RFC 1123 label in lower case, as the name of a namespace is.
+// isNamespace reports whether s is an RFC 1123 label in lower case, as the name of a namespace must be.
 func isNamespace(s string) bool {
 	return isSimple(s) && len(s) <= 63 && !strings.Contains(s, "_") && s[len(s)-1] != '-'
 }

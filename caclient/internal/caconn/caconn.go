@@ -1,4 +1,4 @@
-// Package caconn is what the clients of remote CAs have in common: the connection of a [caclient.Endpoint], tokens,
+// Package caconn is the shared part of the clients of remote CAs: the connection of a [caclient.Endpoint], tokens,
 // the roots of the trust domain, and the kinds of failures.
 package caconn
 
@@ -44,29 +44,29 @@ const (
 	maxToken = 64 << 10
 	maxFile  = 1 << 20
 
-	maxAnswer = 32 // certificates in an answer, before roots and repetitions are left out
+	maxAnswer = 32 // certificates in an answer, before roots and duplicates are removed
 )
 
-// Config is what differs between the clients.
+// Config is the part that differs between the clients.
 type Config struct {
 	Name     string // of the client's package, for errors and logs
 	Endpoint caclient.Endpoint
 
 	// TLS returns a new configuration for each connection, for an Endpoint without an HTTPClient. NextProtos is set
-	// later. Nil means that of [caclient.NewHTTPClient], with the RootsFile.
+	// later. Nil means the configuration of [caclient.NewHTTPClient], with the RootsFile.
 	TLS func(ctx context.Context) (*tls.Config, error)
 
-	// PriorKnowledge is for gRPC: connections without TLS, and those of TLS, begin with HTTP/2, and have no ALPN.
+	// PriorKnowledge is for gRPC: connections, with and without TLS, begin with HTTP/2, without ALPN.
 	PriorKnowledge bool
 
-	// Roots asks the CA for its present roots, where the Endpoint has no other source. Nil means that the CA has no
-	// method for that: then Learn asks for a certificate only to learn the roots; it may be nil if the client requires
-	// another source.
+	// Roots asks the CA for its present roots, if the Endpoint has no other source. Nil means that the CA has no
+	// method for that: then Learn requests a certificate only to learn the roots. Learn may be nil if the client
+	// requires another source.
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
 	Learn func(ctx context.Context) error
 }
 
-// Conn is the way to one CA. It is safe for concurrent use.
+// Conn is the connection to one CA. It is safe for concurrent use.
 type Conn struct {
 	Name     string            // of the client's package
 	Endpoint caclient.Endpoint // with a Logger
@@ -74,15 +74,15 @@ type Conn struct {
 	HTTP     *http.Client
 
 	cfg   Config
-	conns *conns.Transport // nil if the one of HTTP was made elsewhere
+	conns *conns.Transport // nil if another package made the transport of HTTP
 	roots roots
-	stale atomic.Bool // the next call is to make a new connection
+	stale atomic.Bool // the next call must make a new connection
 
-	tokenless *ratelog.Log // of calls without a token that there should be
+	tokenless *ratelog.Log // of calls that should have had a token
 }
 
-// New checks the Endpoint. It does not connect and reads no file. The error names the option that is wrong, and not
-// the package.
+// New checks the Endpoint. It does not connect and reads no file. The error names the wrong option, but not the
+// package.
 func New(cfg Config) (*Conn, error) {
 	e := &cfg.Endpoint
 	u, err := url.Parse(e.URL)
@@ -134,11 +134,11 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	return c, nil
 }
 
-// Text returns what a client prints instead of its tokens and keys.
+// Text returns the text that a client prints instead of its tokens and keys.
 func (c *Conn) Text() redact.Text { return redact.New(c.cfg.Name + ".CA(" + c.URL + ")") }
 
-// Token returns the token to send, and why there is none if there should be one. It is text that fits into a header.
-// The error is a [*caclient.Error] of op, or says that ctx is done.
+// Token returns the token to send, or the reason why an expected token is missing. A token is valid in a header. The
+// error is a [*caclient.Error] of op, or says that ctx is done.
 func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err error) {
 	switch {
 	case c.Endpoint.Token != nil:
@@ -173,8 +173,8 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 	return token, missing, nil
 }
 
-// ProofToken is [Conn.Token] for a call that needs a token, as the CA has refused the certificate of the caller;
-// refused is nil if there was none. Without a token the error is refused, or says what there should be.
+// ProofToken is [Conn.Token] for a call that needs a token because the CA has refused the caller's certificate;
+// refused is nil if there was no certificate. Without a token the error is refused, or says what is missing.
 func (c *Conn) ProofToken(ctx context.Context, refused error, none string) (string, error) {
 	token, missing, err := c.Token(ctx, "sign")
 	switch {
@@ -188,8 +188,8 @@ func (c *Conn) ProofToken(ctx context.Context, refused error, none string) (stri
 	return "", c.Error("sign", caclient.ErrUnauthenticated, errors.Join(errors.New(none), missing))
 }
 
-// OneCall returns a client that makes a connection for each call, which has the client certificate of that moment.
-// config is nil for one that trusts the roots of the host.
+// OneCall returns a client that makes a connection for each call, with the current client certificate. A nil config
+// trusts the host's roots.
 func OneCall(
 	config func(context.Context) (*tls.Config, error),
 	certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error),
@@ -218,12 +218,12 @@ func readToken(name string) (string, error) {
 	return token, nil
 }
 
-// Error returns err with the operation, a kind, which may be nil, and the name of the package.
+// Error returns err with the operation, a kind, which may be nil, and the package name.
 func (c *Conn) Error(op string, kind, err error) *caclient.Error {
 	return &caclient.Error{Op: op, Kind: kind, Err: fmt.Errorf("%s: %w", c.cfg.Name, err)}
 }
 
-// CheckRequest refuses what no CA can sign. The result is a [*caclient.Error], or nil.
+// CheckRequest refuses a request that no CA can sign. The result is a [*caclient.Error], or nil.
 func (c *Conn) CheckRequest(csr *pki.CSR, lifetime time.Duration) error {
 	switch {
 	case csr == nil:
@@ -234,24 +234,23 @@ func (c *Conn) CheckRequest(csr *pki.CSR, lifetime time.Duration) error {
 	return nil
 }
 
-// Reconnect makes the next call after [Conn.Begin] use a new connection, which has the client certificate and the
-// roots of that moment.
+// Reconnect makes the next call after [Conn.Begin] use a new connection, with the client certificate and roots of
+// that moment.
 func (c *Conn) Reconnect() { c.stale.Store(true) }
 
-// Begin comes before a call. Connections are closed only here, as one is not idle yet when a call has just failed on
-// it. Calls that are under way go on.
+// Begin comes before a call. Only here are connections closed, because a connection is not idle yet when a call has
+// just failed on it. Running calls go on.
 func (c *Conn) Begin() {
 	if c.stale.Swap(false) {
 		c.HTTP.CloseIdleConnections()
 	}
 }
 
-// Close closes the connections to the CA that were made here, and so ends the calls that are under way on them. The
-// next call makes a new one.
+// Close closes the connections to the CA that this Conn made, which ends their running calls. The next call makes a
+// new one.
 func (c *Conn) Close() { c.conns.Close() }
 
-// Refused reports whether err says that the CA refuses the client certificate of a call, so that a token may be
-// better.
+// Refused reports whether err says that the CA refuses the client certificate of a call, so that a token may work.
 func Refused(err error) bool {
 	alert, ok := errors.AsType[*net.OpError](err)
 	if ok && alert.Op == "remote error" { // of TLS: the CA knows no root of the certificate
@@ -261,8 +260,8 @@ func Refused(err error) bool {
 		errors.Is(err, caclient.ErrInvalid)
 }
 
-// ExplainMissing adds to err, if it says that the CA could not authenticate the caller, why there was no token to
-// send; missing is nil if there was one.
+// ExplainMissing adds to err, if it says that the CA could not authenticate the caller, the reason why there was no
+// token to send; missing is nil if there was one.
 func ExplainMissing(err, missing error) {
 	e, ok := errors.AsType[*caclient.Error](err)
 	if ok && missing != nil && e.Kind == caclient.ErrUnauthenticated { // the kind itself
@@ -270,8 +269,8 @@ func ExplainMissing(err, missing error) {
 	}
 }
 
-// Present returns the certificate that get returns, with its Leaf, if it is valid now; nil otherwise, and if get is
-// nil.
+// Present returns the certificate from get, with its Leaf, if it is valid now. It returns nil otherwise, and for a
+// nil get.
 func Present(get func() *tls.Certificate) *tls.Certificate {
 	if get == nil {
 		return nil
@@ -295,16 +294,16 @@ func Present(get func() *tls.Certificate) *tls.Certificate {
 	return cert
 }
 
-// Untrusted reports whether the CA's own certificate did not verify: the roots may be older than it, and are read
+// Untrusted reports whether the CA's own certificate did not verify: our roots may be out of date, and must be read
 // again.
 func Untrusted(err error) bool {
 	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
 	return ok
 }
 
-// Chain reads certificates in PEM, in any number of texts, as the chain that answers csr: without self-signed roots,
-// which peers have, and without repetitions. The leaf comes first and has the key of csr. An error says what is wrong
-// with the answer.
+// Chain parses certificates in PEM, in any number of texts, as the chain that answers csr: without self-signed roots,
+// which peers have, and without duplicates. The leaf comes first and has the key of csr. An error describes the fault
+// in the answer.
 func Chain(csr *pki.CSR, texts ...string) ([]*x509.Certificate, error) {
 	all, err := pki.ParseCertificatesPEM([]byte(strings.Join(texts, "\n")))
 	if err != nil {
@@ -313,7 +312,7 @@ func Chain(csr *pki.CSR, texts ...string) ([]*x509.Certificate, error) {
 	return Tidy(csr, all)
 }
 
-// Tidy is [Chain] for certificates that were parsed, one or more.
+// Tidy is [Chain] for one or more parsed certificates.
 func Tidy(csr *pki.CSR, all []*x509.Certificate) ([]*x509.Certificate, error) {
 	if len(all) > maxAnswer { // each may cost a signature to check
 		return nil, fmt.Errorf("the answer has %d certificates, the limit is %d", len(all), maxAnswer)
@@ -322,7 +321,7 @@ func Tidy(csr *pki.CSR, all []*x509.Certificate) ([]*x509.Certificate, error) {
 		return nil, errors.New("the leaf's public key is not that of the request")
 	}
 	out := []*x509.Certificate{all[0]}
-	for _, c := range all[1:] { // plugged-in chains have roots, too, and twice
+	for _, c := range all[1:] { // plugged-in chains contain roots, and duplicates
 		if !certchain.SelfSigned(c) && !slices.ContainsFunc(out, c.Equal) {
 			out = append(out, c)
 		}
@@ -338,10 +337,10 @@ type Request struct {
 	Header http.Header
 	Body   any // for encoding/json; nil for none
 
-	// Secrets are what must not be in an error, such as the token.
+	// Secrets must not appear in an error, such as the token.
 	Secrets []string
 
-	// Message returns what the body of a refusal says; nil means that it is not looked at.
+	// Message extracts the text from the body of a refusal; nil means that it is ignored.
 	Message func(body []byte) string
 }
 
@@ -354,10 +353,10 @@ func Message(body []byte) string {
 	return m.Message
 }
 
-// Status is an answer of HTTP that is not 200 to 299. It is in the chain of the error of [Conn.Do].
+// Status is an HTTP answer outside 200 to 299. The error of [Conn.Do] wraps it.
 type Status struct {
 	Code    int
-	Message string // of [Request.Message], cut and without the secrets
+	Message string // from Request.Message, cut and without the secrets
 }
 
 func (s *Status) Error() string {
@@ -367,8 +366,8 @@ func (s *Status) Error() string {
 	return fmt.Sprintf("the CA answers %d (%s): %q", s.Code, http.StatusText(s.Code), s.Message)
 }
 
-// Do sends a request and reads the answer, JSON of at most 2 MiB, into answer, which may be nil for none. The error
-// is a [*caclient.Error], of a kind by the status, or says that ctx is done.
+// Do sends a request and reads the answer, at most 2 MiB of JSON, into answer, which may be nil to ignore it. The
+// error is a [*caclient.Error] with a kind from the status, or says that ctx is done.
 func (c *Conn) Do(ctx context.Context, r Request, answer any) error {
 	body, err := c.do(ctx, r)
 	if err != nil {
@@ -405,7 +404,7 @@ func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, r.Op, context.Cause(ctx))
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
-		err = u.Err // without the URL, whose query may have a secret
+		err = u.Err // without the URL, whose query may contain a secret
 	}
 	c.Reconnect()
 	if e, ok := errors.AsType[*caclient.Error](err); ok { // of Config.TLS
@@ -457,7 +456,7 @@ func (c *Conn) judge(r Request, resp *http.Response, body []byte) ([]byte, error
 	return nil, e
 }
 
-// kindOf translates the status of an answer. A redirect is not followed, as it would take the token elsewhere.
+// kindOf translates the status of an answer. A redirect is not followed, because it would send the token elsewhere.
 func kindOf(code int) error {
 	switch code {
 	case http.StatusUnauthorized:

@@ -19,27 +19,27 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// roots is what is known of the roots. Its methods are safe for concurrent use.
+// roots are the known roots. Its methods are safe for concurrent use.
 type roots struct {
 	td spiffe.TrustDomain
 
 	mu       sync.Mutex
 	source   *spiffe.Bundle      // of Options.Roots or Options.RootsFile; nil before it was read
-	newest   []*x509.Certificate // that came with the newest certificate
-	older    []olderRoot         // that came with one before, in the order in which they were replaced
+	newest   []*x509.Certificate // from the newest certificate's answer
+	older    []olderRoot         // from earlier answers, in the order in which they were replaced
 	lifetime time.Duration       // the longest of our own certificates
 	last     *spiffe.Bundle      // nil if nothing was ever learned
 	changed  renew.Signal        // of last
 }
 
-// olderRoot is a root that peers may have certificates of until a moment.
+// olderRoot is a root under which peers may have certificates until a moment.
 type olderRoot struct {
 	*x509.Certificate
 	until time.Time
 }
 
-// LearnRoots notes the roots that came with leaf. They are in the next [Conn.FetchBundles], and stay there for as
-// long as a certificate that was issued under them may live. An error changes nothing.
+// LearnRoots records the roots that came with leaf. [Conn.FetchBundles] then returns them for as long as a
+// certificate issued under them may live. An error changes nothing.
 func (c *Conn) LearnRoots(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	return c.roots.learn(certs, leaf)
 }
@@ -64,9 +64,8 @@ func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 	return err
 }
 
-// Sort moves the certificates that came as roots and are none to the chain, which answers csr. Roots are those that
-// are self-signed or have a place among the roots of the Endpoint and, if it has no roots, whatever came as the only
-// ones.
+// Sort moves certificates that came as roots, but are not roots, to the chain, which answers csr. A root is
+// self-signed or among the Endpoint's roots. Without both kinds, all certificates that came as roots count as roots.
 func (c *Conn) Sort(
 	ctx context.Context, csr *pki.CSR, chain, roots []*x509.Certificate,
 ) (_, _ []*x509.Certificate, err error) {
@@ -99,14 +98,14 @@ func (c *Conn) Sort(
 	return chain, real, err
 }
 
-// Known returns the bundle of what is known of the roots; nil before anything is.
+// Known returns the bundle of the known roots; nil before there are any.
 func (c *Conn) Known() *spiffe.Bundle {
 	c.roots.mu.Lock()
 	defer c.roots.mu.Unlock()
 	return c.roots.last
 }
 
-// take notes what the source has, and returns the bundle. A root that the source no longer has is
+// take records the bundle of the source, and returns the resulting bundle. A root that the source dropped is
 // withdrawn. A nil bundle changes nothing.
 func (r *roots) take(b *spiffe.Bundle) (*spiffe.Bundle, error) {
 	r.mu.Lock()
@@ -125,12 +124,12 @@ func (r *roots) take(b *spiffe.Bundle) (*spiffe.Bundle, error) {
 	return r.update(time.Now())
 }
 
-// update returns the bundle at now, which is the last one if nothing has changed; mu is held.
+// update returns the bundle at now, or the last one if nothing has changed. The caller holds mu.
 func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
 	var contents spiffe.BundleContents
 	if r.source != nil {
 		contents = r.source.Contents() // with its keys for tokens and its hint
-		contents.Sequence = nil        // which counts other contents
+		contents.Sequence = nil        // it counts other contents
 	}
 	certs := slices.Concat(contents.X509Authorities, r.newest)
 	r.older = slices.DeleteFunc(r.older, func(o olderRoot) bool { return !now.Before(o.until) })
@@ -142,7 +141,7 @@ func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
 		certs = append(certs, o.Certificate)
 	}
 	contents.X509Authorities = certs
-	b, err := spiffe.NewBundle(r.td, contents) // which leaves out repetitions
+	b, err := spiffe.NewBundle(r.td, contents) // removes duplicates
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +152,7 @@ func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
 	return r.last, nil
 }
 
-// state returns whether anything was ever learned, and how long to wait before the source is read again.
+// state reports whether any root was ever learned, and how long to wait before reading the source again.
 func (r *roots) state() (known bool, wait time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -166,7 +165,7 @@ func (r *roots) state() (known bool, wait time.Duration) {
 	return r.last != nil, wait
 }
 
-// FetchBundles is that of a client, which describes it.
+// FetchBundles implements the client's method, which describes it.
 func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	const op = "fetch bundles"
 	if ctx.Err() != nil {
@@ -201,7 +200,7 @@ func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return set, nil
 }
 
-// source asks the source of roots. It returns nil if there is none, or if there is an error.
+// source reads the source of roots. It returns nil if there is no source, or an error.
 func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
 	e := &c.Endpoint
 	switch {
@@ -225,7 +224,7 @@ func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
 		if err != nil {
 			return nil, c.Error("fetch bundles", caclient.ErrBadAnswer, err)
 		}
-		if len(certs) == 0 { // which would say that all are revoked
+		if len(certs) == 0 { // an empty bundle would say that all are revoked
 			return nil, c.Error("fetch bundles", caclient.ErrBadAnswer, errors.New("the CA has no roots"))
 		}
 		return b, nil
@@ -233,7 +232,7 @@ func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
 	return nil, nil // there is no source
 }
 
-// ReadBundle returns the CA certificates in a file as the bundle of a trust domain.
+// ReadBundle returns the bundle of a trust domain from a file of CA certificates.
 func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
 	data, err := files.Read(file, maxFile)
 	if err != nil {
@@ -246,12 +245,12 @@ func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// WatchBundles is that of a client, which describes it.
+// WatchBundles implements the client's method, which describes it.
 func (c *Conn) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, error] {
 	return func(yield func(*spiffe.BundleSet, error) bool) {
 		var last *spiffe.BundleSet
 		for ctx.Err() == nil {
-			changed := c.roots.changed.Changed() // before reading, so that nothing is missed
+			changed := c.roots.changed.Changed() // before reading, so that no change is missed
 			set, err := c.FetchBundles(ctx)
 			if ctx.Err() != nil {
 				return

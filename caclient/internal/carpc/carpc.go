@@ -1,5 +1,5 @@
-// Package carpc is what the clients of CAs that speak gRPC have in common beyond [caconn.Conn]: what a status means.
-// It is a package of its own so that programs with other clients link no gRPC.
+// Package carpc translates gRPC statuses for the clients of CAs that speak gRPC. It is separate from package caconn
+// so that programs with other clients link no gRPC.
 package carpc
 
 import (
@@ -15,11 +15,11 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-// Error returns the error for a call that failed with err: a [*caclient.Error], or one that says that ctx is done.
-// token was sent; missing is why there was none, or nil.
+// Error returns the error for a call that failed with err: a [*caclient.Error], or an error that says that ctx is
+// done. token was sent; missing is the reason if there was none, or nil.
 func Error(ctx context.Context, c *caconn.Conn, err error, token string, missing error) error {
 	status, ok := errors.AsType[*grpchttp.Error](err)
-	// The CA was told the deadline of ctx, and may be faster than our own timer.
+	// The CA knows the deadline of ctx, and may be faster than our own timer.
 	if end, bounded := ctx.Deadline(); ok && bounded && status.Code == grpchttp.DeadlineExceeded &&
 		time.Until(end) < 100*time.Millisecond {
 		<-ctx.Done()
@@ -29,7 +29,7 @@ func Error(ctx context.Context, c *caconn.Conn, err error, token string, missing
 	}
 	e := c.Error("sign", kindOf(status), bearer.RedactError(status, token))
 	if status.Remote {
-		// A server may repeat what it was sent.
+		// A server may quote the token.
 		e = c.Error("sign", e.Kind, fmt.Errorf("the CA says %v: %q", status.Code, bearer.Redact(status.Message,
 			token)))
 		e.RetryAfter = status.RetryAfter

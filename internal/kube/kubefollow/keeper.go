@@ -14,21 +14,21 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-// Again is the time between two writes of one object, as another program may write it, too.
+// Again is the time between two writes of one object that another program may write, too.
 const Again = 10 * time.Second
 
-// Keeper writes objects again that others change or delete. All replicas of a program may do this. The fields
-// are set before [Keeper.Run]; News notifies it of changes.
+// Keeper reconciles objects: it rewrites objects that others change or delete. All replicas of a program may run one.
+// Set the fields before [Keeper.Run]; News notifies it of changes.
 type Keeper struct {
-	Name   string // of what is kept, for the log
-	Remedy string // of a lack of rights
-	// what it means that the cluster cannot be followed or written; "roots are not handed out" if it is empty
+	Name   string // of the kept objects, for the log
+	Remedy string // for missing rights
+	// the consequence if the cluster cannot be followed or written; empty means "roots are not handed out"
 	Fails string
 	Again time.Duration // between two writes of one object, and between two calls of Behind
 	News  renew.Signal
 	Log   *ratelog.Log
 
-	// Behind returns what writes the objects that are not as they should be, by their names. Run alone calls it.
+	// Behind returns functions that write the outdated objects, by object name. Only Run calls it.
 	Behind func() map[string]func(context.Context) error
 }
 
@@ -62,7 +62,7 @@ func (k *Keeper) Run(ctx context.Context, follow ...func(context.Context)) {
 	}
 }
 
-// Warn logs why objects are not kept, with the remedy for a lack of rights.
+// Warn logs why objects are not kept, with the remedy if rights are missing.
 func (k *Keeper) Warn(reason string, err error) {
 	if kube.Forbidden(err) {
 		err = fmt.Errorf("%w; %s", err, k.Remedy)
@@ -74,8 +74,8 @@ func (k *Keeper) Warn(reason string, err error) {
 type Objects[T any] struct {
 	Follower[T] // API, Path, Query and Kind are set
 
-	Name   func(*T) string // by which an object is found
-	Keeper *Keeper         // which News notifies of changes, and Warn of failures
+	Name   func(*T) string // returns the key of an object
+	Keeper *Keeper         // notified of changes by News, and of failures by Warn
 
 	mu      sync.Mutex
 	present map[string]T // nil until they are listed
@@ -115,7 +115,7 @@ func (o *Objects[T]) Run(ctx context.Context) {
 	o.Follower.Run(ctx)
 }
 
-// All returns a copy of the objects; nil until they are listed.
+// All returns a copy of the objects; nil until the first list is complete.
 func (o *Objects[T]) All() map[string]T {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package kubefollow follows a collection of an API server: it lists the objects, watches them, and begins
-// again when that ends or fails. A [Keeper] writes objects again that are not as they should be.
+// Package kubefollow follows a collection of an API server: it lists and watches the objects, and starts again when
+// that ends or fails. A [Keeper] rewrites objects that were changed or deleted.
 package kubefollow
 
 import (
@@ -23,30 +23,31 @@ const (
 	brief    = 5 * time.Second // a watch that ends sooner counts as failed
 )
 
-// Patience is for requests that fail.
+// Patience is the wait after failed requests.
 var Patience = renew.Patience{Low: 500 * time.Millisecond, Impatient: 5 * time.Second,
 	Longest: 30 * time.Second, Wish: time.Minute}
 
 var errBrief = errors.New("the API server has ended the watch at once")
 
-// Follower follows a collection whose objects are read as T. Its functions are called by Run alone.
+// Follower follows a collection whose objects decode into T. Only Run calls its functions.
 type Follower[T any] struct {
 	API   *kube.Client
 	Path  string     // of the collection
 	Query url.Values // that selects
 	Kind  string     // of one object, such as Secret
 
-	// Page is called with each page of a list. What was not in one of them is gone when the last one was there.
+	// Page is called with each page of a list. Objects that are in no page are gone after the last one.
 	Page func(ctx context.Context, items []T, first, last bool)
 
-	// Event is called with the type of a change, which is no bookmark, and the object. It reports whether that
-	// is of the Kind; if not, the objects are listed again.
+	// Event is called with the type of a change, which is never a bookmark, and the object. It reports whether the
+	// object is of the Kind; if not, the objects are listed again.
 	Event func(ctx context.Context, change string, item *T) bool
 
-	// State is called with why the API server is not followed, and when it is asked again; nil if it is followed.
+	// State is called with the reason why the API server is not followed, and the wait before the next attempt; nil
+	// if it is followed.
 	State func(ctx context.Context, err error, retryIn time.Duration)
 
-	// Again reports whether to list again after a watch that ended as it should; nil means never.
+	// Again reports whether to list again after a watch that ended normally; nil means never.
 	Again func() bool
 }
 
@@ -70,7 +71,7 @@ func (f *Follower[T]) Run(ctx context.Context) {
 			failures = 0
 		}
 		switch {
-		case kube.Gone(err) && steady: // list again, at once
+		case kube.Gone(err) && steady: // list again at once
 			version = ""
 			continue
 		case err == nil && steady:
@@ -82,7 +83,7 @@ func (f *Follower[T]) Run(ctx context.Context) {
 			err = errBrief
 		}
 		failures++
-		if kube.Gone(err) || failures >= 3 { // what cannot be watched can perhaps be read
+		if kube.Gone(err) || failures >= 3 { // an unwatchable collection may still be readable
 			version = ""
 		}
 		failure := renew.NewFailure(failures, err)
@@ -127,13 +128,13 @@ func (f *Follower[T]) list(ctx context.Context) (version string, err error) {
 			return page.Metadata.ResourceVersion, nil
 		}
 		query.Set("continue", page.Metadata.Continue)
-		limit = min(2*limit, pageSize) // not all objects are large
+		limit = min(2*limit, pageSize) // later objects may be smaller
 	}
 	return "", fmt.Errorf("the list of %ss has more than %d pages", f.Kind, maxPages)
 }
 
-// watch follows the objects from a version on, and returns the last one that it has seen, and whether it has
-// lasted. An event is no sign of that: a server that sends one and ends each watch would be asked in a loop
+// watch follows the objects from a version on. It returns the last version seen, and whether the watch was steady. An
+// event is no sign of that: otherwise a server that sends one event and ends each watch would be called in a loop
 // without a wait.
 func (f *Follower[T]) watch(ctx context.Context, from string) (version string, steady bool, err error) {
 	query := url.Values{"resourceVersion": {from}, "allowWatchBookmarks": {"true"}}

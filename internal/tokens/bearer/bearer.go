@@ -1,6 +1,6 @@
-// Package bearer has the rules for bearer tokens in HTTP. [Token] reads one from a header, and [Confidential] says
-// whether others on the network could have read the request. [Redact] and [RedactError] make texts of a server, which
-// may quote a token that it was sent, fit for a log.
+// Package bearer has the rules for bearer tokens in HTTP. [Token] reads a token from a header, and [Confidential]
+// reports whether others on the network could have read the request. [Redact] and [RedactError] make a server's texts
+// fit for a log: they may quote a token that the server received.
 package bearer
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Confidential reports whether only its sender and this server could read a token in r: r came by TLS or over a Unix
+// Confidential reports whether only the sender and this server could read a token in r: r came over TLS or a Unix
 // socket. Any other reader could use the token.
 func Confidential(r *http.Request) bool {
 	if r.TLS != nil {

@@ -6,9 +6,9 @@ import (
 	"net"
 )
 
-// RedactError returns err, or an error with the text of [Redact] if that differs: errors of net/http quote
-// answers that are not HTTP. The new error wraps only a *net.OpError or a *tls.CertificateVerificationError of
-// err, whose texts are from before the secrets were sent.
+// RedactError returns err, or an error with the text of [Redact] if that differs: errors of net/http quote answers
+// that are not HTTP. The new error wraps only a *net.OpError or a *tls.CertificateVerificationError in err, whose
+// texts predate the sending of the secrets.
 func RedactError(err error, secrets ...string) error {
 	text := Redact(err.Error(), secrets...)
 	if text == err.Error() {

@@ -5,11 +5,11 @@ import (
 	"unicode"
 )
 
-// Redact makes a text of a server fit for a log: one line of at most about 500 bytes, without any 16 bytes of the
-// secrets, which servers may quote, and without the whole of shorter ones.
+// Redact makes a server's text fit for a log: one line of at most about 500 bytes. It removes every 16-byte part of a
+// secret, which servers may quote, and every whole shorter secret.
 func Redact(text string, secrets ...string) string {
 	const limit = 500
-	if most := 4 * limit; len(text) > most { // not inside a word: fewer than 16 bytes of a secret could be left of it
+	if most := 4 * limit; len(text) > most { // not inside a word: fewer than 16 bytes of a secret could remain
 		end := most
 		for end > most-64 && TokenRune(rune(text[end-1])) {
 			end--
@@ -42,7 +42,7 @@ func quoted(text string, secrets []string) []bool {
 		if n == 0 {
 			continue
 		}
-		at := map[string][]int{} // where in text n bytes are; a secret may be much longer than text
+		at := map[string][]int{} // where text contains n given bytes; a secret may be much longer than text
 		for i := range len(text) - n + 1 {
 			at[text[i:i+n]] = append(at[text[i:i+n]], i)
 		}

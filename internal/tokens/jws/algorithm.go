@@ -29,7 +29,6 @@ const (
 
 var names = []string{"none", "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
 
-// curves are those of ES256, ES384 and ES512.
 var curves = []elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}
 
 // ParseAlgorithm returns the algorithm of this name, which is case-sensitive.
@@ -38,8 +37,8 @@ func ParseAlgorithm(name string) (Algorithm, bool) {
 	return max(a, 0), a > 0
 }
 
-// DefaultAlgorithm returns the usual algorithm for a key: the one for its curve, or RS256. It reports
-// false if none of the nine fits.
+// DefaultAlgorithm returns the usual algorithm for a key: the one for its curve, or RS256. It reports false if none
+// of the nine fits.
 func DefaultAlgorithm(key crypto.PublicKey) (Algorithm, bool) {
 	for a := ES256; a <= RS256; a++ {
 		if a.Fits(key) {

@@ -30,12 +30,10 @@ const (
 	MaxSetKeys = 1000    // entries
 )
 
-// JWK is the public members of a JSON Web Key as they are in a document. A member that is missing or
-// not a string is nil.
+// JWK has the public members of a JSON Web Key as in a document. A member that is missing or not a string is nil.
 type JWK struct{ Kty, Crv, X, Y, N, E []byte }
 
-// Member reads the value of the member name from r if it is one of the members of a JWK, and leaves it
-// unread otherwise.
+// Member reads the value of the member name from r if a JWK has such a member, and otherwise leaves it unread.
 func (k *JWK) Member(name []byte, r *strictjson.Reader) {
 	switch string(name) {
 	case "kty":
@@ -57,7 +55,7 @@ func (k *JWK) Member(name []byte, r *strictjson.Reader) {
 type Confirmation struct {
 	JWK
 	Alg    []byte
-	There  bool // "jwk" is there and an object
+	There  bool // "jwk" is present and an object
 	Secret bool // "jwk" has members of a private or symmetric key
 }
 
@@ -81,8 +79,8 @@ func (c *Confirmation) Read(r *strictjson.Reader) {
 	}
 }
 
-// PublicKey returns the key, an *ecdsa.PublicKey or *rsa.PublicKey that passes [Unfit], or the reason
-// why there is none.
+// PublicKey returns the key, an *ecdsa.PublicKey or *rsa.PublicKey that passes [Unfit], or the reason why there is
+// none.
 func (k *JWK) PublicKey() (crypto.PublicKey, string) {
 	switch string(k.Kty) {
 	case "EC":
@@ -147,8 +145,8 @@ func Unfit(key crypto.PublicKey) string {
 	return ""
 }
 
-// AppendKey appends the members of a public key, without braces, and reports whether a JWK can hold the
-// key. Ed25519 keys are included, for certificates.
+// AppendKey appends the members of a public key, without braces, and reports whether a JWK can hold the key. Ed25519
+// keys are included, for certificates.
 func AppendKey(b []byte, key crypto.PublicKey) ([]byte, bool) {
 	switch k := key.(type) {
 	case *ecdsa.PublicKey:
@@ -193,8 +191,8 @@ func AppendJWK(b []byte, use, alg, keyID string, key crypto.PublicKey) ([]byte, 
 	return append(b, '}'), ok
 }
 
-// MarshalSet returns a JWK Set of keys by their key IDs: for an issuer of OpenID Connect with the members "use", which
-// is "sig", and "alg", otherwise without. "alg" is that of [DefaultAlgorithm].
+// MarshalSet returns a JWK Set of keys by their key IDs. With openID, for an issuer of OpenID Connect, each key has
+// the members "use", which is "sig", and "alg", from [DefaultAlgorithm].
 func MarshalSet(keys iter.Seq2[string, crypto.PublicKey], openID bool) ([]byte, error) {
 	doc := []byte(`{"keys":[`)
 	for id, key := range keys {
@@ -231,7 +229,7 @@ func Exponent(key *rsa.PublicKey) []byte {
 	return bytes.TrimLeft(binary.BigEndian.AppendUint64(nil, uint64(key.E)), "\x00")
 }
 
-// strictURL refuses stray bits at the end. It ignores line breaks; callers find them by the length.
+// strictURL refuses stray bits at the end. It ignores line breaks; callers detect them by the length.
 var strictURL = base64.RawURLEncoding.Strict()
 
 // decodeURL decodes src into dst and reports whether it fits exactly.

@@ -1,5 +1,5 @@
-// Package jws reads JSON Web Signatures in compact form (RFC 7515) and JSON Web Keys (RFC 7517)
-// strictly, with the standard library alone. It verifies and signs nothing: package internal/tokens/token does.
+// Package jws parses JSON Web Signatures in compact form (RFC 7515) and JSON Web Keys (RFC 7517) strictly, with only
+// the standard library. It does not verify or sign: package internal/tokens/token does.
 //
 // It is strict where readers differ: a token has three parts, each in base64url without padding, line breaks or stray
 // bits at the end; a header is one JSON object without duplicate members.
@@ -17,8 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// MaxSize is the longest token in bytes that [Parse] reads. HTTP servers take little more in a header
-// field.
+// MaxSize is the longest token in bytes that [Parse] reads. HTTP servers accept little more in a header field.
 const MaxSize = 16 << 10
 
 // Code is the kind of an [Error].
@@ -32,7 +31,7 @@ const (
 	Forbidden                 // "alg" is missing or none of the nine
 )
 
-// Error says why a token is refused. It never carries the token.
+// Error is the reason for refusing a token. It never contains the token.
 type Error struct {
 	Code   Code
 	Reason string
@@ -40,7 +39,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Reason }
 
-// Token holds the decoded parts of a token, and what its signature is of. None of them is verified.
+// Token holds the decoded parts of a token, and the bytes that its signature covers. It is unverified.
 type Token struct {
 	Header, Payload, Signature []byte
 	Signed                     []byte // the first two parts as they were sent, with the dot between them
@@ -58,7 +57,7 @@ func Parse(token string) (*Token, error) {
 	}
 	dot, end := bytes.IndexByte(data, '.'), bytes.LastIndexByte(data, '.')
 	t := &Token{Signed: data[:end:end]}
-	decoded := make([]byte, len(data)) // room for the three
+	decoded := make([]byte, len(data)) // space for all three parts
 	for _, part := range []struct {
 		name string
 		text []byte
@@ -84,9 +83,9 @@ type Header struct {
 	Algorithm         Algorithm
 	KeyID, Type       string // "kid" and "typ"
 	HasKeyID, HasType bool
-	NotText           string   // "kid" or "typ", if that is there and not a string
+	NotText           string   // "kid" or "typ", if present and not a string
 	Extra             []string // the names of all other members, in order
-	Issuer            string   // "iss", which is one of those; empty if it is not a string
+	Issuer            string   // "iss", which is in Extra; empty if it is not a string
 }
 
 // ParseHeader reads a header. The error is an [*Error].
@@ -136,9 +135,9 @@ func ParseHeader(data []byte) (Header, error) {
 	return h, nil
 }
 
-// NumericDate returns the time that a JSON number means: seconds since 1970, possibly with a fraction
-// (RFC 7519 section 2). Integers are exact. A time before the year 1 or after the year 9999 becomes the
-// first or last second of that range, because package time cannot compute beyond it. It is in UTC.
+// NumericDate returns the time for a JSON number: seconds since 1970, possibly with a fraction (RFC 7519 section 2).
+// Integers are exact. A time before the year 1 or after the year 9999 becomes the first or last second of that range,
+// because package time cannot compute beyond it. The time is in UTC.
 func NumericDate(number string) time.Time {
 	const first, last = -62135596800, 253402300799
 	if n, err := strconv.ParseInt(number, 10, 64); err == nil {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// CheckURL refuses the URL of a document of an issuer whose contents others could change on the way.
+// CheckURL refuses the URL of an issuer's document if others could change the document in transit.
 func CheckURL(text string) error {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -27,8 +27,8 @@ func CheckURL(text string) error {
 	return nil
 }
 
-// CheckIssuer refuses a URL by which no verifier would find the documents of an issuer (OpenID Connect
-// Discovery 1.0 section 2): verifiers compare it byte for byte, and append paths to it.
+// CheckIssuer refuses an issuer URL with which verifiers could not find the issuer's documents (OpenID Connect
+// Discovery 1.0 section 2): they compare the URL byte for byte, and append paths to it.
 func CheckIssuer(text string) error {
 	if err := CheckURL(text); err != nil {
 		return err

@@ -18,8 +18,8 @@ const (
 	maxRemember     = 1 << 20
 )
 
-// Checker checks tokens against the bundles and the time. It remembers a verified token with a value of its package,
-// a V.
+// Checker checks tokens against the bundles and the time. It caches a verified token with a value of its package, a
+// V.
 type Checker[V any] struct {
 	*Kind
 	bundles spiffe.BundleSource
@@ -28,13 +28,13 @@ type Checker[V any] struct {
 	memory  *Memory[spiffe.Bundle, proven[V]] // nil for none
 }
 
-// proven is what a Checker remembers of a token.
+// proven is the cached result for a token.
 type proven[V any] struct {
 	id    spiffe.ID
 	value V
 }
 
-// NewChecker returns a Checker. Of the options, nil and 0 mean the default.
+// NewChecker returns a Checker. For the options, nil and 0 mean the default.
 func NewChecker[V any](
 	k *Kind, bundles spiffe.BundleSource, leeway *time.Duration, now func() time.Time, remember int,
 ) (*Checker[V], error) {
@@ -78,8 +78,7 @@ func (c *Checker[V]) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, *Error) {
 	return b, nil
 }
 
-// InTime compares a token or proof of kind k with the time, within the leeway. A zero notBefore means
-// none.
+// InTime compares a token or proof of kind k with the time, within the leeway. A zero notBefore means none.
 func (c *Checker[V]) InTime(k *Kind, expires, notBefore, now time.Time) *Error {
 	switch {
 	case !now.Before(expires.Add(c.leeway)):
@@ -90,14 +89,14 @@ func (c *Checker[V]) InTime(k *Kind, expires, notBefore, now time.Time) *Error {
 	return nil
 }
 
-// Leeway returns how far clocks may be apart.
+// Leeway returns the allowed difference between clocks.
 func (c *Checker[V]) Leeway() time.Duration { return c.leeway }
 
 // Stamp formats a time for an error.
 func Stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// Recall returns the value that was kept for a token, if the token was verified with the bundle that the source
-// returns now. The error is that of the source.
+// Recall returns the cached value of a token, if the token was verified with the source's present bundle. The error
+// comes from the source.
 func (c *Checker[V]) Recall(token string) (value V, ok bool, e *Error) {
 	p, old, ok := c.memory.Find(token)
 	if !ok {
@@ -111,8 +110,8 @@ func (c *Checker[V]) Recall(token string) (value V, ok bool, e *Error) {
 	return p.value, b == old, nil
 }
 
-// Keep remembers a token that was verified with b. The token must not be part of a larger string, which would be kept
-// alive too.
+// Keep caches a token that was verified with b. The token must not be part of a larger string, which would stay in
+// memory too.
 func (c *Checker[V]) Keep(token string, id spiffe.ID, ends time.Time, b *spiffe.Bundle, value V) {
 	c.memory.Keep(token, proven[V]{id, value}, b, ends)
 }

@@ -31,7 +31,7 @@ type Claims struct {
 	HasAudience        bool
 	AudienceOK         bool // "aud" is a string or an array of strings
 	Expires, NotBefore Date
-	Bound              bool             // there is a "cnf"
+	Bound              bool             // "cnf" is present
 	Confirmation       jws.Confirmation // shares memory with the payload
 }
 

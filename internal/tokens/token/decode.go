@@ -11,16 +11,16 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// Decode decodes a payload, which was read strictly before, into the value that into points to. Names of claims
-// are case-sensitive (RFC 7519 section 10.1.1), which package encoding/json is not: a claim whose name differs
-// from that of a field by case only is left out. A number in an interface is a [json.Number].
+// Decode decodes a payload, which was already parsed strictly, into the value that into points to. Names of claims
+// are case-sensitive (RFC 7519 section 10.1.1), unlike in package encoding/json: Decode drops a claim whose name
+// differs from a field's name only by case. A number in an interface is a [json.Number].
 func Decode(payload []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(exact(payload, into)))
 	d.UseNumber()
 	return d.Decode(into)
 }
 
-// exact leaves out of an object the members whose name differs from that of a field of into by case only.
+// exact drops the members of an object whose names differ from a field of into only by case.
 func exact(object []byte, into any) []byte {
 	fields := fieldNames(into)
 	if len(fields) == 0 {
@@ -45,9 +45,9 @@ func exact(object []byte, into any) []byte {
 	return append(out, '}')
 }
 
-// fieldNames returns the names under which encoding/json knows the fields of the struct that into
-// points to. It may return more names, of fields that are hidden by others. It returns no name that
-// encoding/json never fills: a claim of that name would then fill a field whose name differs by case.
+// fieldNames returns the names under which encoding/json knows the fields of the struct that into points to. It may
+// also return names of hidden fields. It returns no name that encoding/json never fills: a claim of that name would
+// then fill a field whose name differs by case.
 func fieldNames(into any) []string {
 	if _, ok := into.(json.Unmarshaler); ok {
 		return nil
@@ -62,7 +62,7 @@ func fieldNames(into any) []string {
 	return appendFields(nil, t, nil)
 }
 
-// appendFields appends the names in t, which lies in the structs above.
+// appendFields appends the names in t, which is nested in the structs above.
 func appendFields(names []string, t reflect.Type, above []reflect.Type) []string {
 	if slices.Contains(above, t) {
 		return names

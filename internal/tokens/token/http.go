@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// BaseTransport returns a transport that trusts the roots of the host and uses no proxy. If socket is not
-// empty it connects to that Unix socket, whatever the host in a URL is.
+// BaseTransport returns a transport that trusts the host's roots and uses no proxy. If socket is not empty, it
+// connects to that Unix socket, whatever the host in a URL.
 func BaseTransport(socket string) *http.Transport {
 	dialer := &net.Dialer{Timeout: 30 * time.Second}
 	dial := dialer.DialContext
@@ -37,7 +37,7 @@ func CloneRequest(r *http.Request) *http.Request {
 	return c
 }
 
-// HasField reports whether a header has a field, in whatever case a caller put its name into the map.
+// HasField reports whether a header has a field, in any spelling of its map key.
 func HasField(h http.Header, field string) bool {
 	for name := range h {
 		if strings.EqualFold(name, field) {
@@ -47,16 +47,15 @@ func HasField(h http.Header, field string) bool {
 	return false
 }
 
-// CloseBody closes the body of a request, as a RoundTripper always does.
+// CloseBody closes the body of a request, as a RoundTripper must.
 func CloseBody(r *http.Request) {
 	if r.Body != nil {
 		_ = r.Body.Close()
 	}
 }
 
-// Strayed reports whether r follows a redirect, or a chain of redirects, that led to another host or away from
-// TLS. The first host must not choose which other hosts see a token. A response without its request counts as
-// one from another host.
+// Strayed reports whether r follows redirects that led to another host or away from TLS. The first host must not
+// choose which other hosts see a token. A response without its request counts as a response from another host.
 func Strayed(r *http.Request) bool {
 	at := r.URL
 	for r.Response != nil {

@@ -53,9 +53,9 @@ func errShort(lifetime time.Duration) error {
 	return fmt.Errorf("a lifetime of %v is less than a second", lifetime)
 }
 
-// Issue signs the payload of a token for id that build returns for the times iat and exp, in seconds since 1970. A
-// lifetime of 0 means that of the Issuer. The new token must pass check, and its signature must be good: a key in
-// hardware may not be the one that it claims to be.
+// Issue signs a token for id, whose payload build returns for the times iat and exp, in seconds since 1970. A
+// lifetime of 0 means the Issuer's. The new token must pass check, and its signature must be good: a key in hardware
+// may not match the public key that it reports.
 func (i *Issuer) Issue(
 	id spiffe.ID, lifetime time.Duration,
 	build func(iat, exp int64) ([]byte, error), check func(token string) (*Signed, *Error),

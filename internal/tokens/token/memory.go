@@ -7,11 +7,11 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 )
 
-const longestKept = 4 << 10 // bytes of a token that is remembered
+const longestKept = 4 << 10 // bytes of a cached token
 
-// Memory remembers verified tokens, each with a value and with the trust that it was verified with: a bundle,
-// or the key set of an issuer. Such a T never changes, so that its address is its generation. The Memory holds
-// it by a weak pointer, so that old ones can go. The nil Memory remembers nothing.
+// Memory caches verified tokens, each with a value and the trust that verified it: a bundle, or an issuer's key set.
+// A T never changes, so its address identifies its generation. The Memory holds it by a weak pointer, so that old
+// ones can be freed. The nil Memory caches nothing.
 type Memory[T, V any] struct {
 	table *verifycache.Table[string, kept[T, V]]
 }
@@ -27,8 +27,8 @@ func NewMemory[T, V any](n int) *Memory[T, V] {
 	return &Memory[T, V]{verifycache.New[string, kept[T, V]](n)}
 }
 
-// Find returns the value that was kept for a token, and the trust that it was verified with, which the caller compares
-// with the one in force. It does not allocate.
+// Find returns the cached value of a token, and the trust that verified it, which the caller compares with the one in
+// force. It does not allocate.
 func (m *Memory[T, V]) Find(token string) (value V, trust *T, ok bool) {
 	if m == nil || len(token) > longestKept {
 		return value, nil, false
@@ -41,8 +41,8 @@ func (m *Memory[T, V]) Find(token string) (value V, trust *T, ok bool) {
 	return k.value, trust, trust != nil
 }
 
-// Keep remembers a token, in the place of one whose trust is gone or of the one that ends first. The token must not be
-// part of a larger string, which would be kept alive too. Tokens of more than 4 KiB are not remembered.
+// Keep caches a token, replacing a token whose trust is gone or the token that ends first. The token must not be part
+// of a larger string, which would stay in memory too. Tokens of more than 4 KiB are not cached.
 func (m *Memory[T, V]) Keep(token string, value V, trust *T, ends time.Time) {
 	if m == nil || len(token) > longestKept {
 		return

@@ -13,13 +13,13 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
-// Signed is a token or proof whose form is right: three parts in canonical base64url, and a header that
-// is one JSON object with one of the nine algorithms. Nothing of it is verified.
+// Signed is a token or proof of the right form: three parts in canonical base64url, and a header that is one JSON
+// object with one of the nine algorithms. It is unverified.
 type Signed struct {
 	jws.Header
 	Payload, Signature []byte
 
-	signed []byte // the first two parts as they were sent
+	signed []byte // the first two parts as received
 }
 
 // Parse checks the form of a token or proof.

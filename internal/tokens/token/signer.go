@@ -17,7 +17,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Signer signs with one key and one algorithm. Its fields are funcs, because no printer looks into one.
+// Signer signs with one key and one algorithm. Its fields are functions, because printers do not look into functions.
 type Signer struct {
 	Algorithm jws.Algorithm
 
@@ -25,11 +25,11 @@ type Signer struct {
 	token func(payload []byte) (string, error)
 }
 
-// Member is a further member of a header.
+// Member is an additional header member.
 type Member struct{ Name, Value string }
 
-// NewSigner returns a Signer of tokens with this "typ", this "kid" unless it is empty, and these further
-// members in the header. The key may live in hardware. An empty algorithm means the usual one for the key.
+// NewSigner returns a Signer of tokens whose header has this "typ", this "kid" unless it is empty, and the additional
+// members. The key may be in hardware. An empty algorithm means the usual one for the key.
 func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) (*Signer, error) {
 	if key == nil {
 		return nil, errors.New("no key")
@@ -92,8 +92,8 @@ func compact(signer jose.Signer, payload []byte) (string, error) {
 	return token, nil
 }
 
-// strictSigner is a key as package cryptosigner needs it. It salts PSS as RFC 7518 section 3.5 says, and
-// returns an error where the ASN.1 of an ECDSA signature would make cryptosigner panic.
+// strictSigner adapts a key for package cryptosigner. It salts PSS as RFC 7518 section 3.5 requires, and returns an
+// error where the ASN.1 of an ECDSA signature would make cryptosigner panic.
 type strictSigner struct{ crypto.Signer }
 
 func (s strictSigner) Sign(random io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {

@@ -1,7 +1,7 @@
 // Package token has the parts that all kinds of signed tokens share: JWT-SVIDs and WIT-SVIDs, the tokens of other
 // issuers in package authn/jwt, and the identity documents of package authn/athenz. These are the error, the strict
-// form of a token and its claims, the checks of signature, bundle and time, the memory of verified tokens, signing,
-// and the helpers of an HTTP client that presents tokens. The rules of each kind are in its own package.
+// form of a token and its claims, the checks of signature, bundle and time, the cache of verified tokens, signing,
+// and helpers for HTTP clients that present tokens. Each kind's package has its own rules.
 //
 // Package jws parses tokens, crypto verifies them, and go-jose signs them.
 package token
@@ -21,13 +21,13 @@ import (
 // MaxSize is the longest token in bytes that is read or issued.
 const MaxSize = jws.MaxSize
 
-// Reason is why a token is refused, in a word or two. It is an error, so that [errors.Is] finds it in an
+// Reason is the reason for refusing a token, in a word or two. It is an error, so that [errors.Is] finds it in an
 // [Error].
 type Reason string
 
 func (r Reason) Error() string { return string(r) }
 
-// The reasons that code branches on. All others stand where they are used.
+// Reasons that code branches on. All others are declared where they are used.
 const (
 	NoToken      Reason = "no token"
 	Malformed    Reason = "malformed"
@@ -38,11 +38,11 @@ const (
 	Denied       Reason = "denied"
 )
 
-// ErrUnavailable is in every Error with the reason BundleSource or Busy.
+// ErrUnavailable matches every Error with the reason BundleSource or Busy.
 var ErrUnavailable = errors.New("not now")
 
-// Error says why a token, a proof or a request is refused. It never carries a token, only quoted and cut claims and
-// key IDs. Programs see its Reason, through the sentinels of their package, and Err.
+// Error is a refusal of a token, a proof or a request. It never contains a token, only quoted and cut claims and key
+// IDs. Programs see its Reason, through the sentinels of their package, and Err.
 type Error struct {
 	*Kind
 	Reason Reason
@@ -68,7 +68,7 @@ func (e *Error) Error() string {
 // Unwrap returns the reason and the error in detail.
 func (e *Error) Unwrap() []error { return []error{e.Reason, e.Err} }
 
-// Is reports whether target is ErrUnavailable and e says so.
+// Is reports whether target is ErrUnavailable and the same token may be accepted later.
 func (e *Error) Is(target error) bool {
 	_, ok := e.Retryable()
 	return ok && target == ErrUnavailable
@@ -76,16 +76,16 @@ func (e *Error) Is(target error) bool {
 
 var _ retry.Error = (*Error)(nil)
 
-// Retryable reports whether the error says nothing about the token, so that the same token may be
-// accepted later. No time is known.
+// Retryable reports whether the error says nothing about the token, so that the same token may be accepted later. It
+// returns no wait.
 func (e *Error) Retryable() (after time.Duration, ok bool) {
 	return 0, e.Reason == BundleSource || e.Reason == Busy
 }
 
-// RuleID returns the id of the broken rule, or nothing, for programs, which reach it by an interface.
+// RuleID returns the ID of the broken rule, or "". Programs reach it through an interface.
 func (e *Error) RuleID() string { return e.Rule }
 
-// Kind is a kind of token or proof: its words for errors, and the ids of its rules for tests.
+// Kind is a kind of token or proof: its words for errors, and the IDs of its rules for tests.
 type Kind struct {
 	Package string // "jwtsvid", "witsvid", …
 	What    string // "token", "proof", …
@@ -98,7 +98,7 @@ func (k *Kind) Refuse(r Reason, rule, format string, args ...any) *Error {
 	return &Error{Kind: k, Reason: r, Rule: rule, Err: fmt.Errorf(format, args...)}
 }
 
-// How many bytes of a peer's input go into an error.
+// Limits on the bytes of a peer's input in an error.
 const (
 	MaxInError = 512
 	MaxQuoted  = 64 // of a single value

@@ -1,7 +1,7 @@
-// Package verifycache remembers verified credentials, so that a repeated one costs no signature check.
+// Package verifycache caches verified credentials, so that a repeated credential costs no signature check.
 //
-// A [Table] decides nothing. The value that Find returns was verified once, against one trust bundle and at one time;
-// the caller compares the present bundle and time.
+// A [Table] does not decide. The value that Find returns was verified once, against one trust bundle and at one time;
+// the caller compares it with the present bundle and time.
 package verifycache
 
 import (
@@ -11,12 +11,12 @@ import (
 	"sync/atomic"
 )
 
-// ways is how many places one credential may take.
+// ways is the number of places for one credential.
 const ways = 4
 
-// Table holds a bounded number of values by their credentials, in sets of a few places. The hash of a credential, with
-// a random seed, selects its set. Reads take no lock and write nothing. Two concurrent writes may take the same place,
-// which costs one verification later.
+// Table holds a bounded number of values by their credentials, in sets of a few places. The hash of a credential,
+// with a random seed, selects its set. Reads take no lock and write nothing. Two concurrent writes may use the same
+// place, which costs one verification later.
 type Table[K comparable, V any] struct {
 	seed       maphash.Seed
 	sets, ways int
@@ -34,7 +34,6 @@ func New[K comparable, V any](n int) *Table[K, V] {
 	return &Table[K, V]{seed: maphash.MakeSeed(), sets: n / w, ways: w}
 }
 
-// set returns the places of a credential.
 func (t *Table[K, V]) set(places []atomic.Pointer[entry[K, V]], key K) []atomic.Pointer[entry[K, V]] {
 	i := int(maphash.Comparable(t.seed, key)%uint64(t.sets)) * t.ways
 	return places[i : i+t.ways]
@@ -55,10 +54,10 @@ func (t *Table[K, V]) Find(key K) (value V, ok bool) {
 	return value, false
 }
 
-// Useless is the least that an entry is worth.
+// Useless is the lowest worth of an entry.
 const Useless = math.MinInt64
 
-// Keep stores the value of a credential: in its own place if it has one, else in a free one, else in the place of the
+// Keep stores the value of a credential: in its own place if it has one, else in a free one, else in place of the
 // value with the least worth.
 func (t *Table[K, V]) Keep(key K, value V, worth func(old V) int64) {
 	if t.places.Load() == nil {
