@@ -52,8 +52,8 @@ func inside(authority *ca.Authority) issuer {
 	return func(id spiffe.ID) (caclient.CA, error) { return local.New(authority, id) }
 }
 
-// outside asks the CA at o.ca. The workload's name is its token, behind the secret that examples/ca has in
-// development mode and keeps beside its roots; in a cluster it is the token of a service account.
+// outside asks the CA at o.ca. The token is the secret of examples/ca in development mode, kept beside its roots,
+// followed by the workload's name; in a cluster it would be a service account token.
 func outside(o options) (issuer, error) {
 	if _, err := os.Stat(o.caRoots); err != nil { // now, rather than with the first connection
 		return nil, err
