@@ -21,48 +21,47 @@ import (
 
 // config configures a proxy: application is required for inbound connections, and route for outbound ones.
 type config struct {
-	// name is the identity of the workload. The proxy does not start and does not close identity. Without them it
-	// forwards without TLS both ways.
+	// name is the identity of the workload. The proxy neither starts nor closes identity. Without both it forwards
+	// without TLS both ways.
 	name     string
 	identity *linkerdproxy.Identity
 
-	// anonymous says that the identity connects without its certificate once that has expired.
+	// anonymous says that the identity connects without its certificate after that has expired.
 	anonymous bool
 
-	// application is the address, host:port, of the workload, which inbound connections are forwarded to. It speaks
-	// HTTP/1 or HTTP/2 without TLS, and each request arrives by the version that the client has sent it in, without
-	// trailers.
+	// application is the workload's address, host:port, to which inbound connections are forwarded. It speaks HTTP/1
+	// or HTTP/2 without TLS, and gets each request in the client's version, without trailers.
 	application string
 
-	// opaque says that the application speaks another protocol: what comes in is forwarded byte for byte, and the
+	// opaque says that the application speaks another protocol: inbound bytes are forwarded unchanged, and the
 	// application learns nothing of the client.
 	opaque bool
 
-	// route returns where an outbound request goes, by its Host, in the form of [authority]. Its error is answered
-	// with 502. It must be safe for concurrent use.
+	// route returns the endpoint of an outbound request, by its Host, in the form of [authority]. Its error is
+	// answered with 502. It must be safe for concurrent use.
 	route func(ctx context.Context, authority string) (endpoint, error)
 
-	// clientID tells the application the proven identity of the client, in the header l5d-client-id of each HTTP
-	// request. Without it the application gets no such header, and what a client sends under that name arrives in
-	// neither case. With it nothing is forwarded byte for byte: an application could take for a request what is none
-	// for the proxy.
+	// clientID tells the application the client's verified identity, in the header l5d-client-id of each HTTP
+	// request. Without it the application gets no such header; a client's own header of that name is always removed.
+	// With it nothing is forwarded byte for byte: the application could see a request in bytes that the proxy reads
+	// otherwise.
 	clientID bool
 
-	// requireTLS refuses inbound connections that the proxy does not terminate TLS for. requireIdentity refuses
-	// clients without an identity, too.
+	// requireTLS refuses inbound connections unless the proxy terminates their TLS. requireIdentity also refuses
+	// clients without an identity.
 	requireTLS, requireIdentity bool
 
-	// logger gets connections that are refused and requests that cannot be forwarded (Warn): each reason, and each
-	// client of the first 12 that is refused, at once, and then once in a minute with a count. Nil means no logs.
+	// logger gets refused connections and requests that cannot be forwarded (Warn): each reason, and each of the
+	// first 12 refused clients, at once, and then once a minute with a count. Nil means no logs.
 	logger *slog.Logger
 }
 
-// endpoint is where a connection leads.
+// endpoint is the destination of a connection.
 type endpoint struct {
 	addr     string // host:port
-	identity string // that the server has to prove; empty means a connection without TLS
+	identity string // required of the server; empty means a connection without TLS
 
-	serverName string // to ask for in TLS; empty means the identity
+	serverName string // for SNI; empty means the identity
 }
 
 // proxy forwards connections. newProxy makes one. It is safe for concurrent use.
@@ -79,7 +78,7 @@ type proxy struct {
 const (
 	detectTime = 10 * time.Second // for the first bytes of a connection, and the handshake
 	dialTime   = 10 * time.Second
-	// of clients; longer than that of our own connections, so that no request meets a close
+	// Of clients; longer than the timeout of our own connections, so that no request meets a close.
 	idleTimeout = 5 * time.Minute
 	idleOut     = 90 * time.Second // of our own
 	drainTime   = 5 * time.Second
