@@ -84,7 +84,7 @@ const (
 	drainTime   = 5 * time.Second
 	maxHeader   = 64 << 10
 	maxStreams  = 100
-	maxRequests = 1000             // under way; of each address two thirds
+	maxRequests = 1000             // under way; two thirds for one address
 	bodyTime    = 30 * time.Second // for each part of a body by HTTP/1
 	tunnelTime  = time.Hour        // without a byte in either direction
 	maxHops     = 8                // of a request, through proxies of this kind
@@ -94,7 +94,7 @@ const (
 	hops        = "L5d-Hops"
 )
 
-// newProxy checks cfg and returns a proxy. It does nothing else.
+// newProxy checks cfg and returns a proxy.
 func newProxy(cfg config) (*proxy, error) {
 	switch {
 	case cfg.identity == nil && (cfg.requireTLS || cfg.requireIdentity || cfg.clientID):
@@ -132,14 +132,14 @@ func (p *proxy) Report() report.Report {
 	}}
 }
 
-// serveInbound accepts the connections of clients on l, and forwards them to the application, until ctx is done; then
-// it gives requests 5 seconds to end, and returns nil. It takes over l and closes it. What it forwards byte for byte
-// ends at once, and upgraded connections, such as WebSockets, do with the last requests.
+// serveInbound accepts clients' connections on l, and forwards them to the application, until ctx is done; then it
+// gives requests 5 seconds to end, and returns nil. It owns l and closes it. Connections that it forwards byte for
+// byte end at once; upgraded ones, such as WebSockets, end with the last requests.
 //
-// TLS with the server name of the workload is terminated. While there is no valid certificate such connections are
-// closed, with none of their bytes forwarded. TLS with another server name is forwarded as it is, and so is what is
-// not TLS, unless requireTLS or clientID is set. A client has 10 seconds to begin; one that has sent nothing by then,
-// as with protocols in which the server speaks first, counts as not TLS.
+// It terminates TLS with the workload's server name. While there is no valid certificate it closes such connections,
+// and forwards none of their bytes. Unless requireTLS or clientID is set, it forwards TLS with another server name,
+// and connections without TLS, unchanged. A client has 10 seconds to begin; a client that has sent nothing by then,
+// as in protocols where the server speaks first, counts as one without TLS.
 func (p *proxy) serveInbound(ctx context.Context, l net.Listener) error {
 	if p.cfg.application == "" {
 		_ = l.Close()
@@ -149,11 +149,11 @@ func (p *proxy) serveInbound(ctx context.Context, l net.Listener) error {
 	return p.serve(ctx, l, ready, p.inboundHandler, func(ctx context.Context, c net.Conn) { p.accept(ctx, c, ready) })
 }
 
-// serveOutbound accepts HTTP/1 and HTTP/2 requests of the application on l, without TLS, and forwards them by their
-// routes, until ctx is done; then it gives them 5 seconds to end, and returns nil. It takes over l and closes it.
+// serveOutbound accepts the application's HTTP/1 and HTTP/2 requests on l, without TLS, and forwards them by their
+// routes, until ctx is done; then it gives them 5 seconds to end, and returns nil. It owns l and closes it.
 //
-// A request with the header l5d-require-id fails unless its route has that identity. Any program of this machine that
-// reaches the port is the application for the servers.
+// A request with the header l5d-require-id fails unless its route has that identity. To servers, any program of this
+// machine that reaches the port is the application.
 func (p *proxy) serveOutbound(ctx context.Context, l net.Listener) error {
 	if p.cfg.route == nil {
 		_ = l.Close()
@@ -163,8 +163,8 @@ func (p *proxy) serveOutbound(ctx context.Context, l net.Listener) error {
 	return p.serve(ctx, l, ready, p.outboundHandler, func(_ context.Context, c net.Conn) { ready.put(c) })
 }
 
-// queue is a listener of connections that are ready for net/http. They are not *tls.Conn, so that it looks for the
-// preface of HTTP/2, as the TLS of the mesh has no ALPN.
+// queue is a listener of connections for net/http. They are not *tls.Conn, so that net/http looks for the HTTP/2
+// preface: the mesh's TLS has no ALPN.
 type queue struct {
 	net.Listener
 	conns chan net.Conn
@@ -189,16 +189,17 @@ func (q *queue) Accept() (net.Conn, error) {
 	}
 }
 
-// serve accepts connections on l until ctx is done. Each is for begin, which puts those for net/http into ready.
+// serve accepts connections on l until ctx is done. It passes each to begin, which puts those for net/http into
+// ready.
 func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler func(*connections) http.Handler,
 	begin func(context.Context, net.Conn)) error {
 	accepting, stop := context.WithCancel(ctx)
 	defer stop()
-	// of requests, and connections that net/http does not end
+	// The context of requests, and of connections that net/http does not end.
 	open, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
 	ready.ctx = accepting
-	accepted := unixsocket.Limit(l, 1, p.cfg.logger) // those that it leads to count, too
+	accepted := unixsocket.Limit(l, 1, p.cfg.logger) // outgoing connections count too
 	p.listens(l)
 	others := connections{over: open}
 	srv := &http.Server{
@@ -254,7 +255,7 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	stop()
 	drain, done := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 	defer done()
-	_ = srv.Shutdown(drain) // connections that are left are closed next
+	_ = srv.Shutdown(drain) // remaining connections are closed next
 	_ = srv.Close()
 	cut()
 	others.close()
@@ -262,8 +263,7 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	return err
 }
 
-// passes reports whether connections can be accepted again after err, which says that the system has no room for one
-// now.
+// passes reports whether err is temporary: the system has no resources for another connection now.
 func passes(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) ||
 		errors.Is(err, syscall.ENOMEM)

@@ -403,11 +403,10 @@ func (in *Injector) guard(o *object) error {
 	return nil
 }
 
-// Identity returns the name that a client must expect of a pod at a port, as the destination service tells the
-// proxies of clients, which is also the name in SNI. It is empty for a pod without one: a pod that is not of this
-// control plane, that has its identity disabled, or whose proxy is skipped at the port
-// (config.linkerd.io/skip-inbound-ports). The pod is JSON, as the API server has it. The error says what of it cannot
-// be read.
+// Identity returns the name that a client must expect of a pod at a port, which is also the SNI name, as the
+// destination service sends it to clients' proxies. It is empty for a pod without one: a pod of another control
+// plane, with a disabled identity, or whose proxy is skipped at the port (config.linkerd.io/skip-inbound-ports). The
+// pod is the API server's JSON. An error describes the unreadable part.
 func (in *Injector) Identity(pod []byte, port uint16) (string, error) {
 	o, err := in.read(pod, "")
 	if err != nil {
@@ -448,10 +447,10 @@ func refuse(format string, args ...any) error {
 	return fmt.Errorf("inject: %w: %s", ErrRefused, fmt.Sprintf(format, args...))
 }
 
-// tree is a JSON object, with its members as they were written.
+// tree is a JSON object whose members keep their text.
 type tree map[string]json.RawMessage
 
-// object is what matters of an object of Kubernetes.
+// object is the relevant part of a Kubernetes object.
 type object struct {
 	kind, name, namespace, account string
 	own                            map[string]string // annotations of the object
@@ -471,7 +470,7 @@ func (o *object) String() string {
 	return fmt.Sprintf("%.100s %.300q in the namespace %.100q", o.kind, o.name, o.namespace)
 }
 
-// templates are the API groups and kinds with pods, and the way to their template.
+// templates maps API groups and kinds with pods to the path of their template.
 var templates = map[[2]string][]string{
 	{"", "Pod"}:                   nil,
 	{"", "ReplicationController"}: {"spec", "template"},
@@ -483,7 +482,7 @@ var templates = map[[2]string][]string{
 	{"batch", "CronJob"}:          {"spec", "jobTemplate", "spec", "template"},
 }
 
-// read reads an object. Members are compared with their case, and none may be there twice: another reader could take
+// read parses an object. Names of members are case-sensitive, and duplicates are refused: another reader could pick
 // the other one.
 func (in *Injector) read(data []byte, namespace string) (*object, error) {
 	r := strictjson.NewReader(data)
@@ -560,10 +559,10 @@ func (c *container) env() *entries    { return new(decoder).entries(c.tree, "env
 func (c *container) mounts() *entries { return new(decoder).entries(c.tree, "volumeMounts") }
 func (o *object) volumes() *entries   { return new(decoder).entries(o.pod, "volumes") }
 
-// decoder reads members and keeps the first error.
+// decoder parses members and keeps the first error.
 type decoder struct {
 	err    error
-	values int // that were read
+	values int // read so far
 }
 
 func (d *decoder) decode(name string, raw json.RawMessage, into any) {
@@ -579,7 +578,7 @@ func (d *decoder) decode(name string, raw json.RawMessage, into any) {
 	}
 }
 
-// values returns how many values are directly in a JSON object or array, or 1. The JSON is valid.
+// values returns the number of direct values in a JSON object or array, or 1 for other values. The JSON is valid.
 func values(raw []byte) int {
 	n, depth := 1, 0
 	for i := 0; i < len(raw); i++ {
@@ -650,7 +649,7 @@ type entry struct {
 // MarshalJSON implements [json.Marshaler].
 func (e entry) MarshalJSON() ([]byte, error) { return e.raw, nil }
 
-// at returns the entry that is mounted at path.
+// at returns the entry mounted at path.
 func (l *entries) at(path string) *entry {
 	if i := slices.IndexFunc(l.list, func(e entry) bool { return e.path == path }); i >= 0 {
 		return &l.list[i]
@@ -664,7 +663,7 @@ func (l *entries) remove(f func(name string) bool) {
 	l.changed = l.changed || len(l.list) != n
 }
 
-// put puts value in the place of the entry with the name, or at the end.
+// put replaces the entry with the name, or appends value.
 func (l *entries) put(name string, value any) {
 	raw, err := json.Marshal(value)
 	if err != nil {
@@ -678,7 +677,7 @@ func (l *entries) put(name string, value any) {
 	if !sameJSON(l.list[i].raw, raw) {
 		l.list[i], l.changed = entry{name: name, raw: raw}, true
 	}
-	n := len(l.list) // one name twice: the last would count
+	n := len(l.list) // of two equal names the last would count
 	l.list = slices.Concat(l.list[:i+1], slices.DeleteFunc(slices.Clone(l.list[i+1:]), func(e entry) bool {
 		return e.name == name
 	}))
@@ -693,8 +692,8 @@ func (l *entries) set(name string, value any) {
 	l.put(name, value)
 }
 
-// before sets a variable to a field of the pod, and has it stand before another one: the kubelet composes values of
-// those before.
+// before sets a variable to a pod field, and places it before another one: the kubelet expands only earlier variables
+// in a value.
 func (l *entries) before(name, part, field string) {
 	at := func(name string) int { return slices.IndexFunc(l.list, func(e entry) bool { return e.name == name }) }
 	if k := at(part); k < 0 || k > at(name) {
@@ -705,7 +704,7 @@ func (l *entries) before(name, part, field string) {
 	l.put(part, map[string]any{"name": part, "valueFrom": from})
 }
 
-// service sets the variables for the address and the name of a service, or removes the second, if there is no name.
+// service sets the variables for a service's address and name; without a name it removes the second.
 func (l *entries) service(addrVar, addr, nameVar, name string) {
 	l.set(addrVar, addr)
 	if name != "" {
@@ -715,7 +714,7 @@ func (l *entries) service(addrVar, addr, nameVar, name string) {
 	l.remove(func(n string) bool { return n == nameVar })
 }
 
-// sameJSON reports whether two objects are the same, whatever the order of their members.
+// sameJSON reports whether two objects are equal, regardless of the order of their members.
 func sameJSON(a, b json.RawMessage) bool {
 	var x, y any
 	if json.Unmarshal(a, &x) != nil || json.Unmarshal(b, &y) != nil {
@@ -735,5 +734,5 @@ type operation struct {
 	Value any    `json:"value"`
 }
 
-// add puts a value, also in the place of another.
+// add sets a value, possibly replacing another one.
 func (p *patch) add(path string, value any) { p.ops = append(p.ops, operation{"add", path, value}) }
