@@ -21,7 +21,8 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
-// prober is how the kubelet would probe a container of the application, if the injector had not sent it here.
+// prober is one of the application's probes, as the pod declared it before the injector pointed the kubelet at the
+// agent.
 type prober struct {
 	HTTPGet *struct {
 		Path, Scheme string
@@ -36,28 +37,28 @@ type prober struct {
 	TimeoutSeconds int64
 }
 
-const maxProbe = 60 // seconds; the kubelet that asks here would hardly wait for so long
+const maxProbe = 60 // seconds; the kubelet is unlikely to wait longer
 
-// timeout is the time that the probe has, a second if it says none.
+// timeout returns the probe's timeout: one second if it names none.
 func (p prober) timeout() time.Duration {
 	return time.Duration(min(max(p.TimeoutSeconds, 1), maxProbe)) * time.Second
 }
 
-// appProbes answers for the application at the paths that the injector has given to the kubelet.
+// appProbes serves the application's probes, at the paths that the injector gave to the kubelet.
 type appProbes struct {
 	probers    map[string]prober
-	host       string // where the application is
-	statusPort string // of the agent, with a colon
+	host       string // where the application listens
+	statusPort string // of the agent, with a leading colon
 	dialer     net.Dialer
 }
 
-// configureApp reads what the injector has written about the application.
+// configureApp reads the injector's annotations of the application.
 func (p *proxy) configureApp() error {
 	var app struct {
 		Scrape, Path, Port string
 		Targets            []struct{ Port, Path string }
 	}
-	app.Scrape = "false" // unless the variable is there
+	app.Scrape = "false" // the default without the variable
 	p.app = appProbes{host: getenv(p.environ, "INSTANCE_IP"), statusPort: fmt.Sprint(":", p.cfg.Envoy.StatusPort)}
 	loopback := false
 	for name, into := range map[string]any{
@@ -69,7 +70,7 @@ func (p *proxy) configureApp() error {
 	}
 	if ip := net.ParseIP(p.app.host); loopback || ip == nil {
 		p.app.host = "localhost"
-	} else if ip.To4() != nil { // by this source the rules of the pod's network leave a connection alone
+	} else if ip.To4() != nil { // the pod's network rules do not redirect connections from this source
 		p.app.dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 6)}
 	} else {
 		p.app.dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP("::6")}
@@ -94,18 +95,18 @@ func (p *proxy) configureApp() error {
 }
 
 const (
-	maxScrapes = 8                // of the application, at the same time; of each address one
-	scrapeTime = 30 * time.Second // in which a peer has to take the pages
+	maxScrapes = 8                // of the application at the same time; one for each peer address
+	scrapeTime = 30 * time.Second // within which a peer must read the pages
 )
 
-// serveMetrics answers with the metrics of the agent, then those of the Envoy, and at a sidecar those of the application, as they
-// come. What cannot be had is left out. An answer that fails in the middle of a page is cut off, so that the peer knows.
+// serveMetrics serves the agent's metrics, followed by Envoy's and, in a sidecar, the application's. It streams them
+// and leaves out unavailable pages. If a page fails halfway, it aborts the response, so that the peer notices.
 func (p *proxy) serveMetrics(agent http.Handler) http.Handler {
 	if len(p.pages) == 0 {
 		return agent
 	}
 	scrapes := make(chan struct{}, maxScrapes)
-	var of sync.Map // the peers
+	var of sync.Map // by peer address
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.ResponseHeaderTimeout = p.client.Timeout
 	client := &http.Client{Transport: transport, Timeout: scrapeTime, CheckRedirect: p.client.CheckRedirect}
@@ -139,7 +140,7 @@ func (p *proxy) answerMetrics(w http.ResponseWriter, r *http.Request, agent http
 	}
 }
 
-// appended is a page behind another one.
+// appended is a page that follows another one.
 type appended struct {
 	io.Writer
 	begun bool
@@ -187,8 +188,8 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// forward sends a request on, as the kubelet sends it: certificates are not verified, and a redirect is good. What says who a client
-// is does not go with it, as any client can say that here; the headers of the probe itself do.
+// forward forwards a probe as the kubelet would send it: it does not verify certificates, and accepts a redirect. It
+// passes on the probe's own headers, but not the client's identity headers, which any client could forge here.
 func (a *appProbes) forward(w http.ResponseWriter, r *http.Request, url string, p prober) error {
 	out, err := http.NewRequestWithContext(r.Context(), r.Method, url, nil)
 	if err != nil {
@@ -205,12 +206,12 @@ func (a *appProbes) forward(w http.ResponseWriter, r *http.Request, url string, 
 	for _, h := range p.HTTPGet.HTTPHeaders {
 		out.Header.Add(h.Name, h.Value)
 	}
-	if !strings.HasSuffix(r.Host, a.statusPort) { // and is of the probe
+	if !strings.HasSuffix(r.Host, a.statusPort) { // and the Host header is the probe's
 		out.Host = r.Host
 	}
 	transport := &http.Transport{
 		DialContext: a.dialer.DialContext, DisableKeepAlives: true, ForceAttemptHTTP2: true,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // it is the pod itself, and no secret is sent
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the server is in the same pod, and we send no secret
 	}
 	resp, err := transport.RoundTrip(out)
 	if err != nil {
@@ -221,11 +222,11 @@ func (a *appProbes) forward(w http.ResponseWriter, r *http.Request, url string, 
 		resp.StatusCode = http.StatusOK
 	}
 	w.WriteHeader(resp.StatusCode)
-	_, _ = io.Copy(w, io.LimitReader(resp.Body, 10<<10)) // as much as the kubelet reads
+	_, _ = io.Copy(w, io.LimitReader(resp.Body, 10<<10)) // the kubelet reads no more
 	return nil
 }
 
-// check asks the health service of gRPC, with a message of one field, and has one of one field, 1, if the application serves.
+// check calls the gRPC health service. The request has one field, and so has the answer: 1 if the application serves.
 func (a *appProbes) check(ctx context.Context, address, service string) error {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)

@@ -29,8 +29,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// demonstration is a CA, and two workloads, each with an agent. The agents are configured as in pods; the workloads
-// read what their agents write.
+// demonstration runs a CA and two workloads with an agent each. The agents are configured as in pods; the workloads
+// read the files that their agents write.
 type demonstration struct {
 	options
 	lifetime time.Duration
@@ -38,16 +38,16 @@ type demonstration struct {
 	begun    time.Time
 	saying   sync.Mutex
 	dir      string
-	secret   string // of the tokens
+	secret   string // that tokens begin with
 
-	*program.Group // of all parts
+	*program.Group // runs all parts
 
 	rotations, pushes, requests, failed atomic.Int64
 }
 
 var demoDomain = spiffe.MustParseTrustDomain("demo.test")
 
-// demo runs a demonstration until ctx is done. A request that fails is its error.
+// demo runs a demonstration until ctx is done. It fails at the first failed request.
 func demo(ctx context.Context, o options, lifetime time.Duration, out io.Writer) (err error) {
 	d := &demonstration{options: o, lifetime: lifetime, out: out, begun: time.Now(), Group: program.NewGroup(ctx)}
 	if d.dir, err = os.MkdirTemp("", "agent"); err != nil {
@@ -57,9 +57,9 @@ func demo(ctx context.Context, o options, lifetime time.Duration, out io.Writer)
 	if err = d.start(); err == nil {
 		err = d.Wait()
 	} else {
-		err = cmp.Or(d.Stop(), err) // the part that has failed says why
+		err = cmp.Or(d.Stop(), err) // prefer the error of the part that failed
 	}
-	if ctx.Err() != nil { // the time is over
+	if ctx.Err() != nil {
 		err = nil
 	}
 	if failed := d.failed.Load(); err == nil && failed > 0 {
@@ -93,12 +93,12 @@ func (d *demonstration) start() error {
 	return d.startTraffic(web, db)
 }
 
-// startCA serves a CA with Istio's API, whose tokens prove nothing but that their holder can read the folder of the
-// demonstration, and rotates its root.
+// startCA serves a CA with Istio's API, and rotates its root. Its tokens prove only that the holder can read the
+// demonstration's directory.
 func (d *demonstration) startCA() (address, roots string, err error) {
 	authority, err := ca.New(ca.Config{
 		TrustDomain: demoDomain, DefaultTTL: d.lifetime, MaxTTL: d.lifetime, Backdate: time.Second, RefreshHint: time.Second,
-		Rotation: ca.Rotation{Propagation: d.lifetime}, // agents learn of a root when they renew
+		Rotation: ca.Rotation{Propagation: d.lifetime}, // agents learn of a new root when they renew
 	})
 	if err != nil {
 		return "", "", err
@@ -152,7 +152,7 @@ func (d *demonstration) startCA() (address, roots string, err error) {
 			case <-ctx.Done():
 				return nil
 			}
-			if _, err := authority.Rotate(ctx); err == nil { // one at a time
+			if _, err := authority.Rotate(ctx); err == nil { // one rotation at a time
 				d.say("CA: a new root; it signs in %v, when all agents know it", d.lifetime)
 			}
 		}
@@ -161,11 +161,12 @@ func (d *demonstration) startCA() (address, roots string, err error) {
 	return l.Addr().String(), roots, nil
 }
 
-// startWorkload runs an agent, and returns the identity that the workload reads from its files.
+// startWorkload runs an agent, and returns the identity that the workload reads from the agent's files.
 func (d *demonstration) startWorkload(name, address, roots string) (src *filesource.Source, done func(), err error) {
 	root := filepath.Join(d.dir, name)
 	token := filepath.Join(root, "var/run/secrets/tokens/istio-token")
-	for _, dir := range []string{filepath.Dir(token), filepath.Join(root, "output")} { // the latter is made so that its reader is told at once of what comes
+	// The reader watches output.
+	for _, dir := range []string{filepath.Dir(token), filepath.Join(root, "output")} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, nil, err
 		}
@@ -212,7 +213,7 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 	}
 	d.Go("agent of "+name, func(ctx context.Context) error {
 		err := agent.Run(ctx)
-		if err == nil { // also by /quitquitquit
+		if err == nil { // /quitquitquit also ends the agent
 			d.End(nil)
 		}
 		return err
@@ -257,13 +258,13 @@ func writeBootstrap(agent *istioagent.Agent, name string) error {
 	return errors.Join(agent.Bootstrap(f), f.Close())
 }
 
-// watch takes the secrets of an agent as an Envoy does.
+// watch takes an agent's secrets over SDS, as Envoy would.
 func (d *demonstration) watch(socket string) {
 	d.Go("SDS client", func(ctx context.Context) error {
 		client := sds.UnixClient(socket)
 		defer client.CloseIdleConnections()
 		for _, err := range sds.NewClient(client, "http://localhost").Watch(ctx, "default", "ROOTCA") {
-			if err == nil { // else it is tried again
+			if err == nil { // otherwise the loop tries again
 				d.pushes.Add(1)
 			}
 		}
@@ -271,7 +272,7 @@ func (d *demonstration) watch(socket string) {
 	})
 }
 
-// startTraffic has web ask db, with a new handshake for each request.
+// startTraffic sends requests from web to db, each with a new handshake.
 func (d *demonstration) startTraffic(web, db *filesource.Source) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -14,11 +14,12 @@ import (
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
-// developmentFolder names the folder of a CA in development mode, as examples/ca prints it.
+// developmentFolder is the variable that names the directory of a CA in development mode. The program examples/ca
+// prints it.
 const developmentFolder = "SVIDKIT_CA"
 
-// development completes a configuration that names no CA and no identity with those of the CA in development mode on this
-// machine: the variables in its folder, and a token that its secret makes.
+// development completes a configuration without CA and identity: it reads the variables in the directory of this
+// machine's CA in development mode, and makes a token from its secret.
 func development(cfg istioagent.Config, environ []string) (istioagent.Config, error) {
 	dir := getenv(environ, developmentFolder)
 	named := dir != ""
@@ -29,7 +30,7 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 		}
 		state := os.Getenv("XDG_STATE_HOME")
 		if !filepath.IsAbs(state) {
-			home, _ := os.UserHomeDir() // empty if there is none
+			home, _ := os.UserHomeDir() // empty without a home
 			state = filepath.Join(home, ".local", "state")
 		}
 		dir = filepath.Join(state, "svidkit-ca", cmp.Or(getenv(environ, "TRUST_DOMAIN"), "cluster.local"))
@@ -47,7 +48,7 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		variables = append(variables, name+"="+strings.Trim(value, "'"))
 	}
-	if getenv(environ, "PROXY_CONFIG") == "" { // which names a control plane
+	if getenv(environ, "PROXY_CONFIG") == "" { // PROXY_CONFIG names a control plane
 		variables = append(variables, "PROXY_XDS_VIA_AGENT=false")
 	}
 	environ = slices.Concat(variables, environ)
@@ -57,11 +58,12 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 	}
 	found.Root, found.Logger, found.AllowFiles = cfg.Root, cfg.Logger, cfg.AllowFiles
 	name := getenv(environ, "POD_NAMESPACE") + "/" + getenv(environ, "SERVICE_ACCOUNT")
-	if found.Root == "" { // for the sockets, whose paths have to be short, and whose folders are refused if they are another user's
+	if found.Root == "" { // socket paths must be short, and directories of other users are refused
 		found.Root = filepath.Join(cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), os.TempDir()), fmt.Sprintf("svidkit-agent-%d", os.Getuid()), strings.ReplaceAll(name, "/", "."))
 	}
 	found.TokenFile = filepath.Join(dir, "token."+strings.ReplaceAll(name, "/", "."))
-	if err := os.Remove(found.TokenFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // so that the new one has its mode
+	// The new file must have the right mode.
+	if err := os.Remove(found.TokenFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return cfg, err
 	}
 	if err := os.WriteFile(found.TokenFile, fmt.Appendf(nil, "%s.%s", strings.TrimSpace(string(secret)), name), 0o600); err != nil {

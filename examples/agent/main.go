@@ -1,15 +1,16 @@
-// Agent is Istio's agent for the identity of a workload: it has the same environment variables, finds the identity in
-// the same places, serves it to an Envoy by SDS, forwards the Envoy's configuration, and writes certificates to files.
-// An Envoy runs beside it, with the configuration that -bootstrap writes. With the commands of Istio's agent (proxy, wait,
-// request) it runs the Envoy, too, in the pods of Istio's injector as they are.
+// Agent replaces Istio's agent: it reads the same environment variables, obtains the workload's identity from the
+// same places, serves it to Envoy over SDS, forwards Envoy's configuration, and writes certificates to files. An
+// Envoy beside it uses the configuration that -bootstrap writes. With the commands of Istio's agent (proxy, wait,
+// request) it also runs Envoy, in pods of Istio's injector as they are.
 //
 //	go run ./examples/agent -demo
 //
-// shows it at work, with a CA and two workloads, and prints the address of a page on which the certificates rotate. Without
-// variables, it takes the identity demo/web from the CA in development mode of examples/ca on the same machine.
+// starts a CA and two workloads, and prints the address of a page on which you can watch the certificates rotate.
+// Without variables, the agent takes the identity demo/web from the examples/ca in development mode on the same
+// machine.
 //
-// The package sds/istioagent is all of it but the flags, the logs and the port for operators; README.md has the
-// variables, and what differs from Istio's agent.
+// Package sds/istioagent does the work; this program adds flags, logs and a port for operators. README.md lists the
+// variables, and the differences from Istio's agent.
 package main
 
 import (
@@ -39,7 +40,7 @@ func main() {
 	program.Main("agent", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr) })
 }
 
-// options are the flags: what is not in the environment of Istio's agent.
+// options are the flags: settings that Istio's agent has no environment variable for.
 type options struct {
 	program.Service
 	admin, root     string
@@ -47,7 +48,7 @@ type options struct {
 	bootstrap, demo bool
 }
 
-// run is the program. It returns nil when a signal ends it, or the time of -for.
+// run is the program. It returns nil after a signal, or after the duration of -for.
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("agent", flag.ContinueOnError)
@@ -125,7 +126,7 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) (er
 	return serve(ctx, cfg, o, p, out, errOut)
 }
 
-// serve runs an agent, and the port for operators.
+// serve runs an agent and the port for operators.
 func serve(ctx context.Context, cfg istioagent.Config, o options, p *proxy, out, errOut io.Writer) error {
 	agent, err := istioagent.New(cfg)
 	if err != nil {
@@ -137,14 +138,14 @@ func serve(ctx context.Context, cfg istioagent.Config, o options, p *proxy, out,
 	}
 	if p.role != "" && o.LogFormat == "json" {
 		lines := &program.Lines{Log: cfg.Logger, To: errOut}
-		defer lines.Write([]byte{'\n'}) // the end of what has none
+		defer lines.Write([]byte{'\n'}) // completes a last line without one
 		out, errOut = lines, lines
 	}
 	stop, err := admin(agent, p, o.admin, out, cfg.Logger)
 	if err != nil {
 		return errors.Join(err, agent.Close())
 	}
-	defer stop() // after the agent, so that it says that the agent drains
+	defer stop() // stop the port last, so that it reports that the agent drains
 	fmt.Fprintf(out, "secrets for Envoy: unix:%s\n", cfg.Socket)
 	return p.run(ctx, agent, errOut)
 }
@@ -177,7 +178,7 @@ func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer, log
 	mux.Handle("GET /stats/prometheus", p.serveMetrics(agent))
 	mux.Handle("/drain", agent)
 	mux.Handle("/quitquitquit", agent)
-	// Its connections count in the budget of the process, so that they leave descriptors for the sockets and the renewal.
+	// These connections count in the process's budget, which leaves descriptors for the sockets and the renewal.
 	server := &unixsocket.Server{Listener: l, Handler: program.Local(mux), Logger: log}
 	ctx, end := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -22,7 +22,7 @@ import (
 	"github.com/svidkit/svidkit/sds/istioagent"
 )
 
-// elsewhere says who does what the other commands of Istio's image do.
+// elsewhere says what replaces the other commands of Istio's image.
 var elsewhere = map[string]string{
 	"istio-iptables": "the rules of the pod's network are set by Istio's own image: leave the image of the container istio-init or istio-validation as it is, " +
 		"or use Istio's CNI plugin",
@@ -32,7 +32,7 @@ var elsewhere = map[string]string{
 	"version":              "the flag -version prints the version",
 }
 
-// command runs wait or request, and refuses what is no command.
+// command runs wait or request, and refuses any other command.
 func command(ctx context.Context, args []string, out io.Writer) error {
 	switch args[0] {
 	case "wait":
@@ -43,7 +43,7 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 	return program.Misused("%s: %s", args[0], cmp.Or(elsewhere[args[0]], "it is not understood; the commands are proxy, wait and request, and flags begin with a hyphen"))
 }
 
-// waitReady asks whether the Envoy is ready, until it is: the hook of pods that hold the application until then.
+// waitReady polls Envoy until it is ready. Pods that hold the application until then call it as a hook.
 func waitReady(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("agent wait", flag.ContinueOnError)
 	url := flags.String("url", "http://localhost:15021/healthz/ready", "`URL` to ask")
@@ -69,7 +69,7 @@ func waitReady(ctx context.Context, args []string, out io.Writer) error {
 	}
 }
 
-// request sends a request to a port of the agent or the Envoy, and prints the answer: the hook by which pods drain.
+// request sends a request to a port of the agent or of Envoy, and prints the answer. Pods drain by this hook.
 func request(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("agent request", flag.ContinueOnError)
 	port := flags.Uint("debug-port", 15000, "`port` of localhost")
@@ -81,13 +81,13 @@ func request(ctx context.Context, args []string, out io.Writer) error {
 	}
 	url := fmt.Sprintf("http://localhost:%d/%s", *port, strings.TrimPrefix(flags.Arg(1), "/"))
 	code, err := fetch(ctx, &http.Client{Timeout: time.Minute}, flags.Arg(0), url, flags.Arg(2), out)
-	if code == http.StatusNotFound { // as with Istio's agent, so that a hook does not fail
+	if code == http.StatusNotFound { // as with Istio's agent: the hook must not fail
 		err = nil
 	}
 	return err
 }
 
-// fetch sends a request, and copies the body of a good answer.
+// fetch sends a request, and copies the body of a successful answer.
 func fetch(ctx context.Context, client *http.Client, method, url, body string, out io.Writer) (code int, err error) {
 	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -99,28 +99,28 @@ func fetch(ctx context.Context, client *http.Client, method, url, body string, o
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // what the server says
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // the server's reason
 		return resp.StatusCode, fmt.Errorf("%s %s: %s: %s", method, url, resp.Status, bytes.TrimSpace(text))
 	}
 	_, err = io.Copy(out, io.LimitReader(resp.Body, 64<<20))
 	return resp.StatusCode, err
 }
 
-// proxy is the command proxy: the agent with an Envoy, as it is in a pod. The zero proxy is the agent alone.
+// proxy is the command proxy: the agent together with an Envoy, as in a pod. The zero proxy is the agent alone.
 type proxy struct {
 	role, domain, logLevel, logLevels string
 	level                             slog.Level
-	unused, format                    []string // flags, and those of Envoy for the format of its log
+	unused, format                    []string // flags that we ignore, and Envoy's flags for its log format
 
-	envoy   bool // is run
+	envoy   bool // run an Envoy
 	cfg     istioagent.Config
 	environ []string
 	client  *http.Client
 	app     appProbes
-	pages   []string // URLs of metrics, besides those of the agent
+	pages   []string // URLs of metrics other than the agent's
 }
 
-// newProxy reads the arguments of the command proxy, as the injector writes them.
+// newProxy parses the arguments of the command proxy, as the injector writes them.
 func newProxy(args []string, o *options, out io.Writer) (*proxy, error) {
 	p := &proxy{role: "sidecar", client: &http.Client{Timeout: 3 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
@@ -155,7 +155,7 @@ func (p *proxy) setLevel(text string) error {
 	for part := range strings.SplitSeq(text, ",") {
 		level := strings.TrimPrefix(strings.TrimPrefix(part, "default:"), "all:")
 		switch {
-		case strings.Contains(level, ":"): // another scope
+		case strings.Contains(level, ":"): // a scope of Istio's
 		case level == "none", level == "fatal":
 			p.level = slog.LevelError + 1
 		case p.level.UnmarshalText([]byte(level)) != nil:
@@ -165,7 +165,7 @@ func (p *proxy) setLevel(text string) error {
 	return nil
 }
 
-// configure completes what the environment says by the arguments, and returns the address of the status port.
+// configure applies the arguments on top of the environment, and returns the address of the status port.
 func (p *proxy) configure(cfg *istioagent.Config, environ []string) (status string, err error) {
 	e := &cfg.Envoy
 	e.Started, e.Role, e.Domain = true, p.role, p.domain
@@ -180,8 +180,8 @@ func (p *proxy) configure(cfg *istioagent.Config, environ []string) (status stri
 	return fmt.Sprint(":", e.StatusPort), nil
 }
 
-// run runs the agent and the Envoy until ctx is done, and then has the Envoy drain for as long as the agent does. It is an
-// error if the Envoy ends before.
+// run runs the agent and Envoy until ctx is done, and then drains Envoy for as long as the agent drains. It fails if
+// Envoy ends earlier.
 func (p *proxy) run(ctx context.Context, agent *istioagent.Agent, out io.Writer) error {
 	if !p.envoy {
 		return agent.Run(ctx)
@@ -208,12 +208,12 @@ func (p *proxy) run(ctx context.Context, agent *istioagent.Agent, out io.Writer)
 			if ctx.Err() != nil { // both were told to end
 				return <-ran
 			}
-			return fmt.Errorf("the Envoy: %w", err) // at once, as there is nothing to drain
+			return fmt.Errorf("the Envoy: %w", err) // at once: nothing is left to drain
 		}
 	}
 }
 
-// start writes the bootstrap and starts the Envoy, which is told to end when ctx is done.
+// start writes the bootstrap and starts Envoy, which is told to end when ctx is done.
 func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Writer) (*exec.Cmd, error) {
 	e := p.cfg.Envoy
 	config := cmp.Or(e.ConfigFile, filepath.Join(e.Dir, "envoy-rev.json"))
@@ -240,7 +240,7 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 	}
 	cmd := exec.CommandContext(ctx, cmp.Or(e.Path, "envoy"), args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 5 * time.Second // and then it is killed
+	cmd.WaitDelay = 5 * time.Second // then Envoy is killed
 	cmd.Env, cmd.Stdout, cmd.Stderr = p.environ, out, out
 	p.cfg.Logger.Info("agent: Envoy starts, with its defaults for statistics, tracing and limits", slog.String("command", cmd.String()))
 	if err := cmd.Start(); err != nil {
@@ -249,12 +249,12 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 	return cmd, nil
 }
 
-// admin returns a URL of the Envoy's admin interface.
+// admin returns a URL of Envoy's admin interface.
 func (p *proxy) admin(path string) string {
 	return fmt.Sprintf("http://127.0.0.1:%d%s", p.cfg.Envoy.AdminPort, path)
 }
 
-// drain has the Envoy tell its clients to go elsewhere: those that come in, or all of them at a gateway.
+// drain makes Envoy tell its clients to reconnect elsewhere: inbound clients, or at a gateway all of them.
 func (p *proxy) drain(ctx context.Context) {
 	query := "?inboundonly&graceful&skip_exit"
 	if p.role == "router" {
@@ -266,7 +266,7 @@ func (p *proxy) drain(ctx context.Context) {
 	}
 }
 
-// serveReady answers for the agent and the Envoy: that has to be live, and to have accepted configuration of the control plane.
+// serveReady reports whether the agent is ready and Envoy is live with configuration from the control plane.
 func (p *proxy) serveReady(agent http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := p.ready(r.Context()); err != nil {

@@ -49,7 +49,7 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 	}
 	parts := []func(context.Context) error{socket.Run}
 	if l != nil {
-		defer l.Close() // if it is never served
+		defer l.Close() // in case it is never served
 		parts = append(parts, func(ctx context.Context) error {
 			return caserver.Serve(ctx, l, caserver.ServeOptions{Handler: status, Plaintext: true, Logger: log})
 		})

@@ -14,8 +14,8 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
-// flexvolume is the driver of FlexVolumes. The kubelet calls it with init, with mount, a path and options in JSON,
-// and with unmount and the path. It answers other calls with "Not supported".
+// flexvolume is the FlexVolume driver. The kubelet calls it with init, with mount, a path and options in JSON, and
+// with unmount and the path. It answers other calls with "Not supported".
 func flexvolume(args, environ []string, out io.Writer) error {
 	answer := map[string]any{"status": "Success"}
 	s, err := program.Daemon{Variables: variables}.Read(environ)
@@ -39,8 +39,8 @@ func flexvolume(args, environ []string, out io.Writer) error {
 	return err
 }
 
-// mountVolume notes the pod of a volume, and mounts at a path what the pod sees: its handle, in the file id, and the
-// folder connect with the socket of the agent.
+// mountVolume records the pod of a volume, and mounts its files at path: the handle, in the file id, and the
+// directory connect with the agent's socket.
 func mountVolume(s program.Settings, path, options string) error {
 	var pod struct {
 		Name      string `json:"kubernetes.io/pod.name"`
@@ -53,7 +53,7 @@ func mountVolume(s program.Settings, path, options string) error {
 	if !strings.Contains(path, "/pods/"+pod.UID+"/") {
 		return fmt.Errorf("the path %q is not one of the pod %q, whose UID is %q", path, pod.Name, pod.UID)
 	}
-	if err := unmountVolume(s, path); err != nil { // what a call before has left
+	if err := unmountVolume(s, path); err != nil { // left by an earlier call
 		return err
 	}
 	handle, err := nodeagent.Volumes(s.Text("VOLUMES_DIR")).Add(path, pod.Namespace, pod.Name)
@@ -61,7 +61,7 @@ func mountVolume(s program.Settings, path, options string) error {
 		return err
 	}
 	seen := filepath.Join(s.Text("VOLUMES_DIR"), handle, "mount")
-	err = cmp.Or( // in this order; each is tried, and all of them are undone
+	err = cmp.Or( // attempt each in this order; undo all after a failure
 		os.MkdirAll(path, 0o750),
 		os.MkdirAll(filepath.Join(seen, "connect"), 0o755), // each user in the pod may enter
 		bind(seen, path),
@@ -73,7 +73,7 @@ func mountVolume(s program.Settings, path, options string) error {
 	return nil
 }
 
-// unmountVolume takes away what is mounted at a path, if anything is, and forgets the volume.
+// unmountVolume unmounts the volume at a path, if any, and forgets it.
 func unmountVolume(s program.Settings, path string) error {
 	if err := errors.Join(unbind(filepath.Join(path, "connect")), unbind(path)); err != nil {
 		return err

@@ -1,8 +1,8 @@
-// Athenz-agent is the identity agent of a Kubernetes node: the pods of the node take their identities of Athenz from
-// it, over a Unix socket. It asks the kubelet what a pod is, has an identity document signed, and registers the pod
+// Athenz-agent is the identity agent of a Kubernetes node: the node's pods obtain their Athenz identities from it
+// over a Unix socket. For each pod it asks the kubelet, obtains a signed identity document, and registers the pod
 // with ZTS.
 //
-// Environment variables configure it, which -help lists; README.md has the others beside it.
+// Environment variables configure it: -help lists them, and README.md has more.
 //
 // "athenz-agent flexvolume" is the driver by which the kubelet mounts the socket into pods.
 package main

@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// bind mounts a folder at a path, too, where it cannot be written to.
+// bind mounts a directory read-only at a second path.
 func bind(folder, path string) error {
 	err := syscall.Mount(folder, path, "", syscall.MS_BIND, "")
 	if err == nil {
@@ -16,7 +16,7 @@ func bind(folder, path string) error {
 	return os.NewSyscallError("mount "+folder+" at "+path, err)
 }
 
-// unbind takes away what is mounted at a path. Nothing there is no error.
+// unbind unmounts the path. It is no error if nothing is mounted there.
 func unbind(path string) error {
 	const noFollow = 8 // UMOUNT_NOFOLLOW
 	err := syscall.Unmount(path, noFollow)

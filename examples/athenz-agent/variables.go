@@ -5,7 +5,7 @@ import (
 	"github.com/svidkit/svidkit/internal/settings"
 )
 
-const athenzs, cluster, here = "Athenz", "cluster configuration", "this program" // where names come from
+const athenzs, cluster, here = "Athenz", "cluster configuration", "this program" // origins of names
 
 var variables = []settings.Variable{
 	program.Provider,

@@ -1,7 +1,8 @@
-// Athenz-provider is the provider that ZTS, Athenz's certificate authority, asks whether a pod of Kubernetes is what
-// its identity document says, and the signing service that signs the documents for the agents of the nodes.
+// Athenz-provider is the provider and the signing service of Athenz on Kubernetes. ZTS, Athenz's certificate
+// authority, asks the provider whether a pod matches its identity document; the signing service signs these documents
+// for the nodes' agents.
 //
-// Environment variables configure it, which -help lists; README.md has the others beside it.
+// Environment variables configure it: -help lists them, and README.md has more.
 package main
 
 import (

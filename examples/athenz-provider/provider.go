@@ -75,7 +75,7 @@ func serve(ctx context.Context, s program.Settings, out io.Writer, log *slog.Log
 	if err != nil {
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
-		_ = program.Together(ended, parts...) // which closes the ports that are open
+		_ = program.Together(ended, parts...) // closes the ports that are open
 		return err
 	}
 	return program.Together(ctx, parts...)
@@ -99,7 +99,7 @@ func serving(l net.Listener, o caserver.ServeOptions) func(context.Context) erro
 	return func(ctx context.Context) error { return caserver.Serve(ctx, l, o) }
 }
 
-// required returns an error for what is not set, and the variables that name files of CA certificates.
+// required returns an error for missing settings, and the variables that name files of CA certificates.
 func required(s program.Settings) (roots []string, err error) {
 	roots, needed := []string{"SERVICE_CA_CERT"}, []string{"PROVIDER_SERVICE"}
 	if s.Text("PROVIDER_ADDR") != program.Off {
@@ -128,7 +128,7 @@ func required(s program.Settings) (roots []string, err error) {
 	return roots, err
 }
 
-// keys are those that documents are signed and verified with.
+// keys sign and verify documents.
 type keys struct {
 	s        program.Settings
 	signer   athenz.Signer
@@ -150,10 +150,10 @@ func newKeys(s program.Settings) (*keys, error) {
 	return k, k.check()
 }
 
-// check signs a document that is never used, and verifies it if there are both.
+// check signs a throwaway document, and verifies it if there are both keys.
 func (k *keys) check() error {
 	if k.s.Text("SIGNING_ADDR") == program.Off {
-		return nil // what the nodes present will show it
+		return nil // the first real document will show it
 	}
 	text, err := k.signer.SignDocument(context.Background(), athenz.PodSubject{
 		Namespace: "default", Pod: "none", Service: athenzname.Service{Domain: "default",
@@ -210,7 +210,7 @@ func newSigning(s program.Settings, signer athenz.Signer, log *slog.Logger) (htt
 	return athenz.NewSigningHandler(signer, nodes, log)
 }
 
-// rootsFile is a file of CA certificates, which is read each time. It is a [spiffe.BundleSource].
+// rootsFile is a file of CA certificates, read at each use. It is a [spiffe.BundleSource].
 type rootsFile struct {
 	td   spiffe.TrustDomain
 	path string
@@ -224,11 +224,11 @@ func (r rootsFile) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return program.ReadBundle(td, r.path)
 }
 
-// serverTLS asks for client certificates, which the handler judges, and takes its own anew for each handshake. While
-// it cannot be had, as when files are being replaced, the last one stays until it expires.
+// serverTLS requests client certificates, which the handler verifies, and reads its own certificate for each
+// handshake. If reading fails, as while files are being replaced, it serves the last one until that expires.
 func serverTLS(own certificate) *tls.Config {
 	var mu sync.Mutex
-	last, _ := own() // an error comes again below
+	last, _ := own() // an error returns with the first handshake
 	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			c, err := own()
@@ -243,7 +243,7 @@ func serverTLS(own certificate) *tls.Config {
 		}}
 }
 
-// certificate returns the program's own.
+// certificate returns the program's own certificate.
 type certificate func() (*pki.Credential, error)
 
 // readPair reads CERT_FILE and KEY_FILE.
@@ -258,7 +258,7 @@ func readPair(s program.Settings) (*pki.Credential, error) {
 	return c, err
 }
 
-// ownCertificate returns what has the certificate of the program, and the parts of the program that renew it.
+// ownCertificate returns the source of the program's certificate, and the parts of the program that renew it.
 func ownCertificate(s program.Settings, log *slog.Logger) (own certificate, parts []func(context.Context) error,
 	err error) {
 	if s.Text("SERVICE_KEY_DIR") == "" {
@@ -282,7 +282,8 @@ func ownCertificate(s program.Settings, log *slog.Logger) (own certificate, part
 	return own, []func(context.Context) error{m.Run}, nil
 }
 
-// byServiceKey returns the manager of a certificate that ZTS issues for the key that the service has registered there.
+// byServiceKey returns the manager of a certificate that ZTS issues for the key that the service has registered
+// there.
 func byServiceKey(s program.Settings, log *slog.Logger) (*secretcache.Manager, error) {
 	data, err1 := os.ReadFile(filepath.Join(s.Text("SERVICE_KEY_DIR"), "service.key"))
 	version, err2 := os.ReadFile(filepath.Join(s.Text("SERVICE_KEY_DIR"), "service.version"))
@@ -290,7 +291,7 @@ func byServiceKey(s program.Settings, log *slog.Logger) (*secretcache.Manager, e
 	if err = cmp.Or(err1, err2, err); err != nil {
 		return nil, fmt.Errorf("service.key and service.version: %w", err)
 	}
-	service, _ := athenzname.ParseService(s.Text("PROVIDER_SERVICE")) // it was checked
+	service, _ := athenzname.ParseService(s.Text("PROVIDER_SERVICE")) // already checked
 	token := athenz.ServiceToken{Service: service, KeyID: strings.TrimSpace(string(version))}
 	sign := func(context.Context) (string, error) { return athenz.SignServiceToken(token, key) }
 	_, err1 = sign(context.Background())
@@ -304,7 +305,7 @@ func byServiceKey(s program.Settings, log *slog.Logger) (*secretcache.Manager, e
 	if err = cmp.Or(err1, err2, err); err != nil {
 		return nil, err
 	}
-	newKey := func() (crypto.Signer, error) { return key, nil } // the one that is registered
+	newKey := func() (crypto.Signer, error) { return key, nil } // the registered key
 	return secretcache.New(secretcache.Config{Expect: want, CommonName: service.String(), CA: zts, NewKey: newKey,
 		Logger: log})
 }

@@ -1,7 +1,7 @@
-// Athenz-sia is the client in a pod: as an init container it gets the first identity from the agent of the node, and
-// as a sidecar it keeps it fresh, in files that the other containers read.
+// Athenz-sia is the Athenz client in a pod: as an init container it obtains the first identity from the node's agent,
+// and as a sidecar it keeps it fresh, in files that the other containers read.
 //
-// Environment variables configure it, which -help lists; README.md has the others beside it.
+// Environment variables configure it: -help lists them, and README.md has more.
 package main
 
 import (

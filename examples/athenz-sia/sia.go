@@ -18,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/health"
 )
 
-// serve gets the first identity, or keeps it fresh until ctx is done.
+// serve obtains the first identity, or keeps it fresh until ctx is done.
 func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Logger) error {
 	interval, err := time.ParseDuration(v.Text("REFRESH_INTERVAL"))
 	if err != nil {
@@ -40,7 +40,7 @@ func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Log
 	}
 	if v.Text("MODE") == "init" {
 		if i, err := s.Identity(); err == nil {
-			// the agent gives none a second time
+			// The agent gives no first identity twice.
 			log.Info("the files have an identity that is still valid", slog.Any("identity", i))
 			return nil
 		}

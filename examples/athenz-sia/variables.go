@@ -10,7 +10,7 @@ import (
 	"github.com/svidkit/svidkit/internal/settings"
 )
 
-const athenzs, here = "Athenz", "this program" // where names come from
+const athenzs, here = "Athenz", "this program" // origins of names
 
 var variables = []settings.Variable{
 	program.Var("MODE", "init", "init gets the first identity and ends, refresh keeps it fresh", athenzs,

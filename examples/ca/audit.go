@@ -20,7 +20,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
 
-// verifyAudit verifies an audit log, with the files that were moved away, and its end by what -audit-head has of it.
+// verifyAudit verifies an audit log with its rotated files, and its end by the hash that -audit-head holds.
 func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
 	head, err := o.readHead()
 	if err == nil && head == "" && o.auditHead != "" {
@@ -75,7 +75,7 @@ func reopenAudit(ctx context.Context, signals <-chan os.Signal, a *caconfig.Auth
 	}
 }
 
-// readHead returns what -audit-head has.
+// readHead returns the hash that -audit-head holds.
 func (o *options) readHead() (string, error) {
 	if o.auditHead == "" {
 		return "", nil
@@ -84,11 +84,11 @@ func (o *options) readHead() (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// headEvery is how often -audit-head gets the hash of the last line of the audit log, if it is another one.
+// headEvery is how often the hash of the audit log's last line is copied to -audit-head, if it has changed.
 const headEvery = time.Second
 
-// keepHead keeps that hash there until ctx is done. One that is not in the log is proof that lines were cut off, and
-// stays.
+// keepHead keeps that hash up to date until ctx is done. It does not overwrite a hash that is missing in the log:
+// that hash proves that lines were cut off.
 func (o *options) keepHead(ctx context.Context, a *caconfig.Authority, log *slog.Logger) {
 	written, err := o.readHead()
 	if err == nil && written != "" {
@@ -127,8 +127,8 @@ func (o *options) writeHead(hash string) error {
 	return os.Rename(next, o.auditHead)
 }
 
-// missingRoot says which root is newer than the one that signs by the audit log beside the store, and not in the
-// store, as after a restore. It looks at the last two files; what cannot be read says nothing.
+// missingRoot compares the audit log with the store, and names a root that is newer than the signing one but missing
+// in the store, as after a restore. It reads the last two files, and ignores files that it cannot read.
 func (o *options) missingRoot(a *caconfig.Authority) string {
 	if a.Own == nil || o.AuditLog == "none" {
 		return ""
@@ -145,7 +145,7 @@ func (o *options) missingRoot(a *caconfig.Authority) string {
 		lines := bufio.NewScanner(f)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
-			// the first member is a time, and most lines are of certificates
+			// The first member is a time, and most lines are about certificates.
 			_, rest, _ := bytes.Cut(lines.Bytes(), []byte{','})
 			var e ca.KeyEvent
 			if !bytes.HasPrefix(rest, []byte(`"event":`)) || json.Unmarshal(lines.Bytes(), &e) != nil ||

@@ -25,8 +25,8 @@ import (
 )
 
 // demo starts a server on free ports, takes certificates over both APIs, replaces the root with the operator's
-// command, and goes on taking certificates and checking old ones until the new root signs. Its error is the first
-// failure. The server knows a new root for the time of propagation before the root signs.
+// command, and keeps taking and verifying certificates until the new root signs. It fails at the first failure. The
+// server publishes a new root for the time of propagation before the root signs.
 func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "svidkit-ca-demo")
 	if err != nil {
@@ -61,24 +61,24 @@ func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration,
 	return v.audit()
 }
 
-// visitor is the workloads, the proxies and the operator of the demo.
+// visitor plays the workloads, the proxies and the operator of the demo.
 type visitor struct {
 	*options
 	out    io.Writer
 	begun  time.Time
 	ca     *caconfig.Authority
 	at     caserver.Listeners
-	secret string         // which tokens begin with
-	bundle *spiffe.Bundle // as the endpoint gave it last
+	secret string         // prefix of tokens
+	bundle *spiffe.Bundle // the latest from the endpoint
 	leaves []*x509.Certificate
-	signed map[string]bool // by the serial numbers of roots
+	signed map[string]bool // by the roots' serial numbers
 }
 
 func (v *visitor) say(format string, args ...any) {
 	fmt.Fprintf(v.out, "%5.1fs  %s\n", time.Since(v.begun).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// visit is the demo while the server runs.
+// visit runs the demo while the server runs.
 func (v *visitor) visit(ctx context.Context) error {
 	announce(v.out, v.Config, v.ca, v.at)
 	v.bundle = v.ca.Bundle() // a client has it from root-cert.pem
@@ -130,8 +130,8 @@ func (v *visitor) visit(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// round gets the bundle, takes certificates over both APIs, and verifies all certificates so far by the bundle. It
-// says when another root signs.
+// round fetches the bundle, takes certificates over both APIs, and verifies all certificates so far by the bundle. It
+// reports when another root signs.
 func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certificate, err error) {
 	if err := v.fetch(ctx); err != nil {
 		return nil, nil, err
@@ -158,7 +158,7 @@ func (v *visitor) round(ctx context.Context) (web *spiffe.SVID, db *x509.Certifi
 	return web, db, nil
 }
 
-// fetch gets the bundle from its endpoint, which proves its identity by the bundle of before.
+// fetch fetches the bundle from its endpoint, and verifies the endpoint by the previous bundle.
 func (v *visitor) fetch(ctx context.Context) error {
 	b, err := federation.Fetch(ctx, federation.Relationship{
 		TrustDomain: v.CA.TrustDomain, URL: "https://" + v.at.Bundle.Addr().String() + "/",
@@ -178,7 +178,7 @@ func (v *visitor) fetch(ctx context.Context) error {
 	return nil
 }
 
-// istio takes a certificate over Istio's API, as an agent does: by a token, or by the certificate of own.
+// istio takes a certificate over Istio's API, as an agent does, with a token or with own as client certificate.
 func (v *visitor) istio(ctx context.Context, token string, own *spiffe.SVID) (*spiffe.SVID, error) {
 	client := newClient(v.bundle, own)
 	defer client.CloseIdleConnections()
@@ -231,7 +231,7 @@ func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
 	return chain[0], chain[0].VerifyHostname(name)
 }
 
-// audit finds each certificate in the audit log, after the server has ended.
+// audit looks up each certificate in the audit log, after the server has ended.
 func (v *visitor) audit() error {
 	log, err := os.ReadFile(v.AuditLog)
 	if err != nil {
@@ -256,7 +256,7 @@ func newRequest(names ...pki.SAN) (crypto.Signer, *pki.CSR, error) {
 	return key, csr, err
 }
 
-// newClient returns a client that trusts the server by the roots of b. It presents own, if there is one.
+// newClient returns a client that verifies the server by the roots of b, and presents own if that is not nil.
 func newClient(b *spiffe.Bundle, own *spiffe.SVID) *http.Client {
 	cfg := &tls.Config{RootCAs: b.CertPool(), ServerName: "localhost", MinVersion: tls.VersionTLS13}
 	if own != nil {

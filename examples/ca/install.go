@@ -19,7 +19,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// layout is how the objects of an installation are named.
+// layout names the objects of an installation.
 type layout struct {
 	configMap, anchors string // a ConfigMap, and the key in it
 	secret, secretType string
@@ -27,8 +27,8 @@ type layout struct {
 	der                bool   // the private key is DER
 }
 
-// layouts are the forms of Linkerd's issuer credentials: the two of its identity service, and that of the design of
-// the protocol, whose private key is DER.
+// layouts are the forms of Linkerd's issuer credentials: two of its identity service, and the first design's, whose
+// private key is DER.
 var layouts = map[string]layout{
 	"kubernetes.io/tls": {"linkerd-identity-trust-roots", "ca-bundle.crt", "linkerd-identity-issuer",
 		"kubernetes.io/tls", "tls.crt", "tls.key", false},
@@ -44,10 +44,9 @@ const (
 	anchorLife = 3650 * 24 * time.Hour
 )
 
-// install prints a ConfigMap with the trust anchors of a mesh, a Secret with an issuer below them, the service
-// account that alone may read that, with a Role for it, and the identity service. The trust anchor is that in the
-// folder dir, and made there if the folder is empty: its key is needed again for the next issuer, and for nothing
-// else.
+// install prints a ConfigMap with a mesh's trust anchors, a Secret with an issuer below them, the service account
+// that alone may read the Secret, its Role, and the identity service. It takes the trust anchor in dir, and makes one
+// if dir is empty. The anchor's key is needed again only for the next issuer.
 func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time.Duration,
 	identity program.Manifest) error {
 	l, ok := layouts[scheme]
@@ -159,7 +158,7 @@ func indent(text []byte) string {
 	return b.String()
 }
 
-// openAnchor returns the trust anchor in the folder, and makes one if there is none.
+// openAnchor returns the trust anchor in the directory, and makes one if there is none.
 func openAnchor(dir string, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -209,8 +208,8 @@ func openAnchor(dir string, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, 
 	return issuer, nil
 }
 
-// makeAnchor makes a trust anchor. The key is written first: a folder that has a key alone is one in which this was
-// interrupted.
+// makeAnchor makes a trust anchor. It writes the key first: a directory with only a key shows an interrupted
+// makeAnchor.
 func makeAnchor(root *os.Root, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, error) {
 	key, err := pki.NewKey(pki.ECDSAP256)
 	if err != nil {

@@ -1,30 +1,30 @@
-// Ca is a certificate authority: a program that serves the certificate APIs of Istio and of Linkerd, the bundle
-// endpoint of SPIFFE federation, metrics and health, from one CA.
+// Ca is a certificate authority that serves the certificate APIs of Istio and of Linkerd, the bundle endpoint of
+// SPIFFE federation, metrics and health.
 //
 //	go run ./examples/ca
 //
-// Without flags it runs in development mode: it keeps a self-signed CA in the user's home, one for each trust domain,
-// listens on 127.0.0.1, and trusts the name in any token that has the secret in a file there. What it signs lasts an
-// hour at most, also if a request names more. An agent becomes spiffe://cluster.local/ns/demo/sa/web with
+// Without flags it runs in development mode: it keeps a self-signed CA for each trust domain in the user's home,
+// listens on 127.0.0.1, and trusts the name in any token that begins with the secret in a file there. Certificates
+// last an hour at most, even if a request asks for more. An agent becomes spiffe://cluster.local/ns/demo/sa/web with
 //
 //	go run ./examples/agent
 //
-// or, if it is Istio's, with the variables in the file agent.env and the token that the printed command makes.
+// or, if it is Istio's, with the variables in the file agent.env and a token from the printed command.
 //
-// In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and has the API
-// server judge the tokens of service accounts; -istio-addr=:15012 and the like open the ports to others. A CA that
-// was plugged in is found in -root-ca-dir, as with Istio. With -external-ca the signers of the cluster sign instead.
+// In a cluster, -kubernetes keeps the CA in the Secret istio-ca-secret, which all replicas share, and lets the API
+// server review service account tokens; -istio-addr=:15012 and the like open the ports to others. A plugged-in CA is
+// read from -root-ca-dir, as with Istio. With -external-ca the cluster's signers sign instead.
 //
 // A caller of Istio's API is authenticated by the first of these that it presents, in the order of Istio's CA: a
-// certificate of the CA, or of the roots in -client-roots; a token of the OpenID Connect issuer in -jwt-rule; the
-// token of a service account, which the API server judges; the header x-forwarded-client-cert of a gateway in
-// -trusted-gateway-cidr, whose last element counts; a token of the issuer that signed this server's own, for a CA
-// outside the cluster. With -jwt-rule alone the CA needs no cluster, and is not in development mode; Linkerd's API
-// needs -kubernetes. A gateway's own certificate never authenticates what it forwards, and while a root is tainted
-// what a gateway says counts for nothing.
+// certificate of the CA, or of the roots in -client-roots; a token of the OpenID Connect issuer in -jwt-rule; a
+// service account token, which the API server reviews; the last element of the header x-forwarded-client-cert from a
+// gateway in -trusted-gateway-cidr; a token of the issuer of this server's own token, for a CA outside the cluster.
+// With only -jwt-rule the CA needs no cluster, and does not run in development mode; Linkerd's API needs -kubernetes.
+// A gateway's own certificate never authenticates the requests that it forwards, and while a root is tainted, the
+// gateway's header is ignored.
 //
-// The first start makes a CA in the default folder. Elsewhere, in the Secret too, that takes -create: an empty store
-// may be a volume that is not mounted. Folders and files that other users can change are refused.
+// The first start makes a CA in the default directory. In any other store, including the Secret, that takes -create:
+// an empty store may be a volume that is not mounted. Directories and files that other users can change are refused.
 //
 // -help lists the flags. One with a name in brackets can also be set by that environment variable, as with Istio's
 // CA; the flag wins. Other variables are not read. The exit code is 2 if a flag or variable is wrong, and 1 after any
@@ -58,22 +58,21 @@
 // A backup is a copy of the store: of the folder -state-dir/ca, or of the Secret. It holds the private keys. To
 // restore it, stop all replicas, put it back, and start them.
 //
-// Everything that is signed, by the server or by a command, has a line in the audit log before it leaves, and so has
-// every change of keys; package auditlog documents the lines. A full or slow disk holds the CA up, and /ready says
-// so.
+// The audit log gets a line for each signature before it leaves, by the server or by a command, and for each change
+// of keys; package auditlog documents the lines. A full or slow disk stops the CA from signing, and /ready says so.
 //
 // # For Linkerd
 //
-// With a SCHEME, -install takes the trust anchor in the folder -anchor-dir, or makes one, makes an issuer of
-// -issuer-ttl below it, and prints for kubectl apply a ConfigMap, a Secret, and the identity service with its
-// account. SCHEME is kubernetes.io/tls or linkerd.io/tls, the two forms in which Linkerd's identity service reads its
-// credentials, or design, with the names of the first design and a key in DER. The key of the anchor stays in the
-// folder, which belongs outside the cluster. A CA whose -root-ca-dir is the volume of that Secret signs with the
-// issuer, and takes over the next one without a restart.
+// With a SCHEME, -install takes the trust anchor in -anchor-dir, or makes one, makes an issuer of -issuer-ttl below
+// it, and prints for kubectl apply a ConfigMap, a Secret, and the identity service with its account. SCHEME is
+// kubernetes.io/tls or linkerd.io/tls, the two forms that Linkerd's identity service reads, or design, with the names
+// of the first design and a key in DER. The anchor's key stays in the directory, which belongs outside the cluster. A
+// CA whose -root-ca-dir is the volume of that Secret signs with the issuer, and takes over the next one without a
+// restart.
 //
-// With -kubernetes, issued certificates, a new issuer and refused files become events of the service account, or of
-// the Deployment linkerd-identity. The CA's service account needs the verb create for events; -linkerd-events=false
-// turns them off.
+// With -kubernetes, issued certificates, new issuers and refused files are recorded as Kubernetes Events of the
+// service account, or of the Deployment linkerd-identity. The CA's service account needs the verb create for events;
+// -linkerd-events=false turns them off.
 //
 // # For pods of Kubernetes 1.37
 //
@@ -132,7 +131,7 @@ func main() {
 	})
 }
 
-// message is an error in one line, without the name of package ca, which is that of the program.
+// message returns an error in one line, without the name of package ca, which is also the program's.
 func message(err error) string {
 	return strings.ReplaceAll(strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\n", "; "), "ca: "), ": ca: ", ": ")
 }
@@ -186,7 +185,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, in io.R
 // options are the flags of the program.
 type options struct {
 	*caconfig.Config
-	command  string // what to do instead of serving: the name of its flag
+	command  string // to run instead of serving: the name of its flag
 	argument string // of the command
 	id       spiffe.ID
 	ttl      time.Duration
@@ -206,7 +205,7 @@ type options struct {
 	pods pods
 }
 
-// parse reads the environment, then the flags.
+// parse parses the environment, then the flags.
 func parse(args []string, getenv func(string) string, out io.Writer) (o *options, err error) {
 	o = &options{manifest: program.Manifest{Text: manifest}}
 	fs := flag.NewFlagSet("ca", flag.ContinueOnError)
@@ -242,7 +241,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	showVersion := fs.Bool("version", false, "print the version, and end")
 	o.Config, err = caconfig.Parse(fs, args, getenv)
-	if *showVersion { // whatever the environment says
+	if *showVersion { // whatever the environment holds
 		return &options{command: "version"}, nil
 	}
 	if err != nil {
@@ -320,7 +319,7 @@ var help = program.Help{
 const warning = `*** DEVELOPMENT ONLY: any program that can read the file of the secret gets a certificate for any name, of
 *** one hour. Use -kubernetes or -jwt-rule for everything else.`
 
-// announce says where everything is.
+// announce prints where everything is.
 func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caserver.Listeners) {
 	if c.Development() {
 		fmt.Fprintln(out, warning)

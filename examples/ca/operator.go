@@ -15,14 +15,14 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-// do carries out one command against the store. A server that runs on the same store sees what was
-// changed within -refresh-hint at the latest, and usually within 30 seconds.
+// do runs a command against the store. A server on the same store sees the change within -refresh-hint, and usually
+// within 30 seconds.
 func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	var csr *pki.CSR
 	if o.command == "verify-audit" {
 		return o.verifyAudit(in, out)
 	}
-	if o.command == "once" { // before there is a CA for a request that is none
+	if o.command == "once" { // a malformed request fails before there is a CA
 		if o.argument != "-" {
 			f, err := os.Open(o.argument)
 			if err != nil {
@@ -48,7 +48,7 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	wait, late := 30*time.Second, "the store does not answer"
 	if o.ExternalCA != "" {
-		// it has a minute
+		// The signer has a minute.
 		if wait, late = 75*time.Second, "the signer of the cluster does not answer"; o.command != "once" {
 			return program.Misused("with -external-ca the keys are the cluster's; there is only -once")
 		}
@@ -118,10 +118,10 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// wouldSign refuses what no CA with these flags signs, before there is one: a command that fails writes nothing.
+// wouldSign refuses requests that no CA with these flags signs, before a CA exists: a failed command writes nothing.
 func (o *options) wouldSign(ctx context.Context, r ca.Request, token ca.JWTRequest) error {
 	cfg := o.CA
-	cfg.Rotation.KeyAlgorithm = "" // RSA takes its time
+	cfg.Rotation.KeyAlgorithm = "" // RSA keys take long to make
 	if o.command != "once" && o.command != "jwt" {
 		return nil
 	}
@@ -134,7 +134,7 @@ func (o *options) wouldSign(ctx context.Context, r ca.Request, token ca.JWTReque
 	return err
 }
 
-// follows says what becomes of a tainted root whose successor was revoked.
+// follows describes the future of a tainted root whose successor was revoked.
 func (o *options) follows(s ca.Status, out io.Writer) {
 	for _, k := range s.Roots {
 		if k.Phase == ca.Distributing {
@@ -149,7 +149,7 @@ func (o *options) follows(s ca.Status, out io.Writer) {
 	}
 }
 
-// advise adds the flag that helps to the error of a command.
+// advise adds the helpful flag to a command's error.
 func (o *options) advise(a *caconfig.Authority, err error) error {
 	if errors.Is(err, ca.ErrUnknownKey) {
 		return fmt.Errorf("%w; -status lists the serial numbers and key IDs", err)
@@ -158,7 +158,7 @@ func (o *options) advise(a *caconfig.Authority, err error) error {
 		if e.Granted > 0 && e.Asked > e.Granted {
 			err = fmt.Errorf("%w; -max-ttl is for more", err)
 		}
-		return err // which may be that of a signer of the cluster
+		return err // possibly an error of the cluster's signer
 	}
 	s := a.Own.Status()
 	for _, k := range append(s.Roots, s.JWTKeys...) {
@@ -169,7 +169,7 @@ func (o *options) advise(a *caconfig.Authority, err error) error {
 	return err
 }
 
-// readCSR reads a signing request until ctx is done, as an operator may be typing it.
+// readCSR reads a signing request until ctx is done: an operator may be typing it.
 func readCSR(ctx context.Context, in io.Reader) (*pki.CSR, error) {
 	var text []byte
 	read := make(chan error, 1)

@@ -16,7 +16,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// page returns what operators see at "/" of -admin-addr, until ctx is done.
+// page returns the page for operators at "/" of -admin-addr. It lives until ctx is done.
 func (o *options) page(ctx context.Context, a *caconfig.Authority) (http.Handler, error) {
 	p, err := statuspage.New("CA", statuspage.Part{Name: "ca", Source: authority{a, &o.pods, o.refusals},
 		Links: []string{"metrics", "ready", "status"}})
@@ -26,15 +26,15 @@ func (o *options) page(ctx context.Context, a *caconfig.Authority) (http.Handler
 	return p, err
 }
 
-// authority tells the state of a CA: its keys with what becomes of them, its store, its audit log, and the requests
-// of pods.
+// authority reports the state of a CA: its keys and their next steps, its store, its audit log, and the requests of
+// pods.
 type authority struct {
 	*caconfig.Authority
 	pods     *pods
 	refusals *refusals // nil for none
 }
 
-// refusals has the last refusals of the log, for the page.
+// refusals keeps the last refusals in the log, for the page.
 type refusals struct {
 	mu       sync.Mutex
 	attempts []report.Attempt
@@ -46,7 +46,7 @@ func (r *refusals) last() []report.Attempt {
 	return slices.Clone(r.attempts)
 }
 
-// noting is a handler that also keeps refusals.
+// noting is a log handler that also keeps refusals.
 type noting struct {
 	slog.Handler
 	kept *refusals
@@ -107,7 +107,7 @@ func (a authority) Report() (r report.Report) {
 	}
 	r.Upstreams = append(r.Upstreams, report.Upstream{Name: a.Where, OK: true, LastSuccess: h.Synced, Err: h.Store},
 		report.Upstream{Name: "audit log", OK: true, Err: h.Audit})
-	// The page begins with what the CA signs, and what it has refused and changed last.
+	// The page begins with the CA's certificates, and its last refusals and changes.
 	signs := report.Identity{Name: "certificates of " + s.TrustDomain.String(), Own: true, NotAfter: h.Until,
 		Err: h.Signing}
 	for _, k := range s.Roots {

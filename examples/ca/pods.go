@@ -16,7 +16,7 @@ import (
 type pods struct {
 	podcert.Options
 	path   string
-	signer *podcert.Signer // once there is one
+	signer *podcert.Signer // nil before Serve makes it
 }
 
 func (p *pods) define(fs *flag.FlagSet) {
@@ -30,7 +30,7 @@ func (p *pods) define(fs *flag.FlagSet) {
 		"requests of pods per `second` and namespace; less than 0: no limit")
 }
 
-// setPods has the server sign for pods, if the flags say so.
+// setPods makes the server sign for pods if the flags say so.
 func (o *options) setPods(fs *flag.FlagSet) (err error) {
 	p := &o.pods
 	switch {

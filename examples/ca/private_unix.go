@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// checkPrivate refuses a folder or file that another user owns or can read or change, for one that has a key.
+// checkPrivate refuses a directory or file with a key that another user owns, can read or can change.
 func checkPrivate(path string, info fs.FileInfo) error {
 	if owner := info.Sys().(*syscall.Stat_t).Uid; owner != 0 && int(owner) != os.Geteuid() {
 		return fmt.Errorf("%s belongs to user %d; run: chown %d %q", path, owner, os.Geteuid(), path)

@@ -1,14 +1,13 @@
-// Grpc shows grpc-go with identities from svidkit, in one process and about two seconds:
+// Grpc shows grpc-go with identities from svidkit, in one process:
 //
 //	cd examples/grpc && go run .
 //
-// It is a module of its own, as package spiffegrpc is, so that svidkit itself requires no gRPC. The identity of each
-// side is kept fresh by its source, and a policy says for each method which clients may call it.
+// It is a separate module, like package spiffegrpc, so that svidkit itself requires no gRPC. Each side's source keeps
+// its identity fresh, and a policy says for each method which clients may call it.
 //
-// A server answers health checks. One client may call Check, and may not list what there is to check; a client that
-// the server does not know is refused before its first call. Then an operator takes the first client out of the
-// policy while its connection is open, and the Governor ends the connection. At the end the server drains: health
-// checks say NOT_SERVING while calls are answered, and then it ends with the last of them.
+// A server answers health checks. One client may call Check but not List; a client that the server does not know is
+// refused before its first call. Then an operator removes the first client from the policy, and the Governor ends its
+// open connection. At the end the server drains: it reports NOT_SERVING while it answers the remaining calls.
 package main
 
 import (
@@ -77,7 +76,7 @@ func show(ctx context.Context, out io.Writer) error {
 		defer workloads[id].Close()
 	}
 
-	// The server: the policy can change while it runs, and the Governor sees to open connections.
+	// The server: the policy can change while it runs, and the Governor closes connections that it no longer allows.
 	var allow spiffe.LivePolicy
 	if err := allow.Set(spiffe.AllowIDs(web, ops)); err != nil {
 		return err
@@ -98,7 +97,7 @@ func show(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	logged := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-		peer, _ := spiffegrpc.PeerFromContext(ctx) // which unary has required
+		peer, _ := spiffegrpc.PeerFromContext(ctx) // unary has required a peer
 		fmt.Fprintln(out, "server:", info.FullMethod, "by", peer.ID())
 		return next(ctx, req)
 	}
@@ -126,7 +125,7 @@ func show(ctx context.Context, out io.Writer) error {
 	running.Go(func() { _ = server.Serve(listener) })
 	defer server.Stop()
 
-	// The clients say which server they expect at the address.
+	// Each client names the server that it expects at the address.
 	conns := make(map[spiffe.ID]*grpc.ClientConn)
 	for _, id := range []spiffe.ID{web, other, ops} {
 		self := workloads[id]
@@ -166,7 +165,7 @@ func show(ctx context.Context, out io.Writer) error {
 
 	check(ops)
 	draining.Store(true)
-	check(ops) // and goes elsewhere
+	check(ops) // the client must connect elsewhere
 	cut := time.AfterFunc(5*time.Second, server.Stop)
 	defer cut.Stop()
 	server.GracefulStop()

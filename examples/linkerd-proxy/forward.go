@@ -20,18 +20,18 @@ import (
 	"github.com/svidkit/svidkit/internal/tlsalert"
 )
 
-// target is where a request goes.
+// target is the destination of a request.
 type target struct {
 	endpoint
-	proven bool   // the connection has our certificate
-	client string // the identity that the application is told; "" for none
+	proven bool   // the connection presents our certificate
+	client string // the identity in l5d-client-id; "" for none
 
-	// orig is the version of HTTP that the request had before the client's proxy made HTTP/2 of it, "HTTP/1.1" or
-	// "HTTP/1.0", with an absolute URL or not; "" if it did not.
+	// orig is the request's HTTP version before the client's proxy upgraded it to HTTP/2, "HTTP/1.1" or "HTTP/1.0",
+	// with an absolute URL or not; "" without an upgrade.
 	orig     string
 	absolute bool
 
-	body io.Closer // of the request, as the server has it
+	body io.Closer // the server's body of the request
 }
 
 type targetKey struct{}
@@ -44,8 +44,7 @@ func (p *proxy) inboundHandler(conns *connections) http.Handler {
 		if s, ok := r.Context().Value(connKey{}).(*stream); ok && p.cfg.clientID {
 			to.client = s.client
 		}
-		// A CONNECT stays what it is: by HTTP/1 the connection to the application would be its tunnel, and be used
-		// again.
+		// A CONNECT stays HTTP/2: by HTTP/1 the connection to the application would become its tunnel, and be reused.
 		if text, ok := strings.CutPrefix(r.Header.Get(origProto), "HTTP/1."); ok && r.ProtoMajor == 2 &&
 			r.Method != http.MethodConnect {
 			minor, form, _ := strings.Cut(text, ";")
@@ -66,7 +65,7 @@ func (p *proxy) outboundHandler(conns *connections) http.Handler {
 			e, err = p.cfg.route(r.Context(), to)
 		}
 		if p.cfg.identity == nil {
-			e.identity = "" // and so none that a request could require
+			e.identity = "" // so that no request can require one
 		}
 		if required := r.Header.Values(requireID); err == nil && required != nil &&
 			(len(required) != 1 || required[0] != e.identity) {
@@ -78,8 +77,8 @@ func (p *proxy) outboundHandler(conns *connections) http.Handler {
 		}
 		to := target{endpoint: e}
 		if e.identity != "" {
-			// Once the certificate has expired, open connections that have it are used, and no new ones are made,
-			// unless those without one may be.
+			// After the certificate has expired, open connections with it stay in use. New ones are made only if they
+			// may go without one.
 			_, err := p.cfg.identity.Credential()
 			to.proven = err == nil || errors.Is(err, linkerdproxy.ErrExpired) && !p.cfg.anonymous
 		}
@@ -87,9 +86,8 @@ func (p *proxy) outboundHandler(conns *connections) http.Handler {
 	})
 }
 
-// stripped returns r for a target, without what only proxies may say, which is each header l5d-* but the count of
-// hops, and without what would end the reading of requests on the connection: after an upgrade to another HTTP, or to
-// TLS, further ones would pass unread.
+// stripped returns r for a target, without headers that only proxies may set (l5d-*, except the hop count), and
+// without an upgrade to another HTTP or to TLS: after an upgrade, further requests would pass unread.
 func stripped(r *http.Request, to target) *http.Request {
 	to.body = r.Body
 	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
@@ -110,8 +108,8 @@ func stripped(r *http.Request, to target) *http.Request {
 	return r
 }
 
-// hyphen returns the hyphen for what applications may take for it: with variables in the place of headers, as in CGI,
-// servers have an underscore for it, and some of them for each character that is not a letter or a digit.
+// hyphen returns the hyphen for characters that applications may read as one. Where headers become variables, as in
+// CGI, servers replace it by an underscore, and some replace every character that is not a letter or a digit.
 func hyphen(r rune) rune {
 	if '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' {
 		return r
@@ -119,14 +117,14 @@ func hyphen(r rune) rune {
 	return '-'
 }
 
-// reverse returns a handler that forwards requests to their target, as they are. Its connections are in conns.
+// reverse returns a handler that forwards requests to their target. It keeps its connections in conns.
 func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			to := r.In.Context().Value(targetKey{}).(target)
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", to.pool()
 			r.Out.Host = cmp.Or(r.In.Host, to.addr) // a client of HTTP/1.0 may have sent none
-			// here, as the client says by its header Connection what is removed before
+			// Set it here: the client's header Connection can remove earlier headers.
 			if to.client != "" {
 				r.Out.Header.Set(clientID, to.client)
 			}
@@ -137,7 +135,7 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 			}
 			n, _ := strconv.Atoi(r.In.Header.Get(hops))
 			r.Out.Header.Set(hops, strconv.Itoa(n+1))
-			r.Out.Trailer = nil // it could have what strip takes out
+			r.Out.Trailer = nil // a trailer could hold a header that stripped removes
 			for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 				if v, ok := r.In.Header[name]; ok {
 					r.Out.Header[name] = v
@@ -164,8 +162,8 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 			return
 		}
 		if r.Method == "PRI" || r.Method == http.MethodConnect && r.ProtoMajor == 1 {
-			// The application would take what follows on its connection for that of the tunnel, or of HTTP/2, and
-			// there other requests follow.
+			// The application would take the next bytes for the tunnel's, or for HTTP/2, but other requests follow on
+			// this connection.
 			w.Header().Set("Connection", "close")
 			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: no other protocol begins here by "+r.Method,
 				http.StatusNotImplemented)
@@ -179,10 +177,10 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 	})
 }
 
-// answered changes an answer on its way to the client.
+// answered modifies an answer on its way to the client.
 func answered(r *http.Response) error {
 	r.Header.Del(origProto)
-	// the client's proxy makes this version of the answer
+	// The client's proxy restores this version.
 	if r.Request.Context().Value(targetKey{}).(target).orig != "" {
 		r.Header.Set(origProto, fmt.Sprintf("HTTP/1.%d", r.ProtoMinor))
 	}
@@ -192,30 +190,29 @@ func answered(r *http.Response) error {
 	return nil
 }
 
-// fullDuplex forwards a request of HTTP/1 whose body may go on while it is answered. Without that the server reads
-// and closes the body when the answer begins, and the transport, which still reads it, gives up the connection that
-// the answer comes from. It is not for "Expect: 100-continue", where the server leaves the body alone and a client
-// may wait for the end of the answer before it sends one, and not for upgrades, after which there is no body.
+// fullDuplex forwards an HTTP/1 request whose body may continue during the answer. Otherwise the server reads and
+// closes the body when the answer begins, and the transport, which still reads it, drops the application's
+// connection. It does not apply to "Expect: 100-continue", where the server leaves the body alone and a client may
+// wait for the whole answer before it sends one, nor to upgrades, which have no body afterwards.
 func fullDuplex(forward http.Handler, w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	_ = rc.EnableFullDuplex()
 	forward.ServeHTTP(w, r)
 	_ = rc.Flush()
-	// A server that finds the body open may panic (golang/go#68560), and takes what follows a broken one for a
+	// A server that finds the body open may panic (golang/go#68560), and parses the rest of a broken one as a
 	// request.
 	if r.Body.Close() != nil {
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// written returns the path of a request as the client has written it, where net/url would write it in another way;
-// else "".
+// written returns the request's path as the client wrote it if net/url would write it differently, and otherwise "".
 func written(r *http.Request) string {
 	path, _, _ := strings.Cut(r.RequestURI, "?")
 	if path == r.URL.EscapedPath() || !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") {
 		return ""
 	}
-	// HTTP/2 can have them
+	// HTTP/2 allows these.
 	if strings.ContainsFunc(path, func(c rune) bool { return c <= ' ' || c == '#' || c == 0x7f }) {
 		return ""
 	}
@@ -232,14 +229,14 @@ func (p *proxy) fail(direction string, w http.ResponseWriter, err error) {
 	http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: "+err.Error(), http.StatusBadGateway)
 }
 
-// pool returns what net/http takes for a host: connections to one target are kept apart from those to others, and
-// those that prove our identity from those that do not.
+// pool returns the host under which net/http pools connections: targets have separate connections, and so have
+// connections with and without our identity.
 func (t target) pool() string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %v", t.addr, t.identity, t.serverName, t.proven))
 	return hex.EncodeToString(sum[:16]) + ".mesh:80"
 }
 
-// roundTripper sends a request by the version of HTTP that it came with, 1 or 2, or that it had at the client.
+// roundTripper sends a request by its HTTP version, 1 or 2, or by the version that it had at the client.
 type roundTripper [2]*http.Transport
 
 func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -248,7 +245,7 @@ func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if req.Body != nil {
 		// An answer of 300 and above, or one that ends early, stops the transport, which waits for its last Read of
-		// the body. The body that ReverseProxy gives it has a Close that does not end one.
+		// the body. Close of ReverseProxy's body does not end a Read.
 		req = req.WithContext(req.Context())
 		req.Body = struct {
 			io.Reader
@@ -258,8 +255,7 @@ func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	return r[1].RoundTrip(req)
 }
 
-// newTransport returns a transport for HTTP/1, or for HTTP/2 from the first byte. The address that it dials is that
-// of the target.
+// newTransport returns a transport for HTTP/1, or for HTTP/2 with prior knowledge. It dials the target's address.
 func (p *proxy) newTransport(http2 bool, conns *connections) *http.Transport {
 	t := &http.Transport{
 		Protocols:              new(http.Protocols),
@@ -289,8 +285,8 @@ func (p *proxy) newTransport(http2 bool, conns *connections) *http.Transport {
 	return t
 }
 
-// dial connects to an endpoint, with the TLS of the mesh if it has an identity. The first writes are those of package
-// tlsalert.
+// dial connects to an endpoint, with the mesh's TLS if the endpoint has an identity. The first writes go through
+// package tlsalert.
 func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections, first int32) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
@@ -301,7 +297,7 @@ func (p *proxy) dial(ctx context.Context, e endpoint, conns *connections, first 
 	if err != nil {
 		return nil, err
 	}
-	raw, err := conns.dial(ctx, e.addr, nil) // the inbound port of a proxy, which may be this one
+	raw, err := conns.dial(ctx, e.addr, nil) // the inbound port of a proxy, possibly of this one
 	if err != nil {
 		return nil, err
 	}

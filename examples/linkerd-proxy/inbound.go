@@ -17,19 +17,19 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// stream is an inbound connection after TLS, if there was any.
+// stream is an inbound connection after TLS, if it had any.
 type stream struct {
 	net.Conn
-	client string // its proven identity, or ""
+	client string // its verified identity, or ""
 }
 
-// CloseWrite says that nothing more follows.
+// CloseWrite ends the writing side.
 func (s *stream) CloseWrite() error { return closeWrite(s.Conn) }
 
-// accept decides what becomes of an inbound connection.
+// accept handles an inbound connection.
 func (p *proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 	_ = c.SetReadDeadline(time.Now().Add(detectTime))
-	// the end does not wait for first bytes
+	// Shutdown does not wait for first bytes.
 	defer context.AfterFunc(ready.ctx, func() { _ = c.SetReadDeadline(time.Now()) })()
 	first := make([]byte, 1)
 	n, err := c.Read(first)
@@ -62,10 +62,10 @@ func (p *proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 	p.hand(ctx, s, ready)
 }
 
-// recordHandshake is the first byte of a connection that begins with TLS.
+// recordHandshake is the first byte of a TLS connection.
 const recordHandshake = 22
 
-// plain has a connection without TLS.
+// plain handles a connection without TLS.
 func (p *proxy) plain(ctx context.Context, c *replayed, ready *queue) {
 	if p.cfg.requireTLS || p.cfg.requireIdentity {
 		p.refuse(c, "it is without TLS", nil)
@@ -76,7 +76,7 @@ func (p *proxy) plain(ctx context.Context, c *replayed, ready *queue) {
 	p.hand(ctx, &stream{Conn: c}, ready)
 }
 
-// passThrough has a connection whose TLS is not for this proxy.
+// passThrough handles a connection whose TLS is not for this proxy.
 func (p *proxy) passThrough(ctx context.Context, c *replayed) {
 	if p.cfg.requireTLS || p.cfg.requireIdentity || p.cfg.clientID {
 		p.refuse(c, "its TLS is not for the name of the proxy", nil)
@@ -89,7 +89,7 @@ func (p *proxy) passThrough(ctx context.Context, c *replayed) {
 
 // terminate does the handshake of a connection.
 func (p *proxy) terminate(ctx context.Context, c net.Conn) (*stream, error) {
-	if _, err := p.cfg.identity.Credential(); err != nil { // before anything is decoded
+	if _, err := p.cfg.identity.Credential(); err != nil { // before decoding anything
 		return nil, err
 	}
 	tc := tls.Server(c, p.cfg.identity.ServerConfig())
@@ -106,7 +106,7 @@ func (p *proxy) terminate(ctx context.Context, c net.Conn) (*stream, error) {
 	return &stream{Conn: tc, client: client}, nil
 }
 
-// hand gives a connection to net/http, or forwards it as it is.
+// hand passes a connection to net/http, or forwards it as it is.
 func (p *proxy) hand(ctx context.Context, s *stream, ready *queue) {
 	if p.cfg.opaque {
 		p.tunnel(ctx, s)
@@ -142,7 +142,7 @@ func (p *proxy) tunnel(ctx context.Context, c net.Conn) {
 }
 
 // relay copies bytes both ways until both sides are done, or nothing has come for an hour, or ctx is done. It closes
-// both.
+// both connections.
 func relay(ctx context.Context, c, app net.Conn) {
 	end := func() {
 		_ = c.Close()
@@ -158,8 +158,8 @@ func relay(ctx context.Context, c, app net.Conn) {
 	wg.Wait()
 }
 
-// pour copies from one connection to the other, and passes the end on. A failure ends both directions. Each part that
-// comes begins the time of idle anew.
+// pour copies from one connection to the other, and passes the end on. A failure ends both directions. Each read
+// restarts the timer idle.
 func pour(to, from net.Conn, idle *time.Timer) {
 	if _, err := io.Copy(to, heard{from, idle}); err != nil || closeWrite(to) != nil {
 		_ = to.Close()
@@ -167,7 +167,7 @@ func pour(to, from net.Conn, idle *time.Timer) {
 	}
 }
 
-// heard is a reader that tells when something comes.
+// heard is a reader that reports each read.
 type heard struct {
 	io.Reader
 	idle *time.Timer
@@ -200,10 +200,10 @@ func (s *switched) Close() error {
 	return s.ReadWriteCloser.Close()
 }
 
-// CloseWrite says that nothing more follows.
+// CloseWrite ends the writing side.
 func (s *switched) CloseWrite() error { return closeWrite(s.ReadWriteCloser) }
 
-// replayed is a connection of which some bytes were read before.
+// replayed is a connection with some bytes already read.
 type replayed struct {
 	net.Conn
 	before []byte
@@ -218,11 +218,11 @@ func (r *replayed) Read(p []byte) (int, error) {
 	return r.Conn.Read(p)
 }
 
-// CloseWrite says that nothing more follows.
+// CloseWrite ends the writing side.
 func (r *replayed) CloseWrite() error { return closeWrite(r.Conn) }
 
-// serverName reads a ClientHello, with the reader of crypto/tls. It returns the server name in it and all that was
-// read; ok is false if it was none.
+// serverName parses a ClientHello with crypto/tls. It returns the server name and all bytes read; ok is false if
+// there was no ClientHello.
 func serverName(c net.Conn) (name string, all []byte, ok bool) {
 	r := &recorder{Conn: c}
 	_ = tls.Server(r, &tls.Config{
@@ -237,7 +237,7 @@ func serverName(c net.Conn) (name string, all []byte, ok bool) {
 
 var errSeen = errors.New("the server name is known")
 
-// recorder keeps what is read, and writes nothing.
+// recorder records reads, and discards writes.
 type recorder struct {
 	net.Conn
 	read bytes.Buffer

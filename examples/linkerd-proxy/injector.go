@@ -27,9 +27,9 @@ import (
 //go:embed injector.yaml
 var injectorManifest string
 
-// runInjector is "linkerd-proxy inject": the webhook that gives pods with a proxy what the proxy needs for an
-// identity. Its files are read again for each connection and each review, so that new ones need no restart; a file
-// that cannot be used leaves the last one.
+// runInjector is "linkerd-proxy inject", the webhook that gives the proxies in pods an identity. It reads its files
+// again for each connection and each review, so that new ones need no restart; an unusable file leaves the last good
+// one in use.
 func runInjector(ctx context.Context, args []string, out, errOut io.Writer) error {
 	var addr, cert, key, anchors string
 	cfg := inject.Config{Mesh: linkerdname.Mesh{}, Logger: slog.New(slog.NewTextHandler(errOut, nil))}
@@ -86,8 +86,8 @@ func runInjector(ctx context.Context, args []string, out, errOut io.Writer) erro
 	}})
 }
 
-// ownPair is the certificate of the webhook and its key. What its files have takes the place of the last good one if
-// it can be used, and is valid or the last one is not.
+// ownPair is the webhook's certificate with its key. A new pair of files replaces the last good one if it is usable,
+// unless it is invalid while the last one is still valid.
 type ownPair struct {
 	cert, key string
 	log       *ratelog.Log
@@ -100,7 +100,7 @@ func (p *ownPair) read() error {
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	if _, err := pki.ParseCertificatesPEM(certs); err != nil { // crypto/tls passes over what is torn
+	if _, err := pki.ParseCertificatesPEM(certs); err != nil { // crypto/tls skips torn blocks
 		return fmt.Errorf("%s: %w", p.cert, err)
 	}
 	if _, err := pki.ParsePrivateKeyPEM(key); err != nil {

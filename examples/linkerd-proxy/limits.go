@@ -26,7 +26,7 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite says that nothing more follows, if the connection can.
+// CloseWrite ends the writing side if the connection supports that.
 func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
 
 func closeWrite(c io.Closer) error {
@@ -36,20 +36,20 @@ func closeWrite(c io.Closer) error {
 	return c.Close()
 }
 
-// connections are those of a server to others, which end with it: net/http keeps those that are idle, and cannot
-// close one whose last request is just ending.
+// connections are a server's outgoing connections, which end with it: net/http keeps idle ones, and cannot close one
+// whose last request is just ending.
 type connections struct {
-	over context.Context // of the server
+	over context.Context // done when the server ends
 	mu   sync.Mutex
 	open map[*counted]struct{}
 
-	http1 string    // the address that answered HTTP/2 with HTTP/1 last
-	until time.Time // and until when it is not asked again: net/http keeps a connection that has failed for seconds
+	http1 string    // the last address that answered HTTP/2 with HTTP/1
+	until time.Time // do not try HTTP/2 there before: net/http keeps a failed connection for seconds
 }
 
 var errHTTP1 = errors.New("it has answered HTTP/2 with HTTP/1 a moment ago")
 
-// asks returns an error for an address that is not to be asked by HTTP/2 now.
+// asks returns an error for an address that must not get HTTP/2 now.
 func (s *connections) asks(addr string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +59,7 @@ func (s *connections) asks(addr string) error {
 	return nil
 }
 
-// sniffed is a connection for HTTP/2 to an address.
+// sniffed is an HTTP/2 connection to an address.
 type sniffed struct {
 	net.Conn
 	of   *connections
@@ -78,7 +78,7 @@ func (c *sniffed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// dial connects for a client's request, and gives up when the server is over.
+// dial connects for a client's request, and gives up when the server ends.
 func (s *connections) dial(ctx context.Context, addr string, control func(network, address string,
 	c syscall.RawConn) error) (_ net.Conn, err error) {
 	release := func() {}
@@ -119,7 +119,7 @@ func (s *connections) dial(ctx context.Context, addr string, control func(networ
 	return c, nil
 }
 
-// close closes those that are open, below TLS, which would wait to say that it ends. The server is over already.
+// close closes the open connections below TLS, without waiting for close_notify. The server has already ended.
 func (s *connections) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,9 +128,8 @@ func (s *connections) close() {
 	}
 }
 
-// within counts a connection that is to be opened for a client in the budget of the process until release is called,
-// as if the client had opened it: by HTTP/2 one connection of a client can lead to a thousand. It fails beyond the
-// client's share.
+// within counts a connection for a client in the process's budget until release is called, as if the client had
+// opened it: one HTTP/2 connection of a client can lead to a thousand. It fails beyond the client's share.
 func within(client net.Conn) (release func(), err error) {
 	c, err := unixsocket.Limit(&pending{Conn: client}, 1, slog.New(slog.DiscardHandler)).Accept()
 	if err != nil {
@@ -139,8 +138,8 @@ func within(client net.Conn) (release func(), err error) {
 	return func() { _ = c.Close() }, nil
 }
 
-// pending stands for a connection that is not open yet and has the addresses of its client's. It is the listener that
-// accepts itself, once.
+// pending stands for a connection that is not open yet, with its client's addresses. It is a listener that accepts
+// itself once.
 type pending struct {
 	net.Conn
 	taken bool
@@ -159,14 +158,14 @@ func (r *pending) Addr() net.Addr { return r.LocalAddr() }
 // Close leaves the client's connection open.
 func (r *pending) Close() error { return nil }
 
-// underWay counts the requests that are under way, in total and of each address.
+// underWay counts requests under way, in total and for each address.
 type underWay struct {
 	mu  sync.Mutex
 	all int
 	of  map[string]int
 }
 
-// take counts n requests more, and reports whether there is room for them.
+// take adds n requests, and reports whether they are within the limits.
 func (u *underWay) take(from string, n int) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -183,14 +182,14 @@ func (u *underWay) take(from string, n int) bool {
 	return true
 }
 
-// within serves as next does, until the client has taken the answer, and refuses what there is no room for, without a
-// body that would wait for the client.
+// within serves like next, and holds the slots until the client has read the answer. Beyond the limits it answers
+// without a body, which would wait for the client.
 func (u *underWay) within(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from, _, _ := net.SplitHostPort(r.RemoteAddr)
 		n := 1
 		if r.ContentLength != 0 {
-			n = 2 // with the body that is on its way to the other side
+			n = 2 // with the body on its way to the other side
 		}
 		if !u.take(from, n) {
 			w.Header().Set("Retry-After", "1")
@@ -202,14 +201,14 @@ func (u *underWay) within(next http.Handler) http.Handler {
 	})
 }
 
-// inTime gives a client of HTTP/1 some time for each part of a body, and to send the rest of one that next has not
-// read: net/http reads it before the next request, without a limit. So a client that stops in the middle does not
-// keep its connection, or that to the application, where its proxy has made HTTP/2 of the request. By HTTP/1 a client
-// has long to take each part of the answer.
+// inTime limits the time of an HTTP/1 client for each part of a body, and for the rest of a body that next has not
+// read: net/http reads that before the next request, without a limit. So a client that stops halfway holds neither
+// its connection nor the application's, where its proxy has made HTTP/2 of the request. By HTTP/1 a client has long
+// to read each part of the answer.
 func inTime(next http.Handler, part, rest, long time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
-		http1 := r.ProtoMajor == 1 || r.Method == "PRI" // which net/http has as HTTP/2, on a connection of HTTP/1
+		http1 := r.ProtoMajor == 1 || r.Method == "PRI" // net/http calls it HTTP/2, on a connection of HTTP/1
 		if http1 {
 			w = &timedWriter{w, rc, long}
 			defer func() { _ = rc.SetWriteDeadline(time.Now().Add(long)) }()
@@ -218,7 +217,7 @@ func inTime(next http.Handler, part, rest, long time.Duration) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		// net/http looks at the body of its own, and ends the connection if a part of that was left
+		// net/http checks its own body, and ends the connection if a part of it is unread.
 		r = r.WithContext(r.Context())
 		r.Body = &timedBody{r.Body, rc, part}
 		next.ServeHTTP(w, r)
@@ -226,7 +225,7 @@ func inTime(next http.Handler, part, rest, long time.Duration) http.Handler {
 	})
 }
 
-// timedWriter is an answer of which the client has to take each part in time.
+// timedWriter is an answer with a time limit for each part.
 type timedWriter struct {
 	http.ResponseWriter
 	rc   *http.ResponseController
@@ -238,10 +237,10 @@ func (w *timedWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap serves http.ResponseController.
 func (w *timedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// timedBody is a body of which each part has to come in time.
+// timedBody is a body with a time limit for each part.
 type timedBody struct {
 	io.ReadCloser
 	rc   *http.ResponseController
@@ -251,7 +250,7 @@ type timedBody struct {
 func (b *timedBody) Read(p []byte) (int, error) {
 	_ = b.rc.SetReadDeadline(time.Now().Add(b.part))
 	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF { // the answer may take its time
+	if err == io.EOF { // the answer may take longer
 		_ = b.rc.SetReadDeadline(time.Time{})
 	}
 	return n, err

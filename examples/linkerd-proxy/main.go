@@ -1,21 +1,19 @@
-// Linkerd-proxy is a proxy beside a workload of a Linkerd mesh: it takes the certificate of the workload from the
-// mesh's identity service, carries the HTTP of its application to other workloads by mutual TLS, and theirs to it.
+// Linkerd-proxy is a proxy beside a workload of a Linkerd mesh: it obtains the workload's certificate from the mesh's
+// identity service, and carries HTTP by mutual TLS between its application and other workloads, both ways.
 //
 //	linkerd-proxy -app 127.0.0.1:8080 \
 //		-route voting.emojivoto:80=10.1.2.3:4143=voting.emojivoto.serviceaccount.identity.linkerd.cluster.local
 //
-// Environment variables configure the identity, as an injector sets them; -help lists them. Flags say where to listen
-// and what to forward. Where a request without a route goes is up to the destination service of the mesh, if the
-// environment names one; with -plaintext the others go to the address in their Host, without TLS, and else they are
-// answered with 502. Without the name of a workload in the environment the proxy has no identity, and forwards
-// without TLS both ways. The admin port answers /ready, /live and /metrics; it is on loopback, so for the kubelet set
-// -admin to an address of the pod.
+// Environment variables configure the identity, as an injector sets them; -help lists them. Flags set the ports and
+// the routes. For a request without a route, the proxy asks the mesh's destination service if the environment names
+// one. Other requests go to the address in their Host without TLS if -plaintext is set, and otherwise get 502. If the
+// environment names no workload, the proxy has no identity, and forwards without TLS both ways. The admin port
+// answers /ready, /live and /metrics; it is on loopback, so for the kubelet set -admin to an address of the pod.
 //
-// "linkerd-proxy inject" is the webhook that gives pods what the proxy in them needs for an identity; -h after it
-// lists its flags, and -install kubernetes prints its objects.
+// "linkerd-proxy inject" is the webhook that gives the proxies in pods an identity; its -h lists its flags, and
+// -install kubernetes prints its objects.
 //
-// The identity is package linkerdproxy of the library. The forwarding is part of this example; README.md has its
-// limits.
+// Package linkerdproxy implements the identity. The forwarding is part of this example; README.md has its limits.
 package main
 
 import (
@@ -63,14 +61,14 @@ type options struct {
 	routes                        map[string]endpoint // by authority
 }
 
-// groups are those of -h.
+// groups are the groups of flags in -h.
 var groups = []program.FlagGroup{
 	{Title: "Where it listens", Flags: "inbound outbound admin"},
 	{Title: "The application", Flags: "app opaque client-id"},
 	{Title: "Where requests go", Flags: "route plaintext anonymous-after-expiry"},
 }
 
-// run is the program. It returns nil when a signal ends it. It writes to out where it listens, a line for each port.
+// run is the program. It returns nil after a signal. It writes the address of each port to out, a line each.
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	o := options{routes: map[string]endpoint{}}
 	fs := flag.NewFlagSet("linkerd-proxy", flag.ContinueOnError)
@@ -104,11 +102,11 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) err
 	return o.serve(ctx, environ, out, slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level})))
 }
 
-// route reads a value of -route.
+// route parses a value of -route.
 func (o *options) route(text string) error {
 	parts := strings.SplitN(text, "=", 3)
 	to := authority(parts[0])
-	if len(parts) < 2 || to == "" || slices.Contains(parts, "") { // an identity that is empty would mean plaintext
+	if len(parts) < 2 || to == "" || slices.Contains(parts, "") { // an empty identity would mean plaintext
 		return errors.New("want HOST:PORT=ADDRESS or HOST:PORT=ADDRESS=IDENTITY")
 	}
 	if _, twice := o.routes[to]; twice {
@@ -122,10 +120,9 @@ func (o *options) route(text string) error {
 	return nil
 }
 
-// authority returns a Host with its port, in the one form that a name or address has here: in lower case, without
-// dots at the end, and with IPv4 addresses as such. Otherwise another spelling would have another route, or none. It
-// returns "" for what a dialer or a resolver could take for another spelling: a port that is no number, or numbers
-// that are no address.
+// authority returns a Host with its port in canonical form: lower case, no dots at the end, and IPv4 addresses as
+// such. Otherwise another spelling could select another route, or none. It returns "" for a Host that a dialer or
+// resolver could read as another spelling: a port that is no number, or numbers that are no address.
 func authority(host string) string {
 	name, port, err := net.SplitHostPort(host)
 	if err != nil {
@@ -143,7 +140,7 @@ func authority(host string) string {
 	return net.JoinHostPort(name, strconv.FormatUint(n, 10))
 }
 
-// isName reports whether a part of a name is no number, as "0x7f" is one.
+// isName reports whether a part of a name is no number; "0x7f" is a number.
 func isName(part string) bool {
 	_, err := strconv.ParseUint(cmp.Or(part, "0"), 0, 64)
 	return err != nil
@@ -226,8 +223,8 @@ func (o *options) serve(ctx context.Context, environ []string, out io.Writer, lo
 	return parts.Wait()
 }
 
-// find returns where requests for a host go: by a route, by the destination service, which is nil for none, or to the
-// host itself.
+// find returns the endpoint for a host: from a route, from the destination service unless that is nil, or the host
+// itself.
 func (o *options) find(ctx context.Context, destinations *linkerdproxy.Destinations, host string) (endpoint, error) {
 	if e, ok := o.routes[host]; ok {
 		return e, nil
@@ -238,11 +235,11 @@ func (o *options) find(ctx context.Context, destinations *linkerdproxy.Destinati
 		defer cancel()
 		all, err := destinations.Endpoints(ctx, host)
 		if err == nil {
-			e := all[rand.IntN(len(all))] // which one is no secret
+			e := all[rand.IntN(len(all))] // the choice is no secret
 			return endpoint{e.Addr.String(), e.Identity, e.ServerName}, nil
 		}
 		if why = err; !errors.Is(err, fs.ErrNotExist) {
-			return endpoint{}, err // it may be a service whose endpoints have identities
+			return endpoint{}, err // its endpoints may have identities
 		}
 	}
 	if o.plaintext {

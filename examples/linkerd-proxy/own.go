@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// listens notes a port of the proxy itself, which it forwards nothing to.
+// listens records a port of the proxy itself. The proxy forwards nothing to it.
 func (p *proxy) listens(l net.Listener) {
 	if at, ok := l.Addr().(*net.TCPAddr); ok {
 		p.mu.Lock()
@@ -19,12 +19,12 @@ func (p *proxy) listens(l net.Listener) {
 	}
 }
 
-// elsewhere is the Control of a [net.Dialer]. It refuses the ports of the proxy at the addresses of this machine: a
-// request that leads there would come again, and open another connection each time.
+// elsewhere is the Control of a [net.Dialer]. It refuses the proxy's ports at this machine's addresses: a request
+// there would return, and open another connection each time.
 func (p *proxy) elsewhere(_, address string, _ syscall.RawConn) error {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return nil // no TCP
+		return nil // not TCP
 	}
 	p.mu.Lock()
 	own := p.own[int(at.Port())]
@@ -35,7 +35,7 @@ func (p *proxy) elsewhere(_, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-// local reports whether an address is one of this machine.
+// local reports whether an address belongs to this machine.
 func local(ip netip.Addr) bool {
 	if ip.IsLoopback() || ip.IsUnspecified() {
 		return true

@@ -21,48 +21,47 @@ import (
 
 // config configures a proxy: application is required for inbound connections, and route for outbound ones.
 type config struct {
-	// name is the identity of the workload. The proxy does not start and does not close identity. Without them it
-	// forwards without TLS both ways.
+	// name is the identity of the workload. The proxy neither starts nor closes identity. Without both it forwards
+	// without TLS both ways.
 	name     string
 	identity *linkerdproxy.Identity
 
-	// anonymous says that the identity connects without its certificate once that has expired.
+	// anonymous says that the identity connects without its certificate after that has expired.
 	anonymous bool
 
-	// application is the address, host:port, of the workload, which inbound connections are forwarded to. It speaks
-	// HTTP/1 or HTTP/2 without TLS, and each request arrives by the version that the client has sent it in, without
-	// trailers.
+	// application is the workload's address, host:port, to which inbound connections are forwarded. It speaks HTTP/1
+	// or HTTP/2 without TLS, and gets each request in the client's version, without trailers.
 	application string
 
-	// opaque says that the application speaks another protocol: what comes in is forwarded byte for byte, and the
+	// opaque says that the application speaks another protocol: inbound bytes are forwarded unchanged, and the
 	// application learns nothing of the client.
 	opaque bool
 
-	// route returns where an outbound request goes, by its Host, in the form of [authority]. Its error is answered
-	// with 502. It must be safe for concurrent use.
+	// route returns the endpoint of an outbound request, by its Host, in the form of [authority]. Its error is
+	// answered with 502. It must be safe for concurrent use.
 	route func(ctx context.Context, authority string) (endpoint, error)
 
-	// clientID tells the application the proven identity of the client, in the header l5d-client-id of each HTTP
-	// request. Without it the application gets no such header, and what a client sends under that name arrives in
-	// neither case. With it nothing is forwarded byte for byte: an application could take for a request what is none
-	// for the proxy.
+	// clientID tells the application the client's verified identity, in the header l5d-client-id of each HTTP
+	// request. Without it the application gets no such header; a client's own header of that name is always removed.
+	// With it nothing is forwarded byte for byte: the application could see a request in bytes that the proxy reads
+	// otherwise.
 	clientID bool
 
-	// requireTLS refuses inbound connections that the proxy does not terminate TLS for. requireIdentity refuses
-	// clients without an identity, too.
+	// requireTLS refuses inbound connections unless the proxy terminates their TLS. requireIdentity also refuses
+	// clients without an identity.
 	requireTLS, requireIdentity bool
 
-	// logger gets connections that are refused and requests that cannot be forwarded (Warn): each reason, and each
-	// client of the first 12 that is refused, at once, and then once in a minute with a count. Nil means no logs.
+	// logger gets refused connections and requests that cannot be forwarded (Warn): each reason, and each of the
+	// first 12 refused clients, at once, and then once a minute with a count. Nil means no logs.
 	logger *slog.Logger
 }
 
-// endpoint is where a connection leads.
+// endpoint is the destination of a connection.
 type endpoint struct {
 	addr     string // host:port
-	identity string // that the server has to prove; empty means a connection without TLS
+	identity string // required of the server; empty means a connection without TLS
 
-	serverName string // to ask for in TLS; empty means the identity
+	serverName string // for SNI; empty means the identity
 }
 
 // proxy forwards connections. newProxy makes one. It is safe for concurrent use.
@@ -79,13 +78,13 @@ type proxy struct {
 const (
 	detectTime = 10 * time.Second // for the first bytes of a connection, and the handshake
 	dialTime   = 10 * time.Second
-	// of clients; longer than that of our own connections, so that no request meets a close
+	// Of clients; longer than the timeout of our own connections, so that no request meets a close.
 	idleTimeout = 5 * time.Minute
 	idleOut     = 90 * time.Second // of our own
 	drainTime   = 5 * time.Second
 	maxHeader   = 64 << 10
 	maxStreams  = 100
-	maxRequests = 1000             // under way; of each address two thirds
+	maxRequests = 1000             // under way; two thirds for one address
 	bodyTime    = 30 * time.Second // for each part of a body by HTTP/1
 	tunnelTime  = time.Hour        // without a byte in either direction
 	maxHops     = 8                // of a request, through proxies of this kind
@@ -95,7 +94,7 @@ const (
 	hops        = "L5d-Hops"
 )
 
-// newProxy checks cfg and returns a proxy. It does nothing else.
+// newProxy checks cfg and returns a proxy.
 func newProxy(cfg config) (*proxy, error) {
 	switch {
 	case cfg.identity == nil && (cfg.requireTLS || cfg.requireIdentity || cfg.clientID):
@@ -133,14 +132,14 @@ func (p *proxy) Report() report.Report {
 	}}
 }
 
-// serveInbound accepts the connections of clients on l, and forwards them to the application, until ctx is done; then
-// it gives requests 5 seconds to end, and returns nil. It takes over l and closes it. What it forwards byte for byte
-// ends at once, and upgraded connections, such as WebSockets, do with the last requests.
+// serveInbound accepts clients' connections on l, and forwards them to the application, until ctx is done; then it
+// gives requests 5 seconds to end, and returns nil. It owns l and closes it. Connections that it forwards byte for
+// byte end at once; upgraded ones, such as WebSockets, end with the last requests.
 //
-// TLS with the server name of the workload is terminated. While there is no valid certificate such connections are
-// closed, with none of their bytes forwarded. TLS with another server name is forwarded as it is, and so is what is
-// not TLS, unless requireTLS or clientID is set. A client has 10 seconds to begin; one that has sent nothing by then,
-// as with protocols in which the server speaks first, counts as not TLS.
+// It terminates TLS with the workload's server name. While there is no valid certificate it closes such connections,
+// and forwards none of their bytes. Unless requireTLS or clientID is set, it forwards TLS with another server name,
+// and connections without TLS, unchanged. A client has 10 seconds to begin; a client that has sent nothing by then,
+// as in protocols where the server speaks first, counts as one without TLS.
 func (p *proxy) serveInbound(ctx context.Context, l net.Listener) error {
 	if p.cfg.application == "" {
 		_ = l.Close()
@@ -150,11 +149,11 @@ func (p *proxy) serveInbound(ctx context.Context, l net.Listener) error {
 	return p.serve(ctx, l, ready, p.inboundHandler, func(ctx context.Context, c net.Conn) { p.accept(ctx, c, ready) })
 }
 
-// serveOutbound accepts HTTP/1 and HTTP/2 requests of the application on l, without TLS, and forwards them by their
-// routes, until ctx is done; then it gives them 5 seconds to end, and returns nil. It takes over l and closes it.
+// serveOutbound accepts the application's HTTP/1 and HTTP/2 requests on l, without TLS, and forwards them by their
+// routes, until ctx is done; then it gives them 5 seconds to end, and returns nil. It owns l and closes it.
 //
-// A request with the header l5d-require-id fails unless its route has that identity. Any program of this machine that
-// reaches the port is the application for the servers.
+// A request with the header l5d-require-id fails unless its route has that identity. To servers, any program of this
+// machine that reaches the port is the application.
 func (p *proxy) serveOutbound(ctx context.Context, l net.Listener) error {
 	if p.cfg.route == nil {
 		_ = l.Close()
@@ -164,8 +163,8 @@ func (p *proxy) serveOutbound(ctx context.Context, l net.Listener) error {
 	return p.serve(ctx, l, ready, p.outboundHandler, func(_ context.Context, c net.Conn) { ready.put(c) })
 }
 
-// queue is a listener of connections that are ready for net/http. They are not *tls.Conn, so that it looks for the
-// preface of HTTP/2, as the TLS of the mesh has no ALPN.
+// queue is a listener of connections for net/http. They are not *tls.Conn, so that net/http looks for the HTTP/2
+// preface: the mesh's TLS has no ALPN.
 type queue struct {
 	net.Listener
 	conns chan net.Conn
@@ -190,16 +189,17 @@ func (q *queue) Accept() (net.Conn, error) {
 	}
 }
 
-// serve accepts connections on l until ctx is done. Each is for begin, which puts those for net/http into ready.
+// serve accepts connections on l until ctx is done. It passes each to begin, which puts those for net/http into
+// ready.
 func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler func(*connections) http.Handler,
 	begin func(context.Context, net.Conn)) error {
 	accepting, stop := context.WithCancel(ctx)
 	defer stop()
-	// of requests, and connections that net/http does not end
+	// The context of requests, and of connections that net/http does not end.
 	open, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
 	ready.ctx = accepting
-	accepted := unixsocket.Limit(l, 1, p.cfg.logger) // those that it leads to count, too
+	accepted := unixsocket.Limit(l, 1, p.cfg.logger) // outgoing connections count too
 	p.listens(l)
 	others := connections{over: open}
 	srv := &http.Server{
@@ -255,7 +255,7 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	stop()
 	drain, done := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 	defer done()
-	_ = srv.Shutdown(drain) // connections that are left are closed next
+	_ = srv.Shutdown(drain) // remaining connections are closed next
 	_ = srv.Close()
 	cut()
 	others.close()
@@ -263,8 +263,7 @@ func (p *proxy) serve(ctx context.Context, l net.Listener, ready *queue, handler
 	return err
 }
 
-// passes reports whether connections can be accepted again after err, which says that the system has no room for one
-// now.
+// passes reports whether err is temporary: the system has no resources for another connection now.
 func passes(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) ||
 		errors.Is(err, syscall.ENOMEM)

@@ -21,10 +21,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// issuer returns the CA of a workload: one that knows which workload asks it.
+// issuer returns the CA for one workload.
 type issuer func(id spiffe.ID) (caclient.CA, error)
 
-// newIssuer returns the CA at o.ca, or one in this process, which is returned too.
+// newIssuer returns the CA at o.ca, or a new one in this process, which it also returns.
 func newIssuer(n *narrator, o options) (issuer, *ca.Authority, error) {
 	if o.ca != "" {
 		from, err := outside(o)
@@ -36,7 +36,7 @@ func newIssuer(n *narrator, o options) (issuer, *ca.Authority, error) {
 		MaxTTL:      o.lifetime,
 		Backdate:    time.Second,
 		RefreshHint: time.Second,
-		// how long a new root is known before it signs
+		// a new root is published for this long before it signs
 		Rotation: ca.Rotation{Propagation: max(o.lifetime*2/5, time.Second)},
 	})
 	if err != nil {
@@ -47,14 +47,13 @@ func newIssuer(n *narrator, o options) (issuer, *ca.Authority, error) {
 	return inside(authority), authority, nil
 }
 
-// inside asks the CA in this process, which signs for the ID that local.New is given, whatever a request
-// names.
+// inside asks the CA in this process, which signs for the ID given to local.New, whatever name a request has.
 func inside(authority *ca.Authority) issuer {
 	return func(id spiffe.ID) (caclient.CA, error) { return local.New(authority, id) }
 }
 
-// outside asks the CA at o.ca. The workload's name is its token, behind the secret that examples/ca has in
-// development mode and keeps beside its roots; in a cluster it is the token of a service account.
+// outside asks the CA at o.ca. The token is the secret of examples/ca in development mode, kept beside its roots,
+// followed by the workload's name; in a cluster it would be a service account token.
 func outside(o options) (issuer, error) {
 	if _, err := os.Stat(o.caRoots); err != nil { // now, rather than with the first connection
 		return nil, err

@@ -1,23 +1,23 @@
-// Quickstart shows a workload identity from the certificate authority to the wire, in one process and about twenty
-// seconds, with lifetimes of seconds instead of hours:
+// Quickstart shows a workload identity from the certificate authority to the wire, in one process, with lifetimes of
+// seconds instead of hours:
 //
 //	go run ./examples/quickstart
 //
 // A certificate authority makes a root. Two workloads, frontend and backend, get an identity from it, each kept fresh
-// by a SecretManager. The frontend's secrets are served to Envoy by SDS on a Unix socket, where a small client takes
-// them as Envoy would. The frontend sends requests to the backend over mTLS, each with a new handshake. Leaves are
-// renewed all the time, and once the root is replaced in four steps: prepared, distributed, activated, retired. No
-// handshake may fail: after a failure the exit code is 1, and the error describes the first one.
+// by a SecretManager. SDS serves the frontend's secrets on a Unix socket, and a small client takes them as Envoy
+// would. The frontend sends requests to the backend over mTLS, each with a new handshake. Leaves are renewed all the
+// time, and once the root is replaced in four steps: prepared, distributed, activated, retired. If a handshake fails,
+// the exit code is 1, and the error describes the first failure.
 //
-// With -ca and -ca-roots the identities come from another process, over Istio's certificate API, such as examples/ca,
-// whose operator then rotates the root:
+// With -ca and -ca-roots the identities come from another process over Istio's certificate API, such as examples/ca,
+// whose operator rotates the root:
 //
 //	go run ./examples/ca -trust-domain example.org
 //	go run ./examples/quickstart -ca https://localhost:15012 \
 //		-ca-roots ~/.local/state/svidkit-ca/example.org/root-cert.pem
 //
-// With -json each event is a line of JSON. With -serve it does not end, replaces the root again and again, and prints
-// a bootstrap for a real Envoy that takes its certificates from the socket.
+// With -json each event is a line of JSON. With -serve the program runs on, replaces the root again and again, and
+// prints a bootstrap for a real Envoy that takes its certificates from the socket.
 package main
 
 import (
@@ -46,7 +46,7 @@ type options struct {
 	serve    bool
 	socket   string
 	json     bool
-	// before the root is replaced, each time with serve; 0 means a share of duration, or six lifetimes
+	// until the root is replaced, each time with serve; 0 means a share of duration, or six lifetimes
 	every time.Duration
 
 	ca      string // URL of the CA; empty for one in this process
@@ -76,7 +76,7 @@ func main() {
 	}
 }
 
-// check returns what is wrong with the command line.
+// check validates the command line.
 func (o *options) check() error {
 	ca, err := url.Parse(o.ca)
 	switch {
@@ -92,8 +92,8 @@ func (o *options) check() error {
 	return nil
 }
 
-// show runs everything, writes to out what happens, and stops all of it before it returns. It returns nil
-// if a signal ends it early.
+// show runs everything, writes events to out, and stops everything before it returns. It returns nil if a signal ends
+// it early.
 func show(ctx context.Context, o options, out io.Writer) error {
 	n := &narrator{start: time.Now(), json: o.json, out: out}
 	services := newGroup(ctx)

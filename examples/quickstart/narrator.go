@@ -81,7 +81,7 @@ func (e event) line() string {
 	return strings.Join(text, "  ")
 }
 
-// status writes how many requests there were.
+// status writes the numbers of requests.
 func (n *narrator) status(p progress) {
 	if n.json {
 		n.say(event{Who: "traffic", What: "progress", Progress: &p})
@@ -90,7 +90,7 @@ func (n *narrator) status(p progress) {
 	n.say(event{Who: "traffic", What: fmt.Sprintf("%d requests done, %d failed", p.Done, p.Failed)})
 }
 
-// print writes text as it is; -json leaves it out.
+// print writes text as it is, except with -json.
 func (n *narrator) print(text string) {
 	if !n.json {
 		n.write(text)

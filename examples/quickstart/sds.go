@@ -11,14 +11,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// envoyBootstrap is a configuration for a real Envoy, with SOCKET in place of the path: a listener that
-// requires client certificates, and takes everything that it needs for that from the socket.
+// envoyBootstrap configures a real Envoy, with SOCKET in place of the path: a listener that requires client
+// certificates and takes all secrets for that from the socket.
 //
 //go:embed envoy.yaml
 var envoyBootstrap string
 
-// startSDS serves the secrets of w on a Unix socket and takes them from there, as Envoy would. It returns
-// the number of secrets that were taken.
+// startSDS serves the secrets of w on a Unix socket and takes them from there, as Envoy would. It returns a counter
+// of the secrets taken.
 func startSDS(g *group, n *narrator, w *workload, socket string) (updates *atomic.Int64, err error) {
 	handler, err := sds.NewHandler(w.manager, nil)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// workload is a service with an identity that renews itself.
+// workload is a service whose identity renews itself.
 type workload struct {
 	name     string
 	id       spiffe.ID
@@ -23,7 +23,7 @@ type workload struct {
 	renewals atomic.Int64
 }
 
-// startWorkload gives a workload its SecretManager and waits for the first identity.
+// startWorkload starts a workload's SecretManager and waits for the first identity.
 func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime time.Duration) (*workload, error) {
 	id, err := trustDomain.KubernetesID("demo", name)
 	if err != nil {
@@ -39,7 +39,7 @@ func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime t
 		return nil, err
 	}
 	g.run(name, w.manager.Run)
-	// A service would wait for as long as it takes.
+	// A real service would wait without a limit.
 	ctx, cancel := context.WithTimeoutCause(g.ctx, 30*time.Second,
 		errors.New("no identity within 30s; is the CA there?"))
 	defer cancel()
@@ -66,7 +66,7 @@ func (w *workload) narrate(ctx context.Context, n *narrator) error {
 	}
 }
 
-// describe describes the identity of snap unless that is old, and returns it.
+// describe describes the identity of snap unless it equals old, and returns it.
 func (w *workload) describe(n *narrator, snap *spiffe.Snapshot, old *spiffe.SVID) *spiffe.SVID {
 	svid, err := snap.SVID()
 	if err != nil || svid == old {
@@ -89,13 +89,13 @@ func (w *workload) describe(n *narrator, snap *spiffe.Snapshot, old *spiffe.SVID
 	return svid
 }
 
-// traffic is the stream of requests from frontend to backend.
+// traffic counts the requests from frontend to backend.
 type traffic struct {
 	done, failed atomic.Int64
 	first        atomic.Pointer[string] // the first failure
 }
 
-// verdict is an error if a handshake failed.
+// verdict returns an error if a handshake failed.
 func (t *traffic) verdict() error {
 	if first := t.first.Load(); first != nil {
 		return fmt.Errorf("%d of %d handshakes failed, the first %s", t.failed.Load(), t.failed.Load()+t.done.Load(),
@@ -104,9 +104,9 @@ func (t *traffic) verdict() error {
 	return nil
 }
 
-// startTraffic serves the backend and has the frontend ask it, with a new handshake each time.
+// startTraffic serves the backend and sends it requests from the frontend, each with a new handshake.
 func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic, error) {
-	// The server: only the frontend gets past the handshake.
+	// The server admits only the frontend.
 	server := &http.Server{Handler: http.HandlerFunc(hello), ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout: time.Minute}
 	serving, err := spiffetls.New(spiffetls.Config{Self: backend.manager, Peers: backend.manager,
@@ -128,7 +128,7 @@ func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic,
 		return nil
 	})
 
-	// The client: it takes no other server than the backend.
+	// The client accepts only the backend.
 	asking, err := spiffetls.New(spiffetls.Config{Self: frontend.manager, Peers: frontend.manager,
 		Allow: spiffe.AllowIDs(backend.id)})
 	if err != nil {
@@ -155,7 +155,7 @@ func startTraffic(g *group, n *narrator, frontend, backend *workload) (*traffic,
 				continue
 			case <-tick:
 			}
-			// A request is not bound to ctx, so that the end of the run is no failure.
+			// Requests ignore ctx, so that the end of the run is no failure.
 			err := get(client, "https://"+listener.Addr().String(), "hello "+frontend.id.String())
 			if err == nil {
 				t.done.Add(1)

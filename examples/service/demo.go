@@ -67,12 +67,12 @@ func withAgent(outer context.Context, f func(ctx context.Context, socket string)
 	service("certificate authority", authority.Run)
 	service("SecretManager", manager.Run)
 	service("Workload API", server.Run)
-	if err := manager.Ready(ctx); err != nil { // or a client that comes first is told to come again
+	if err := manager.Ready(ctx); err != nil { // otherwise an early client would have to retry
 		return err
 	}
 	err = f(ctx, "unix:///"+strings.TrimPrefix(filepath.ToSlash(server.Path), "/")) // on Windows there is no slash
 	if ctx.Err() != nil && outer.Err() == nil {
-		return context.Cause(ctx) // a service ended that should not have
+		return context.Cause(ctx) // a service ended too early
 	}
 	return err
 }

@@ -8,11 +8,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
-// How many requests are answered at a time, and how many of one peer: a client may take as long as the server lets it
-// to take an answer, so the memory for answers has a bound, of which no client has all.
+// The numbers of requests answered at a time, in total and for each peer. A client may take long to read an answer,
+// so these bound the memory for answers, and no client can use all of it.
 const maxRequests, maxRequestsEach = 500, 250
 
-// fair serves requests within the bounds, and refuses others with 503.
+// fair serves requests within the bounds, and answers others with 503.
 type fair struct {
 	http.Handler
 
@@ -21,7 +21,7 @@ type fair struct {
 	of  map[spiffe.ID]int
 }
 
-// take counts n requests more of a peer, and reports whether there is room for them.
+// take adds n to a peer's requests, and reports whether that is within the bounds.
 func (f *fair) take(peer spiffe.ID, n int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -50,7 +50,7 @@ func (f *fair) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer f.take(peer, -1)
 	f.Handler.ServeHTTP(w, r)
-	if r.ProtoMajor == 2 { // until the client has taken the answer
+	if r.ProtoMajor == 2 { // hold the slot until the client has read the answer
 		_ = http.NewResponseController(w).Flush()
 	}
 }

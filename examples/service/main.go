@@ -2,20 +2,20 @@
 //
 //	go run ./examples/service
 //
-// Without more it is a demo that needs nothing else: it starts an agent in this process, with a certificate authority
-// whose certificates live for four seconds, makes eight requests, each with a new handshake, and ends. The identity
-// is renewed on the way, and no request fails.
+// Without flags it is a demo that needs nothing else: it starts an agent in this process, with a certificate
+// authority whose certificates live for four seconds, makes eight requests, each with a new handshake, and ends. The
+// identity is renewed on the way, and no request fails.
 //
 // Beside a real agent, such as SPIRE's, the same code runs with
 //
 //	go run ./examples/service -socket unix:///run/spire/agent/public/api.sock
 //
-// or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests requests. Where
-// SPIFFE_CREDENTIAL_FOLDER names a folder, such as a volume of a pod that Kubernetes keeps up to date, the identity
-// is in that, and no agent is needed. With -url it asks another service instead of itself. With -health-addr
-// 127.0.0.1:15026 it says at /ready, /live and /metrics how it is; dashboard.json shows these metrics in Grafana.
-// After SIGTERM /ready says "draining" for as long as -drain, while requests are answered, and then it ends with the
-// last of them.
+// or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests requests. If
+// SPIFFE_CREDENTIAL_FOLDER names a directory, such as a volume that the kubelet keeps up to date, the identity comes
+// from there, without an agent. With -url it calls another service instead of itself. With -health-addr
+// 127.0.0.1:15026 it serves /ready, /live and /metrics; dashboard.json shows the metrics in Grafana. After SIGTERM
+// /ready says "draining" for the duration of -drain while requests are answered; then the service ends with its last
+// request.
 package main
 
 import (
@@ -86,7 +86,7 @@ func main() {
 	}
 }
 
-// check returns what is wrong with the command line.
+// check validates the command line.
 func (o *options) check() error {
 	if flag.NArg() > 0 {
 		return fmt.Errorf("%q is not understood: there are only flags", flag.Arg(0))
@@ -113,7 +113,7 @@ func (o *options) check() error {
 	return nil
 }
 
-// start runs the service beside the agent that o names, or beside one of its own.
+// start runs the service beside the agent that o names, or beside its own.
 func start(ctx context.Context, o options, out io.Writer) error {
 	if o.socket != "" || o.folder {
 		o.requests = max(o.requests, 0)
@@ -129,7 +129,7 @@ func start(ctx context.Context, o options, out io.Writer) error {
 	})
 }
 
-// open waits for the identity: from the Workload API, or from a folder.
+// open waits for the identity from the Workload API or from a directory.
 func open(ctx context.Context, o options, log *slog.Logger) (source.Source, error) {
 	if o.folder {
 		return filesource.Start(ctx, filesource.Config{Logger: log})
@@ -137,7 +137,7 @@ func open(ctx context.Context, o options, log *slog.Logger) (source.Source, erro
 	return workloadapi.Start(ctx, workloadapi.Config{Address: o.socket, Logger: log})
 }
 
-// run is the service: all that it has to do with identities is at its beginning.
+// run is the service. Only its beginning deals with identities.
 func run(ctx context.Context, o options, out io.Writer) error {
 	starting, stop := context.WithTimeout(ctx, o.wait)
 	defer stop()
@@ -163,7 +163,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		},
 	}
 	endpoint, err := spiffetls.New(spiffetls.Config{
-		Self: src, Peers: src, Allow: spiffe.AllowMembersOf(me.ID().TrustDomain()), // colleagues, to serve and to ask
+		Self: src, Peers: src, Allow: spiffe.AllowMembersOf(me.ID().TrustDomain()), // colleagues, both ways
 		Metrics: handshakes, Logger: log,
 	})
 	if err != nil {
@@ -202,7 +202,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	url = cmp.Or(o.url, url)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	// no client takes the descriptors of the others
+	// The limit keeps one client from taking the others' descriptors.
 	wg.Go(func() { _ = server.ServeTLS(unixsocket.Limit(l, 1, nil), "", "") })
 	defer server.Close()
 	if o.healthAddr != "" {
@@ -211,7 +211,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 			return fmt.Errorf("-health-addr: %w", err)
 		}
 		fmt.Fprintf(out, "health: http://%s/ready, /live and /metrics\n", l.Addr())
-		// Its connections leave descriptors for those of the service and of the Workload API.
+		// These connections leave descriptors for the service's own and for the Workload API.
 		serving, end := context.WithCancel(context.WithoutCancel(ctx)) // until the requests have ended
 		defer end()
 		plain := &unixsocket.Server{Listener: l, Handler: state, Logger: log}
@@ -220,7 +220,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	transport.DisableKeepAlives = true // a new handshake for each request, to see the renewals
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 	err = ask(ctx, client, url, o, out)
-	// by a signal: others learn from /ready to send no more, and what they send until then is answered
+	// After a signal, /ready tells clients to send no more; requests until then are answered.
 	if ctx.Err() != nil {
 		draining.Store(true)
 		fmt.Fprintf(out, "draining for %v\n", o.drain)
@@ -228,7 +228,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	ending, end := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer end()
-	return errors.Join(err, server.Shutdown(ending)) // requests that have begun are answered
+	return errors.Join(err, server.Shutdown(ending)) // answer requests under way
 }
 
 // hello answers with the ID of the client.
@@ -241,7 +241,7 @@ func hello(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "hello %s", peer.ID())
 }
 
-// ask makes the requests. It ends with ctx, which is no error.
+// ask makes the requests until ctx is done, which is no error.
 func ask(ctx context.Context, client *http.Client, url string, o options, out io.Writer) error {
 	certificates := make(map[string]bool)
 	n := 0

@@ -82,7 +82,7 @@ func oidc(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		return err
 	}
 	var written []string
-	// the keys before the document that names them
+	// The keys come before the document that names them.
 	for _, name := range slices.Backward(slices.Sorted(maps.Keys(files))) {
 		path := filepath.Join(fs.Arg(0), filepath.FromSlash(name))
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, files[name]) {
@@ -100,7 +100,7 @@ func oidc(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 	return a.print(record{{"issuer", *issuer}, {"key_ids", keys}, {"folder", fs.Arg(0)}, {"written", written}})
 }
 
-// replace writes a public file in one step.
+// replace writes a public file atomically.
 func replace(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -179,7 +179,7 @@ func convert(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error
 	return err
 }
 
-// single returns the bundle of td, or the only one. Roots of several trust domains are never put into one pool.
+// single returns the bundle of td, or the only one. It never pools roots of several trust domains.
 func single(set *spiffe.BundleSet, td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if set.Len() == 1 && td.IsZero() {
 		for b := range set.All() {
@@ -233,7 +233,7 @@ func diff(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 	return nil
 }
 
-// compare says what changed between two bundles, of which one may be nil.
+// compare reports the changes between two bundles. One of them may be nil.
 func compare(before, after *spiffe.Bundle) (r record, same bool) {
 	old, now := fingerprints(before), fingerprints(after)
 	var removed, added []record
@@ -308,10 +308,10 @@ func fingerprints(b *spiffe.Bundle) (all []authority) {
 	}
 	key := func(kind, id string, pub any) {
 		der, err := x509.MarshalPKIXPublicKey(pub)
-		if err != nil { // of a key that a bundle can have it is nil
+		if err != nil { // always nil for a key in a bundle
 			der = []byte(err.Error())
 		}
-		// A token names its key by the ID, so that a key with another ID is another authority.
+		// A token names its key by the ID, so a key with another ID is another authority.
 		add(kind, der, record{{"key_id", cut(id)}, {"key", keyName(pub)}})
 		all[len(all)-1].fingerprint += " " + id
 	}
@@ -345,7 +345,7 @@ func describeBundles(set *spiffe.BundleSet) (all []record) {
 	return all
 }
 
-// authorities judges bundles: one without an authority in its time verifies no peer.
+// authorities judges bundles: without a currently valid authority, a bundle verifies no peer.
 func authorities(set *spiffe.BundleSet) (checks []check) {
 	now := time.Now()
 	for b := range set.All() {

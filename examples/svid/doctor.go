@@ -38,7 +38,7 @@ kept. The exit code is 1 if a step fails.`,
 
 const folderEnv = "SPIFFE_CREDENTIAL_FOLDER"
 
-// usualSockets are where agents serve the Workload API when their operators do not say otherwise.
+// usualSockets are the usual addresses of the Workload API.
 var usualSockets = []string{
 	"/run/spire/agent/public/api.sock", "/run/spire/sockets/agent.sock", "/tmp/spire-agent/public/api.sock",
 	"/run/secrets/workload-spiffe-uds/socket", "/var/run/secrets/workload-spiffe-uds/socket",
@@ -46,22 +46,22 @@ var usualSockets = []string{
 }
 
 const (
-	clockSkew   = time.Minute            // that validators of tokens accept
-	sdsTime     = 200 * time.Millisecond // in which a server that does not have SDS refuses it
-	lateRenewal = 0.75                   // of its life, after which an identity ought to have been renewed
+	clockSkew   = time.Minute            // tolerated by validators of tokens
+	sdsTime     = 200 * time.Millisecond // within which a server without SDS refuses it
+	lateRenewal = 0.75                   // of its life; an identity should be renewed before
 )
 
-// patient is the examination of a workload, step by step. A step that fails ends those that need it.
+// patient is the examination of a workload, step by step. A failed step ends the steps that need it.
 type patient struct {
 	*app
 	ctx      context.Context
 	address  string
-	target   string // of the address: a path, or a host and port; or the folder of files
+	target   string // from the address: a path, or a host and port; or the directory of files
 	network  string
 	client   *workloadapi.Client
 	update   *workloadapi.Update
 	svid     *spiffe.SVID
-	failedAt string // the step that the others wait for
+	failedAt string // the step that later steps need
 	checks   []check
 }
 
@@ -133,7 +133,7 @@ func (p *patient) environment() check {
 	}
 	var err error
 	if p.client, err = workloadapi.NewClient(p.address, nil); err != nil {
-		// with the remedy
+		// The error includes the remedy.
 		return check{Result: failed, Detail: where + ": " + strings.TrimPrefix(err.Error(), "workloadapi: ")}
 	}
 	u, err := url.Parse(p.address)
@@ -149,7 +149,7 @@ func (p *patient) environment() check {
 	return check{Result: ok, Detail: where + " is " + p.address}
 }
 
-// socket looks for the socket.
+// socket checks the socket.
 func (p *patient) socket() check {
 	if p.network == "tcp" || p.network == "files" {
 		return check{Result: skipped, Detail: "the address is not one of a file"}
@@ -174,7 +174,7 @@ func (p *patient) socket() check {
 	return check{Result: ok, Detail: fmt.Sprintf("%s (%v)", p.target, info.Mode())}
 }
 
-// closed returns the folder above path that this user may not pass.
+// closed returns the directory above path that this user may not enter.
 func closed(path string) string {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
@@ -183,7 +183,7 @@ func closed(path string) string {
 	}
 }
 
-// modeOf returns the path and the mode of a file or folder.
+// modeOf returns the path and the mode of a file or directory.
 func modeOf(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -201,7 +201,7 @@ func (p *patient) permission() check {
 				Remedy: "mount a volume with podCertificate and clusterTrustBundle there: see examples/KUBERNETES.md"}
 		}
 		defer src.Close()
-		svid, _ := src.SVID() // which Start has waited for
+		svid, _ := src.SVID() // Start has waited for it
 		p.update = &workloadapi.Update{Identities: []workloadapi.Identity{{SVID: svid}}, Bundles: src.Bundles()}
 		return check{Result: ok, Detail: fmt.Sprintf("user %d may read the files", os.Getuid())}
 	}
@@ -223,10 +223,10 @@ func (p *patient) permission() check {
 	return check{Result: ok, Detail: fmt.Sprintf("user %d may connect", os.Getuid())}
 }
 
-// identity asks for the identities.
+// identity requests the identities.
 func (p *patient) identity() check {
 	var last error
-	if p.client != nil { // else files had it
+	if p.client != nil { // otherwise files had it
 		for update, err := range p.client.WatchX509SVIDs(p.ctx) {
 			if last = err; err == nil {
 				p.update = update
@@ -269,14 +269,14 @@ func (p *patient) identity() check {
 	return check{Result: ok, Detail: strings.Join(ids, ", ")}
 }
 
-// otherAPI reports whether a server does not have the Workload API: it says so by the code of gRPC, or by HTTP's 404.
+// otherAPI reports whether a server lacks the Workload API, by the gRPC code or HTTP's 404.
 func otherAPI(err error) bool {
 	return errors.Is(err, workloadapi.ErrUnimplemented) || err != nil && strings.Contains(err.Error(),
 		": unimplemented: ")
 }
 
-// isSDS reports whether the server, which refuses the Workload API, has the Secret Discovery Service: it answers a
-// stream with a secret, or with silence while there is none. Any other server refuses that too.
+// isSDS reports whether a server that refuses the Workload API offers the Secret Discovery Service: it answers a
+// stream with a secret, or stays silent while there is none. Any other server refuses the stream.
 func (p *patient) isSDS() bool {
 	if p.network != "unix" {
 		return false
@@ -291,7 +291,7 @@ func (p *patient) isSDS() bool {
 	return p.ctx.Err() == nil
 }
 
-// bundle verifies the identity by the bundle that came with it, as a peer would.
+// bundle verifies the identity by its bundle, as a peer would.
 func (p *patient) bundle() check {
 	j := &judgement{bundles: p.update.Bundles, role: spiffe.AnyRole}
 	checks, err := j.chain(p.svid.Chain())
@@ -316,7 +316,7 @@ func (p *patient) bundle() check {
 	return c
 }
 
-// expiry looks at the time that is left.
+// expiry checks the remaining time.
 func (p *patient) expiry() check {
 	now, from, end := time.Now(), p.svid.Leaf().NotBefore, p.svid.NotAfter()
 	life, left := end.Sub(from), end.Sub(now)
@@ -332,8 +332,7 @@ func (p *patient) expiry() check {
 	return c
 }
 
-// clock compares the clock of this machine with that of the issuer, by a token that is made for it, and without one
-// by the certificate.
+// clock compares this machine's clock with the issuer's, by a fresh token, or without one by the certificate.
 func (p *patient) clock() check {
 	now := time.Now()
 	if early := p.svid.Leaf().NotBefore.Sub(now); early > 0 {
@@ -345,7 +344,7 @@ func (p *patient) clock() check {
 	if p.client == nil {
 		return sure
 	}
-	tokens, err := p.client.FetchJWTSVIDs(p.ctx, p.svid.ID(), "svid-doctor-"+rand.Text()) // which no cache has
+	tokens, err := p.client.FetchJWTSVIDs(p.ctx, p.svid.ID(), "svid-doctor-"+rand.Text()) // no cache has it
 	if err != nil {
 		return sure
 	}

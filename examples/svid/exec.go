@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// execDelay is how long the output of a command may be held open by what it has started.
+// execDelay is how long the command's children may hold its output open.
 const execDelay = time.Second
 
-// exec runs a command line with the shell, in the folder, and waits for it. After the time it is killed, with what it
-// has started in its process group.
+// exec runs a command line with the shell, in the directory, and waits for it. After the time limit it kills the
+// command with its process group.
 func (a *app) exec(ctx context.Context, line, dir string, limit time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it was killed after %s; see -exec-timeout", limit))
 	defer cancel()

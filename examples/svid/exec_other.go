@@ -4,5 +4,5 @@ package main
 
 import "os/exec"
 
-// killGroup leaves it to package exec to kill the command alone.
+// killGroup does nothing: package exec kills only the command itself.
 func killGroup(*exec.Cmd) {}

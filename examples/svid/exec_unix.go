@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// killGroup has the end of the context kill the process group of the command, and not the shell alone.
+// killGroup makes the end of the context kill the command's process group, not only the shell.
 func killGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -60,16 +60,16 @@ line for each change.`,
 	},
 }
 
-// retry is the wait after a command or a file has failed.
+// retry is the wait after a command or a write has failed.
 const retry = 30 * time.Second
 
-// fetcher writes what a Workload API has to a folder.
+// fetcher writes the identity and bundles of a Workload API to a directory.
 type fetcher struct {
 	dir, hint, socket string
 	cert, key, bundle string // names of files
 	jwtBundles        bool
 	mode              fs.FileMode
-	tokens            map[string]string // audiences, by the names of files
+	tokens            map[string]string // audiences, by file name
 	command           string
 	commandTimeout    time.Duration
 	timeout           time.Duration
@@ -143,7 +143,7 @@ func (f *fetcher) check() error {
 
 const mapName = "bundles.json"
 
-// fetch is the command, and watch if it goes on.
+// fetch is the command fetch, and the command watch if it goes on.
 func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on bool) error {
 	f := fetcher{tokens: map[string]string{}}
 	f.flags(a, fs)
@@ -164,7 +164,7 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 	if on {
 		cfg.Logger = log
 	}
-	if _, err := workloadapi.New(cfg); err != nil { // before a folder is made
+	if _, err := workloadapi.New(cfg); err != nil { // before creating a directory
 		return program.UsageError{Err: err}
 	}
 	first, cancel := ctx, context.CancelFunc(func() {})
@@ -200,8 +200,8 @@ func (a *app) fetch(ctx context.Context, fs *flag.FlagSet, args []string, on boo
 	return a.follow(ctx, &f, sink, log)
 }
 
-// federatedName names the file with the authorities of a federated trust domain. One with a very long name is in
-// bundles.json alone.
+// federatedName returns the file name for a federated trust domain's authorities. If the name would be too long, only
+// bundles.json has them.
 func federatedName(td spiffe.TrustDomain) string {
 	const longest = 200
 	if len(td.String()) > longest {
@@ -210,7 +210,7 @@ func federatedName(td spiffe.TrustDomain) string {
 	return "bundle-" + td.String() + ".pem"
 }
 
-// once writes the files one time.
+// once writes the files once.
 func (a *app) once(ctx context.Context, f *fetcher, sink *filesink.Sink) error {
 	if _, err := sink.Write(); errors.Is(err, workloadapi.ErrDenied) {
 		return fmt.Errorf("%w: %w", err, errNo)
@@ -234,18 +234,18 @@ func (a *app) follow(ctx context.Context, f *fetcher, sink *filesink.Sink, log *
 	defer stop()
 	running.Go(func() { _ = sink.Run(ctx) })
 
-	pending := f.command != "" // it is to run: at the start too, as the one before may have ended before it did
+	pending := f.command != "" // run at the start too: the last watch may have ended before its command did
 	for written := (time.Time{}); ; {
 		changed, state := sink.Changed(), sink.Report()
 		if len(state.Identities) > 0 && !state.Identities[0].LastSuccess.Equal(written) {
 			written, pending = state.Identities[0].LastSuccess, f.command != ""
-			// A version that is gone has another in its place, which is told of next.
+			// A version that is gone was replaced by another, which is reported next.
 			if err := a.told(f, sink); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}
 		var again <-chan time.Time
-		if pending && !state.Upstreams[0].LastSuccess.IsZero() { // the files are there
+		if pending && !state.Upstreams[0].LastSuccess.IsZero() { // the files exist
 			if err := a.exec(ctx, f.command, f.dir, f.commandTimeout); err == nil {
 				pending = false
 			} else if ctx.Err() == nil {
@@ -262,7 +262,7 @@ func (a *app) follow(ctx context.Context, f *fetcher, sink *filesink.Sink, log *
 	}
 }
 
-// told prints what is in the folder.
+// told prints the contents of the directory.
 func (a *app) told(f *fetcher, sink *filesink.Sink) error {
 	entries, err := os.ReadDir(filepath.Join(f.dir, "..data"))
 	if err != nil {
@@ -277,7 +277,7 @@ func (a *app) told(f *fetcher, sink *filesink.Sink) error {
 		{"files", names}})
 }
 
-// snapshot takes the identity and the bundles from a Workload API.
+// snapshot fetches the identity and the bundles from a Workload API.
 func snapshot(ctx context.Context, cfg workloadapi.Config) (*spiffe.Snapshot, error) {
 	if _, err := workloadapi.New(cfg); err != nil {
 		return nil, program.UsageError{Err: err}

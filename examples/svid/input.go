@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	maxInput = 16 << 20 // bytes of an input: a bundle map, which is the largest, may have as many
+	maxInput = 16 << 20 // bytes of an input: a bundle map, the largest, may have as many
 	maxPEM   = 1 << 20  // bytes of PEM and DER
 )
 
-// input is what was found in a file.
+// input is the parsed contents of a file.
 type input struct {
 	form  string              // "PEM", "DER", "token", "trust bundle" or "bundle map"
 	certs []*x509.Certificate // of PEM and DER
-	other []string            // the labels of what else is there, such as a private key
+	other []string            // labels of other blocks, such as a private key
 	text  []byte              // of a token or a document
 }
 
-// read reads the file with the name, or standard input for "-", until ctx is done, as an operator may be typing it.
+// read reads a file, or standard input for "-", until ctx is done: an operator may be typing it.
 func (a *app) read(ctx context.Context, name string) ([]byte, error) {
 	var data []byte
 	done := make(chan error, 1)
@@ -61,7 +61,7 @@ func (a *app) read(ctx context.Context, name string) ([]byte, error) {
 	}
 }
 
-// input reads a file and finds out what it is. No error repeats the contents, which may be secret.
+// input reads a file and detects its form. No error repeats the contents, which may be secret.
 func (a *app) input(ctx context.Context, name string) (*input, error) {
 	data, err := a.read(ctx, name)
 	if err != nil {
@@ -75,7 +75,7 @@ func (a *app) input(ctx context.Context, name string) (*input, error) {
 }
 
 func recognise(data []byte) (*input, error) {
-	trimmed := bytes.TrimPrefix(bytes.TrimSpace(data), []byte("Bearer ")) // as a token was copied from a header
+	trimmed := bytes.TrimPrefix(bytes.TrimSpace(data), []byte("Bearer ")) // as copied from a header
 	switch {
 	case len(trimmed) == 0:
 		return nil, errors.New("it is empty")
@@ -106,7 +106,7 @@ func recogniseJSON(doc []byte) (*input, error) {
 		"as a bundle map")
 }
 
-// readPEM reads the certificates, and remembers the labels of everything else.
+// readPEM reads the certificates, and records the labels of all other blocks.
 func readPEM(data []byte) (*input, error) {
 	if len(data) > maxPEM {
 		return nil, fmt.Errorf("%d bytes of PEM, the limit is %d", len(data), maxPEM)
@@ -133,7 +133,7 @@ func readPEM(data []byte) (*input, error) {
 	return in, err
 }
 
-// label names a PEM block; one that is not a usual name could be anything.
+// label returns the label of a PEM block if it is a usual one; any other text could be secret.
 func label(typ string) string {
 	if len(typ) > 40 || strings.Trim(typ, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ") != "" {
 		return "something else"
@@ -168,7 +168,7 @@ func readDER(data []byte) (*input, error) {
 }
 
 // bundles reads trust bundles, each from a file as in "roots.pem" or "example.org=roots.pem". td is the trust domain
-// of those that name none themselves; it may be zero.
+// of bundles that name none; it may be zero.
 func (a *app) bundles(ctx context.Context, specs []string, td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 	all, err := spiffe.NewBundleSet()
 	if err != nil {
@@ -199,8 +199,8 @@ func (a *app) bundles(ctx context.Context, specs []string, td spiffe.TrustDomain
 	return all, nil
 }
 
-// bundles returns the trust bundles that an input has. td is the trust domain of one that does not name it, in an
-// authority; it may be zero.
+// bundles returns the trust bundles in an input. td is the trust domain of a bundle without an authority that names
+// it; it may be zero.
 func (in *input) bundles(td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 	var b *spiffe.Bundle
 	var err error
@@ -238,7 +238,7 @@ func (in *input) bundles(td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 	return spiffe.NewBundleSet(b)
 }
 
-// unnamed stands for the trust domain of a bundle that names none.
+// unnamed stands for the unknown trust domain of a bundle.
 var unnamed = spiffe.MustParseID("spiffe://unnamed.invalid/x").TrustDomain()
 
 func orUnnamed(td spiffe.TrustDomain) spiffe.TrustDomain {
@@ -248,7 +248,7 @@ func orUnnamed(td spiffe.TrustDomain) spiffe.TrustDomain {
 	return td
 }
 
-// nameIn returns the trust domain that the authorities name, or zero if they name none, or several.
+// nameIn returns the trust domain that the authorities name, or zero if they name none or several.
 func nameIn(certs []*x509.Certificate) (td spiffe.TrustDomain) {
 	for _, c := range certs {
 		id, err := spiffe.IDFromCertificate(c)
@@ -263,7 +263,7 @@ func nameIn(certs []*x509.Certificate) (td spiffe.TrustDomain) {
 	return td
 }
 
-// oneNamed refuses bundles whose trust domain is not known.
+// oneNamed refuses bundles of unknown trust domains.
 func oneNamed(set *spiffe.BundleSet) error {
 	if _, err := set.Bundle(unnamed); err == nil {
 		return program.Misused("the bundle does not name its trust domain: add -trust-domain NAME, or write NAME=FILE")

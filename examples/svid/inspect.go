@@ -64,7 +64,7 @@ type lookFlags struct {
 	timeout     time.Duration
 }
 
-// look is inspect, and verify if only the judgement is shown.
+// look is inspect, or verify if only the verdict is shown.
 func (a *app) look(ctx context.Context, fs *flag.FlagSet, args []string, only bool) error {
 	var f lookFlags
 	fs.Var(&f.bundles, "bundle", "trust bundle as `[NAME=]FILE`: a SPIFFE document, a bundle map or roots in PEM; "+
@@ -143,7 +143,7 @@ func (r record) only(names ...string) (out record) {
 var roles = map[string]spiffe.Role{"any": spiffe.AnyRole, "server": spiffe.ServerRole, "client": spiffe.ClientRole,
 	"both": spiffe.BothRoles}
 
-// check refuses flags that do not fit together. only is for verify, and dial for a server.
+// check refuses flags that do not fit together. only means verify, dial a server.
 func (f *lookFlags) check(only, dial bool) error {
 	_, known := roles[f.role]
 	switch {
@@ -165,8 +165,8 @@ func (f *lookFlags) check(only, dial bool) error {
 	return nil
 }
 
-// judgement makes what the flags say. For tokens a Workload API is asked for their keys, too. self is the identity to
-// present, or nil.
+// judgement returns the judgement that the flags configure. If tokens is set, it also fetches their keys from a
+// Workload API. self is the identity to present, or nil.
 func (a *app) judgement(ctx context.Context, f *lookFlags, tokens bool) (j *judgement, self spiffe.SVIDSource,
 	err error) {
 	j = &judgement{audience: f.audience, role: roles[f.role]}
@@ -212,7 +212,7 @@ func live(target string) bool {
 	return err == nil && host != "" && port != "" && !strings.ContainsAny(target, "/\\")
 }
 
-// show describes what was found in a file, and judges it.
+// show describes a file's contents, and judges them.
 func (in *input) show(j *judgement, td spiffe.TrustDomain) (record, []check, error) {
 	switch in.form {
 	case "token":
@@ -229,7 +229,7 @@ func (in *input) show(j *judgement, td spiffe.TrustDomain) (record, []check, err
 	if len(in.certs) == 0 {
 		return record{{"kind", "no certificate"}, {"form", in.form}, also}, nil, nil
 	}
-	roots := chainID(in.certs).Path() == "" // else it is a leaf, if a bad one
+	roots := chainID(in.certs).Path() == "" // otherwise it is a leaf, if a bad one
 	for _, c := range in.certs {
 		roots = roots && c.IsCA
 	}
@@ -254,7 +254,7 @@ func describeAll(certs []*x509.Certificate) (all []record) {
 	return all
 }
 
-// describe is a certificate as a record.
+// describe returns a certificate as a record.
 func describe(c *x509.Certificate) record {
 	var names []string
 	sans, err := pki.ParseSANs(c.Extensions)
@@ -279,7 +279,7 @@ func describe(c *x509.Certificate) record {
 	}
 }
 
-// cut bounds what a certificate says of itself.
+// cut bounds a certificate's own texts.
 func cut(text string) string {
 	const most = 256
 	if len(text) <= most {
@@ -288,7 +288,7 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
-// few is the beginning of a list, with a word about the rest.
+// few returns the beginning of a list, with the number of omitted items.
 func few(list []string) []string {
 	const most = 20
 	if len(list) <= most {

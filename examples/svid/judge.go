@@ -17,24 +17,24 @@ import (
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
-// judgement is by what certificates and tokens are judged.
+// judgement verifies certificates and tokens.
 type judgement struct {
 	bundles  *spiffe.BundleSet // nil if there are none
 	policy   spiffe.Policy     // zero if there is none
 	role     spiffe.Role
-	audience string // of a JWT-SVID; empty if it is not known
+	audience string // of a JWT-SVID; empty if unknown
 }
 
 const notReached = "not reached"
 
-// stages are those of a spiffe.Verifier, in its order.
+// stages are the stages of a spiffe.Verifier, in its order.
 var stages = []string{"leaf", "bundle", "chain", "policy"}
 
-// chain judges a chain, leaf first. What comes after a failure is skipped.
+// chain judges a chain, leaf first. It skips the checks after a failure.
 func (j *judgement) chain(chain []*x509.Certificate) ([]check, error) {
 	var bundles spiffe.BundleSource = j.bundles
 	if j.bundles == nil {
-		bundles = new(spiffe.BundleSet) // the form is judged before a bundle is looked for
+		bundles = new(spiffe.BundleSet) // the form is judged before the bundle
 	}
 	policy := j.policy
 	if policy.IsZero() {
@@ -65,7 +65,7 @@ func (j *judgement) chain(chain []*x509.Certificate) ([]check, error) {
 	case at == 0:
 		leaf.Certificate = 1
 		return checks, nil
-	case refused && e.ID.IsZero(): // for its size, before it was looked at
+	case refused && e.ID.IsZero(): // refused for its size, unparsed
 		leaf.Result, leaf.Detail, bundle.Result, bundle.Detail = skipped, notReached, skipped, notReached
 		return checks, nil
 	}
@@ -115,7 +115,7 @@ func inTime(chain []*x509.Certificate) check {
 	return check{Name: "chain", Result: skipped, Detail: "in time, and not verified: no -bundle"}
 }
 
-// allowed asks the policy about an ID.
+// allowed applies the policy to an ID.
 func (j *judgement) allowed(id spiffe.ID) check {
 	c := check{Name: "policy", Result: skipped, Detail: "not judged: no -allow"}
 	if j.policy.IsZero() {
@@ -133,11 +133,11 @@ func chainID(chain []*x509.Certificate) spiffe.ID {
 	if len(chain) == 0 {
 		return spiffe.ID{}
 	}
-	id, _ := spiffe.IDFromCertificate(chain[0]) // without one it is zero
+	id, _ := spiffe.IDFromCertificate(chain[0]) // zero without an ID
 	return id
 }
 
-// idText is an ID as records have it.
+// idText returns an ID as shown in records.
 func idText(id spiffe.ID) string {
 	if id.IsZero() {
 		return ""
@@ -145,14 +145,14 @@ func idText(id spiffe.ID) string {
 	return id.String()
 }
 
-// blame returns which certificate of the chain an error is about, from 1, or 0 if it is not one of them.
+// blame returns the number of the certificate that an error is about, from 1, or 0 for none of them.
 func blame(chain []*x509.Certificate, err error) int {
 	var cert *x509.Certificate
 	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
 		cert = e.Cert
 	} else if e, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		cert = e.Cert
-	} else if _, ok := errors.AsType[x509.UnhandledCriticalExtension](err); ok { // which names none
+	} else if _, ok := errors.AsType[x509.UnhandledCriticalExtension](err); ok { // names no certificate
 		return 1 + slices.IndexFunc(chain, func(c *x509.Certificate) bool {
 			return len(c.UnhandledCriticalExtensions) > 0
 		})
@@ -160,7 +160,7 @@ func blame(chain []*x509.Certificate, err error) int {
 	return 1 + slices.IndexFunc(chain, func(c *x509.Certificate) bool { return cert != nil && c.Equal(cert) })
 }
 
-// advice says what an operator looks at after a chain was refused.
+// advice tells an operator what to check after a chain was refused.
 func advice(chain []*x509.Certificate, e *spiffe.VerifyError, bundles *spiffe.BundleSet) string {
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](e.Err); ok {
 		switch {
@@ -184,7 +184,7 @@ func advice(chain []*x509.Certificate, e *spiffe.VerifyError, bundles *spiffe.Bu
 	from := "a key without an id"
 	if n := blame(chain, e.Err); n > 0 {
 		id := chain[n-1].AuthorityKeyId
-		if bytes.Equal(chain[n-1].RawIssuer, chain[n-1].RawSubject) { // a root, which may name its key but as its own
+		if bytes.Equal(chain[n-1].RawIssuer, chain[n-1].RawSubject) { // a root may name only its own key
 			id = chain[n-1].SubjectKeyId
 		}
 		if len(id) > 0 {
@@ -196,13 +196,13 @@ func advice(chain []*x509.Certificate, e *spiffe.VerifyError, bundles *spiffe.Bu
 		from, strings.Join(few(have), ", "))
 }
 
-// short is the beginning of a key identifier, which a certificate may have at any length.
+// short is the beginning of a key identifier. A certificate's identifier may have any length.
 func short(id []byte) string { return hex.EncodeToString(id[:min(len(id), 10)]) }
 
-// inner is the text of an error of package spiffe without the name of the package.
+// inner returns an error's text without the prefix of package spiffe.
 func inner(err error) string { return strings.TrimPrefix(err.Error(), "spiffe: ") }
 
-// token judges a token, and returns what it says about itself. Its signature is in neither.
+// token judges a token, and returns its claims. Neither result contains its signature.
 func (j *judgement) token(text string) (record, []check) {
 	header, claims := payload(text)
 	wit := header.Typ == "wit+jwt"
@@ -260,7 +260,7 @@ func (j *judgement) token(text string) (record, []check) {
 	return r, checks
 }
 
-// jwt verifies the signature, the audience and the time of a JWT-SVID.
+// jwt verifies the signature, the audience and the lifetime of a JWT-SVID.
 func (j *judgement) jwt(text string, r record) check {
 	audience, detail := j.audience, "signature, audience and time are good"
 	if audience == "" {
@@ -280,32 +280,32 @@ func (j *judgement) jwt(text string, r record) check {
 	return check{Name: "proof", Result: ok, Detail: detail}
 }
 
-// wit verifies the signature and the time of a WIT-SVID. A validator judges the token before the proof of possession,
-// of which there is none here.
+// wit verifies the signature and the lifetime of a WIT-SVID. A validator judges the token before the proof of
+// possession, which is missing here.
 func (j *judgement) wit(text string) check {
 	v, err := witsvid.NewValidator(j.bundles, spiffe.AllowAnyPeer(), &witsvid.ValidatorOptions{Remember: -1,
 		Proofs: -1})
 	if err == nil {
 		_, err = v.Validate(text, "", witsvid.Call{Target: "https://unnamed.invalid/"})
 	}
-	if e, refused := errors.AsType[ruled](err); refused && strings.HasPrefix(e.RuleID(), "WPT-") { // of the proof
+	if e, refused := errors.AsType[ruled](err); refused && strings.HasPrefix(e.RuleID(), "WPT-") { // about the proof
 		return check{Name: "proof", Result: ok, Detail: "signature and time are good"}
 	}
 	return tokenCheck("proof", err)
 }
 
-// ruled is an error of packages jwtsvid and witsvid that says which rule of spiffe/CONFORMANCE.md a token breaks.
+// ruled is an error of package jwtsvid or witsvid with the broken rule of spiffe/CONFORMANCE.md.
 type ruled interface {
 	error
 	RuleID() string
 }
 
-// tokenCheck is the failure of a token.
+// tokenCheck returns the failed check of a token.
 func tokenCheck(name string, err error) check {
 	c := check{Name: name, Result: failed, Detail: err.Error()}
 	if e, ok := errors.AsType[ruled](err); ok {
 		c.Rule = e.RuleID()
-		_, c.Detail, _ = strings.Cut(c.Detail, ": ") // without the name of the package
+		_, c.Detail, _ = strings.Cut(c.Detail, ": ") // drop the package name
 	}
 	return c
 }
@@ -333,7 +333,8 @@ func (d date) time() time.Time {
 
 const maxToken = 16 << 10 // bytes, as in packages jwtsvid and witsvid
 
-// payload reads what is shown of a token beside what its package reads. Of other claims it has the names.
+// payload reads the shown parts of a token beyond those that its package parses. It returns only the names of other
+// claims.
 func payload(text string) (h header, c claims) {
 	parts := strings.Split(text, ".")
 	if len(parts) != 3 || len(text) > maxToken {
@@ -341,7 +342,7 @@ func payload(text string) (h header, c claims) {
 	}
 	head, _ := base64.RawURLEncoding.DecodeString(parts[0])
 	body, _ := base64.RawURLEncoding.DecodeString(parts[1])
-	_ = json.Unmarshal(head, &h) // what cannot be read is refused by the packages
+	_ = json.Unmarshal(head, &h) // the packages refuse malformed tokens
 	_ = json.Unmarshal(body, &c)
 	var all map[string]json.RawMessage
 	_ = json.Unmarshal(body, &all)

@@ -13,18 +13,18 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// A server refuses a client after the handshake, in TLS 1.3. This side waits for it ten times as long as the handshake
-// took, within these bounds.
+// In TLS 1.3 a server refuses a client after the handshake. We wait for that ten times as long as the handshake took,
+// within these bounds.
 const (
 	minAlert = 200 * time.Millisecond
 	maxAlert = 2 * time.Second
 )
 
-// server dials a TLS server, and judges its chain as that of a server. The connection is used for nothing else.
+// server dials a TLS server, and judges its chain as a server's. It sends nothing on the connection.
 func (a *app) server(ctx context.Context, addr string, j *judgement, self spiffe.SVIDSource) (record, []check, error) {
 	var chain []*x509.Certificate
 	var asked, presented bool
-	host, _, _ := net.SplitHostPort(addr) // live has tried it
+	host, _, _ := net.SplitHostPort(addr) // live has checked it
 	config := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		ServerName:         host,
@@ -91,7 +91,7 @@ func (a *app) server(ctx context.Context, addr string, j *judgement, self spiffe
 	return r, append(checks, client), err
 }
 
-// alert returns the alert with which a server ends a connection after its handshake, if it does so within wait.
+// alert returns the alert with which a server ends a connection after its handshake, if one comes within wait.
 func alert(conn net.Conn, wait time.Duration) error {
 	_ = conn.SetReadDeadline(time.Now().Add(wait))
 	_, err := conn.Read(make([]byte, 1))

@@ -1,5 +1,5 @@
-// Svid answers questions about SPIFFE identities: what is in this file, why is this peer refused, does the agent
-// answer, and what changed in the trust bundle.
+// Svid answers questions about SPIFFE identities: what a file contains, why a peer is refused, whether the agent
+// answers, and what changed in the trust bundle.
 //
 //	svid inspect FILE|HOST:PORT|-    show certificates, a token, a trust bundle or a TLS server
 //	svid verify FILE|HOST:PORT|-     judge a chain or a token by a bundle and a policy
@@ -10,10 +10,9 @@
 //	svid bundle diff OLD NEW         say which authorities came and went
 //	svid doctor                      go through everything between a workload and its identity
 //
-// Each command explains its flags with -h; svid -version prints the version. The flags come before the other
-// arguments; "-" is standard input. Output is for people, with colour on a terminal unless -no-color or the variable
-// NO_COLOR says otherwise, or one JSON document with -json. SPIFFE_ENDPOINT_SOCKET is the address of the Workload API
-// where -socket does not name another.
+// Each command explains its flags with -h; svid -version prints the version. Flags come before other arguments; "-"
+// is standard input. Output is for people, with colour on a terminal unless -no-color or the variable NO_COLOR is
+// set, or one JSON document with -json. Without -socket, SPIFFE_ENDPOINT_SOCKET is the address of the Workload API.
 //
 // The exit code is
 //
@@ -22,8 +21,8 @@
 //	2    the command line is wrong
 //	3    the question could not be answered: a file cannot be read, an agent or a server does not answer
 //
-// Private keys are never shown, whatever file they are in, and of a token neither the signature nor the values of
-// claims that its standard does not name. Rules have the ids of spiffe/CONFORMANCE.md.
+// It never shows private keys, nor a token's signature and values of claims that the token's standard does not name.
+// Rules have the ids of spiffe/CONFORMANCE.md.
 package main
 
 import (
@@ -42,7 +41,7 @@ import (
 )
 
 func main() {
-	time.Local = time.UTC // all times are printed in it
+	time.Local = time.UTC // print all times in UTC
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	terminal := func(f *os.File) bool {
@@ -66,23 +65,23 @@ const (
 
 const exitCodes = "Exit codes: 0 yes, 1 no, 2 wrong command line, 3 could not be found out."
 
-// errNo is the answer no. What led to it was printed, unless another error is around it.
+// errNo is the answer no. Its reasons were printed, unless another error wraps it.
 var errNo = errors.New("no")
 
-// app is the program and what it reaches.
+// app is the program with its input and output.
 type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	getenv      func(string) string
 	terminal    bool          // out is one
-	errTerminal bool          // and errOut
+	errTerminal bool          // errOut is one
 	retry       time.Duration // the wait after a command of watch, or a write, has failed
 
 	json, plain bool // flags of all commands
 	stream      bool // each JSON document is one line
 }
 
-// command is one word of the command line.
+// command is one command of the command line.
 type command struct {
 	words, args, doc string
 	run              func(*app, context.Context, *flag.FlagSet, []string) error // adds its flags and parses
@@ -91,7 +90,7 @@ type command struct {
 var commands = []command{inspectCommand, verifyCommand, fetchCommand, watchCommand, convertCommand, oidcCommand,
 	diffCommand, doctorCommand}
 
-// run carries out a command line, and returns the exit code.
+// run executes a command line, and returns the exit code.
 func (a *app) run(ctx context.Context, args []string) int {
 	for _, c := range commands {
 		words := strings.Fields(c.words)
@@ -138,7 +137,7 @@ func (a *app) exit(words string, err error) int {
 	switch {
 	case err == nil:
 		return exitYes
-	case err == errNo: // one that has more to say is wrapped
+	case err == errNo: // a wrapped one has more to report
 		return exitNo
 	case errors.Is(err, errNo):
 		code = exitNo
@@ -158,8 +157,7 @@ func (a *app) exit(words string, err error) int {
 	return code
 }
 
-// parse parses the flags, of which there may be none after the first argument. want is how many arguments there must
-// be.
+// parse parses the flags, which must precede the arguments. want is the number of arguments.
 func parse(fs *flag.FlagSet, args []string, want int) error {
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {

@@ -11,12 +11,12 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/program"
 )
 
-// record is what a command has found, in order: lines for people, and an object in JSON. Fields without a value are
-// left out.
+// record is a command's findings in order: lines for people, and an object in JSON. Fields without a value are left
+// out.
 type record []field
 
 type field struct {
-	name  string // in JSON; people see blanks in place of underscores
+	name  string // in JSON; for people, spaces replace underscores
 	value any    // string, []string, bool, result, time.Time, record, []record or []check
 }
 
@@ -25,7 +25,7 @@ type check struct {
 	Name        string `json:"check"`
 	Result      result `json:"result"`
 	Detail      string `json:"detail,omitempty"`
-	Certificate int    `json:"certificate,omitempty"` // the one that is to blame: 1 is the leaf
+	Certificate int    `json:"certificate,omitempty"` // the one to blame: 1 is the leaf
 	Rule        string `json:"rule,omitempty"`        // an id of spiffe/CONFORMANCE.md
 	Remedy      string `json:"remedy,omitempty"`
 }
@@ -41,7 +41,7 @@ const (
 	refused  result = "refused"
 )
 
-// verdict is errNo if a check has failed.
+// verdict returns errNo if a check failed.
 func verdict(checks []check) error {
 	for _, c := range checks {
 		if c.Result == failed {
@@ -51,7 +51,7 @@ func verdict(checks []check) error {
 	return nil
 }
 
-// The colours are those that every terminal has.
+// Colours that every terminal has.
 const (
 	bold   = "1"
 	red    = "31"
@@ -81,7 +81,7 @@ func (a *app) print(r record) error {
 	return err
 }
 
-// MarshalJSON writes an object whose members have the order of r.
+// MarshalJSON writes an object with its members in the order of r.
 func (r record) MarshalJSON() ([]byte, error) {
 	var b bytes.Buffer
 	for i, f := range r.filled() {
@@ -109,7 +109,7 @@ func (r record) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// filled returns the fields that have a value.
+// filled returns the fields with a value.
 func (r record) filled() (all record) {
 	for _, f := range r {
 		switch v := f.value.(type) {
@@ -195,7 +195,7 @@ func (a *app) say(format string, args ...any) {
 	fmt.Fprintln(a.errOut, text)
 }
 
-// flow breaks text, which begins at a column behind indent, between words if it is for a terminal.
+// flow breaks text between words if it goes to a terminal. The text begins at column at, after indent.
 func (a *app) flow(indent string, at int, text string) string {
 	if !a.terminal {
 		return text
@@ -212,11 +212,11 @@ func singular(name string) string {
 	return strings.TrimSuffix(name, "s")
 }
 
-// documents are the standards by the first letters of the ids of their rules.
+// documents maps the prefixes of rule ids to the standards.
 var documents = map[string]string{"ID": "SPIFFE-ID", "X5": "X509-SVID", "JWT": "JWT-SVID", "WIT": "WIT-SVID",
 	"BND": "Trust Domain and Bundle"}
 
-// text is a check in one line, without its name and result.
+// text returns a check in one line, without its name and result.
 func (c check) text() string {
 	text := c.Detail
 	if c.Certificate > 0 {
@@ -232,7 +232,7 @@ func (c check) text() string {
 	return clean(text)
 }
 
-// text is a value in one line.
+// text returns a value in one line.
 func (a *app) text(v any) string {
 	switch v := v.(type) {
 	case []string:
@@ -255,7 +255,7 @@ func (a *app) text(v any) string {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// span is a time that people can read: in seconds below two days, and in days beyond.
+// span formats a duration for people: in seconds below two days, and in days above.
 func span(d time.Duration) string {
 	if days := d / (24 * time.Hour); days >= 2 {
 		return fmt.Sprintf("%d days", days)
@@ -271,7 +271,7 @@ func (a *app) paint(color, text string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// clean makes text safe for a terminal: a peer chooses what is in its certificate, and must not move the cursor.
+// clean makes text safe for a terminal: a peer chooses its certificate's texts, which must not move the cursor.
 func clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {

@@ -28,7 +28,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
-// caOptions are the flags that say where identities come from.
+// caOptions are the flags that choose the source of identities.
 type caOptions struct {
 	from, roots, tokenFile string
 	more                   map[string]string
@@ -52,22 +52,22 @@ func (c *caOptions) register(flags *flag.FlagSet) {
 	})
 }
 
-// option returns the value of an option, which counts as known.
+// option returns the value of an option, and marks it as known.
 func (c *caOptions) option(name string) string {
 	defer delete(c.more, name)
 	return c.more[name]
 }
 
-// chosen reports whether an option is true. With another value it stays unknown.
+// chosen reports whether an option is true. An option with another value stays unknown.
 func (c *caOptions) chosen(name string) bool { return c.more[name] == "true" && c.option(name) != "" }
 
-// origin is where identities come from: a Source, what signs and checks tokens, and what has to run for them.
+// origin is the source of identities, with the signers and verifiers of tokens and the parts that must run for them.
 type origin struct {
 	workloadagent.Config
 	run []func(context.Context) error
 }
 
-// origin makes what -ca names.
+// origin opens the source that -ca names.
 func (o *options) origin(ctx context.Context) (from *origin, err error) {
 	c := &o.ca
 	kind, where, _ := strings.Cut(c.from, ":")
@@ -104,7 +104,7 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 		from, err = fromCA(issuer, o)
 	}
 	for name, value := range c.more {
-		if err != nil && kind == "dir" { // before it has come to them
+		if err != nil && kind == "dir" { // the directory was not created yet
 			break
 		}
 		err = program.Misused("%s: -ca-option %s=%.64q: there is %s", kind, name, value, caOptionsOf[kind])
@@ -115,14 +115,14 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 	return from, err
 }
 
-// caOptionsOf are the names and values of -ca-option.
+// caOptionsOf lists the names and values of -ca-option.
 var caOptionsOf = map[string]string{
 	"istio": "cluster=NAME and impersonate=true", "vault": "role=NAME, mount=PATH and login=ROLE",
 	"step": "fingerprint=HEX",
 	"dir":  "create=true, issuer=URL and algorithm=NAME", "google": "none", "spire": "none",
 }
 
-// fromCA returns the origin of a CA.
+// fromCA returns an origin that uses a CA.
 func fromCA(issuer caclient.CA, o *options) (*origin, error) {
 	m, err := secretcache.New(secretcache.Config{TrustDomain: o.td, CA: issuer, CAName: o.ca.from, Logger: o.log})
 	if err != nil {
@@ -131,7 +131,7 @@ func fromCA(issuer caclient.CA, o *options) (*origin, error) {
 	return &origin{workloadagent.Config{Source: m}, []func(context.Context) error{m.Run}}, nil
 }
 
-// fromFolder is a CA in this process, whose keys are in a folder.
+// fromFolder returns an origin with a CA in this process, whose keys are in a directory.
 func fromFolder(ctx context.Context, folder string, o *options) (*origin, error) {
 	store, err := ca.NewDirStore(folder)
 	var authority *ca.Authority
@@ -149,7 +149,7 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 	case err != nil:
 		return nil, err
 	}
-	// This process is the one caller, and asks for the identities of its file.
+	// This process is the only caller; it asks for the identities in its file.
 	issuer, err := local.NewFunc(authority, func(_ context.Context, csr *pki.CSR) (spiffe.ID, error) {
 		return csr.ID()
 	})
@@ -169,7 +169,7 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 	return from, nil
 }
 
-// upstream is another agent, with its identities as secrets.
+// upstream is another agent, whose identities it serves as secrets.
 type upstream struct {
 	*workloadapi.Source
 	secrets
@@ -177,7 +177,7 @@ type upstream struct {
 
 type secrets = sds.Source
 
-// fromAgent takes the identities of this process from another agent, such as SPIRE's.
+// fromAgent returns an origin that takes this process's identities from another agent, such as SPIRE's.
 func fromAgent(address string, o *options) (*origin, error) {
 	client, err := workloadapi.NewClient(address, nil)
 	if err != nil {

@@ -1,12 +1,12 @@
-// Workload-agent is an agent for the users of a machine: one file says which process may have which SPIFFE IDs, and
-// the agent obtains them from a CA or from SPIRE's agent, and serves them by the SPIFFE Workload API, by SDS and as
+// Workload-agent is an agent for the users of a machine: one file says which process may have which SPIFFE IDs. The
+// agent obtains them from a CA or from SPIRE's agent, and serves them by the SPIFFE Workload API, by SDS and as
 // files.
 //
 //	go run ./examples/workload-agent -demo
 //
-// shows it at work, with a CA of its own. README.md has the whole format of the file, and a table of the selectors.
+// runs it with its own CA. README.md documents the file's format and the selectors.
 //
-// The package sds/workloadagent is all of it but the choice of the CA, the flags, the logs and the port for
+// Package sds/workloadagent does the work; this program adds the choice of the CA, flags, logs and the port for
 // operators.
 package main
 
@@ -50,14 +50,14 @@ type options struct {
 	log                       *slog.Logger
 }
 
-// groups are those of -h.
+// groups are the groups of flags in -h.
 var groups = []program.FlagGroup{
 	{Title: "Where identities come from", Flags: "ca ca-roots ca-option token-file trust-domain"},
 	{Title: "Who gets what", Flags: "file node socket"},
 	{Title: "For operators", Flags: "admin"},
 }
 
-// run is the program. It returns nil when a signal ends it, or the time of -for.
+// run is the program. It returns nil after a signal, or after the duration of -for.
 func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("workload-agent", flag.ContinueOnError)
@@ -101,7 +101,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) 
 	return o.serve(ctx, from, out)
 }
 
-// demoFile is for the user of this process.
+// demoFile gives identities to the user of this process.
 const demoFile = `{
   "workloads": [
     {
@@ -114,7 +114,7 @@ const demoFile = `{
 }
 `
 
-// prepareDemo makes a folder for a CA and a file, and sets the options to them.
+// prepareDemo makes a temporary directory with a CA and a file, and sets the options to them.
 func (o *options) prepareDemo(out io.Writer) (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "workload-agent"); err != nil {
 		return "", err
@@ -129,7 +129,7 @@ func (o *options) prepareDemo(out io.Writer) (dir string, err error) {
 	return dir, os.WriteFile(o.file, fmt.Appendf(nil, demoFile, os.Getuid(), written), 0o600)
 }
 
-// serve runs the agent until ctx is done or a part of it fails.
+// serve runs the agent until ctx is done or a part fails.
 func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error {
 	from.File, from.TrustDomain, from.Node, from.Logger = o.file, o.td, o.node, o.log
 	agent, err := workloadagent.New(from.Config)
@@ -162,8 +162,7 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 			mux.Handle(path, probes)
 		}
 		context.AfterFunc(parts.Context(), func() { _ = page.Close() })
-		// Its connections count in the budget of the process, so that they leave descriptors for the socket and the
-		// renewal.
+		// These connections count in the process's budget, which leaves descriptors for the socket and the renewal.
 		parts.Go("-admin", (&unixsocket.Server{Listener: l, Handler: program.Local(mux), Logger: o.log}).Run)
 	}
 	socket := &unixsocket.Server{Path: o.socket, DirMode: 0o755, SocketMode: 0o666, Handler: agent, Logger: o.log}

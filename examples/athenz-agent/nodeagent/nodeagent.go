@@ -1,8 +1,9 @@
-// Package nodeagent is the agent of a Kubernetes node that gives its pods the identities of Athenz.
+// Package nodeagent is the agent of a Kubernetes node that gives its pods Athenz identities.
 //
-// The kubelet is the source of truth: the agent looks up the pod that asks, has an identity document signed for it,
-// and registers it with ZTS, Athenz's certificate authority. ZTS asks the provider, which verifies the document and
-// compares it with the live pod at the API server: see package authn/athenz for that, and for the signing service.
+// The kubelet is the source of truth: the agent looks up the requesting pod, has the signing service sign an identity
+// document for it, and registers it with ZTS, Athenz's certificate authority. ZTS asks the provider, which verifies
+// the document and compares it with the live pod at the API server; package authn/athenz implements the provider and
+// the signing service.
 //
 //	agent, err := nodeagent.New(nodeagent.Config{
 //		Volumes: "/var/athenz/volumes", Pods: kubelet, Signer: signing,
@@ -14,17 +15,16 @@
 //	…
 //	server := &unixsocket.Server{Path: "/var/athenz/agent/agent.sock", SocketMode: 0o666, Handler: agent}
 //
-// A pod takes its identity with package sidecar.
+// A pod obtains its identity with package sidecar.
 //
 // # What it promises
 //
-// Documents and keys are in memory only, and never in a log or an error. A certificate that was superseded is not
-// shown to ZTS again, which would revoke the instance for good.
+// Documents and keys stay in memory, and never appear in a log or an error. The agent never shows ZTS a superseded
+// certificate again, as ZTS would revoke the instance for good.
 //
 // # What it does not do
 //
-// It does not mount what pods see: [Volumes] has the files that a driver of FlexVolumes keeps, and
-// examples/athenz-agent is one.
+// It mounts nothing into pods: [Volumes] keeps the files for a FlexVolume driver, such as examples/athenz-agent.
 package nodeagent
 
 import (
@@ -70,14 +70,14 @@ const (
 	// Each identity costs an RSA key, a handshake and ZTS's work.
 	issuesAtOnce   = 8
 	issuesWaiting  = 1024
-	perHandle      = 0.2 // in a second
+	perHandle      = 0.2 // per second
 	perHandleBurst = 10
 
-	perHandleWaiting = 8 // requests, with the one that is answered
+	perHandleWaiting = 8 // requests, including the one being answered
 
 	maxCommonName = 64 // bytes, by RFC 5280
 
-	kubeletWait = 5 * time.Second // of a refresh, which has to end without the kubelet, too
+	kubeletWait = 5 * time.Second // for a refresh, which must work without the kubelet
 )
 
 // instanceCA is ZTS for one instance.
@@ -97,33 +97,33 @@ func newCA(o ztsclient.Options) (instanceCA, error) {
 
 // Config configures [New]. All fields up to Suffix are required.
 type Config struct {
-	// Volumes says which pod has which handle.
+	// Volumes maps handles to pods.
 	Volumes Volumes
 
-	// Pods says what a pod of this node is: see [athenz.NewKubelet].
+	// Pods describes the pods of this node: see [athenz.NewKubelet].
 	Pods athenz.PodSource
 
 	// Signer signs the documents: see [athenz.NewSigningClient].
 	Signer athenz.Signer
 
-	// ZTS says where ZTS is and which roots count. The agent sets the Instance, its proof, which is a document or the
-	// Certificate, and WithServiceToken.
+	// ZTS has the endpoint and the roots of ZTS. The agent sets the Instance, its proof (a document or the
+	// Certificate), and WithServiceToken.
 	ZTS ztsclient.Options
 
-	// Provider is the name of the provider's service, which ZTS asks about the instances.
+	// Provider is the name of the provider's service, which ZTS asks about instances.
 	Provider athenzname.Service
 
-	// Suffix is that of the provider's DNS names, such as svc.cluster.local.
+	// Suffix is the suffix of the provider's DNS names, such as svc.cluster.local.
 	Suffix string
 
-	// Mapping says which domain a namespace is, as for the provider.
+	// Mapping maps namespaces to domains, as for the provider.
 	Mapping athenzname.Mapping
 
-	// SPIFFE returns the SPIFFE ID in the certificate of a pod, such as Service.ID or Service.IDIn of its service;
-	// the zero ID means none. A nil func means Service.ID.
+	// SPIFFE returns the SPIFFE ID in a pod's certificate, such as Service.ID or Service.IDIn of its service; the
+	// zero ID means none. A nil func means Service.ID.
 	SPIFFE func(s athenzname.Service, pod *athenz.Pod) (spiffe.ID, error)
 
-	// Timeout bounds what a request waits for; 0 means 30 seconds.
+	// Timeout bounds how long a request waits; 0 means 30 seconds.
 	Timeout time.Duration
 
 	// Logger gets each identity (Info) and each failure (Warn). Nil means no logs.
@@ -139,25 +139,24 @@ type agent struct {
 	busy map[string]*turn // by handle
 }
 
-// turn lets one request for a handle go on at a time.
+// turn lets one request for a handle proceed at a time.
 type turn struct {
 	token chan struct{}
 	users int
 }
 
-// New returns the handler that pods ask for their identity, over a Unix socket that is mounted into them. POST
-// /v1/init/HANDLE gives the first one, and POST /v1/refresh/HANDLE each further. GET /healthz needs no handle. The
-// error says which field is wrong.
+// New returns the handler from which pods obtain their identity, over a Unix socket that is mounted into them. POST
+// /v1/init/HANDLE gives the first identity, and POST /v1/refresh/HANDLE each further one. GET /healthz needs no
+// handle. An error names the wrong field.
 //
 // An answer is a JSON object with the members ntoken, which is a service token, and keyPEM, certPEM and caCertPEM,
 // which are base64 of PEM: an RSA key of 2048 bits in PKCS#1, the chain, and the roots. The body of a refresh has
-// keyPEM and certPEM of the present identity, in base64 or as they are.
+// keyPEM and certPEM of the current identity, in base64 or as plain PEM.
 //
-// A pod is known by the handle of its volume; see [Volumes]. The first identity is given once for each volume: when
-// it has reached the pod, and until the last that has reached it has expired, a second init is refused with 403. A
-// refresh takes the certificate that was given last, or the one before, if the last was lost on the way; an older one
-// is refused here, as ZTS would revoke the instance for good. A pod that has another address than before gets a
-// certificate for that.
+// A pod proves itself by the handle of its volume; see [Volumes]. The first identity is given once for each volume:
+// after it has reached the pod, a second init gets 403 until the last delivered identity has expired. A refresh
+// accepts the latest certificate, or the one before in case the latest was lost on the way. It refuses older ones, as
+// ZTS would revoke the instance for good. A pod whose address has changed gets a certificate for the new one.
 func New(cfg Config) (http.Handler, error) { return newAgent(cfg, newCA) }
 
 func newAgent(cfg Config, newCA func(ztsclient.Options) (instanceCA, error)) (http.Handler, error) {
@@ -182,7 +181,7 @@ func newAgent(cfg Config, newCA func(ztsclient.Options) (instanceCA, error)) (ht
 	case cfg.Timeout < 0:
 		err = fmt.Errorf("the Timeout is %v", cfg.Timeout)
 	default:
-		// What is wrong with the AdminDomain or with ZTS is told for any pod.
+		// An error in the AdminDomain or in ZTS shows with any pod.
 		var any athenzname.Service
 		if any, err = cfg.Mapping.Service("default", "default"); err == nil {
 			_, err = newCA(a.request(athenzname.Instance{Provider: cfg.Provider, Service: any, ID: "any",
@@ -199,7 +198,7 @@ func newAgent(cfg Config, newCA func(ztsclient.Options) (instanceCA, error)) (ht
 	return mux, nil
 }
 
-// request returns how ZTS is asked for an instance, by a document, to register it, or by the certificate that it has.
+// request returns the ZTS request for an instance: a document registers it, its certificate refreshes it.
 func (a *agent) request(i athenzname.Instance, document string, certificate *tls.Certificate) ztsclient.Options {
 	o := a.cfg.ZTS
 	o.Instance, o.WithServiceToken = i, true
@@ -211,7 +210,7 @@ func (a *agent) request(i athenzname.Instance, document string, certificate *tls
 	return o
 }
 
-// refusal is an answer of the agent that is no identity.
+// refusal is an error answer of the agent.
 type refusal struct {
 	code int
 	text string // for the pod
@@ -229,7 +228,7 @@ func (e *refusal) Unwrap() error { return e.err }
 
 func failed(code int, text string, err error) error { return &refusal{code, text, err} }
 
-// serve answers a request. The result of work is what the pod is given, and what is written down of it.
+// serve answers a request. work returns the pod's answer and the record of it.
 func (a *agent) serve(w http.ResponseWriter, r *http.Request, work func(http.ResponseWriter, *http.Request,
 	string) (*agentapi.Given, *volumeContext, error)) {
 	handle := r.PathValue("handle")
@@ -260,7 +259,7 @@ func (a *agent) serve(w http.ResponseWriter, r *http.Request, work func(http.Res
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity given, and not written down",
 			slog.String("err", bearer.Redact(err.Error(), handle)))
 	default:
-		// paths of files have it
+		// File paths could contain the handle.
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "identity not given", slog.String("path", r.Pattern),
 			slog.String("err", bearer.Redact(err.Error(), handle)))
 		answerError(w, err)
@@ -280,7 +279,7 @@ func answerError(w http.ResponseWriter, err error) {
 	http.Error(w, "the identity could not be obtained", http.StatusInternalServerError)
 }
 
-// exclusive calls f while no other call for the handle does.
+// exclusive calls f. Calls for the same handle wait for each other.
 func (a *agent) exclusive(ctx context.Context, handle string, f func() (*agentapi.Given, *volumeContext, error)) (
 	*agentapi.Given, *volumeContext, error) {
 	if !agentapi.IsHandle(handle) || !a.cfg.Volumes.there(handle) {
@@ -332,15 +331,15 @@ func (a *agent) first(_ http.ResponseWriter, r *http.Request, handle string) (*a
 	}
 	given, known, signed, err := a.register(ctx, handle, data)
 	if err != nil && signed {
-		// The next document of this pod has to be another one: one that is signed in the same second is not. Only the
-		// requests of this pod wait for that.
+		// The pod's next document must differ from this one, so it must not be signed in the same second. Only this
+		// pod's requests wait for that.
 		_ = renew.Sleep(context.WithoutCancel(ctx), time.Second)
 	}
 	return given, known, err
 }
 
-// register registers the pod of a volume, in one of the slots. It reports whether there was a document, too, which
-// may be used up now.
+// register registers the pod of a volume, in one of the slots. It also reports whether there was a document, which
+// may now be used up.
 func (a *agent) register(ctx context.Context, handle string, data volumeData) (given *agentapi.Given,
 	known *volumeContext, signed bool, err error) {
 	if err := a.limit.Acquire(ctx, handle); err != nil {
@@ -384,7 +383,7 @@ func (a *agent) register(ctx context.Context, handle string, data volumeData) (g
 	return given, known, true, nil
 }
 
-// instance returns what a pod is for Athenz.
+// instance returns a pod's instance in Athenz.
 func (a *agent) instance(pod *athenz.Pod) (athenzname.Instance, error) {
 	service, err := a.cfg.Mapping.Service(pod.Namespace, pod.ServiceAccount)
 	if err != nil {
@@ -393,7 +392,7 @@ func (a *agent) instance(pod *athenz.Pod) (athenzname.Instance, error) {
 	if !pod.IP.IsValid() {
 		return athenzname.Instance{}, errors.New("the pod has no address yet")
 	}
-	if n := len(service.String()); n > maxCommonName { // by which ZTS knows a service that refreshes
+	if n := len(service.String()); n > maxCommonName { // ZTS identifies a refreshing service by it
 		return athenzname.Instance{}, fmt.Errorf(
 			"the service %q has %d bytes, and a common name %d at most: shorten the name of the namespace or of "+
 				"the service account",
@@ -408,7 +407,7 @@ func (a *agent) instance(pod *athenz.Pod) (athenzname.Instance, error) {
 	return i, i.Check()
 }
 
-// next gives the identity that follows one.
+// next gives the identity that follows the current one.
 func (a *agent) next(w http.ResponseWriter, r *http.Request, handle string) (*agentapi.Given, *volumeContext, error) {
 	known, err := a.cfg.Volumes.context(handle)
 	if err != nil {
@@ -443,7 +442,7 @@ func (a *agent) next(w http.ResponseWriter, r *http.Request, handle string) (*ag
 		return nil, nil, err
 	}
 	defer a.limit.Release()
-	// Whether or not the answer of ZTS arrives, the one before is superseded when this one has been presented.
+	// Whether or not the answer of ZTS arrives, presenting this certificate supersedes the one before.
 	known.Serials = []string{leaf.SerialNumber.Text(16)}
 	err = a.cfg.Volumes.save(handle, known)
 	var given *agentapi.Given
@@ -462,8 +461,8 @@ func (a *agent) next(w http.ResponseWriter, r *http.Request, handle string) (*ag
 	return given, known, nil
 }
 
-// moved reports whether the pod of an instance has another address by now, as when its sandbox was made anew, and
-// notes it. The provider refuses the one before.
+// moved reports whether an instance's pod has a new address, as with a new sandbox, and records it. The provider
+// refuses the old one.
 func (a *agent) moved(ctx context.Context, handle string, i *athenzname.Instance) bool {
 	ctx, cancel := context.WithTimeout(ctx, kubeletWait)
 	defer cancel()
@@ -479,7 +478,7 @@ func (a *agent) moved(ctx context.Context, handle string, i *athenzname.Instance
 	return true
 }
 
-// issue obtains a certificate for a new key, and notes in known which it is.
+// issue obtains a certificate for a new key, and records it in known.
 func (a *agent) issue(ctx context.Context, request ztsclient.Options, known *volumeContext) (*agentapi.Given, error) {
 	want, err := ztsclient.Expectation(request.Instance, request.TrustDomain)
 	if err != nil {

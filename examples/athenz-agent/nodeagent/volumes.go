@@ -25,26 +25,27 @@ import (
 const (
 	dataFile    = "data.json"
 	contextFile = "context.json"
-	secretFile  = "secret" // of the node, which handles are made with
+	secretFile  = "secret" // of the node; handles are made with it
 	secretSize  = 32       // bytes
-	maxVolume   = 64 << 10 // bytes of a file
+	maxVolume   = 64 << 10 // bytes per file
 )
 
-// Volumes is the folder of a node, such as /var/athenz/volumes, in which the agent and the driver of the volumes keep
-// what they know of them. Both run as the same user, or as root: other users can read nothing in it. It is safe for
+// Volumes is a node's directory, such as /var/athenz/volumes, in which the agent and the volume driver keep their
+// records. Both run as the same user, or as root: other users can read nothing in it. It is safe for concurrent use,
+// also by several processes.
 // concurrent use, by several processes, too.
-//
-// The first [Volumes.Add] makes a secret of the node in the file secret. Without it the handles of the volumes that
+// The first [Volumes.Add] creates the node's secret, in the file secret. Without it the handles of existing volumes
+// can no longer be found by their paths.
 // are there cannot be found by their paths any more.
 type Volumes string
 
 type volumeData struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	UID       string `json:"uid,omitempty"` // of the pod, if the path has it
+	UID       string `json:"uid,omitempty"` // of the pod, if the path contains it
 }
 
-// podIn returns the UID of the pod in a path of the kubelet, or "".
+// podIn returns the pod's UID in a kubelet path, or "".
 func podIn(path string) string {
 	_, rest, _ := strings.Cut(path, "/pods/")
 	uid, _, _ := strings.Cut(rest, "/")
@@ -54,12 +55,12 @@ func podIn(path string) string {
 	return uid
 }
 
-// Add notes that a volume was mounted for a pod, for a driver of volumes to call, and returns its handle. The pod proves
-// itself to the agent with the handle, which cannot be guessed without the secret of the node. If the path has the UID
-// of the pod, as paths of the kubelet have, the handle gives nothing to a later pod of the same name.
+// Add records that a volume was mounted for a pod, and returns the volume's handle. Volume drivers call it. The pod
+// proves itself to the agent with the handle, which cannot be guessed without the node's secret. If the path contains
+// the pod's UID, as the kubelet's paths do, the handle gives nothing to a later pod with the same name.
 //
-// The folder mount in the folder of the handle is what the driver mounts at the path: the pod finds the handle there,
-// in the file id. A volume that was there before is forgotten, so that the pod can take its identity again.
+// The driver mounts the subdirectory mount of the handle's directory at the path: the pod finds the handle there, in
+// the file id. Add forgets an earlier volume at the path, so that the pod can take its first identity again.
 func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error) {
 	if v == "" {
 		return "", errors.New("nodeagent: add volume: there is no folder for it")
@@ -86,7 +87,7 @@ func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error
 	return handle, nil
 }
 
-// handle returns the handle of the volume at a path. It makes the secret of the node, if there is none yet.
+// handle returns the handle of the volume at a path. It creates the node's secret if there is none.
 func (v Volumes) handle(mountPath string) (handle string, err error) {
 	err = store.New(string(v), "agent", func(error) {}).Use(func(f *store.Folder) error {
 		secret, err := f.Read(secretFile, secretSize, true)
@@ -105,22 +106,22 @@ func (v Volumes) handle(mountPath string) (handle string, err error) {
 	return handle, err
 }
 
-// writeID makes what the pod sees, which each user in it can read.
+// writeID writes the handle's file, which each user in the pod can read.
 func (v Volumes) writeID(handle string) error {
 	root, err := private.OpenDir(filepath.Join(string(v), handle), private.Options{})
 	if err != nil {
 		return err
 	}
-	defer root.Close() // only a name
+	defer root.Close()
 	if err := root.Mkdir("mount", 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	// above it only this user may enter, and the pod has nothing else
+	// Only this user may enter the directories above; the pod sees nothing else.
 	return root.WriteFile("mount/id", []byte(handle), 0o644)
 }
 
-// Remove forgets the volume that was mounted at a path, with what the agent knows of the pod. One that is not there is
-// forgotten already. What the driver has mounted into it, at mount/connect for example, has to be unmounted before.
+// Remove forgets the volume at a path, and all records of its pod. It is no error if there is none. The driver must
+// first unmount everything that it has mounted there, such as mount/connect.
 func (v Volumes) Remove(mountPath string) error {
 	if v == "" {
 		return errors.New("nodeagent: remove volume: there is no folder for it")
@@ -132,8 +133,7 @@ func (v Volumes) Remove(mountPath string) error {
 	if err != nil {
 		return fmt.Errorf("nodeagent: remove volume: %w", err)
 	}
-	// One by one: what is still mounted is an error, and not deleted through the mount. A crash leaves drafts of the
-	// files.
+	// Remove the files one by one: a remaining mount then fails instead of being emptied. A crash may leave drafts.
 	for _, name := range []string{dataFile, dataFile + ".new", contextFile, contextFile + ".new", "mount/id",
 		"mount/connect", "mount", ""} {
 		err := os.Remove(filepath.Join(string(v), handle, name))
@@ -148,7 +148,7 @@ func (v Volumes) use(handle string, f func(*store.Folder) error) error {
 	return store.New(filepath.Join(string(v), handle), "agent", func(error) {}).Use(f)
 }
 
-// there reports whether there is a volume with the handle.
+// there reports whether a volume with the handle exists.
 func (v Volumes) there(handle string) bool {
 	_, err := os.Stat(filepath.Join(string(v), handle, dataFile))
 	return err == nil
@@ -176,7 +176,7 @@ func (v Volumes) read(handle, name string, into any) error {
 	})
 }
 
-// volumeContext is what the agent knows of an instance that has an identity.
+// volumeContext is the agent's record of an instance that has an identity.
 type volumeContext struct {
 	Domain          string
 	Service         string
@@ -186,12 +186,12 @@ type volumeContext struct {
 	SANURIs         []*url.URL
 	InstanceID      string
 
-	// What follows is not in the file of the original.
+	// The fields below are not in the original's file.
 	Delivered bool      // an identity has reached the pod
-	Serials   []string  // in hexadecimal, of the newest certificate and of the one that it was made with
-	Expires   time.Time // when the newest certificate does that has reached the pod
+	Serials   []string  // in hexadecimal, of the newest certificate and of the one presented for it
+	Expires   time.Time // the end of the newest certificate that has reached the pod
 
-	ends time.Time // when the one does that is to be given now
+	ends time.Time // the end of the certificate about to be given
 }
 
 func newContext(i athenzname.Instance) (*volumeContext, error) {
@@ -213,7 +213,7 @@ func (c *volumeContext) setIPs(i athenzname.Instance) {
 	}
 }
 
-// instance returns the instance, which the agent with this suffix has written down.
+// instance returns the recorded instance.
 func (c *volumeContext) instance(suffix string) (athenzname.Instance, error) {
 	provider, err := athenzname.ParseService(c.ProviderService)
 	if err != nil {

@@ -18,24 +18,24 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// maxIdentityFile is the most bytes of a file with a part of an identity.
+// maxIdentityFile bounds each file of an identity, in bytes.
 const maxIdentityFile = 1 << 20
 
-// Files are the files in which a pod keeps its identity. Readers never see a part of a file. A process that is killed
-// while it writes leaves the whole identity or the one before: what is missing is completed when the files are read
-// or written again. One process at a time writes. The folders are made if they are missing. The key and the token
-// have the mode 0440, the others 0444.
+// Files are the files in which a pod keeps its identity. Readers never see a partial file. If a process is killed
+// while it writes, either the new identity or the previous one remains, and the next read or write completes the
+// change. Only one process may write at a time. Missing directories are created. The key and the token have mode
+// 0440, the others 0444.
 type Files struct {
 	// KeyFile, CertificateFile and RootsFile are the paths of the private key, of the certificate with its
-	// intermediates, and of the roots, in PEM and in one folder. An RSA key is in PKCS#1, and any other in PKCS#8.
-	// The roots stay as they are if none came with the certificate.
+	// intermediates, and of the roots, in PEM and in one directory. An RSA key is in PKCS#1, any other in PKCS#8. If
+	// no roots come with the certificate, their file stays as it is.
 	KeyFile, CertificateFile, RootsFile string
 
-	// TokenFile is the path of the service token. Empty means that it is not written.
+	// TokenFile is the path of the service token. If it is empty, no token is written.
 	TokenFile string
 }
 
-// check returns what is wrong with the paths.
+// check validates the paths.
 func (f Files) check() error {
 	dir, key, cert := filepath.Dir(f.KeyFile), filepath.Clean(f.KeyFile), filepath.Clean(f.CertificateFile)
 	roots, token := filepath.Clean(f.RootsFile), filepath.Clean(f.TokenFile)
@@ -51,7 +51,7 @@ func (f Files) check() error {
 	return nil
 }
 
-// store is Files that are in order.
+// store is a validated Files.
 type store struct {
 	Files
 	logger *slog.Logger
@@ -71,7 +71,7 @@ func (f store) write(ctx context.Context, i *Identity) error {
 	if roots := i.Roots; len(roots) > 0 {
 		set[filepath.Base(f.RootsFile)] = fileset.File{Data: pki.MarshalCertificatesPEM(roots...), Mode: 0o444}
 	}
-	// The token is a file of its own; it is good with the certificate before, too.
+	// The token has its own file; it also goes with the previous certificate.
 	if token := i.ServiceToken(); f.TokenFile != "" && token != "" {
 		if err := f.replace(ctx, filepath.Dir(f.TokenFile),
 			map[string]fileset.File{filepath.Base(f.TokenFile): {Data: []byte(token), Mode: 0o440}}); err != nil {
@@ -97,9 +97,9 @@ func (f store) open(ctx context.Context, dir string, last ...string) (*fileset.F
 	}})
 }
 
-// read returns the identity that write has written. The error wraps [fs.ErrNotExist] if there is none. Roots or a
-// service token that cannot be read, or a token of another service, are none, and the logger is warned: the next
-// refresh writes them anew.
+// read returns the identity that write wrote. The error wraps [fs.ErrNotExist] if there is none. Unreadable roots,
+// and a service token that is unreadable or another service's, are left out with a warning: the next refresh writes
+// them again.
 func (f store) read() (*Identity, error) {
 	if _, err := os.Stat(filepath.Dir(f.KeyFile)); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (f store) read() (*Identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer folder.Close() // it has completed what was not
+	defer folder.Close() // opening it completes an interrupted change
 	certs, err := files.Read(f.CertificateFile, maxIdentityFile)
 	var key []byte
 	if err == nil {
@@ -139,7 +139,7 @@ func (f store) read() (*Identity, error) {
 	return newIdentity(credential, roots, func() string { return token }), nil
 }
 
-// serviceOf returns the service that a service token names, which nothing has verified.
+// serviceOf returns the service that a service token names. It does not verify the token.
 func serviceOf(token string) string {
 	names := map[string]string{}
 	for part := range strings.SplitSeq(token, ";") {
@@ -149,7 +149,7 @@ func serviceOf(token string) string {
 	return names["d"] + "." + names["n"]
 }
 
-// optional reads a file without which an identity is one, too.
+// optional reads a file that an identity can do without.
 func (f store) optional(ctx context.Context, name string, use func([]byte) error) {
 	if name == "" {
 		return

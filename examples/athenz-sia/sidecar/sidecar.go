@@ -1,5 +1,5 @@
-// Package sidecar is the client in a pod that has an identity of Athenz: it takes the identity from the agent of the
-// node, package nodeagent, and keeps it fresh, in memory and in files.
+// Package sidecar is the client in a pod with an Athenz identity: it obtains the identity from the node's agent,
+// package nodeagent, and keeps it fresh, in memory and in files.
 //
 //	s, err := sidecar.Start(ctx, sidecar.Config{
 //		Socket: "/identity/connect/agent.sock", HandleFile: "/identity/id",
@@ -13,9 +13,9 @@
 //
 // # What it promises
 //
-// An identity that is still valid is never dropped because a refresh failed. One that cannot be written to the files
-// is not published, and is written again soon: the agent gives the first one once. The key and the token are never in
-// a log or an error.
+// A failed refresh never drops a valid identity. An identity that cannot be written to the files is not published,
+// and the write is retried soon, because the agent gives the first identity only once. The key and the token never
+// appear in a log or an error.
 package sidecar
 
 import (
@@ -53,20 +53,19 @@ const (
 	defaultTimeout  = 30 * time.Second
 )
 
-// patience is for an agent that does not answer: it is on the same machine.
+// patience is short: the agent is on the same machine.
 var patience = renew.Patience{Impatient: 30 * time.Second, Longest: 5 * time.Minute}
 
 type redacted = redact.Text // so that the embedded field is not exported
 
-// Identity is what a pod is given by the agent of its node. It does not print its key and its token.
+// Identity is the identity that a pod's agent gave it. It does not print its key and its token.
 type Identity struct {
 	redacted
 
-	// Credential is the certificate with its key. If the certificate has a SPIFFE ID, its PEM makes an X.509-SVID,
-	// too.
+	// Credential is the certificate with its key. If the certificate has a SPIFFE ID, its PEM is also an X.509-SVID.
 	Credential *pki.Credential
 
-	// Roots are those of the certificates that ZTS issues.
+	// Roots are the roots of the certificates that ZTS issues.
 	Roots []*x509.Certificate
 
 	token func() string // a func, because no printer shows what it holds
@@ -77,7 +76,7 @@ func newIdentity(c *pki.Credential, roots []*x509.Certificate, serviceToken func
 	return &Identity{redact.New(text), c, roots, serviceToken}
 }
 
-// ServiceToken returns the service token that came with the certificate; empty if none did. It is a secret.
+// ServiceToken returns the service token that came with the certificate, or "". It is a secret.
 func (i *Identity) ServiceToken() string {
 	if i.token == nil {
 		return ""
@@ -93,20 +92,20 @@ type Config struct {
 	// HandleFile is the file with the handle of the pod's volume, such as /identity/id.
 	HandleFile string
 
-	// Files is where the identity is kept. A Sidecar begins with what is there, such as what an init container has
-	// written, if that has not expired. The zero value keeps it in memory alone: then a restart takes another first
+	// Files is where the identity is kept. A Sidecar starts with the identity there, such as an init container's, if
+	// it has not expired. The zero value keeps the identity only in memory: a restart then needs another first
 	// identity, which the agent refuses until the last one has expired.
 	Files Files
 
-	// Interval is how often the identity is refreshed, give or take a tenth; 0 means an hour. It is refreshed when
-	// half of its life is over, too.
+	// Interval is how often the identity is refreshed, give or take a tenth; 0 means an hour. It is also refreshed
+	// after half of its life.
 	Interval time.Duration
 
 	// Timeout bounds each attempt; 0 means 30 seconds.
 	Timeout time.Duration
 
-	// Logger gets each new identity (Info) and each failure (Warn), and is warned of files that cannot be read or
-	// that other users may replace. Nil means no logs.
+	// Logger gets each new identity (Info), each failure (Warn), and warnings of files that are unreadable or that
+	// other users may replace. Nil means no logs.
 	Logger *slog.Logger
 }
 
@@ -114,21 +113,21 @@ type Config struct {
 type Sidecar struct {
 	cfg   Config
 	agent agent
-	keep  func(ctx context.Context, i *Identity) error // nil for memory alone
+	keep  func(ctx context.Context, i *Identity) error // nil: keep it in memory only
 	life  lifecycle.Life
 	cur   atomic.Pointer[state]
 	news  renew.Signal
 
-	unkept *Identity // was given, and could not be kept so far; only for what runs
+	unkept *Identity // given but not yet kept; only for Run's goroutine
 }
 
-// agent is a client of the agent.
+// agent is a client of the node's agent.
 type agent interface {
 	Init(ctx context.Context) (*agentapi.Answer, error)
 	Refresh(ctx context.Context, current *pki.Credential) (*agentapi.Answer, error)
 }
 
-// state was published together. It never changes.
+// state is published as a whole, and never changes.
 type state struct {
 	identity  *Identity // nil before the first
 	refreshes uint64
@@ -136,7 +135,7 @@ type state struct {
 	err       error // of the last attempt
 }
 
-// New checks cfg, reads the Files, and returns a Sidecar. It asks the agent for nothing.
+// New checks cfg, reads the Files, and returns a Sidecar. It does not contact the agent.
 func New(cfg Config) (*Sidecar, error) {
 	client, err := agentapi.NewClient(cfg.Socket, cfg.HandleFile)
 	if err != nil {
@@ -155,14 +154,14 @@ func New(cfg Config) (*Sidecar, error) {
 		return nil, fmt.Errorf("sidecar: new: folder of %s: %w; let user %d write to it", cfg.Files.KeyFile, err,
 			os.Getuid())
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the agent says whether another one is to be had
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without one, ask the agent
 		cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn,
 			"sidecar: the files have no identity that can be used", slog.Any("err", err))
 	}
 	return newSidecar(cfg, client, kept.write, first)
 }
 
-// newSidecar returns a Sidecar that begins with an identity, if that is not nil.
+// newSidecar returns a Sidecar that starts with the identity first, if that is not nil.
 func newSidecar(cfg Config, from agent, keep func(context.Context, *Identity) error, first *Identity) (*Sidecar,
 	error) {
 	cfg.Interval, cfg.Timeout = cmp.Or(cfg.Interval, defaultInterval), cmp.Or(cfg.Timeout, defaultTimeout)
@@ -180,9 +179,8 @@ func newSidecar(cfg Config, from agent, keep func(context.Context, *Identity) er
 	return s, nil
 }
 
-// Start returns a Sidecar that has an identity, and runs until [Sidecar.Close]. The end of ctx ends a start that is
-// not done yet, and nothing after that. If it fails, nothing is left running, and the error is that of New or of
-// Ready.
+// Start returns a Sidecar that has an identity, and runs until [Sidecar.Close]. Once Start has returned, ctx has no
+// effect. If Start fails, nothing is left running, and the error is from New or Ready.
 func Start(ctx context.Context, cfg Config) (*Sidecar, error) {
 	s, err := New(cfg)
 	if err != nil {
@@ -201,12 +199,12 @@ func (s *Sidecar) Run(ctx context.Context) error {
 	return s.life.RunAs(ctx, "sidecar", s.work)
 }
 
-// Close ends Run, or what Start has started, for good, and waits for it. What was obtained stays readable. The error
-// is always nil.
+// Close ends Run, or the work of Start, for good, and waits for it. The last identity stays readable. The error is
+// always nil.
 func (s *Sidecar) Close() error { return s.life.Close() }
 
 // Ready waits until there is an identity that has not expired. The error wraps [spiffe.ErrNotReady], the cause of
-// ctx, and what the last attempt failed with.
+// ctx, and the last attempt's error.
 func (s *Sidecar) Ready(ctx context.Context) error {
 	err := s.life.Await(ctx, s.Changed, func() bool { _, err := s.Identity(); return err == nil })
 	if err == nil {
@@ -222,8 +220,8 @@ func (s *Sidecar) Ready(ctx context.Context) error {
 	return fmt.Errorf("sidecar: %w; waited for it: %w", why, err)
 }
 
-// Identity returns the present identity. It does not block. Before the first, and after the end of the certificate,
-// the error wraps [spiffe.ErrNotReady] and says what the last attempt failed with.
+// Identity returns the current identity. It does not block. Before the first one, and after the certificate has
+// expired, the error wraps [spiffe.ErrNotReady] and includes the last attempt's error.
 func (s *Sidecar) Identity() (*Identity, error) {
 	st := s.cur.Load()
 	switch {
@@ -238,8 +236,7 @@ func (s *Sidecar) Identity() (*Identity, error) {
 	return st.identity, nil
 }
 
-// Changed returns a channel that is closed when the identity changes, or an attempt to get one has failed. Take it
-// before reading.
+// Changed returns a channel that is closed when the identity changes or an attempt fails. Take it before reading.
 func (s *Sidecar) Changed() <-chan struct{} { return s.news.Changed() }
 
 // Report implements [report.Reporter] with the identity, and the agent as the upstream. The metrics are:
@@ -251,7 +248,7 @@ func (s *Sidecar) Changed() <-chan struct{} { return s.news.Changed() }
 func (s *Sidecar) Report() report.Report {
 	st := s.cur.Load()
 	_, err := s.Identity()
-	// not its Own: a restart asks for another init, which the agent refuses
+	// It is not its Own: a restart needs another init, which the agent refuses.
 	i := report.Identity{Name: "default", Failures: st.failures, Err: st.err}
 	r := report.Report{
 		NotReady: err, Upstreams: []report.Upstream{{Name: "agent", OK: st.refreshes > 0, Failures: st.failures,
@@ -287,7 +284,7 @@ func (s *Sidecar) writeMetrics(w io.Writer) error {
 	return m.Write(w)
 }
 
-// work refreshes until ctx is done. What it begins with is refreshed at once: how old it is, is not known.
+// work refreshes until ctx is done. It refreshes a stored identity at once, as its age is unknown.
 func (s *Sidecar) work(ctx context.Context) error {
 	for ctx.Err() == nil {
 		_ = renew.Sleep(ctx, s.attempt(ctx))
@@ -295,11 +292,11 @@ func (s *Sidecar) work(ctx context.Context) error {
 	return nil
 }
 
-// attempt gets one identity, and returns when to get the next.
+// attempt obtains one identity, and returns the time until the next attempt.
 func (s *Sidecar) attempt(ctx context.Context) time.Duration {
 	st := *s.cur.Load()
 	i, err := s.get(ctx, st.identity)
-	if err != nil && ctx.Err() != nil { // what was kept is published even then
+	if err != nil && ctx.Err() != nil { // publish a kept identity even then
 		return 0
 	}
 	now := time.Now()
@@ -337,8 +334,8 @@ func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error)
 	case i != nil && time.Now().Before(i.Credential.NotAfter()):
 	case current != nil && time.Now().Before(current.Credential.NotAfter()):
 		a, err = s.agent.Refresh(ctx, current.Credential)
-		// An agent that cannot refresh it says so by 400, as after a reboot of the node, which mounts the volumes
-		// anew. It gives a first one if no other was given, and there is none to wait for.
+		// The agent answers 400 if it cannot refresh, as after a reboot of the node, which mounts the volumes anew.
+		// It then gives a first identity if it has given no other, so there is no need to wait.
 		if e, ok := errors.AsType[*jsonapi.StatusError](err); ok && e.Code == http.StatusBadRequest {
 			if first, failed := s.agent.Init(ctx); failed == nil {
 				a, err = first, nil
@@ -352,7 +349,7 @@ func (s *Sidecar) get(ctx context.Context, current *Identity) (*Identity, error)
 		return nil, err
 	}
 	if a != nil {
-		if current != nil && a.Roots == nil { // ZTS need not send them
+		if current != nil && a.Roots == nil { // ZTS may leave them out
 			a.Roots = current.Roots
 		}
 		i = newIdentity(a.Credential, a.Roots, a.Token)

@@ -14,18 +14,18 @@ import (
 const maxCommand = 1024
 
 // currentActor describes this process. Its command line is the name of the program and its arguments, cut after 1024
-// bytes. The value of each flag with "key", "secret", "token", "pass" or "credential" in its name is replaced by "…",
-// and so is what comes before the "@" of a URL.
+// bytes. Two kinds of secrets become "…": the value of each flag with "key", "secret", "token", "pass" or
+// "credential" in its name, and the user information before the "@" of a URL.
 func currentActor() ca.Actor {
 	a := ca.Actor{Command: command(os.Args)}
-	if uid := os.Getuid(); uid >= 0 { // there are none on Windows
+	if uid := os.Getuid(); uid >= 0 { // Windows has none
 		a.UID = strconv.Itoa(uid)
 	}
-	a.Host, _ = os.Hostname() // without a name it is left out
+	a.Host, _ = os.Hostname() // empty without a name
 	return a
 }
 
-// secretFlag returns the name of a flag, with its hyphens, if by the name its value is a secret.
+// secretFlag returns the name of a flag with its hyphens, if the name suggests that its value is secret.
 func secretFlag(arg string) string {
 	name, _, _ := strings.Cut(arg, "=")
 	if lower := strings.ToLower(name); strings.HasPrefix(name, "-") {
@@ -38,7 +38,7 @@ func secretFlag(arg string) string {
 	return ""
 }
 
-// hideUsers replaces what comes before the "@" of URLs.
+// hideUsers replaces the user information before the "@" of URLs.
 func hideUsers(text string) string {
 	const scheme = "://"
 	var out strings.Builder

@@ -35,31 +35,30 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Authority is the CA that a [Config] describes, and the record of what it signs. [Config.Open] makes
-// one, and [Config.Serve] passes one to its caller.
+// Authority is the CA that a [Config] describes, with its audit log. [Config.Open] makes one, and [Config.Serve]
+// passes one to its caller.
 type Authority struct {
 	ca.Signer
-	Own   *ca.Authority // nil with -external-ca: the keys are those of the cluster
-	Where string        // the CA is, for operators
+	Own   *ca.Authority // nil with -external-ca: the cluster holds the keys
+	Where string        // describes the CA's place to operators
 
 	audit *auditlog.Log // nil for none
 }
 
 // OpenOptions are the options of [Config.Open]. The zero value is for a program that signs.
 type OpenOptions struct {
-	// Existing makes no CA, for an operator's command that signs nothing; without a CA the error wraps
-	// [ca.ErrNoRecord]. ReadOnly also writes nothing, keeps no audit log, and takes no step of a rotation: it shows
-	// what is in the store.
+	// Existing fails with [ca.ErrNoRecord] instead of making a CA, for operator's commands that sign nothing.
+	// ReadOnly also writes nothing, keeps no audit log, and takes no step of a rotation.
 	Existing, ReadOnly bool
 	Logger             *slog.Logger // nil means silence
 }
 
-// Open opens the CA: the one in -root-ca-dir if there are files, and otherwise the self-signed one in its store. If
-// there is none, it makes one with -create, and without the flag in the default folder if that is empty: another
-// empty store may be a volume that is not mounted. It makes the folder of the state and the audit log, and refuses
-// folders and files that other users of this machine can change. If it fails, it leaves nothing behind. Changes of
-// keys are in the audit log, with the user, the host and the command line of this process. A server on the same store
-// may run meanwhile. The caller closes the Authority.
+// Open opens the CA: from the files in -root-ca-dir if there are any, and otherwise the self-signed one in its store.
+// If the store is empty, Open makes a CA with -create, or without the flag if the store is the default directory:
+// another empty store may be a volume that is not mounted. It creates the state directory and the audit log, and
+// refuses directories and files that other users of this machine can change. If it fails, it leaves nothing behind.
+// The audit log records changes of keys with the user, host and command line of this process. A server may run on the
+// same store meanwhile. The caller closes the Authority.
 func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if c.StateDir == "" {
 		return nil, misused("-state-dir: the flag is empty, or this user has no home folder; name a folder")
@@ -81,7 +80,7 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	return a, nil
 }
 
-// open opens the CA, after the folder of the state and the audit log.
+// open opens the CA. The state directory and the audit log are open already.
 func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOptions) error {
 	if !o.Existing {
 		if err := c.makeStateDir(o.Logger); err != nil {
@@ -97,14 +96,14 @@ func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOp
 			if a.audit, err = c.openAudit(o.Logger); err != nil {
 				return err
 			}
-			cfg.Auditor = a.audit // stays nil without a log: a nil *auditlog.Log in it would not be
+			cfg.Auditor = a.audit // a nil *auditlog.Log in the interface would not be nil
 		}
 	}
 	return open(cfg)
 }
 
-// missing returns what removes the audit log and the folders of the state that are not there now, if they are empty: a
-// start that has failed leaves nothing behind.
+// missing lists the audit log and state directories that do not exist yet. The returned function removes them if they
+// are empty, so that a failed start leaves nothing behind.
 func (c *Config) missing() (remove func()) {
 	var paths []string
 	if _, err := os.Lstat(c.AuditLog); errors.Is(err, fs.ErrNotExist) && c.AuditLog != "none" {
@@ -119,7 +118,7 @@ func (c *Config) missing() (remove func()) {
 	return func() {
 		for _, path := range paths {
 			if info, err := os.Lstat(path); err == nil && (info.IsDir() || info.Size() == 0) {
-				_ = os.Remove(path) // which a folder with something in it refuses
+				_ = os.Remove(path) // fails if the directory is not empty
 			}
 		}
 	}
@@ -139,7 +138,7 @@ func (c *Config) mayCreate() bool {
 		switch {
 		case err != nil:
 			return false
-		// of a start that failed
+		// left by a start that failed
 		case e.Name() == filepath.Base(c.SecretFile), e.Name() == filepath.Base(c.AuditLog) && info.Size() == 0:
 		case e.IsDir() && e.Name() == "ca":
 			if inside, err := os.ReadDir(filepath.Join(c.StateDir, e.Name())); err != nil || len(inside) > 0 {
@@ -152,8 +151,8 @@ func (c *Config) mayCreate() bool {
 	return err == nil || errors.Is(err, fs.ErrNotExist)
 }
 
-// makeStateDir makes the folder of the state, and refuses one that other users can change. In a cluster, where it
-// holds no key, that is a warning: an emptyDir is open to all, and the users of a pod are its own.
+// makeStateDir creates the state directory, and refuses one that other users can change. In a cluster it only warns:
+// the directory holds no key there, an emptyDir is open to all, and a pod's users are its own.
 func (c *Config) makeStateDir(log *slog.Logger) error {
 	var o private.Options
 	if c.Kubernetes {
@@ -166,7 +165,7 @@ func (c *Config) makeStateDir(log *slog.Logger) error {
 	return dir.Close()
 }
 
-// openAudit opens the audit log, which complains if others can read or change it.
+// openAudit opens the audit log. It warns if other users can read or change it.
 func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
 	audit, err := auditlog.Open(c.AuditLog, log)
 	if err != nil {
@@ -175,8 +174,8 @@ func (c *Config) openAudit(log *slog.Logger) (*auditlog.Log, error) {
 	return audit, nil
 }
 
-// pluggedInFiles reports whether there are files in -root-ca-dir. Those that other users can change are an error, as
-// is such a folder without any: it could have some in a moment.
+// pluggedInFiles reports whether -root-ca-dir has files. It fails if other users can change the files, or could add
+// some to an empty directory.
 func (c *Config) pluggedInFiles() (bool, error) {
 	if c.pluggedIn.Dir == "" {
 		return false, nil
@@ -197,10 +196,10 @@ func (c *Config) pluggedInFiles() (bool, error) {
 	case errors.Is(err, private.ErrUnsafe), dir == nil:
 		return false, fmt.Errorf("-root-ca-dir: %w", err)
 	}
-	return true, nil // whether they are good is for ca.Load to say
+	return true, nil // ca.Load judges the contents
 }
 
-// find decides which CA there is, and returns what opens it. It writes nothing.
+// find decides which CA to use, and returns a function that opens it. It writes nothing.
 func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open func(ca.Config) error, err error) {
 	if c.ExternalCA != "" {
 		a.Where = "behind the signers of the cluster"
@@ -249,7 +248,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		case errors.Is(err, ca.ErrNoRecord):
 			return a.missing(c, err)
 		case errors.Is(err, ca.ErrUnfit) && !c.Kubernetes:
-			if r, lost := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, folder), false); lost == nil { // a look
+			if r, lost := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, folder), false); lost == nil { // a dry run
 				return fmt.Errorf("%w; -recover goes on with %s", err, r)
 			}
 		}
@@ -258,7 +257,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 	}, nil
 }
 
-// missing is the error for a store without a CA.
+// missing returns the error for a store without a CA.
 func (a *Authority) missing(c *Config, err error) error {
 	find := "name its folder in -state-dir, mount its volume"
 	if c.Kubernetes {
@@ -276,7 +275,7 @@ type missingError struct {
 func (e *missingError) Error() string { return e.text }
 func (e *missingError) Unwrap() error { return e.err }
 
-// ownStore returns the names of the Secret and the folder of the self-signed CA.
+// ownStore returns the Secret's and the directory's name for the self-signed CA.
 func (c *Config) ownStore() (secret, folder string) {
 	if c.cacerts {
 		return "cacerts", "ca"
@@ -284,9 +283,9 @@ func (c *Config) ownStore() (secret, folder string) {
 	return "istio-ca-secret", "ca"
 }
 
-// replacesOwn refuses a CA that is plugged in beside one of our own, whose root clients trust, unless the operator
-// has said that it is to replace that. In a cluster the volume of the Secret says so, as with Istio; there it is a
-// warning.
+// replacesOwn refuses a plugged-in CA beside a self-signed one whose root clients trust, unless the operator
+// confirmed the replacement. In a cluster, where mounting the Secret is the confirmation, as with Istio, it only
+// warns.
 func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 	if c.replaceOwn {
 		return nil
@@ -312,7 +311,7 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 		c.pluggedIn.Dir, own.Where)
 }
 
-// store returns the store of that name: a Secret, or a folder.
+// store returns the store with that name: a Secret, or a directory.
 func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	if c.Kubernetes {
 		a.Where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
@@ -327,15 +326,15 @@ func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
 	return ca.NewDirStore(filepath.Join(c.StateDir, folder))
 }
 
-// look is a store that is only looked at, as package ca knows by the method View: an operator's command that reads
-// needs no right to write, and takes no step for the servers.
+// look wraps a store for operator's commands that only read. Package ca recognizes its method View: it then needs no
+// right to write, and takes no step of a rotation.
 type look struct{ ca.Store }
 
 // View marks the store.
 func (look) View() {}
 
-// newRA returns a registration authority that has the signers of the cluster sign. Their roots are in a
-// file, or, unless a request may choose its signer, those of the API server; else they are learned.
+// newRA returns a registration authority in front of the cluster's signers. It reads their roots from a file; without
+// one it takes the API server's, unless a request may choose its signer; otherwise it learns them.
 func (c *Config) newRA(own ca.Config) (*ra.RA, error) {
 	cfg := c.external
 	cfg.TrustDomain, cfg.MaxTTL, cfg.Auditor, cfg.Logger = own.TrustDomain, own.MaxTTL, own.Auditor, own.Logger
@@ -369,7 +368,7 @@ func newRA(cfg ra.Config) (*ra.RA, error) {
 	return a, nil
 }
 
-// readSafe reads a file that other users cannot change.
+// readSafe reads a file, which other users must not be able to change.
 func readSafe(name string) ([]byte, error) {
 	f, err := private.OpenFile(name, os.O_RDONLY, private.Options{})
 	if err != nil {
@@ -379,10 +378,10 @@ func readSafe(name string) ([]byte, error) {
 	return files.ReadAll(f, name, 1<<20)
 }
 
-// Close closes the audit log. Nothing must be signed afterwards.
+// Close closes the audit log. Nothing may be signed afterwards.
 func (a *Authority) Close() {
 	if a.audit != nil {
-		_ = a.audit.Close() // every record was made durable when it was written
+		_ = a.audit.Close() // each record was made durable when it was written
 	}
 }
 
@@ -394,7 +393,7 @@ func (a *Authority) ReopenAudit() error {
 	return a.audit.Reopen()
 }
 
-// AuditEnd returns the hash of the last line of the audit log: see [auditlog.Log.End]. Without a log it is empty.
+// AuditEnd returns the hash of the audit log's last line, or "" without a log: see [auditlog.Log.End].
 func (a *Authority) AuditEnd() string {
 	if a.audit == nil {
 		return ""
@@ -402,7 +401,7 @@ func (a *Authority) AuditEnd() string {
 	return a.audit.End()
 }
 
-// WriteStatus writes the state of the CA for operators: its roots and what becomes of them.
+// WriteStatus writes the CA's state for operators: its roots and their next steps.
 func (a *Authority) WriteStatus(out io.Writer) {
 	if a.Own == nil {
 		fmt.Fprintf(out, "CA %s\n", a.Where)
@@ -424,8 +423,8 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	}
 }
 
-// Recover makes the folder of a self-signed CA that has lost the file CURRENT, or has a wrong one, go on with the
-// newest version that is complete; see [ca.RecoverDirStore]. It is recorded in the audit log.
+// Recover repairs the directory of a self-signed CA whose file CURRENT is missing or wrong: the CA goes on with the
+// newest complete version; see [ca.RecoverDirStore]. The audit log records it.
 func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
 	if c.Kubernetes || c.StateDir == "" {
 		return ca.Recovery{}, misused("-recover: it is for the folder in -state-dir; a Secret has one version, to " +
@@ -453,13 +452,13 @@ func isLoopback(addr string) bool {
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
 }
 
-// Serve opens the ports and the CA, and serves until ctx is done, which is no error. It calls ready when all ports
-// are served; a listener is nil if its flag is empty. The Authority is closed when Serve returns. If StateDir is
-// empty, Serve makes a temporary folder, sets it in c, and leaves it if there is anything in it. A nil log means
-// silence.
+// Serve opens the ports and the CA, and serves until ctx is done, which is no error. It calls ready once it serves
+// all ports; the listener of an empty flag is nil. It closes the Authority before it returns. If StateDir is empty,
+// Serve creates a temporary directory and sets it in c; it removes the directory at the end only if that is empty. A
+// nil log means silence.
 //
-// In development mode it refuses ports beyond loopback, lifetimes of more than an hour, a CA that was plugged in, and
-// to run in a pod.
+// In development mode it refuses ports beyond loopback, lifetimes of more than an hour, a plugged-in CA, and running
+// in a pod.
 func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Authority, caserver.Listeners)) error {
 	if err := c.check(true); err != nil {
 		return err
@@ -474,7 +473,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		if err != nil {
 			return err
 		}
-		// unless there is something in it: a start that has failed leaves nothing behind
+		// Remove fails unless the directory is empty: a failed start leaves nothing behind.
 		defer func() { _ = os.Remove(dir) }()
 		c.temporary = true
 		c.setStateDir(dir)
@@ -500,7 +499,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		if p.addr == "" {
 			continue
 		}
-		l, err := c.listen(p.name, p.flag, p.addr) // before there is a CA
+		l, err := c.listen(p.name, p.flag, p.addr) // before a CA exists
 		if err != nil {
 			return err
 		}
@@ -568,7 +567,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 	return server.Run(ctx, at)
 }
 
-// identity keeps the server's own certificate fresh until stop is called. The CA that is served signs it.
+// identity keeps the server's own certificate fresh until stop is called. The served CA signs it.
 func (c *Config) identity(ctx context.Context, signer ca.Signer, log *slog.Logger) (m *secretcache.Manager,
 	stop func(), err error) {
 	own, err := local.NewServer(signer, c.ServerID, c.names()...)
@@ -582,7 +581,7 @@ func (c *Config) identity(ctx context.Context, signer ca.Signer, log *slog.Logge
 	return m, background(ctx, func(ctx context.Context) { _ = m.Run(ctx) }), nil
 }
 
-// reportEvents has what happens at Linkerd's API reported as events of Kubernetes until stop is called.
+// reportEvents reports what happens at Linkerd's API as Kubernetes Events until stop is called.
 func (c *Config) reportEvents(ctx context.Context, a *Authority, o *linkerd.Options, log *slog.Logger) (stop func(),
 	err error) {
 	api, err := kube.New(kube.Options{URL: c.cluster.API.APIServer, Client: c.cluster.API.HTTPClient})
@@ -602,8 +601,7 @@ func (c *Config) reportEvents(ctx context.Context, a *Authority, o *linkerd.Opti
 	return background(ctx, func(ctx context.Context) { r.run(ctx, refused); _ = api.Close() }), nil
 }
 
-// setAPIs sets the certificate APIs in o. In a cluster it asks whether the server has the rights that they need,
-// before a caller depends on it.
+// setAPIs sets the certificate APIs in o. In a cluster it first checks that the server has the rights they need.
 func (c *Config) setAPIs(ctx context.Context, o *caserver.Options, istio net.Listener) error {
 	o.Istio, o.RenewByCertificate = &istioca.Options{CertificateTTL: c.CA.DefaultTTL}, time.Duration(c.renew)
 	proxies := c.linkerd
@@ -641,7 +639,7 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options, istio net.Lis
 	return nil
 }
 
-// writeAgentEnv writes the variables of an agent on this machine, in a form that a shell reads, too.
+// writeAgentEnv writes the variables for an agent on this machine, in a form that a shell also reads.
 func (c *Config) writeAgentEnv(istio net.Listener) error {
 	if istio == nil {
 		return nil
@@ -661,7 +659,7 @@ func (c *Config) writeAgentEnv(istio net.Listener) error {
 	return fileset.Replace(root, "agent.env", fileset.File{Data: []byte(text), Mode: 0o600})
 }
 
-// limit returns the CA of a for a server, which judges lifetimes by the flags.
+// limit wraps the CA of a for a server, so that the flags bound lifetimes.
 func (c *Config) limit(a *Authority, log *slog.Logger) ca.Signer {
 	l := lifetimes{c.CA.MaxTTL, c.shorten, ratelog.New(log, 0)}
 	switch signer := a.Signer.(type) {
@@ -673,7 +671,7 @@ func (c *Config) limit(a *Authority, log *slog.Logger) ca.Signer {
 	return a.Signer
 }
 
-// limitedCA and limitedRA keep the methods that a server looks for.
+// limitedCA and limitedRA keep the optional methods that a server looks for.
 type (
 	limitedCA struct {
 		*ca.Authority
@@ -695,7 +693,7 @@ func (l limitedRA) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate,
 	return l.grant(ctx, l.RA, r)
 }
 
-// lifetimes grants the longest lifetime to a request for more, or has the refusal name the flag.
+// lifetimes cuts a longer requested lifetime to the longest allowed, or refuses it and names the flag.
 type lifetimes struct {
 	longest time.Duration
 	shorten bool
@@ -718,7 +716,7 @@ func (l lifetimes) grant(ctx context.Context, signer ca.Signer, r ca.Request) ([
 	return chain, err
 }
 
-// listen opens the port that the flag names.
+// listen opens the port of a flag.
 func (c *Config) listen(name, flag, at string) (net.Listener, error) {
 	l, err := net.Listen("tcp", at)
 	if err != nil {
@@ -731,8 +729,8 @@ func (c *Config) listen(name, flag, at string) (net.Listener, error) {
 	return l, nil
 }
 
-// names returns the names by which clients reach the server: those of istiod, that of Linkerd's certifier, those of
-// -dns-names, and those of the loopback interface.
+// names returns the server's DNS names and addresses: istiod's, Linkerd's certifier's, those in -dns-names, and the
+// loopback interface's.
 func (c *Config) names() []pki.SAN {
 	names := append(slices.Clone(c.dnsNames), "localhost")
 	for _, name := range []string{"istiod", "istiod-remote", "istio-pilot"} {

@@ -26,27 +26,27 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// callers configures the proofs of callers of Istio's API, beside their certificates and Kubernetes.
+// callers configures how callers of Istio's API prove themselves, beside their certificates and Kubernetes.
 type callers struct {
-	rule        *rule // of the tokens of an issuer
+	rule        *rule // for the tokens of an issuer
 	roots       string
 	clientRoots string
 	gateways    []netip.Prefix
 	ownToken    string
-	issuer      string // of the tokens that are good beside, with audience
+	issuer      string // of tokens that are also accepted, with audience
 	audience    string
 	firstParty  bool
 }
 
-// rule is Istio's JWT_RULE: the fields of its JWTRule that a certificate server needs.
+// rule is Istio's JWT_RULE, with the fields of JWTRule that a certificate server needs.
 type rule struct {
 	Issuer    string   `json:"issuer"`
 	JWKSURI   string   `json:"jwks_uri"`
-	JwksURI   string   `json:"jwksUri"` // the same in the other form of protobuf
+	JwksURI   string   `json:"jwksUri"` // protobuf's other spelling of the field
 	Audiences []string `json:"audiences"`
 }
 
-// defineCallers defines the flags about callers in fs.
+// defineCallers defines the flags for callers in fs.
 func (c *Config) defineCallers(fs *flag.FlagSet) {
 	fs.Func("jwt-rule", "`rule` for tokens of an OpenID Connect issuer that prove callers of Istio's API, in JSON: "+
 		"issuer, audiences, and jwks_uri, or none for discovery [JWT_RULE]", c.callers.setRule)
@@ -67,8 +67,8 @@ func (c *Config) defineCallers(fs *flag.FlagSet) {
 	})
 }
 
-// parseJWTPolicy reads Istio's JWT_POLICY, the tokens of callers: "third-party-jwt", or nothing, for tokens that Kubernetes
-// issued for the server, and "first-party-jwt" for tokens that it issued for the API server, in clusters without others.
+// parseJWTPolicy parses Istio's JWT_POLICY: "third-party-jwt" or "" for tokens that Kubernetes issued for this
+// server, "first-party-jwt" for tokens that it issued for the API server, in clusters without other tokens.
 func parseJWTPolicy(s string) (firstParty bool, err error) {
 	switch s {
 	case "", "third-party-jwt":
@@ -113,7 +113,7 @@ func (c *callers) setGateways(text string) error {
 // startFetch is how long a start waits for the keys of an issuer.
 const startFetch = 3 * time.Second
 
-// check returns what is wrong with -jwt-rule, and with -trusted-gateway-cidr.
+// check validates -jwt-rule and -trusted-gateway-cidr.
 func (c *callers) check(td spiffe.TrustDomain) (badRule, badGateways error) {
 	if c.rule != nil {
 		_, badRule = jwt.New(c.rule.options(td))
@@ -126,9 +126,9 @@ func (r *rule) options(td spiffe.TrustDomain) jwt.Options {
 	return jwt.Options{Issuer: r.Issuer, JWKSURL: r.JWKSURI, Audiences: r.Audiences, TrustDomain: td}
 }
 
-// setAuthenticator sets what proves the callers of Istio's API, in the order of Istio's CA: a client certificate, a token
-// of the issuer of -jwt-rule, what o has (a service account token that the API server of the cluster reviews), what a
-// gateway says, and a token of the issuer of this server's own.
+// setAuthenticator sets the authenticators of Istio's API, in the order of Istio's CA: a client certificate, a token
+// of the issuer in -jwt-rule, the one in o (the API server's review of a service account token), a gateway's header,
+// and a token of the issuer of this server's own token.
 func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log *slog.Logger) error {
 	if c.callers.firstParty {
 		log.Warn("caconfig: -jwt-policy: first-party-jwt is treated as third-party-jwt; tokens for the API server are refused, unless -token-audiences has its audience")
@@ -160,7 +160,7 @@ func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log 
 		if err != nil {
 			return err
 		}
-		o.RenewByCertificate = -1 // in place of what the server would put in front
+		o.RenewByCertificate = -1 // we put our own in front instead of the server's
 		chain = append([]authn.Authenticator{istioca.NotForwarded(direct)}, append(chain, proxies)...)
 	}
 	issuer, audience, err := c.ownIssuer()
@@ -180,8 +180,8 @@ func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log 
 	return nil
 }
 
-// issuer returns the authenticator for service account tokens of an issuer. If the issuer's keys cannot be fetched now, it
-// logs a warning: a token that needs them fetches them, too.
+// issuer returns the authenticator for an issuer's service account tokens. If it cannot fetch the keys now, it logs a
+// warning; the first token that needs them fetches them.
 func (c *Config) issuer(ctx context.Context, name string, r *rule, log *slog.Logger) (authn.Authenticator, error) {
 	o := r.options(c.CA.TrustDomain)
 	if c.callers.roots != "" {
@@ -209,8 +209,8 @@ func (c *Config) issuer(ctx context.Context, name string, r *rule, log *slog.Log
 	return a, nil
 }
 
-// ownIssuer returns the issuer and the audience of the flags, or of the server's own token; none if there is neither. As
-// with Istio, it is for a server outside the cluster: in a pod the API server knows the tokens.
+// ownIssuer returns issuer and audience from the flags, or from the server's own token, or nothing. As with Istio, it
+// serves CAs outside a cluster: in a pod the API server reviews the tokens.
 func (c *Config) ownIssuer() (issuer, audience string, err error) {
 	issuer, audience = c.callers.issuer, c.callers.audience
 	if c.inCluster || issuer != "" && audience != "" {
@@ -226,7 +226,7 @@ func (c *Config) ownIssuer() (issuer, audience string, err error) {
 	return cmp.Or(issuer, ownIssuer), cmp.Or(audience, ownAudience), nil
 }
 
-// otherCertificates proves callers by certificates of the roots in -client-roots.
+// otherCertificates authenticates callers by certificates that chain to the roots in -client-roots.
 func (c *Config) otherCertificates() (authn.Authenticator, error) {
 	pem, err := os.ReadFile(c.callers.clientRoots)
 	if err != nil {

@@ -30,7 +30,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-// clusterOptions are the flags of a CA that takes the place of Istio's.
+// clusterOptions are the flags of a CA that replaces Istio's.
 type clusterOptions struct {
 	getenv          func(string) string
 	caServer        bool
@@ -40,7 +40,7 @@ type clusterOptions struct {
 }
 
 const (
-	readAgain = 5 * time.Second               // of a CA that is waited for
+	readAgain = 5 * time.Second               // while waiting for a CA
 	istiodTLS = "/var/run/secrets/istiod/tls" // where istiod finds its certificate
 )
 
@@ -80,7 +80,7 @@ func (c *Config) setRemote(text string) error {
 	return nil
 }
 
-// fileToken sends the token in a file, which is read for each request.
+// fileToken sends the token in a file, which it reads for each request.
 type fileToken struct {
 	http.RoundTripper
 	file string
@@ -97,7 +97,7 @@ func (t fileToken) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.RoundTripper.RoundTrip(r)
 }
 
-// await opens the CA, and waits for it for as long as -wait says.
+// await opens the CA, and retries for the duration of -wait.
 func (c *Config) await(ctx context.Context, log *slog.Logger) (*Authority, error) {
 	if c.wait == 0 {
 		return c.Open(ctx, OpenOptions{Logger: log})
@@ -122,7 +122,7 @@ func (c *Config) await(ctx context.Context, log *slog.Logger) (*Authority, error
 	}
 }
 
-// tlsFiles returns the files of -tls-cert and -tls-key, or those that a pod has.
+// tlsFiles returns the files of -tls-cert and -tls-key, or a pod's default ones.
 func (c *Config) tlsFiles() (cert, key string) {
 	if c.tlsCert == "" && c.inCluster {
 		if _, err := os.Stat(istiodTLS + "/tls.crt"); err == nil {
@@ -132,8 +132,8 @@ func (c *Config) tlsFiles() (cert, key string) {
 	return c.tlsCert, c.tlsKey
 }
 
-// followTLS returns the certificate in the files of a flag, which are followed until stop is called; nil without
-// files. A pair that is not good leaves the last one in use.
+// followTLS serves the certificate in two files and follows their changes until stop is called. It returns nil
+// without files. If a new pair is invalid, it keeps the last good one.
 func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (get func(*tls.ClientHelloInfo) (
 	*tls.Certificate, error), stop func(), err error) {
 	if cert == "" {
@@ -141,7 +141,7 @@ func followTLS(ctx context.Context, name, cert, key string, log *slog.Logger) (g
 	}
 	var current atomic.Pointer[tls.Certificate]
 	f := follow.New([]string{cert, key}, func(_ context.Context, read follow.Files) error {
-		for _, path := range []string{cert, key} { // tls.X509KeyPair passes over torn blocks
+		for _, path := range []string{cert, key} { // tls.X509KeyPair skips torn blocks
 			if _, err := certpem.Read(read[path].Data, certpem.MaxCertificates); err != nil {
 				return fmt.Errorf("%s: %w", path, err)
 			}
@@ -179,7 +179,7 @@ func background(ctx context.Context, run func(context.Context)) (stop func()) {
 
 const noLists = "no revocation lists are handed out: roots and keys are revoked, and leaves end by themselves"
 
-// without are variables of Istio's CA that have no effect, with the reason.
+// without lists variables of Istio's CA that have no effect here, with the reason.
 var without = map[string]string{
 	"USE_REMOTE_CERTS":    "a CA of another cluster is given as files in ROOT_CA_DIR",
 	"PILOT_ENABLE_CA_CRL": noLists,
@@ -195,7 +195,7 @@ var without = map[string]string{
 	"REVISION":                         "-dns-names has further names of the server",
 }
 
-// variables logs the variables of the environment that have no effect, and those that look misspelled.
+// variables warns about variables in the environment that have no effect or look misspelled.
 func (c *Config) variables(log *slog.Logger) {
 	known := slices.Collect(maps.Keys(without))
 	c.flags.VisitAll(func(f *flag.Flag) {

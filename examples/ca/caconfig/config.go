@@ -1,6 +1,5 @@
-// Package caconfig configures a program that is a certificate authority, by flags and by the environment variables of
-// Istio's CA. It opens the CA that they describe, and serves it. A program with commands or flags of its own defines
-// them in the same flag set:
+// Package caconfig configures, opens and serves a certificate authority, by flags and by the environment variables of
+// Istio's CA. A program defines its own flags in the same flag set:
 //
 //	flags := flag.NewFlagSet("my-ca", flag.ContinueOnError)
 //	config, err := caconfig.Parse(flags, os.Args[1:], os.Getenv)
@@ -13,8 +12,8 @@
 //
 // # Rights
 //
-// In a cluster the service account of the program needs the rights that the comments of packages pki/ca/kubesecret
-// and authn/kube name. With -root-configmap it also needs these, in a ClusterRole, with the name that the flag has:
+// In a cluster the program's service account needs the rights in the comments of packages pki/ca/kubesecret and
+// authn/kube. With -root-configmap it also needs these, in a ClusterRole, with the flag's name:
 //
 //	rules:
 //	- {apiGroups: [""], resources: [namespaces], verbs: [list, watch]}
@@ -49,20 +48,20 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Config is the configuration of the flags and the environment. [Parse] makes one. It is not safe for concurrent use.
+// Config is the parsed configuration of a CA. [Parse] makes one. It is not safe for concurrent use.
 type Config struct {
-	CA         ca.Config // of the CA itself, without Auditor and Logger
-	ServerID   spiffe.ID // in the certificate of the server
-	Kubernetes bool      // the API server of a cluster knows the callers
-	ExternalCA string    // what signs instead of this CA; empty for none
+	CA         ca.Config // without Auditor and Logger
+	ServerID   spiffe.ID // in the server's certificate
+	Kubernetes bool      // a cluster's API server authenticates callers
+	ExternalCA string    // signs instead of this CA; empty for none
 
-	// StateDir is the folder of the state, and RootsFile a file in it that Serve keeps up to date with the roots in
-	// PEM. Both are empty until Serve makes a temporary folder, if it has to. AuditLog is a file, or "none".
+	// StateDir is the state directory. RootsFile, in it, holds the roots in PEM, and Serve keeps it up to date. Both
+	// are empty if Serve must create a temporary directory. AuditLog is a file, or "none".
 	StateDir, RootsFile, AuditLog string
 
-	// SecretFile is a file in StateDir with the secret that tokens have in development mode: see
-	// [caserver.InsecureTokens]. It outlives restarts. Beside it Serve writes agent.env, with the environment
-	// variables of an agent on this machine: the address and the roots of the CA, and the identity of demo/web.
+	// SecretFile is a file in StateDir. It holds the secret that tokens begin with in development mode (see
+	// [caserver.InsecureTokens]), and outlives restarts. Beside it Serve writes agent.env, the environment variables
+	// of an agent on this machine: the address and the roots of the CA, and the identity demo/web.
 	SecretFile string
 
 	flags              *flag.FlagSet
@@ -72,11 +71,11 @@ type Config struct {
 	pluggedIn          ca.PluggedIn
 	create, replaceOwn bool
 	shorten            bool
-	temporary          bool            // Serve has made StateDir
-	given              map[string]bool // flags, by the arguments or the environment
-	// Page returns what Serve has at / of -admin-addr, until its context is done. Nil means nothing.
+	temporary          bool            // Serve created StateDir
+	given              map[string]bool // flags set by the arguments or the environment
+	// Page returns the handler for / of -admin-addr; it lives until its context is done. Nil means none.
 	Page func(context.Context, *Authority) (http.Handler, error)
-	// Pods is that of [caserver.Options]; it is for a CA of its own in a cluster.
+	// Pods is Pods of [caserver.Options], for a CA of its own in a cluster.
 	Pods func(ca.Signer) (caserver.Part, error)
 
 	cluster               caserver.Kubernetes
@@ -92,13 +91,13 @@ type Config struct {
 	renew                 renewal
 	clusterOptions
 
-	istioAddr, linkerdAddr, bundleAddr, adminAddr string // empty: not served
+	istioAddr, linkerdAddr, bundleAddr, adminAddr string // not served if empty
 	oidc                                          struct{ issuer, algorithm, addr, cert, key string }
 }
 
 const (
-	account      = "svidkit-ca"               // service account in the identity of the server
-	kubernetesRA = "ISTIOD_RA_KUBERNETES_API" // the one value of EXTERNAL_CA
+	account      = "svidkit-ca"               // service account in the server's identity
+	kubernetesRA = "ISTIOD_RA_KUBERNETES_API" // the only value of EXTERNAL_CA
 
 	tooShort    = "it is less than a second"
 	negative    = "it is negative"
@@ -110,12 +109,11 @@ const (
 	developmentTTL = time.Hour // the longest lifetime in development mode
 )
 
-// ErrUsage says that a flag, or the variable that sets it, is wrong: a program ends with status 2 for it. It is
-// wrapped by the errors of [Parse], but for [flag.ErrHelp], and by those of [Config.Open] and [Config.Serve] that are
-// about flags.
+// ErrUsage reports a wrong flag, or a wrong variable that sets one; programs exit with status 2 for it. Errors of
+// [Parse] wrap it, except [flag.ErrHelp], and so do errors of [Config.Open] and [Config.Serve] about flags.
 var ErrUsage = errors.New("usage")
 
-// usageError is an ErrUsage with a text of its own.
+// usageError is an ErrUsage with its own text.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error        { return e.error }
@@ -124,18 +122,17 @@ func (e usageError) Is(target error) bool { return target == ErrUsage }
 // misused returns an error about a flag.
 func misused(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// Development reports whether the server is in development mode: without Kubernetes and without an issuer whose tokens
-// prove callers, it trusts the name in a token that has the secret of the server.
+// Development reports whether the server runs in development mode: without Kubernetes and without a token issuer it
+// trusts the name in any token that begins with the server's secret.
 func (c *Config) Development() bool {
 	return !c.Kubernetes && c.callers.rule == nil && (c.inCluster || c.callers.issuer == "" && !c.given["own-token"])
 }
 
-// define defines the flags in fs. The defaults are those of Istio's CA and of Linkerd's identity service, where they
-// have them. A usage that ends with a name in brackets names the environment variable that sets the flag: that of
-// Istio's CA.
+// define defines the flags in fs. Where Istio's CA or Linkerd's identity service has a default, the flag has the
+// same. A usage that ends with a name in brackets names the environment variable of Istio's CA that sets the flag.
 func (c *Config) define(fs *flag.FlagSet) {
 	const day = 24 * time.Hour
-	rootCA, rootsOfRA := "", "" // a relative folder would be that of another user some day
+	rootCA, rootsOfRA := "", "" // a relative directory could belong to another user
 	if c.inCluster {
 		rootCA, rootsOfRA = "/etc/cacerts", "/etc/external-ca-cert/root-cert.pem"
 	}
@@ -259,22 +256,22 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Func("dns-names", "further `names` in the certificate of the server [ISTIOD_CUSTOM_HOST]", list(&c.dnsNames))
 }
 
-// variable returns the name of the environment variable that sets f, or nothing.
+// variable returns the environment variable that sets f, or "".
 func variable(f *flag.Flag) string {
 	_, name, _ := strings.Cut(f.Usage, " [")
 	return strings.TrimSuffix(name, "]")
 }
 
-// Parse defines the flags of a CA in fs, which has flag.ContinueOnError and may have flags of the program, and sets
-// them: from the environment, then from args, which win. It sets each flag of fs whose usage ends with the name of a
-// variable in brackets from that variable. An error is one line that names the flag and its variable, and wraps
-// [ErrUsage]. After -help the error is [flag.ErrHelp], and fs.Usage has printed what it does.
+// Parse defines a CA's flags in fs, which must have flag.ContinueOnError and may have the program's own flags. It
+// sets each flag of fs whose usage ends with a variable's name in brackets from that variable, and then sets flags
+// from args, which win. An error is one line that names the flag and its variable, and wraps [ErrUsage]. After -help
+// the error is [flag.ErrHelp], and fs.Usage has printed the flags.
 func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
 	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "",
 		clusterOptions: clusterOptions{getenv: getenv}}
 	c.define(fs)
 	usage := fs.Usage
-	fs.Usage = func() {} // or package flag prints all flags for each error
+	fs.Usage = func() {} // otherwise package flag prints all flags with each error
 	fs.SetOutput(io.Discard)
 	err := c.parse(args, getenv)
 	fs.Usage = usage
@@ -288,7 +285,7 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 	return c, nil
 }
 
-// parse sets the flags and what follows from them.
+// parse sets the flags and the values that follow from them.
 func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	fs := c.flags
 	fs.VisitAll(func(f *flag.Flag) {
@@ -318,7 +315,7 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 		c.linkerdAddr = ""
 	}
 	if !c.given["max-ttl"] && c.Development() {
-		if c.CA.MaxTTL = developmentTTL; c.given["default-ttl"] { // which Serve refuses if it is more
+		if c.CA.MaxTTL = developmentTTL; c.given["default-ttl"] { // Serve refuses a longer one
 			c.CA.MaxTTL = max(c.CA.MaxTTL, c.CA.DefaultTTL)
 		}
 		if c.given["linkerd-ttl"] {
@@ -340,7 +337,7 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	}
 	if c.CA.Rotation.Propagation == 0 {
 		c.CA.Rotation.Propagation = 5 * min(c.CA.RefreshHint, math.MaxInt64/5)
-		// else a root would not live long enough
+		// Otherwise a root would not live long enough.
 		if c.istioAddr != "" && c.CA.DefaultTTL < c.CA.Rotation.RootTTL/2-c.CA.DefaultTTL {
 			c.CA.Rotation.Propagation = max(c.CA.Rotation.Propagation, c.CA.DefaultTTL)
 		}
@@ -355,7 +352,7 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	c.CA.Rotation.GraceRatio = float64(c.grace) / 100
 	c.CA.Rotation.Manual = c.CA.Rotation.CheckInterval <= 0
 	c.CA.Rotation.CheckInterval, c.CA.Rotation.NoJitter = max(c.CA.Rotation.CheckInterval, 0), !c.jitter
-	// A key for tokens signs for longer than its successor takes to be distributed.
+	// A token key signs for longer than the distribution of its successor takes.
 	c.CA.JWT = &ca.JWTConfig{
 		Issuer: c.oidc.issuer, Algorithm: c.oidc.algorithm, KeyTTL: max(30*24*time.Hour,
 			3*min(c.CA.Rotation.Propagation, math.MaxInt64/3)),
@@ -366,7 +363,7 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 	return nil
 }
 
-// setStateDir sets the folder of the state and the files in it. An empty dir sets nothing.
+// setStateDir sets the state directory and the files in it. An empty dir sets nothing.
 func (c *Config) setStateDir(dir string) {
 	if c.StateDir = dir; dir != "" {
 		c.SecretFile = filepath.Join(dir, "token-secret")
@@ -375,7 +372,7 @@ func (c *Config) setStateDir(dir string) {
 	}
 }
 
-// check returns the first flag that is wrong, and why. With serve it checks what only a server needs as well.
+// check returns an error for the first wrong flag. If serve is set, it also checks what only a server needs.
 func (c *Config) check(serve bool) error {
 	_, noMesh := c.linkerd.Mesh.Certifier()
 	_, noID := c.CA.TrustDomain.KubernetesID(c.namespace, account)
@@ -424,7 +421,7 @@ func (c *Config) check(serve bool) error {
 		{"concurrent", c.CA.Limits.Concurrent < 0, negative},
 		{"queue", c.CA.Limits.Queue < 0, negative},
 		{"queue-time", c.CA.Limits.QueueTime < 0, negative},
-		{"rate", !(c.CA.Limits.Rate >= 0), negative}, // or NaN
+		{"rate", !(c.CA.Limits.Rate >= 0), negative}, // also refuses NaN
 		{"caller-rate", !(c.CA.Limits.CallerRate >= 0), negative},
 		{"external-ca", c.ExternalCA != "" && c.ExternalCA != kubernetesRA, "there is only " + kubernetesRA},
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
@@ -485,27 +482,27 @@ func (c *Config) check(serve bool) error {
 	return nil
 }
 
-// notAccount reports whether text is not the name of a service account.
+// notAccount reports whether text is no service account's name.
 func notAccount(text string) bool {
 	namespace, name, _ := strings.Cut(text, "/")
 	return namespace == "" || name == "" || strings.Contains(name, "/")
 }
 
-// defaultStateDir returns a folder of the user's for the trust domain, or nothing for a user without home.
+// defaultStateDir returns the trust domain's directory in the user's home, or "" without a home.
 func defaultStateDir(td spiffe.TrustDomain) string {
 	dir := os.Getenv("XDG_STATE_HOME")
 	if !filepath.IsAbs(dir) {
-		home, _ := os.UserHomeDir() // empty if there is none
+		home, _ := os.UserHomeDir() // empty without a home
 		dir = filepath.Join(home, ".local", "state")
 	}
-	// "." and ".." are trust domains, but not folders of their own
+	// "." and ".." are valid trust domains, but not directories of their own.
 	if !filepath.IsAbs(dir) || strings.Trim(td.String(), ".") == "" {
 		return ""
 	}
 	return filepath.Join(dir, "svidkit-ca", td.String())
 }
 
-// list returns what sets a flag with values between commas.
+// list returns a flag's setter for values between commas.
 func list(to *[]string) func(string) error {
 	return func(text string) error {
 		*to = strings.Split(text, ",")
@@ -518,7 +515,7 @@ func list(to *[]string) func(string) error {
 	}
 }
 
-// setKeySize sets the kind of key that new roots have.
+// setKeySize sets the key algorithm of new roots.
 func (c *Config) setKeySize(bits string) (err error) {
 	algorithms := map[string]pki.KeyAlgorithm{"0": "", "2048": pki.RSA2048, "3072": pki.RSA3072, "4096": pki.RSA4096}
 	var ok bool
@@ -528,7 +525,7 @@ func (c *Config) setKeySize(bits string) (err error) {
 	return err
 }
 
-// renewal is for how long a caller may renew by certificates alone: 0 without end, less than 0 not at all.
+// renewal bounds how long a caller may renew by certificates alone: 0 means no limit, a negative value never.
 type renewal time.Duration
 
 func (r *renewal) set(text string) error {
@@ -551,7 +548,7 @@ func (r *renewal) set(text string) error {
 	return nil
 }
 
-// String returns what the flag says.
+// String returns the flag's text.
 func (r renewal) String() string {
 	switch {
 	case r < 0:
@@ -562,7 +559,7 @@ func (r renewal) String() string {
 	return time.Duration(r).String()
 }
 
-// noAddress reports whether an address that is not empty has no port.
+// noAddress reports whether a non-empty address lacks a port.
 func noAddress(addr string) bool {
 	_, _, err := net.SplitHostPort(addr)
 	return addr != "" && err != nil

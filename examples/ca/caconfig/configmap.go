@@ -16,20 +16,20 @@ import (
 
 const rootsKey = "root-cert.pem"
 
-// rootless are the namespaces whose pods need no roots, as for Istio.
+// rootless are the namespaces whose pods need no roots, as in Istio.
 var rootless = []string{"kube-system", "kube-public", "kube-node-lease", "local-path-storage"}
 
-// rootMaps keeps the roots of the CA in a ConfigMap of each namespace, where pods mount them. All replicas do this,
-// and write the same.
+// rootMaps keeps the CA's roots in a ConfigMap of each namespace, which pods mount. All replicas do this, and write
+// the same.
 type rootMaps struct {
 	kubefollow.Keeper
 	api                 *kube.Client
 	name                string
 	ca                  ca.Signer
-	namespaces, present kubefollow.Objects[object] // namespaces and their ConfigMaps, by the name of the namespace
+	namespaces, present kubefollow.Objects[object] // both by the namespace's name
 }
 
-// object is a namespace, or the ConfigMap of one.
+// object is a namespace or its ConfigMap.
 type object struct {
 	Metadata kube.ObjectMeta   `json:"metadata"`
 	Data     map[string]string `json:"data,omitempty"`
@@ -37,7 +37,7 @@ type object struct {
 
 func (o *object) namespace() string { return cmp.Or(o.Metadata.Namespace, o.Metadata.Name) }
 
-// behind returns what brings the ConfigMaps up to date that are not.
+// behind returns, by namespace, the functions that update the outdated ConfigMaps.
 func (m *rootMaps) behind() map[string]func(context.Context) error {
 	roots, present, writes := "", m.present.All(), make(map[string]func(context.Context) error)
 	if b := m.ca.Bundle(); b != nil {
@@ -55,7 +55,7 @@ func (m *rootMaps) behind() map[string]func(context.Context) error {
 	return writes
 }
 
-// put makes the ConfigMap of a namespace, or changes nothing but the roots in the version that was read.
+// put creates a namespace's ConfigMap, or patches only the roots in the version that was read.
 func (m *rootMaps) put(ctx context.Context, ns, version, roots string) error {
 	path, o := kube.Path("api", "v1", "namespaces", ns, "configmaps"), object{Data: map[string]string{rootsKey: roots}}
 	if version != "" {

@@ -14,23 +14,23 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 )
 
-// component is the reporter of the events, and the name of the Deployment that events of the certifier belong to.
+// component names the events' reporter, and the Deployment that the certifier's events belong to.
 const component = "linkerd-identity"
 
 const (
-	maxWaiting   = 256 // events; more are counted in the log
+	maxWaiting   = 256 // events; further ones are only counted in the log
 	eventTimeout = 10 * time.Second
 	checkIssuer  = 5 * time.Second
 )
 
-// recorder reports events of Linkerd's API as events of Kubernetes, as Linkerd's certifier does: those of a
-// certificate belong to its service account, others to the Deployment linkerd-identity. It reports at most 25 events
-// of one reason for one object at once and then one in 5 minutes, and 20 of all in a second, so that renewing proxies
-// do not fill the store of the cluster. The log counts the rest.
+// recorder reports what happens at Linkerd's API as Kubernetes Events, as Linkerd's certifier does. Events about a
+// certificate belong to its service account, others to the Deployment linkerd-identity. For each reason and object it
+// sends at most 25 events at once and then one in 5 minutes, and 20 events a second in all, so that renewing proxies
+// do not fill the cluster's store. The log counts the rest.
 type recorder struct {
 	api       *kube.Client
 	namespace string // of the control plane
-	instance  string // this process
+	instance  string // identifies this process
 	queue     chan event
 	limits    *limit.Limiter
 	log       *ratelog.Log
@@ -52,7 +52,7 @@ func newRecorder(api *kube.Client, namespace string, log *slog.Logger) *recorder
 
 // record takes an event, for linkerd.Options.Events. It does not block.
 func (r *recorder) record(ctx context.Context, e linkerd.Event) {
-	ctx = context.WithoutCancel(ctx) // what a client is not there any more for has happened all the same
+	ctx = context.WithoutCancel(ctx) // the event happened even if the client has gone
 	if err := r.limits.Acquire(ctx, e.Reason+" "+e.Namespace+"/"+e.ServiceAccount); err != nil {
 		r.log.Log(slog.LevelInfo, "caconfig: event not reported", "there are too many", slog.String("event", e.Reason))
 		return
@@ -65,8 +65,8 @@ func (r *recorder) record(ctx context.Context, e linkerd.Event) {
 	}
 }
 
-// run sends the events until ctx is done. The function refused returns why new files of the issuer are not in use, or
-// nil; each new reason is an event.
+// run sends the events until ctx is done. The function refused returns why new issuer files are not in use, or nil;
+// each new reason is an event.
 func (r *recorder) run(ctx context.Context, refused func() error) {
 	ticker := time.NewTicker(checkIssuer)
 	defer ticker.Stop()
@@ -91,7 +91,7 @@ func (r *recorder) run(ctx context.Context, refused func() error) {
 	}
 }
 
-// send creates the event. It does not try again: an event is news, and the log has it.
+// send creates the event, without retries: the log has it as well.
 func (r *recorder) send(ctx context.Context, e event) {
 	type reference struct {
 		APIVersion string `json:"apiVersion"`
@@ -115,7 +115,7 @@ func (r *recorder) send(ctx context.Context, e event) {
 		"metadata": map[string]string{"name": fmt.Sprintf("%s.%x", object.Name, e.at.UnixNano()),
 			"namespace": object.Namespace},
 		"involvedObject": object,
-		// the API server allows 1 kB
+		// The API server allows 1 kB.
 		"reason": e.Reason, "message": kube.OneLine(e.Message, 1000), "type": kind,
 		"source":         map[string]string{"component": component},
 		"firstTimestamp": at, "lastTimestamp": at, "count": 1,

@@ -17,34 +17,34 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// Answer is an identity that an agent has given.
+// Answer is an identity that an agent gave.
 type Answer struct {
 	Credential *pki.Credential
 	Roots      []*x509.Certificate // of the certificates that ZTS issues
-	Token      func() string       // a service token, or ""; a func, because no printer shows what it holds
+	Token      func() string       // a service token, or ""; a func, so that no printer shows it
 }
 
-// Client asks the agent of a node for the identity of this pod. It is safe for concurrent use, and asks for one thing
-// at a time: two that refresh the same certificate would get in each other's way.
+// Client obtains this pod's identity from the node's agent. It is safe for concurrent use, and sends one request at a
+// time, as two refreshes of the same certificate would conflict.
 type Client struct {
 	handleFile string
 	client     http.Client
 	turn       chan struct{}
 }
 
-// NewClient returns a client of the agent that serves on a Unix socket, such as /identity/connect/agent.sock, for the
-// pod whose handle is in a file, such as /identity/id. It connects to nothing and reads nothing.
+// NewClient returns a client of the agent on a Unix socket, such as /identity/connect/agent.sock, for the pod whose
+// handle is in handleFile, such as /identity/id. It connects to nothing and reads nothing yet.
 func NewClient(socket, handleFile string) (*Client, error) {
 	if socket == "" || handleFile == "" {
 		return nil, errors.New("the path of the agent's socket or of the file with the handle is empty")
 	}
 	t := token.BaseTransport(socket)
-	t.DisableKeepAlives = true // it is asked once in an hour
+	t.DisableKeepAlives = true // one request an hour
 	t.ForceAttemptHTTP2 = false
 	return &Client{handleFile, http.Client{Transport: t}, make(chan struct{}, 1)}, nil
 }
 
-// Init returns the first identity of the pod. The agent gives it once.
+// Init returns the first identity of the pod. The agent gives it only once.
 func (c *Client) Init(ctx context.Context) (*Answer, error) {
 	a, err := c.ask(ctx, "init", nil)
 	if err != nil {
@@ -53,8 +53,8 @@ func (c *Client) Init(ctx context.Context) (*Answer, error) {
 	return a, nil
 }
 
-// Refresh returns the identity that follows current, whose key can be exported. It is used from then on, and current
-// no more: the agent refuses what is older than the last two. Keep the new one safe before the old one is forgotten.
+// Refresh returns the identity that follows current, whose key must be exportable. Use only the new one from then on,
+// and save it before forgetting current: the agent refuses all but the last two.
 func (c *Client) Refresh(ctx context.Context, current *pki.Credential) (*Answer, error) {
 	certs, key, err := current.MarshalPEM()
 	var a *Answer

@@ -49,23 +49,24 @@ var (
 		OneOf("debug", "info", "warn", "error"))
 )
 
-// Mapping returns how namespaces are domains of Athenz, by ADMIN_DOMAIN and SYSTEM_NAMESPACES.
+// Mapping returns the mapping of namespaces to Athenz domains, from ADMIN_DOMAIN and SYSTEM_NAMESPACES.
 func (s Settings) Mapping() athenzname.Mapping {
 	return athenzname.Mapping{AdminDomain: s.Text("ADMIN_DOMAIN"), SystemNamespaces: s.List("SYSTEM_NAMESPACES")}
 }
 
-// Nameless is the trust domain of the roots where no certificate has a SPIFFE ID of it.
+// Nameless is the trust domain of the roots if no certificate has a SPIFFE ID.
 var Nameless = spiffe.MustParseTrustDomain("athenz.io")
 
-// TrustDomain returns SPIFFE_TRUST_DOMAIN, and whether SPIFFE IDs have a namespace; if not, it is [Nameless].
+// TrustDomain returns SPIFFE_TRUST_DOMAIN, and whether SPIFFE IDs have a namespace; without it the trust domain is
+// [Nameless].
 func (s Settings) TrustDomain() (td spiffe.TrustDomain, named bool) {
 	if text := s.Text("SPIFFE_TRUST_DOMAIN"); text != "" {
-		return spiffe.MustParseTrustDomain(text), true // it was checked
+		return spiffe.MustParseTrustDomain(text), true // already checked
 	}
 	return Nameless, false
 }
 
-// Pair reads CERT_FILE and KEY_FILE, whose certificate must not have expired.
+// Pair reads CERT_FILE and KEY_FILE. It fails if the certificate has expired.
 func (s Settings) Pair() (*pki.Credential, error) {
 	certs, err1 := os.ReadFile(s.Text("CERT_FILE"))
 	key, err2 := os.ReadFile(s.Text("KEY_FILE"))
@@ -81,7 +82,7 @@ func (s Settings) Pair() (*pki.Credential, error) {
 	return nil, s.Reject("CERT_FILE", err)
 }
 
-// Roots returns an error for each of the variables that names no file of CA certificates.
+// Roots returns an error for each variable that does not name a file of CA certificates.
 func (s Settings) Roots(names ...string) error {
 	var bad []error
 	for _, name := range names {
@@ -92,7 +93,7 @@ func (s Settings) Roots(names ...string) error {
 	return errors.Join(bad...)
 }
 
-// ReadBundle returns the CA certificates in a file, in PEM, as the bundle of a trust domain.
+// ReadBundle reads CA certificates in PEM as the bundle of a trust domain.
 func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -105,7 +106,7 @@ func ReadBundle(td spiffe.TrustDomain, file string) (*spiffe.Bundle, error) {
 	return b, nil
 }
 
-// AreCommonNames is a check for common names of Athenz with commas between.
+// AreCommonNames checks for Athenz common names separated by commas.
 var AreCommonNames = check("set it to common names in lower case, such as k8s.admin.k8s-node",
 	all(func(s string) bool {
 		return s != "" && s == strings.ToLower(s) && !strings.ContainsAny(s, ": ")

@@ -9,28 +9,28 @@ import (
 	"unicode/utf8"
 )
 
-// Columns is the width of what -h prints.
+// Columns is the width of the help text.
 const Columns = 80
 
-// Help is what -h prints besides the flags. The zero Help is for a program of a few flags.
+// Help is the text of -h besides the flags. The zero Help is for a program with few flags.
 type Help struct {
-	Args   string                // behind the flags, such as "METHOD PATH"
+	Args   string                // after the flags, such as "METHOD PATH"
 	Doc    string                // what the program or command does
-	Groups []FlagGroup           // of flags; what is in none of them has the title Flags
+	Groups []FlagGroup           // of flags; the rest has the title Flags
 	More   func(io.Writer) error // writes the environment variables; may be nil
-	Exit   string                // the exit codes, if they are not those of [Main]
+	Exit   string                // the exit codes, if they differ from those of [Main]
 }
 
-// FlagGroup is some flags that have a title together.
+// FlagGroup is a group of flags with a title.
 type FlagGroup struct {
 	Title string
-	Flags string // their names, with spaces between
+	Flags string // names, separated by spaces
 }
 
-// common are the flags that several programs have.
+// common are flags that several programs have.
 var common = FlagGroup{"The program itself", "install with demo for log-format v json no-color version"}
 
-// Write writes the flags and what else the help is about, in lines of [Columns] characters where the words allow it.
+// Write writes the help with the flags, in lines of up to [Columns] characters where the words allow it.
 func (h Help) Write(w io.Writer, flags *flag.FlagSet) error {
 	var b strings.Builder
 	fmt.Fprintln(&b, strings.TrimSpace("Usage: "+flags.Name()+" [flags] "+h.Args))
@@ -74,7 +74,7 @@ func (h Help) Write(w io.Writer, flags *flag.FlagSet) error {
 	for line := range strings.Lines(b.String()) {
 		text := strings.TrimLeft(line, " ")
 		indent := line[:len(line)-len(text)]
-		if utf8.RuneCountInString(line) > Columns+1 { // with its end
+		if utf8.RuneCountInString(line) > Columns+1 { // with its newline
 			text = strings.ReplaceAll(Fold(text, Columns-len(indent), Columns-len(indent)), "\n", "\n"+indent)
 			line = strings.TrimRight(indent+text, " ")
 		}
@@ -85,7 +85,7 @@ func (h Help) Write(w io.Writer, flags *flag.FlagSet) error {
 	return err
 }
 
-// Fold breaks text between words: so many characters are for its first line, and for each other one. A word that is
+// Fold breaks text between words: first is the width of its first line, others the width of the rest. A word that is
 // longer than a line stays whole.
 func Fold(text string, first, others int) string {
 	var b strings.Builder

@@ -12,17 +12,17 @@ import (
 	"strings"
 )
 
-// Manifest has the objects of Kubernetes that a program needs, for -install.
+// Manifest holds a program's Kubernetes objects, for -install.
 //
-// Text is YAML in which ${NAME} stands for a value. A line of a comment, "#   NAME=DEFAULT what it is", declares
-// each; a default of "?" says that there is none.
+// Text is YAML in which ${NAME} stands for a value. A comment line, "#   NAME=DEFAULT description", declares each;
+// the default "?" means that there is none.
 type Manifest struct {
 	Text   string
 	scheme string
 	values map[string]string
 }
 
-// RegisterWith adds -with, for a program that has -install already.
+// RegisterWith adds -with to a program that already has -install.
 func (m *Manifest) RegisterWith(flags *flag.FlagSet) {
 	flags.Func("with", "`NAME=VALUE` in what -install kubernetes prints, which says at its beginning what there "+
 		"is; may be repeated", func(text string) error {
@@ -38,10 +38,10 @@ func (m *Manifest) RegisterWith(flags *flag.FlagSet) {
 	})
 }
 
-// Given reports whether there was a -with.
+// Given reports whether -with was given.
 func (m *Manifest) Given() bool { return m.values != nil }
 
-// Register adds -install and -with to the flags of a program. [ParseFlags] prints then.
+// Register adds -install and -with to a program's flags. [ParseFlags] prints the objects.
 func (m *Manifest) Register(flags *flag.FlagSet) {
 	m.RegisterWith(flags)
 	flags.Var(m, "install", "print the objects that a cluster needs, as YAML, and end; `scheme`: kubernetes")
@@ -61,7 +61,7 @@ func (m *Manifest) Set(scheme string) error {
 
 var (
 	declared = regexp.MustCompile(`(?m)^#   ([a-z-]+)=(\S*)`)
-	plain    = regexp.MustCompile(`^[A-Za-z0-9._:/@,-]*$`) // as it stands in YAML
+	plain    = regexp.MustCompile(`^[A-Za-z0-9._:/@,-]*$`) // needs no quotes in YAML
 )
 
 // Print writes the objects, with the values of -with.

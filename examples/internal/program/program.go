@@ -1,6 +1,6 @@
-// Package program is what the programs of the folder examples have in common: how they begin and end, how operators
-// configure them by flags and environment variables, and how they serve on ports. It is part of the examples, for
-// them to be read without that: no package of the library imports it, and a user who copies a program copies it, too.
+// Package program is the common part of the programs in the directory examples: start and end, configuration by flags
+// and environment variables, and ports. It belongs to the examples, so that each can be read on its own: no package
+// of the library imports it, and a user who copies a program copies it too.
 package program
 
 import (
@@ -23,13 +23,12 @@ import (
 )
 
 // Main runs the program called name and ends the process: with 0; with 2 for a [UsageError]; and with 1 after any
-// other failure. It prints the error to standard error, but [ErrAnswered] and the flag.ErrHelp of [Parse]. SIGINT and
-// SIGTERM end the context of run; a second one ends the process at once. All times that the program prints are in
-// UTC.
+// other failure. It prints the error to standard error, except [ErrAnswered] and the flag.ErrHelp of [Parse]. SIGINT
+// and SIGTERM end the context of run; a second one ends the process at once. The program prints all times in UTC.
 func Main(name string, run func(ctx context.Context) error) {
-	time.Local = time.UTC // as those of certificates are
+	time.Local = time.UTC // like the times in certificates
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50) // what a flood of requests leaves behind is small, in a container that is small
+		debug.SetGCPercent(50) // keeps the garbage of a flood small in a small container
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
@@ -47,10 +46,10 @@ func Main(name string, run func(ctx context.Context) error) {
 	os.Exit(1)
 }
 
-// ErrAnswered is the error of a run that has told the caller already what is wrong.
+// ErrAnswered is returned by a run that has already told the caller what is wrong.
 var ErrAnswered = errors.New("the caller has been told")
 
-// UsageError says what is wrong with the command line or the environment.
+// UsageError is an error of the command line or the environment.
 type UsageError struct{ Err error }
 
 func (e UsageError) Error() string { return e.Err.Error() }
@@ -58,10 +57,10 @@ func (e UsageError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e UsageError) Unwrap() error { return e.Err }
 
-// Misused returns a [UsageError] with a text as of fmt.Errorf.
+// Misused returns a [UsageError] with a text formatted like fmt.Errorf's.
 func Misused(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
 
-// Version returns the version of the module, which has the revision of its source, and that of Go.
+// Version returns the version of the module, with its source revision, and the version of Go.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -70,7 +69,7 @@ func Version() string {
 	return info.Main.Version + ", " + info.GoVersion
 }
 
-// Parse is [ParseFlags] for a program of flags alone: an argument that is left is a [UsageError].
+// Parse is [ParseFlags] for a program with only flags: a remaining argument is a [UsageError].
 func Parse(flags *flag.FlagSet, args []string, out io.Writer, help Help) error {
 	err := ParseFlags(flags, args, out, help)
 	if err == nil && flags.NArg() > 0 {
@@ -80,11 +79,11 @@ func Parse(flags *flag.FlagSet, args []string, out io.Writer, help Help) error {
 	return err
 }
 
-// ParseFlags reads the flags of a program from args, and -version. Its error is a [UsageError], or flag.ErrHelp after
-// -version -install or -h, with the help, have written to out.
+// ParseFlags parses a program's flags, and -version. Its error is a [UsageError], or flag.ErrHelp after -version,
+// -install or -h has written to out.
 func ParseFlags(flags *flag.FlagSet, args []string, out io.Writer, help Help) error {
 	version := flags.Bool("version", false, "print the version, and end")
-	flags.SetOutput(io.Discard) // or it prints all of them for each error
+	flags.SetOutput(io.Discard) // or it prints all flags for each error
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		return errors.Join(err, help.Write(out, flags))
@@ -105,7 +104,7 @@ func ParseFlags(flags *flag.FlagSet, args []string, out io.Writer, help Help) er
 	return nil
 }
 
-// Explain returns the error of flags.Parse with what a value has to be in the place of "parse error".
+// Explain returns the error of flags.Parse, with a description of valid values in place of "parse error".
 func Explain(flags *flag.FlagSet, err error) error {
 	text := strings.TrimSuffix(err.Error(), ": parse error")
 	name := text[strings.LastIndex(text, " -")+2:] // the last word
@@ -118,7 +117,7 @@ func Explain(flags *flag.FlagSet, err error) error {
 	return err
 }
 
-// Unparsed is [Explain] for the error of f.Value.Set.
+// Unparsed is like [Explain], for the error of f.Value.Set.
 func Unparsed(f *flag.Flag, err error) error {
 	text, unparsed := strings.CutSuffix(err.Error(), "parse error")
 	g, ok := f.Value.(flag.Getter)
@@ -138,16 +137,16 @@ func Unparsed(f *flag.Flag, err error) error {
 	return errors.New(text)
 }
 
-// BadDuration says what a duration has to be.
+// BadDuration describes a valid duration.
 const BadDuration = "it is not a number with a unit, such as 90m or 24h, which is a day"
 
-// Service has the flags of a program that runs until a signal ends it.
+// Service holds the flags of a program that runs until a signal ends it.
 type Service struct {
 	LogFormat string        // text or json
-	For       time.Duration // after which it ends by itself; zero means never
+	For       time.Duration // until it ends by itself; zero means never
 }
 
-// Demo sets the time after which a demo ends by itself, unless -for has set another, and says so.
+// Demo sets the time after which a demo ends, unless -for has set it, and prints it.
 func (s *Service) Demo(out io.Writer, time time.Duration) {
 	s.For = cmp.Or(s.For, time)
 	fmt.Fprintf(out, "ends: in %v, or with Ctrl-C; -for sets another time\n", s.For)
@@ -160,13 +159,13 @@ func (s *Service) Register(flags *flag.FlagSet) {
 		"demo after some minutes)")
 }
 
-// Begin returns the context and the logger of the program, and what the caller calls at its end. The logger writes to
-// w what is of that level or above. With json, what package log prints, such as net/http's server, goes there, too.
+// Begin returns the program's context and logger, and a function to call at the end. The logger writes records of the
+// level and above to w. With json, the output of package log, such as net/http's server, goes there too.
 func (s *Service) Begin(ctx context.Context, w io.Writer, level slog.Level) (context.Context, *slog.Logger, func(),
 	error) {
 	var handler slog.Handler
 	withUnits := func(_ []string, a slog.Attr) slog.Attr {
-		if a.Value.Kind() == slog.KindDuration { // which JSON has in nanoseconds
+		if a.Value.Kind() == slog.KindDuration { // JSON would have nanoseconds
 			a.Value = slog.StringValue(a.Value.Duration().String())
 		}
 		return a
@@ -183,15 +182,14 @@ func (s *Service) Begin(ctx context.Context, w io.Writer, level slog.Level) (con
 	if s.For < 0 {
 		return nil, nil, nil, Misused("-for is %v, and may not be negative", s.For)
 	}
-	ctx, cancel := context.WithCancel(ctx) // and no deadline, which a dial may see before ctx.Err has it
+	ctx, cancel := context.WithCancel(ctx) // and no deadline, which a dial may see before ctx.Err reports it
 	if s.For > 0 {
 		time.AfterFunc(s.For, cancel)
 	}
 	return ctx, slog.New(handler), cancel, nil
 }
 
-// Answer logs the error of a program whose log is in JSON, in which no other line is to be, and returns one for
-// [Main].
+// Answer logs the error of a program whose log is JSON and must have no other lines, and returns an error for [Main].
 func (s *Service) Answer(log *slog.Logger, err error) error {
 	if err == nil || s.LogFormat != "json" || errors.Is(err, ErrAnswered) || errors.Is(err, flag.ErrHelp) {
 		return err
@@ -200,7 +198,7 @@ func (s *Service) Answer(log *slog.Logger, err error) error {
 	return fmt.Errorf("%w: %w", ErrAnswered, err)
 }
 
-// Lines logs each line that is written to it, but those in JSON, which go to To as they are.
+// Lines logs each line that is written to it. It passes JSON lines on to To unchanged.
 type Lines struct {
 	Log *slog.Logger
 	To  io.Writer
@@ -214,7 +212,7 @@ func (l *Lines) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	l.rest = append(l.rest, p...)
 	whole := bytes.LastIndexByte(l.rest, '\n') + 1
-	if len(l.rest) > 64<<10 { // without an end
+	if len(l.rest) > 64<<10 { // a line without an end
 		whole = len(l.rest)
 	}
 	lines := bytes.Clone(l.rest[:whole])
@@ -253,8 +251,7 @@ func NewGroup(ctx context.Context) *Group {
 // Context returns the context of the parts.
 func (g *Group) Context() context.Context { return g.ctx }
 
-// Go starts a part. If it fails before the context is done, the others end, too. Its error gets the name, if that is
-// not empty.
+// Go starts a part. If it fails before the context is done, the others end too. A non-empty name prefixes its error.
 func (g *Group) Go(name string, part func(context.Context) error) {
 	g.wg.Go(func() {
 		if err := part(g.ctx); err != nil && g.ctx.Err() == nil {
@@ -266,27 +263,27 @@ func (g *Group) Go(name string, part func(context.Context) error) {
 	})
 }
 
-// End ends the context of the parts. The error of the first call, which may be nil, is that of the Group.
+// End ends the context of the parts. The first call sets the Group's error, which may be nil.
 func (g *Group) End(err error) {
 	g.once.Do(func() { g.err = err })
 	g.cancel()
 }
 
-// Wait waits until the context is done, and then for all parts. It returns the error of the part that has failed, if
-// one has.
+// Wait waits until the context is done and all parts have ended. It returns the error of the part that failed, if
+// any.
 func (g *Group) Wait() error {
 	<-g.ctx.Done()
 	return g.Stop()
 }
 
-// Stop ends all parts, and returns as Wait does.
+// Stop ends all parts, and then returns like Wait.
 func (g *Group) Stop() error {
 	g.End(nil)
 	g.wg.Wait()
 	return g.err
 }
 
-// Together runs parts as a [Group] does, and returns its error.
+// Together runs parts like a [Group], and returns its error.
 func Together(ctx context.Context, parts ...func(context.Context) error) error {
 	g := NewGroup(ctx)
 	for _, part := range parts {

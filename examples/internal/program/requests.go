@@ -23,12 +23,12 @@ type Requests struct {
 	answers map[int]int
 }
 
-// Count returns the Requests of a handler. The name of their metric has that part.
+// Count returns the Requests of a handler. part is part of their metric's name.
 func Count(part string, h http.Handler) *Requests {
 	return &Requests{Handler: h, metric: "svidkit_athenz_" + part + "_requests_total", answers: map[int]int{}}
 }
 
-// answer notes the status.
+// answer records the status.
 type answer struct {
 	http.ResponseWriter
 	code int
@@ -39,7 +39,7 @@ func (a *answer) WriteHeader(code int) {
 	a.ResponseWriter.WriteHeader(code)
 }
 
-// Unwrap is for [http.ResponseController].
+// Unwrap serves [http.ResponseController].
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // ServeHTTP implements [http.Handler].
@@ -71,13 +71,13 @@ func (c *Requests) writeMetrics(w io.Writer) error {
 	return err
 }
 
-// Local serves h, and refuses requests over loopback for another host: a page of a browser on this machine can make
-// them, if the name of its site leads to loopback (DNS rebinding).
+// Local serves h, and refuses requests over loopback for another host: a browser on this machine sends them for a
+// site whose name resolves to loopback (DNS rebinding).
 func Local(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
 		if err != nil {
-			host = strings.Trim(r.Host, "[]") // without a port
+			host = strings.Trim(r.Host, "[]") // no port
 		}
 		_, notAddress := netip.ParseAddr(host)
 		at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)

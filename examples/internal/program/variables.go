@@ -20,7 +20,7 @@ import (
 	"github.com/svidkit/svidkit/internal/settings"
 )
 
-// Var returns a variable that has any text, or one that check accepts.
+// Var returns a variable that accepts any text, or with check, texts that check accepts.
 func Var(name, def, doc, origin string, check func(value string) error) settings.Variable {
 	return settings.Variable{Name: name, Default: def, Doc: doc, Origin: origin, Check: check}
 }
@@ -34,26 +34,26 @@ func List(v settings.Variable) settings.Variable {
 // Settings are the values of a [Daemon]'s variables.
 type Settings struct{ *settings.Values }
 
-// Daemon is a program that has environment variables in the place of flags. One of them is LOG_LEVEL.
+// Daemon is a program with environment variables in place of flags. One of them is LOG_LEVEL.
 type Daemon struct {
 	Name      string
 	Help      string // a line for -h; may be empty
 	Variables []settings.Variable
 	Manifest  string // the Text of its [Manifest]
 
-	// Serve is the program. It returns nil when ctx is done, and writes to out where it listens.
+	// Serve runs the program until ctx is done, and returns nil then. It writes its addresses to out.
 	Serve func(ctx context.Context, s Settings, out io.Writer, log *slog.Logger) error
 }
 
-// Main is [Main] for the program, with what the process has.
+// Main runs the program like [Main], with the process's arguments and environment.
 func (d Daemon) Main() {
 	Main(d.Name, func(ctx context.Context) error {
 		return d.Run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
 	})
 }
 
-// Run runs the program. Its errors are as those of [Parse]; the one about the environment names each bad value, and
-// what to set.
+// Run runs the program. Its errors are like those of [Parse]; an error of the environment names each bad value and
+// the remedy.
 func (d Daemon) Run(ctx context.Context, args, environ []string, out, errOut io.Writer) error {
 	flags := flag.NewFlagSet(d.Name, flag.ContinueOnError)
 	(&Manifest{Text: d.Manifest}).Register(flags)
@@ -81,7 +81,7 @@ func (d Daemon) writeHelp(w io.Writer) error {
 	return cmp.Or(err, err2)
 }
 
-// Need returns an error for each of the variables that is not set.
+// Need returns an error for each unset variable.
 func (s Settings) Need(names ...string) error {
 	var missing []error
 	for _, name := range names {
@@ -92,10 +92,10 @@ func (s Settings) Need(names ...string) error {
 	return errors.Join(missing...)
 }
 
-// Off is a value of variables with an address: there is no such port.
+// Off is the value of an address variable that means no port.
 const Off = "off"
 
-// Listen opens the port of a variable, and writes to out where. It returns nil if that is [Off].
+// Listen opens a variable's port, and writes its address to out. It returns nil if the variable is [Off].
 func (s Settings) Listen(name string, out io.Writer) (net.Listener, error) {
 	if s.Text(name) == Off {
 		return nil, nil // there is none
@@ -108,7 +108,7 @@ func (s Settings) Listen(name string, out io.Writer) (net.Listener, error) {
 	return l, nil
 }
 
-// check returns a check that answers with the remedy.
+// check returns a check whose error is the remedy.
 func check(remedy string, good func(value string) bool) func(value string) error {
 	return func(value string) error {
 		if !good(value) {

@@ -16,11 +16,11 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// problem is one cause, and what it has led to.
+// problem is one cause and its effects.
 type problem struct {
 	Part   string `json:"part"`
 	What   string `json:"what,omitempty"`
-	Cause  string `json:"cause,omitempty"` // in words; empty if the error is not of a kind that is known
+	Cause  string `json:"cause,omitempty"` // in words; empty for an unknown kind of error
 	Error  string `json:"error"`
 	Action string `json:"action,omitempty"`
 
@@ -29,11 +29,11 @@ type problem struct {
 	End        time.Time `json:"not_after,omitzero"`
 	Since      time.Time `json:"since,omitzero"`
 	Next       time.Time `json:"next_attempt,omitzero"`
-	Identities int       `json:"identities,omitempty"` // that have it
+	Identities int       `json:"identities,omitempty"` // affected
 }
 
-// wrong adds a problem to those that there are: an identity, others, and the CA that did not renew them have one
-// cause. Of the identities, it is told of that which ends first. The first of from is what an identity comes from.
+// wrong adds a problem, and merges problems with one cause: an identity, others, and the CA that did not renew them.
+// The merged problem shows the identity that ends first. The first of from is the identity's source.
 func (c *collection) wrong(p problem, err error, from ...report.Upstream) {
 	switch {
 	case err != nil:
@@ -65,7 +65,7 @@ func (c *collection) wrong(p problem, err error, from ...report.Upstream) {
 	have.Next = earlier(have.Next, p.Next)
 }
 
-// earlier returns the earlier of two times, of which one may be unknown.
+// earlier returns the earlier of two times. Either may be unknown.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -73,8 +73,8 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// urgency is what problems are sorted by: identities that have expired, those that never were, and those that expire;
-// then the rest.
+// urgency is the sort key of problems: expired identities come first, then identities never obtained, then those that
+// expire; the rest follows.
 func (p problem) urgency(now time.Time) time.Time {
 	switch {
 	case p.Identities == 0:
@@ -85,7 +85,7 @@ func (p problem) urgency(now time.Time) time.Time {
 	return p.End
 }
 
-// Words says in words with figures what is wrong.
+// Words describes the problem in words and figures.
 func (p problem) Words(now time.Time) string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -118,7 +118,7 @@ func (p problem) Words(now time.Time) string {
 	return strings.Join(all, "; ")
 }
 
-// explain says in words what an error means and what to do, if it is of a kind that is known.
+// explain returns the cause and the remedy of an error of a known kind.
 func explain(err error) (cause, action string) {
 	at := "the other side"
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Addr != nil && op.Addr.String() != "" {
@@ -146,5 +146,5 @@ func explain(err error) (cause, action string) {
 		timeout.Timeout():
 		return at + " does not answer in time", "see whether it hangs, or a firewall is between"
 	}
-	return "", "" // an error of ours says it itself
+	return "", "" // our own errors say it themselves
 }

@@ -28,21 +28,21 @@ var (
 		"short": short, "at": newAt}).Parse(html))
 )
 
-// sections are the parts of the page that are replaced while it is live.
+// sections are the parts of the page that a live page replaces.
 var sections = []string{"clock", "host", "summary", "problems", "identities", "attempts", "upstreams", "servers",
 	"names", "events", "roots"}
 
 // rendering is the page at one moment. It never changes.
 type rendering struct {
-	until time.Time // when it is too old
+	until time.Time // when it becomes stale
 	view  *view
 	parts map[string]string // by section
 }
 
-// share is how much of the time is spent on rendering at most: one part in so many.
+// share limits rendering to one part in share of the time.
 const share = 20
 
-// render returns the page as it is now, or was a moment ago.
+// render returns the current page, or a very recent one.
 func (h *Handler) render() *rendering {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -59,7 +59,7 @@ func (h *Handler) render() *rendering {
 	return r
 }
 
-// execute returns what a template makes of the view.
+// execute renders a template with the view.
 func (r *rendering) execute(name string) string {
 	var b strings.Builder
 	if err := pages.ExecuteTemplate(&b, name, r.view); err != nil {
@@ -73,12 +73,12 @@ func (r *rendering) page() []byte { return []byte("<!DOCTYPE html>\n" + r.execut
 func (r *rendering) json() []byte {
 	b, err := json.MarshalIndent(r.view, "", "  ")
 	if err != nil {
-		panic(fmt.Sprintf("statuspage: %v", err)) // all of it are texts, numbers and times of four digits
+		panic(fmt.Sprintf("statuspage: %v", err)) // all values are texts, numbers and times of four digits
 	}
 	return append(b, '\n')
 }
 
-// at is a time that is shown, and the time when.
+// at is a time to show, and the current time.
 type at struct{ T, Now time.Time }
 
 func newAt(t, now time.Time) at { return at{t, now} }
@@ -86,10 +86,10 @@ func newAt(t, now time.Time) at { return at{t, now} }
 // short is the beginning of a hash.
 func short(s string) string { return s[:min(len(s), 12)] }
 
-// bar is a lifetime as it is drawn: 100 wide.
+// bar is a drawn lifetime, 100 wide.
 type bar struct {
 	Drawn   bool
-	Now     int // how much has passed
+	Now     int // the part that has passed
 	Renewal int // -1 for none
 	State   string
 	Text    string
@@ -123,12 +123,12 @@ func newBar(row any, now time.Time) bar {
 }
 
 const (
-	tick      = time.Second      // between two looks for a live page
-	heartbeat = 15 * time.Second // after which a connection without changes is written to
-	slow      = 10 * time.Second // in which a client has to take what is written
+	tick      = time.Second      // between two updates of a live page
+	heartbeat = 15 * time.Second // write at least this often
+	slow      = 10 * time.Second // in which a client must read a write
 )
 
-// serveEvents writes the sections as server-sent events: all of them first, and then each that changes.
+// serveEvents writes the sections as server-sent events: first all of them, then each that changes.
 func (h *Handler) serveEvents(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-h.done:
@@ -165,14 +165,14 @@ func (h *Handler) serveEvents(w http.ResponseWriter, r *http.Request) {
 			b.WriteString(":\n\n")
 		}
 		if b.Len() > 0 {
-			_ = control.SetWriteDeadline(time.Now().Add(slow)) // a recorder of a test has none
+			_ = control.SetWriteDeadline(time.Now().Add(slow)) // not supported by a test's recorder
 			if _, err := b.WriteTo(w); err != nil {
 				return
 			}
 			if err := control.Flush(); err != nil {
 				return
 			}
-			// HTTP/2 would end the stream then, whether it is written to or not
+			// HTTP/2 would end the stream at the deadline, even without a write.
 			_ = control.SetWriteDeadline(time.Time{})
 			last = time.Now()
 		}

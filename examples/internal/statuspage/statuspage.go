@@ -1,5 +1,5 @@
 // Package statuspage shows the state of a program's identities: an [http.Handler] for a browser on the same machine,
-// made of the reports of the program's parts.
+// built from the reports of the program's parts.
 //
 //	page, err := statuspage.New("agent",
 //		statuspage.Part{Name: "workload", Source: manager}, // a *secretcache.Manager
@@ -10,33 +10,33 @@
 //	server.RegisterOnShutdown(func() { _ = page.Close() })
 //	err = server.ListenAndServe()
 //
-// Package report says how a program adds a part of its own.
+// Package report describes how a program adds its own part.
 //
 // # What it shows
 //
-// First, what is wrong now, in words: what has one cause is one problem, with since when it lasts, the next attempt,
-// how many identities it concerns and what to do; what has expired, or ends first, comes first. Then the identities
-// with their lifetimes and next renewals; the last attempts to renew them; what the parts depend on, such as a CA, an
-// agent, files or a control plane, with the last success, the error and the next attempt; open streams and the names
-// that clients ask for; the last pushes and rejections; and the trust roots, with the parts that have them. Serial
-// numbers, fingerprints and issuers are written as "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt
-// RFC2253" prints them. Lists that are empty are hidden, but those of identities and roots.
+// First come the current problems, in words. Effects with one cause are one problem, with its beginning, the next
+// attempt, the number of affected identities and the remedy; expired identities come first, then those that end
+// first. Then the page shows the identities with their lifetimes and next renewals; the last attempts to renew them;
+// the parts' upstreams, such as a CA, an agent, files or a control plane, with the last success, the error and the
+// next attempt; open streams and the names that clients ask for; the last pushes and rejections; and the trust roots,
+// with the parts that have them. Serial numbers, fingerprints and issuers have the form of "openssl x509 -serial
+// -fingerprint -sha256 -issuer -nameopt RFC2253". Empty lists are hidden, except identities and roots.
 //
-// It shows at most 200 identities and 200 roots, those that expire or are renewed next, and the first of other lists.
-// Below each list is how many are left out.
+// It shows at most 200 identities and 200 roots (the next to expire or to be renewed), and the first rows of other
+// lists. Below each list is the number of omitted rows.
 //
 // # Live
 //
-// The page is complete without script. With script, sections that change are replaced by server-sent events, once a
-// second at most. 16 pages can be live at the same time; others stay as they were loaded. The parts are asked only
-// while a page is being loaded or is live.
+// The page is complete without script. With script, server-sent events replace changed sections, at most once a
+// second. 16 pages can be live at the same time; others stay as loaded. The parts are asked only while a page is
+// being loaded or is live.
 //
 // # Who gets an answer
 //
-// The page has no keys and no tokens, but it has IDs, paths, addresses and errors, for operators. A request must come
-// to a loopback address or a Unix socket, and be for localhost or an IP address. So a site whose name was made to
-// lead to this machine (DNS rebinding) is refused, and other sites cannot embed the page. Its Content-Security-Policy
-// forbids inline scripts and styles. All text is escaped.
+// The page shows operators IDs, paths, addresses and errors, but no keys and no tokens. A request must come to a
+// loopback address or a Unix socket, and be for localhost or an IP address. So it refuses a site whose name resolves
+// to this machine (DNS rebinding), and other sites cannot embed it. Its Content-Security-Policy forbids inline
+// scripts and styles. All text is escaped.
 //
 // Operators reach the page of a pod by kubectl port-forward.
 package statuspage
@@ -60,19 +60,19 @@ import (
 
 // Part is a part of a program.
 type Part struct {
-	// Name is a word of the program's choice. No two parts have the same.
+	// Name identifies the part on the page. It must be unique.
 	Name string
 
-	// Source tells the state of the part: a *secretcache.Manager, a *sds.Handler, or any other [report.Reporter].
-	// Function health.FromSources makes one of other sources of identities and trust bundles.
+	// Source reports the state of the part: a *secretcache.Manager, a *sds.Handler, or any other [report.Reporter].
+	// Function health.FromSources makes one from other sources of identities and trust bundles.
 	Source report.Reporter
 
-	// Links are further paths of the program that the page links, such as /metrics, as they are mounted beside it.
+	// Links are further paths of the program for the page to link, such as /metrics, as mounted beside it.
 	Links []string
 }
 
-// How many pages can be live at the same time, and how many of them for one peer: a user of this machine where the
-// server knows that, as that of package unixsocket does, and otherwise an address.
+// The numbers of live pages, in total and for one peer. A peer is a user of this machine if the server knows it, as
+// package unixsocket's server does, and otherwise an address.
 const (
 	maxLive     = 16
 	maxLiveEach = 8
@@ -93,7 +93,7 @@ type Handler struct {
 	now *rendering // nil before the first
 }
 
-// New returns a page with this title of at least one part. It does not ask the parts yet.
+// New returns a page with this title and at least one part. It does not ask the parts yet.
 func New(title string, parts ...Part) (*Handler, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("statuspage: new: no parts, such as the source of the identity")
@@ -115,7 +115,7 @@ func New(title string, parts ...Part) (*Handler, error) {
 	return h, nil
 }
 
-// Close ends the live pages and refuses new ones; a page can still be loaded. It is for
+// Close ends the live pages and refuses new ones; a page can still be loaded. Use it with
 // [http.Server.RegisterOnShutdown], as Shutdown waits for requests. It may be called twice. It returns nil.
 func (h *Handler) Close() error {
 	h.close()
@@ -131,8 +131,7 @@ func (h *Handler) Close() error {
 //	page.css       the style of the page
 //	page.js        the script of the page
 //
-// Other paths get 404, requests that come from the network or from other sites 403, and requests for another host
-// 421.
+// Other paths get 404, requests from the network or from other sites 403, and requests for another host 421.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	for name, value := range map[string]string{
@@ -186,7 +185,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refuse says why a request is not answered, if it is not.
+// refuse returns a status and a reason if the request must not be answered, and otherwise 0.
 func refuse(r *http.Request) (code int, why string) {
 	_, network := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	switch {
@@ -194,7 +193,7 @@ func refuse(r *http.Request) (code int, why string) {
 		return http.StatusForbidden, "this page is served over loopback only; listen at 127.0.0.1"
 	case !loopback.Host(r.Host) && (network || r.Context().Value(http.LocalAddrContextKey) == nil):
 		return http.StatusMisdirectedRequest, "this server is localhost; it has no other name"
-	case loopback.OtherSite(r) && r.Header.Get("Sec-Fetch-Dest") != "document": // which is a link
+	case loopback.OtherSite(r) && r.Header.Get("Sec-Fetch-Dest") != "document": // a link
 		return http.StatusForbidden, "this page is not for other sites"
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		return http.StatusMethodNotAllowed, "method not allowed"

@@ -19,14 +19,14 @@ import (
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
-// What is shown of each list.
+// Limits of each list.
 const (
 	maxRows   = 200
 	maxEvents = 50
 	maxNames  = 8 // of an event
 )
 
-// view is what is shown at one moment: the JSON form, and what the HTML is made of.
+// view is the page's content at one moment: its JSON form, and the data of the HTML.
 type view struct {
 	Title      string         `json:"title"`
 	Time       time.Time      `json:"time"`
@@ -50,7 +50,7 @@ type list[T any] struct {
 	Omitted int `json:"omitted,omitempty"`
 }
 
-// Total returns how many rows there would be.
+// Total returns the number of rows before the cut.
 func (l list[T]) Total() int { return len(l.Rows) + l.Omitted }
 
 type identity struct {
@@ -65,7 +65,7 @@ type identity struct {
 
 	certificate
 
-	leaf func() *x509.Certificate // of those that are shown
+	leaf func() *x509.Certificate // only of shown rows
 }
 
 type root struct {
@@ -80,8 +80,8 @@ type root struct {
 	certificate
 }
 
-// certificate is what "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt RFC2253" prints of one. All are
-// empty for none.
+// certificate describes a certificate in the form of "openssl x509 -serial -fingerprint -sha256 -issuer -nameopt
+// RFC2253". All fields are empty without one.
 type certificate struct {
 	Serial string `json:"serial,omitempty"` // in hex
 	SHA256 string `json:"sha256,omitempty"` // in hex
@@ -123,7 +123,7 @@ type name struct {
 type event struct {
 	Time    time.Time `json:"time"`
 	Part    string    `json:"part"`
-	Kind    string    `json:"kind"` // push or NACK; of attempts renewed or failed
+	Kind    string    `json:"kind"` // push or NACK; for attempts renewed or failed
 	Names   []string  `json:"names"`
 	Version string    `json:"version,omitempty"`
 	Streams int       `json:"streams,omitempty"`
@@ -135,7 +135,7 @@ type event struct {
 const (
 	valid    = "valid"
 	renewing = "renewing" // an attempt is due or under way
-	retrying = "retrying" // the last attempt has failed
+	retrying = "retrying" // the last attempt failed
 	notYet   = "not yet valid"
 	expired  = "expired"
 	missing  = "missing"
@@ -143,10 +143,10 @@ const (
 
 	good    = "ok"
 	failing = "failing"
-	waiting = "waiting" // neither has been
+	waiting = "waiting" // no success and no failure yet
 )
 
-// view asks the parts. Texts are made fit to be shown once it is clear which rows are.
+// view asks the parts. It cleans only the texts of shown rows.
 func (h *Handler) view(now time.Time) *view {
 	c := collection{view: view{Title: h.title, Time: now.UTC(), Host: host, Version: version, Started: started.UTC(),
 		Links: h.links}, now: now,
@@ -158,7 +158,7 @@ func (h *Handler) view(now time.Time) *view {
 	return c.limited()
 }
 
-// What does not change of a process.
+// Constants of the process.
 var (
 	started = time.Now()
 	host, _ = os.Hostname()
@@ -170,20 +170,20 @@ var (
 	}()
 )
 
-// Uptime is how long the process runs.
+// Uptime is how long the process has been running.
 func (v *view) Uptime() string { return span(seconds(v.Started, v.Time)) }
 
-// collection is what the parts have told, before it is sorted and cut.
+// collection gathers the parts' reports before they are sorted and cut.
 type collection struct {
 	view
 	now   time.Time
-	roots map[string]*root // by what they are
+	roots map[string]*root // by content
 	order map[string]int   // of the parts
 
-	causes map[[2]string]int // where the problem of a part and a cause is
+	causes map[[2]string]int // index of the problem of a part and a cause
 }
 
-// add adds what a part has told.
+// add adds a part's report.
 func (c *collection) add(part string, r report.Report) {
 	for _, i := range r.Identities {
 		row := identity{part, i.Name, identityState(&i, c.now), utc(i.NotBefore), utc(i.NotAfter), utc(i.Renewal),
@@ -223,7 +223,7 @@ func (c *collection) add(part string, r report.Report) {
 	}
 }
 
-// addRoots adds the authorities of a bundle to those that other parts have, too.
+// addRoots adds a bundle's authorities to those that other parts also have.
 func (c *collection) addRoots(part string, b *report.Bundle) {
 	origin := part
 	if b.Origin != "" && b.Origin != part {
@@ -284,7 +284,7 @@ func (c *collection) addServer(part string, s *report.Server) {
 	}
 }
 
-// limited returns the rows that are shown, in their order.
+// limited returns the view: the rows to show, sorted.
 func (c *collection) limited() *view {
 	v := &c.view
 	for _, key := range slices.Sorted(maps.Keys(c.roots)) {
@@ -312,7 +312,7 @@ func (c *collection) limited() *view {
 	})
 	v.Upstreams = first(maxRows, v.Upstreams.Rows)
 	v.Servers = first(maxRows, v.Servers.Rows)
-	v.Names = first(maxRows, v.Names.Rows, func(a, b name) int { // what is waited for comes first
+	v.Names = first(maxRows, v.Names.Rows, func(a, b name) int { // waiting names come first
 		return cmp.Or(min(len(a.Version), 1)-min(len(b.Version), 1), c.order[a.Part]-c.order[b.Part],
 			strings.Compare(a.Name, b.Name))
 	})
@@ -323,7 +323,7 @@ func (c *collection) limited() *view {
 	return v
 }
 
-// first returns the first n rows by the first of the orders, sorted by the last.
+// first selects n rows by the first of the orders, and sorts them by the last.
 func first[T any](n int, all []T, orders ...func(a, b T) int) list[T] {
 	if len(orders) > 0 {
 		slices.SortStableFunc(all, orders[0])
@@ -338,7 +338,7 @@ func first[T any](n int, all []T, orders ...func(a, b T) int) list[T] {
 	return l
 }
 
-// clean makes what others have named or said fit to be shown: lines of printable characters, of at most 500 bytes.
+// clean makes texts from others safe to show: lines of printable characters, of at most 500 bytes.
 func (v *view) clean() {
 	text := func(texts ...*string) {
 		for _, t := range texts {
@@ -421,7 +421,7 @@ func identityState(i *report.Identity, now time.Time) string {
 	return valid
 }
 
-// next is when something is to happen to i; zero if it is late already.
+// next is the time of the next event of i; zero if that is overdue.
 func (i identity) next() time.Time {
 	if i.Renewal.IsZero() || i.End.Before(i.Renewal) {
 		return i.End
@@ -450,7 +450,7 @@ func subject(c *x509.Certificate) string {
 	return "serial number " + c.SerialNumber.Text(16)
 }
 
-// utc returns t, or the time next to it of a year that has four digits, which is all that JSON has.
+// utc returns t, or the nearest time whose year has four digits, as JSON has no others.
 func utc(t time.Time) time.Time {
 	t = t.UTC()
 	switch y := t.Year(); {
@@ -462,15 +462,15 @@ func utc(t time.Time) time.Time {
 	return t
 }
 
-// stamp is how a time is written.
+// stamp formats a time.
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
-// seconds returns how many there are from one time to another, which may be more than a [time.Duration] has.
+// seconds returns the seconds from one time to another, which may exceed a [time.Duration].
 func seconds(from, to time.Time) float64 {
 	return float64(to.Unix()-from.Unix()) + float64(to.Nanosecond()-from.Nanosecond())/1e9
 }
 
-// span is a number of seconds in the coarsest unit that says enough, so that a page does not change each second.
+// span formats seconds in a unit coarse enough that the page does not change each second.
 func span(s float64) string {
 	for _, u := range []struct {
 		seconds float64
@@ -483,7 +483,7 @@ func span(s float64) string {
 	return strconv.FormatInt(int64(s), 10) + " s"
 }
 
-// when says how far a time is from now.
+// when describes the distance of a time from now.
 func when(t, now time.Time) string {
 	switch s := seconds(now, t); {
 	case t.IsZero():

@@ -1,6 +1,6 @@
-// Package inject adds to a pod of a Linkerd mesh what its proxy needs for an identity: environment variables, a
-// memory volume for the key, and a token. It refuses pods that cannot have one. An [Injector] does so as a function,
-// and as the handler of a mutating admission webhook.
+// Package inject adds an identity to the proxy in a pod of a Linkerd mesh: environment variables, a memory volume for
+// the key, and a token. It refuses pods that cannot have one. An [Injector] is a function, and the handler of a
+// mutating admission webhook.
 //
 //	injector, err := inject.New(inject.Config{
 //		Mesh:         linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"},
@@ -9,23 +9,23 @@
 //	if err != nil { … }
 //	mux.Handle("POST /inject", injector) // HTTPS, in a MutatingWebhookConfiguration for pods
 //
-// [Injector.Inject] does the same for one object, such as what an operator pipes through a command.
+// [Injector.Inject] does the same for one object, for example in an operator's pipe.
 //
 // # Which objects
 //
-// A Pod, and what has a pod template: Deployment, ReplicaSet, ReplicationController, DaemonSet, StatefulSet, Job and
-// CronJob. There must be a container with the name of the proxy, linkerd-proxy unless Config says otherwise, among
-// the containers or the init containers; an object without one gets nothing, as putting the proxy in is another step.
+// A Pod, or an object with a pod template: Deployment, ReplicaSet, ReplicationController, DaemonSet, StatefulSet, Job
+// and CronJob. Among its containers or init containers must be one with the name of the proxy, linkerd-proxy unless
+// Config says otherwise. An object without one gets nothing: another step adds the proxy.
 //
 // The annotation linkerd.io/identity of the pod, or of the pod template, is enabled or disabled; without it,
-// [Config.Disabled] decides. The effective value is written back. With disabled nothing else is added. These are
-// refused: another value; enabled when [Config.Unsupported] says that the control plane has no identity service; and
-// enabled on an object that is not a pod, such as a Service, or on a Deployment beside its template.
+// [Config.Disabled] decides. The effective value is written back. If it is disabled, nothing else is added. Refused
+// are: another value; enabled when [Config.Unsupported] says that the control plane has no identity service; and
+// enabled on an object that is not a pod, such as a Service, or on a Deployment outside its template.
 //
 // # What a pod gets
 //
-// With [linkerdname.Mesh.FirstDesign] the names of the first design of the protocol, and otherwise those that
-// Linkerd's proxies read:
+// With [linkerdname.Mesh.FirstDesign] these are the names of the protocol's first design, and otherwise the names
+// that Linkerd's proxies read:
 //
 //	first design                                  Linkerd's proxies
 //	LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS_BLOB    LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS (PEM, not base64)
@@ -37,29 +37,28 @@
 //	                                              LINKERD2_PROXY_POLICY_SVC_ADDR, _NAME
 //	volume linkerd-identity-store                 volume linkerd-identity-end-entity
 //
-// With [Config.DownwardAPI] the name is not written out: the kubelet composes it from the namespace and the account
-// of the pod, as Linkerd's injector has it, so that one template serves several namespaces and accounts.
+// With [Config.DownwardAPI] the kubelet composes the name from the pod's namespace and account, as with Linkerd's
+// injector, so that one template serves several namespaces and accounts.
 //
-// The volume is in memory and mounted into the proxy alone. The pod of the identity service itself reaches the
-// service at localhost, and no name of it is set. LINKERD2_PROXY_POD_NAMESPACE and the variables that begin with
-// LINKERD2_PROXY_TLS_ are removed. The annotation linkerd.io/trust-root-sha256 has the digest of the trust anchors,
-// and the label linkerd.io/control-plane-ns the namespace of the control plane, by which [Injector.Identity] knows
-// its pods.
+// The volume is in memory, and only the proxy mounts it. The identity service's own pod reaches the service at
+// localhost, without a name. LINKERD2_PROXY_POD_NAMESPACE and the variables that begin with LINKERD2_PROXY_TLS_ are
+// removed. The annotation linkerd.io/trust-root-sha256 has the digest of the trust anchors, and the label
+// linkerd.io/control-plane-ns the namespace of the control plane, by which [Injector.Identity] recognizes its pods.
 //
-// The token is a projected one for [Config.TokenAudience]. With an empty audience it is that of the service account
-// as Kubernetes mounts it, which is good for the API server, too, so that an identity service could use it there. A
-// pod that turns off automountServiceAccountToken is then refused.
+// The token is a projected one for [Config.TokenAudience]. With an empty audience it is the service account's token
+// as Kubernetes mounts it. The API server accepts that token too, so an identity service could use it there. A pod
+// that turns off automountServiceAccountToken is then refused.
 //
-// An ephemeral container that mounts a volume of the proxy is refused if the webhook is asked about it: its rules
-// name pods/ephemeralcontainers, too.
+// An ephemeral container that mounts a volume of the proxy is refused if the rules of the webhook include
+// pods/ephemeralcontainers.
 //
 // # What it does not do
 //
-// It adds no proxy container and no iptables rules to a pod, and to one whose identity is disabled nothing at all: a
-// proxy that is given no name has no identity. So the ports, the user and the probes of the proxy are those of the
-// container that is there. The annotation linkerd.io/identity-mode, of the first releases of Linkerd, is not read:
-// linkerd.io/identity says it alone. Names carry no UID of the service account, as no proxy reads such names: an
-// account that is deleted because its token was stolen, and created again, has the same identity.
+// It adds no proxy container and no iptables rules, and nothing at all to a pod whose identity is disabled: a proxy
+// without a name has no identity. So the ports, the user and the probes of the proxy are the existing container's. It
+// ignores the annotation linkerd.io/identity-mode of the first releases of Linkerd. Names carry no UID of the service
+// account, as no proxy reads such names: an account that is deleted because its token was stolen, and created again,
+// has the same identity.
 package inject
 
 import (
@@ -86,8 +85,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ErrRefused is wrapped by the errors of objects that must not get what they ask for. Their texts say what to change,
-// and are what a user of the cluster reads.
+// ErrRefused is wrapped by the errors of objects that must not get an identity. Their texts tell the cluster's user
+// what to change.
 var ErrRefused = errors.New("injection refused")
 
 // Annotations and labels of pods.
@@ -110,13 +109,13 @@ const (
 
 	// bytes of PEM: Linux starts no process with a variable of 128 KiB, and one form is base64
 	maxAnchors = 90 << 10
-	// of an object, that are looked at: a value of 3 bytes takes a hundred times that in memory
+	// values of an object: one of 3 bytes takes a hundred times that in memory
 	maxValues    = 50_000
-	minTokenLife = 10 * 60   // seconds, the least that Kubernetes grants
+	minTokenLife = 10 * 60   // seconds, Kubernetes' minimum
 	tokenLife    = 24 * 3600 // seconds
 )
 
-// Config is the choices of [New]. Mesh and TrustAnchors are required.
+// Config configures [New]. Mesh and TrustAnchors are required.
 type Config struct {
 	Mesh linkerdname.Mesh
 
@@ -140,19 +139,18 @@ type Config struct {
 	// TokenSeconds is how long such a token is valid, in seconds; the kubelet renews it. 0 means a day; at least 600.
 	TokenSeconds int
 
-	// DownwardAPI has the kubelet compose the name of the workload, $(_pod_sa).$(_pod_ns).serviceaccount.identity.…,
-	// of the fields of the pod, in variables of the proxy before that of the name. In the first design they are
-	// K8S_SA and K8S_NS.
+	// DownwardAPI makes the kubelet compose the workload's name, $(_pod_sa).$(_pod_ns).serviceaccount.identity.…,
+	// from the pod's fields, in variables that precede the name's. In the first design they are K8S_SA and K8S_NS.
 	DownwardAPI bool
 
 	// Container is the name of the proxy's container. Empty means linkerd-proxy.
 	Container string
 
-	// Logger gets what the webhook refused (Info). Nil discards it.
+	// Logger gets the webhook's refusals (Info). Nil discards them.
 	Logger *slog.Logger
 }
 
-// Injector decides what pods get. [New] makes one. It is safe for concurrent use.
+// Injector decides about the identities of pods. [New] makes one. It is safe for concurrent use.
 type Injector struct {
 	cfg                    Config
 	certifier, destination string // names
@@ -161,7 +159,7 @@ type Injector struct {
 	reading                *limit.Shares[string] // bytes, by peer
 }
 
-// New returns an Injector. The error says which choice is missing or wrong.
+// New returns an Injector. An error names the missing or wrong field.
 func New(cfg Config) (*Injector, error) {
 	fail := func(err error) (*Injector, error) { return nil, fmt.Errorf("inject: %w", err) }
 	in := &Injector{cfg: cfg, reviews: limit.New(limit.Options{Concurrent: maxReviews, Queue: maxWaiting}),
@@ -198,7 +196,7 @@ func New(cfg Config) (*Injector, error) {
 }
 
 // SetTrustAnchors replaces the trust anchors, in PEM of at most 90 KiB, which it copies. Pods that are admitted from
-// now on get them. With an error, which wraps [spiffe.ErrTooLarge] for more, the ones before stay.
+// now on get them. On an error, which wraps [spiffe.ErrTooLarge] for a larger value, the previous ones stay.
 func (in *Injector) SetTrustAnchors(anchors []byte) error {
 	if _, err := pki.ParseCertificatesPEM(anchors); err != nil {
 		return fmt.Errorf("inject: trust anchors: %w", err)
@@ -213,19 +211,18 @@ func (in *Injector) SetTrustAnchors(anchors []byte) error {
 	return nil
 }
 
-// Injection is what an object gets.
+// Injection is the result for an object.
 type Injection struct {
 	// Enabled says that the pods have an identity, and Identity which one.
 	Enabled  bool
 	Identity string
 
-	// Patch is a JSON Patch (RFC 6902) that makes the object what it has to be. It is nil if there is nothing to
-	// change.
+	// Patch is a JSON Patch (RFC 6902) for the object. It is nil if nothing changes.
 	Patch []byte
 }
 
-// Inject returns what an object of Kubernetes gets, which is JSON. The namespace is that of the request, for an
-// object that names none. Errors wrap [ErrRefused], or say what of the object cannot be read.
+// Inject returns the injection for a Kubernetes object in JSON. The namespace is the request's, for an object that
+// names none. Errors wrap [ErrRefused], or describe an unreadable part of the object.
 func (in *Injector) Inject(object []byte, namespace string) (*Injection, error) {
 	o, err := in.read(object, namespace)
 	if err != nil {
@@ -296,7 +293,7 @@ func (in *Injector) Inject(object []byte, namespace string) (*Injection, error) 
 	return out, nil
 }
 
-// enable adds what a pod with an identity gets.
+// enable adds the identity to a pod.
 func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte) error {
 	mesh, seed := in.cfg.Mesh, in.cfg.Mesh.FirstDesign
 	volume, dir := store, "/var/run/linkerd/identity/end-entity"
@@ -375,7 +372,7 @@ func (in *Injector) enable(p *patch, o *object, identity string, anchors []byte)
 				"expirationSeconds": in.cfg.TokenSeconds, "path": tokenVolume}},
 		}}})
 	case !o.template && mounts.at(accountToken) == nil:
-		// Kubernetes has mounted it into the containers that were there before the proxy.
+		// Kubernetes has mounted it into the containers that existed before the proxy.
 		for _, c := range o.containers {
 			if m := c.mounts().at(accountToken); m != nil {
 				mounts.list, mounts.changed = append(mounts.list, *m), true
@@ -406,11 +403,10 @@ func (in *Injector) guard(o *object) error {
 	return nil
 }
 
-// Identity returns the name that a client must expect of a pod at a port, as the destination service tells the
-// proxies of clients, which is also the name in SNI. It is empty for a pod without one: a pod that is not of this
-// control plane, that has its identity disabled, or whose proxy is skipped at the port
-// (config.linkerd.io/skip-inbound-ports). The pod is JSON, as the API server has it. The error says what of it cannot
-// be read.
+// Identity returns the name that a client must expect of a pod at a port, which is also the SNI name, as the
+// destination service sends it to clients' proxies. It is empty for a pod without one: a pod of another control
+// plane, with a disabled identity, or whose proxy is skipped at the port (config.linkerd.io/skip-inbound-ports). The
+// pod is the API server's JSON. An error describes the unreadable part.
 func (in *Injector) Identity(pod []byte, port uint16) (string, error) {
 	o, err := in.read(pod, "")
 	if err != nil {
@@ -451,10 +447,10 @@ func refuse(format string, args ...any) error {
 	return fmt.Errorf("inject: %w: %s", ErrRefused, fmt.Sprintf(format, args...))
 }
 
-// tree is a JSON object, with its members as they were written.
+// tree is a JSON object whose members keep their text.
 type tree map[string]json.RawMessage
 
-// object is what matters of an object of Kubernetes.
+// object is the relevant part of a Kubernetes object.
 type object struct {
 	kind, name, namespace, account string
 	own                            map[string]string // annotations of the object
@@ -474,7 +470,7 @@ func (o *object) String() string {
 	return fmt.Sprintf("%.100s %.300q in the namespace %.100q", o.kind, o.name, o.namespace)
 }
 
-// templates are the API groups and kinds with pods, and the way to their template.
+// templates maps API groups and kinds with pods to the path of their template.
 var templates = map[[2]string][]string{
 	{"", "Pod"}:                   nil,
 	{"", "ReplicationController"}: {"spec", "template"},
@@ -486,7 +482,7 @@ var templates = map[[2]string][]string{
 	{"batch", "CronJob"}:          {"spec", "jobTemplate", "spec", "template"},
 }
 
-// read reads an object. Members are compared with their case, and none may be there twice: another reader could take
+// read parses an object. Names of members are case-sensitive, and duplicates are refused: another reader could pick
 // the other one.
 func (in *Injector) read(data []byte, namespace string) (*object, error) {
 	r := strictjson.NewReader(data)
@@ -563,10 +559,10 @@ func (c *container) env() *entries    { return new(decoder).entries(c.tree, "env
 func (c *container) mounts() *entries { return new(decoder).entries(c.tree, "volumeMounts") }
 func (o *object) volumes() *entries   { return new(decoder).entries(o.pod, "volumes") }
 
-// decoder reads members and keeps the first error.
+// decoder parses members and keeps the first error.
 type decoder struct {
 	err    error
-	values int // that were read
+	values int // read so far
 }
 
 func (d *decoder) decode(name string, raw json.RawMessage, into any) {
@@ -582,7 +578,7 @@ func (d *decoder) decode(name string, raw json.RawMessage, into any) {
 	}
 }
 
-// values returns how many values are directly in a JSON object or array, or 1. The JSON is valid.
+// values returns the number of direct values in a JSON object or array, or 1 for other values. The JSON is valid.
 func values(raw []byte) int {
 	n, depth := 1, 0
 	for i := 0; i < len(raw); i++ {
@@ -653,7 +649,7 @@ type entry struct {
 // MarshalJSON implements [json.Marshaler].
 func (e entry) MarshalJSON() ([]byte, error) { return e.raw, nil }
 
-// at returns the entry that is mounted at path.
+// at returns the entry mounted at path.
 func (l *entries) at(path string) *entry {
 	if i := slices.IndexFunc(l.list, func(e entry) bool { return e.path == path }); i >= 0 {
 		return &l.list[i]
@@ -667,7 +663,7 @@ func (l *entries) remove(f func(name string) bool) {
 	l.changed = l.changed || len(l.list) != n
 }
 
-// put puts value in the place of the entry with the name, or at the end.
+// put replaces the entry with the name, or appends value.
 func (l *entries) put(name string, value any) {
 	raw, err := json.Marshal(value)
 	if err != nil {
@@ -681,7 +677,7 @@ func (l *entries) put(name string, value any) {
 	if !sameJSON(l.list[i].raw, raw) {
 		l.list[i], l.changed = entry{name: name, raw: raw}, true
 	}
-	n := len(l.list) // one name twice: the last would count
+	n := len(l.list) // of two equal names the last would count
 	l.list = slices.Concat(l.list[:i+1], slices.DeleteFunc(slices.Clone(l.list[i+1:]), func(e entry) bool {
 		return e.name == name
 	}))
@@ -696,8 +692,8 @@ func (l *entries) set(name string, value any) {
 	l.put(name, value)
 }
 
-// before sets a variable to a field of the pod, and has it stand before another one: the kubelet composes values of
-// those before.
+// before sets a variable to a pod field, and places it before another one: the kubelet expands only earlier variables
+// in a value.
 func (l *entries) before(name, part, field string) {
 	at := func(name string) int { return slices.IndexFunc(l.list, func(e entry) bool { return e.name == name }) }
 	if k := at(part); k < 0 || k > at(name) {
@@ -708,7 +704,7 @@ func (l *entries) before(name, part, field string) {
 	l.put(part, map[string]any{"name": part, "valueFrom": from})
 }
 
-// service sets the variables for the address and the name of a service, or removes the second, if there is no name.
+// service sets the variables for a service's address and name; without a name it removes the second.
 func (l *entries) service(addrVar, addr, nameVar, name string) {
 	l.set(addrVar, addr)
 	if name != "" {
@@ -718,7 +714,7 @@ func (l *entries) service(addrVar, addr, nameVar, name string) {
 	l.remove(func(n string) bool { return n == nameVar })
 }
 
-// sameJSON reports whether two objects are the same, whatever the order of their members.
+// sameJSON reports whether two objects are equal, regardless of the order of their members.
 func sameJSON(a, b json.RawMessage) bool {
 	var x, y any
 	if json.Unmarshal(a, &x) != nil || json.Unmarshal(b, &y) != nil {
@@ -738,5 +734,5 @@ type operation struct {
 	Value any    `json:"value"`
 }
 
-// add puts a value, also in the place of another.
+// add sets a value, possibly replacing another one.
 func (p *patch) add(path string, value any) { p.ops = append(p.ops, operation{"add", path, value}) }

@@ -13,24 +13,25 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// Limits on what API servers ask. They take objects of up to 3 MiB.
+// Limits on requests of API servers, which accept objects of up to 3 MiB.
 const (
 	maxReview  = 8 << 20 // bytes
 	maxReviews = 16      // at the same time
-	maxWaiting = 256     // more, for their turn
+	maxWaiting = 256     // further ones in the queue
 
-	maxReading = 256 << 20 // bytes of reviews that are being read
+	maxReading = 256 << 20 // bytes of reviews being read
 	maxPeer    = 32 << 20  // of one peer
 )
 
-// ServeHTTP answers an AdmissionReview (admission.k8s.io/v1) of the API server, for CREATE and UPDATE of any kind. An
-// update of a pod changes nothing, as Kubernetes allows no other variables and volumes then. Neither does one of a
-// subresource, such as the status, or of an object that is being deleted, which would stay for ever. What is refused
-// has the reason as its message, for the user whose request it is. The server around it has TLS, with a certificate
-// that the webhook configuration trusts; to accept the API server alone, it verifies the client's certificate.
+// ServeHTTP answers an AdmissionReview (admission.k8s.io/v1) of the API server, for CREATE and UPDATE of any kind. It
+// changes nothing for an update of a pod, as Kubernetes then allows no other variables and volumes. Nor does it for a
+// subresource, such as the status, or for an object that is being deleted, which would stay forever. A refusal's
+// message tells its reason to the requesting user. The surrounding server must use TLS, with a certificate that the
+// webhook configuration trusts; to accept only the API server, it verifies the client's certificate.
 //
-// The configuration should have failurePolicy Fail: a pod that it misses has no identity and cannot be reached over
-// TLS. It should exempt the namespace of this webhook, or a cluster that has lost the webhook cannot start it again.
+// The configuration should have failurePolicy Fail: a pod that bypasses the webhook has no identity and cannot be
+// reached over TLS. It should exempt the webhook's own namespace, or a cluster that has lost the webhook cannot start
+// it again.
 func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -65,7 +66,7 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	about := subject{
 		operation: d.text(request, "operation"), pod: d.text(d.member(request, "kind"),
 			"kind") == "Pod", part: d.text(request, "subResource"),
-		// Of the old object, as callers can set it in the new one.
+		// Read the old object: callers can set it in the new one.
 		ends: d.text(d.member(d.member(request, "oldObject"), "metadata"), "deletionTimestamp") != "",
 	}
 	switch {
@@ -91,12 +92,12 @@ func (in *Injector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer.Patch, answer.PatchType = got.Patch, "JSONPatch"
 	}
 	w.Header().Set("Content-Type", "application/json")
-	// the client has gone
+	// The client has gone.
 	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind, "response": answer})
 }
 
-// body reads a review. It takes none of the slots meanwhile, so that peers that send slowly do not keep the API
-// server waiting. The code is 0 if all went well.
+// body reads a review. It takes no slot meanwhile, so that slow senders do not delay the API server. The code is 0 on
+// success.
 func (in *Injector) body(w http.ResponseWriter, r *http.Request) (data []byte, code int) {
 	size := r.ContentLength
 	switch {
@@ -120,15 +121,15 @@ func (in *Injector) body(w http.ResponseWriter, r *http.Request) (data []byte, c
 	return data, 0
 }
 
-// subject is what is done, and to what.
+// subject is the operation and its object.
 type subject struct {
 	operation string
 	pod, ends bool   // ends: the object is being deleted
 	part      string // subresource
 }
 
-// judge is Inject for objects that can change. The containers of a pod only do by its ephemeralcontainers, which are
-// looked at and left as they are.
+// judge calls Inject for objects that can change. A pod's containers change only through its ephemeralcontainers,
+// which are checked but not patched.
 func (in *Injector) judge(data []byte, namespace string, s subject) (*Injection, error) {
 	update := s.operation == "UPDATE"
 	switch {

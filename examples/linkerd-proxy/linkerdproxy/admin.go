@@ -16,9 +16,9 @@ import (
 //	GET /live      200 "live", or 503 "expired" once the certificate has expired
 //	GET /metrics   those of the Identity and of more, such as those of the proxy, in the text format of Prometheus
 //
-// A request for the metrics over loopback whose Host is another name is refused (421), as a page in a browser of this
-// machine may have caused it. A proxy that waits for its first certificate is alive. The answers have no secrets; the
-// probes of the kubelet come without TLS.
+// A request for the metrics over loopback whose Host is another name gets 421, as a page in a browser on this machine
+// may have caused it. A proxy that waits for its first certificate is live. The answers have no secrets; the
+// kubelet's probes come without TLS.
 func (id *Identity) Handler(more ...report.Reporter) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(path, good, bad string, failed func(error) bool) {

@@ -27,25 +27,24 @@ import (
 const (
 	maxUpdate       = 4 << 20 // bytes of a message
 	maxEndpoints    = 10_000  // of a service
-	maxDestinations = 1000    // that are followed
+	maxDestinations = 1000    // followed at a time
 	idleDestination = 10 * time.Minute
 )
 
 var destinationBackoff = renew.Backoff{Low: 100 * time.Millisecond, First: 200 * time.Millisecond,
 	High: 10 * time.Second, Wish: time.Minute}
 
-// Endpoint is an address of a service, as the destination service of the mesh has it.
+// Endpoint is an address of a service, from the mesh's destination service.
 type Endpoint struct {
 	Addr netip.AddrPort
 
-	// Identity is what the server proves, and ServerName the name to ask for, if that is another: the arguments of
-	// [Identity.ClientConfig]. An empty Identity means a connection without TLS.
+	// Identity is the identity that the server must prove, and ServerName the server name for TLS, if that differs:
+	// the arguments of [Identity.ClientConfig]. An empty Identity means a connection without TLS.
 	Identity, ServerName string
 }
 
-// Destinations asks the destination service of a mesh for the endpoints of services, by the method Get of Linkerd's
-// destination API, and follows them while they are asked for. [NewDestinations] makes one. It is safe for concurrent
-// use.
+// Destinations returns the endpoints of services from a mesh's destination service, by the method Get of Linkerd's
+// destination API, and follows services that are in use. [NewDestinations] makes one. It is safe for concurrent use.
 type Destinations struct {
 	ctx context.Context
 	log *slog.Logger
@@ -55,19 +54,19 @@ type Destinations struct {
 	known map[string]*destination // by authority
 }
 
-// destination is a service that is followed. The lock of the Destinations guards it.
+// destination is a followed service. The lock of the Destinations guards it.
 type destination struct {
-	first    chan struct{} // closed when there is an answer
+	first    chan struct{} // closed at the first answer
 	answered bool
 	idle     *time.Timer
 	all      []Endpoint // never changed
-	err      error      // why there are none; before the first answer, why there is none of that
+	err      error      // why there are no endpoints; before the first answer, why there is no answer
 }
 
-// NewDestinations returns a Destinations, which connects when it is first asked, and ends with ctx. The service is
-// that of [Environment]. The client proves the workload, once it has a certificate, and the server the name of the
-// service; on loopback neither does. A nil Identity is that of a proxy without one: the connection is not encrypted,
-// and the name must be empty. The logger gets failures (Warn), and may be nil.
+// NewDestinations returns a Destinations, which connects at the first request, and ends with ctx. The service is
+// [Environment]'s. The client presents the workload's certificate, once it has one, and the server must prove the
+// name of the service; on loopback there is no TLS. A nil Identity is for a proxy without one: the connection is not
+// encrypted, and the name must be empty. The logger gets failures (Warn), and may be nil.
 func NewDestinations(ctx context.Context, id *Identity, service Service, logger *slog.Logger) (*Destinations, error) {
 	at, err := service.parse("8086", id != nil)
 	if err != nil {
@@ -86,14 +85,14 @@ func NewDestinations(ctx context.Context, id *Identity, service Service, logger 
 	return &Destinations{ctx: ctx, log: ratelog.Patient(logger), rpc: rpc, known: map[string]*destination{}}, nil
 }
 
-// Endpoints returns the endpoints of a service, HOST:PORT, which are 10,000 at most. It waits for the first answer of
-// the destination service; after that the newest one counts, also while the service cannot be reached. Endpoints that
-// need more than TLS, such as another authority at a gateway, are left out: they are never ones without TLS. The
+// Endpoints returns the endpoints of a service, HOST:PORT, at most 10,000. It waits for the first answer of the
+// destination service, and then returns the newest, even while the service cannot be reached. Endpoints that need
+// more than TLS, such as another authority at a gateway, are left out; they never become endpoints without TLS. The
 // caller must not change the slice.
 //
-// The error wraps [fs.ErrNotExist] if the destination service does not know the host, so that it may be looked for
-// elsewhere. A service without endpoints is another error. At most 1,000 services are followed, each until no
-// caller has asked for ten minutes.
+// The error wraps [fs.ErrNotExist] if the destination service does not know the host, so that the caller may look
+// elsewhere. A service without endpoints is another error. At most 1,000 services are followed, each until no caller
+// has asked for ten minutes.
 func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpoint, error) {
 	t := d.follow(authority)
 	if t == nil {
@@ -120,7 +119,7 @@ func (d *Destinations) Endpoints(ctx context.Context, authority string) ([]Endpo
 	return t.all, nil
 }
 
-// follow returns the service, and begins to follow it unless it is followed. It returns nil beyond the limit.
+// follow returns the service, and starts to follow it if necessary. It returns nil beyond the limit.
 func (d *Destinations) follow(authority string) *destination {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -157,7 +156,7 @@ func (d *Destinations) run(ctx context.Context, authority string, t *destination
 		f := renew.NewFailure(failures, err)
 		if e, ok := errors.AsType[*grpchttp.Error](err); ok && e.Remote && (e.Code == grpchttp.InvalidArgument ||
 			e.Code == grpchttp.FailedPrecondition) {
-			f.Final = true // it is no service of the mesh
+			f.Final = true // not a service of the mesh
 			d.set(t, true, nil, fmt.Errorf("the destination service does not resolve it (%.300q): %w", e.Message,
 				fs.ErrNotExist))
 		} else {
@@ -171,7 +170,7 @@ func (d *Destinations) run(ctx context.Context, authority string, t *destination
 	}
 }
 
-// set publishes an answer, or why there is none yet.
+// set publishes an answer, or the reason why there is none yet.
 func (d *Destinations) set(t *destination, answered bool, all []Endpoint, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -184,7 +183,7 @@ func (d *Destinations) set(t *destination, answered bool, all []Endpoint, err er
 	}
 }
 
-// stream tells of each update until there are no more. The first takes the place of what an earlier stream has said.
+// stream reports each update until the stream ends. The first one replaces the state of an earlier stream.
 func (d *Destinations) stream(ctx context.Context, authority string, tell func(all []Endpoint, none error)) error {
 	request, err := protofield.Write(func(w *protofield.Writer) { // a GetDestination
 		w.Text(1, "k8s")
@@ -207,10 +206,10 @@ func (d *Destinations) stream(ctx context.Context, authority string, tell func(a
 	}
 }
 
-// update is what the messages of a stream have said.
+// update accumulates the messages of a stream.
 type update struct {
 	addrs  map[netip.AddrPort]Endpoint
-	absent bool // there is no such service
+	absent bool // the service does not exist
 }
 
 func (u *update) endpoints() ([]Endpoint, error) {
@@ -223,7 +222,7 @@ func (u *update) endpoints() ([]Endpoint, error) {
 	return slices.SortedFunc(maps.Values(u.addrs), func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }), nil
 }
 
-// first returns a reader of messages of which only the field 1 counts.
+// first returns a reader of messages that keeps only field 1.
 func first(read func(*protofield.Field)) func(*protofield.Field) {
 	return func(f *protofield.Field) {
 		if f.Number == 1 {
@@ -275,7 +274,7 @@ func (u *update) add(f *protofield.Field) {
 	}
 }
 
-// readAddr reads a TcpAddress. It is zero if it is none.
+// readAddr reads a TcpAddress. An invalid one is zero.
 func readAddr(f *protofield.Field) netip.AddrPort {
 	var ip netip.Addr
 	var port int32

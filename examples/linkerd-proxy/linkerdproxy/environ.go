@@ -19,7 +19,7 @@ import (
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
-// Names of variables. Those that come in pairs are of the first design and of today.
+// Names of variables. Pairs are the first design's name and the current one.
 const (
 	prefix = "LINKERD2_PROXY_IDENTITY_"
 
@@ -44,7 +44,7 @@ const (
 	firstDesign, today, removed = "first design", "today", "removed by the first design"
 )
 
-// variables are those that a proxy reads.
+// variables are the variables that a proxy reads.
 var variables = settings.Table{
 	Prefixes: []string{prefix, "LINKERD2_PROXY_LOCAL_IDENTITY"},
 	Variables: []settings.Variable{
@@ -131,7 +131,7 @@ func checkAnchors(value string) error {
 	return nil
 }
 
-// parsePeriod reads a time as Linkerd's proxies do: digits and a unit, or a bare 0.
+// parsePeriod parses a duration like Linkerd's proxies: digits and a unit, or a bare 0.
 func parsePeriod(value string) (time.Duration, error) {
 	digits := strings.TrimRight(value, "abcdefghijklmnopqrstuvwxyz")
 	unit, ok := map[string]time.Duration{"ms": time.Millisecond, "s": time.Second, "m": time.Minute, "h": time.Hour,
@@ -160,27 +160,28 @@ func checkMinRefresh(value string) error {
 	return err
 }
 
-// Environment is what an injector tells a proxy. The Name of the Config is empty for a proxy without an identity.
+// Environment is the injector's configuration of a proxy. The Name of the Config is empty for a proxy without an
+// identity.
 type Environment struct {
 	Config
 
-	// Destination and Policy are other services of the control plane; their Addr is empty if they are not set.
+	// Destination and Policy are other services of the control plane. Their Addr is empty if they are not set.
 	Destination, Policy Service
 
-	// RequireTLS and RequireIdentity are ports of the application that need mutual TLS, and a client with an
-	// identity, sorted.
+	// RequireTLS lists the application's ports that require mutual TLS, and RequireIdentity those that also require a
+	// client identity, sorted.
 	RequireTLS, RequireIdentity []int
 }
 
-// FromEnviron reads the environment, in the form of os.Environ. It takes the names of the first design of the
-// protocol and those of today, and refuses values that contradict each other. log gets the names that are probably
-// misspelled (Warn); it becomes the Logger of the Config, and may be nil. The error has a line for each bad variable,
-// with what to set instead. No file is read.
+// FromEnviron reads an environment in the form of os.Environ. It accepts the names of the protocol's first design and
+// the current ones, and refuses contradictory values. log gets names that are probably misspelled (Warn); it becomes
+// the Logger of the Config, and may be nil. The error has a line for each bad variable, with the remedy. It reads no
+// file.
 //
-// If nothing names the workload, as in a pod whose identity is disabled, the Config has no Name: the proxy has no
-// identity, and does without [New]. What only a proxy with an identity needs must not be set then.
+// If no variable names the workload, as in a pod whose identity is disabled, the Config has no Name: the proxy has no
+// identity, and must not call [New]. Variables that only a proxy with an identity needs must then be unset.
 //
-// [WriteEnviron] has the variables.
+// [WriteEnviron] lists the variables.
 func FromEnviron(environ []string, log *slog.Logger) (*Environment, error) {
 	values, err := variables.Read(environ)
 	if err != nil {
@@ -199,11 +200,11 @@ func FromEnviron(environ []string, log *slog.Logger) (*Environment, error) {
 	return e, nil
 }
 
-// WriteEnviron writes the variables that [FromEnviron] reads, for the -h of a program; as a Markdown table it is for
-// its documentation.
+// WriteEnviron writes the variables that [FromEnviron] reads, for a program's -h or, as a Markdown table, for its
+// documentation.
 func WriteEnviron(w io.Writer, markdown bool) error { return variables.Write(w, markdown) }
 
-// reader reads values that have the right form, and notes what is wrong with them together.
+// reader reads well-formed values, and collects the errors about their combination.
 type reader struct {
 	*settings.Values
 	bad []error
@@ -213,7 +214,7 @@ func (r *reader) reject(name, format string, args ...any) {
 	r.bad = append(r.bad, r.Reject(name, fmt.Errorf(format, args...)))
 }
 
-// one returns the value of the first of names that is set, and its name. Two that are set have the same value.
+// one returns the value of the first set name, and that name. If two are set, they must have the same value.
 func (r *reader) one(names ...string) (value, name string) {
 	name = names[0]
 	for _, n := range names {
@@ -228,7 +229,7 @@ func (r *reader) one(names ...string) (value, name string) {
 	return value, name
 }
 
-// required is one that must be set.
+// required returns the value of a variable that must be set.
 func (r *reader) required(names ...string) string {
 	value, name := r.one(names...)
 	if value == "" {
@@ -264,7 +265,7 @@ func (r *reader) environment() *Environment {
 	return e
 }
 
-// without reads the environment of a proxy without an identity: what only one with an identity needs is not set.
+// without reads the environment of a proxy without an identity. Variables that need an identity must be unset.
 func (r *reader) without(e *Environment) {
 	half := slices.DeleteFunc([]string{
 		envBlob, envAnchors, envTokenFile, envStoreDir, envDir, envAddr, envSvcAddr, envIdentity, envSvcName,
@@ -296,7 +297,7 @@ func (r *reader) name(c *Config) {
 	c.Name = id
 }
 
-// service reads a service by its names in the first design and today.
+// service reads a service by its first-design and current names.
 func (r *reader) service(mesh linkerdname.Mesh, port string, required bool, addrName, identityName, svcAddrName,
 	svcName string) (s Service) {
 	addrs, names := []string{svcAddrName}, []string{svcName}
@@ -329,7 +330,7 @@ func (r *reader) service(mesh linkerdname.Mesh, port string, required bool, addr
 	return s
 }
 
-// store reads where the key is or goes, and the trust anchors.
+// store reads the place of the key, and the trust anchors.
 func (r *reader) store(c *Config) {
 	files := []string{envKeyFile, envCSRFile, envAnchorsFile}
 	if slices.ContainsFunc(files, r.Set) { // another process has read the rest
@@ -345,7 +346,7 @@ func (r *reader) store(c *Config) {
 	case blob != "" && text != "":
 		r.reject(envAnchors, "%s is set, too; set one of them", envBlob)
 	case blob != "":
-		c.Anchors, _ = base64.StdEncoding.DecodeString(blob) // checked
+		c.Anchors, _ = base64.StdEncoding.DecodeString(blob) // already checked
 	case text != "":
 		c.Anchors = []byte(text)
 	default:
@@ -353,9 +354,9 @@ func (r *reader) store(c *Config) {
 	}
 }
 
-// ports reads a list of ports and ranges.
+// ports parses a list of ports and ranges.
 func (r *reader) ports(name string) (ports []int) {
-	var listed [1 << 16]bool // a list may have each port many times
+	var listed [1 << 16]bool // a list may repeat ports
 	for _, text := range r.List(name) {
 		low, high, ranged := strings.Cut(text, "-")
 		if !ranged {
@@ -379,7 +380,7 @@ func (r *reader) ports(name string) (ports []int) {
 	return ports
 }
 
-// tokenFile returns the file that a setting means: the first design names the folder.
+// tokenFile returns the token file of a setting: the first design names the directory.
 func tokenFile(name string) string {
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
 		return filepath.Join(name, "token")

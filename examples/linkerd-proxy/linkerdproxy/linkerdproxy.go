@@ -1,8 +1,8 @@
-// Package linkerdproxy is the identity of a workload in a Linkerd mesh: its key, its certificate and the renewal of
-// that, and the TLS configurations for both directions. It forwards no bytes: examples/linkerd-proxy is a proxy made
-// of it.
+// Package linkerdproxy implements the identity of a workload in a Linkerd mesh: its key, its certificate and the
+// renewal, and the TLS configurations for both directions. It forwards no bytes; the proxy examples/linkerd-proxy
+// uses it.
 //
-// A proxy beside a workload reads the environment that an injector has set:
+// A proxy beside a workload reads the environment set by an injector:
 //
 //	env, err := linkerdproxy.FromEnviron(os.Environ(), log)
 //	…
@@ -16,34 +16,34 @@
 //
 // # What it promises
 //
-// Bad configuration is refused before a key is made: trust anchors that are not PEM, a name outside the mesh, a token
-// file that is empty or cannot be read, a store folder that is missing or read-only.
+// It refuses bad configuration before it makes a key: trust anchors that are not PEM, a name outside the mesh, a
+// token file that is empty or unreadable, a store directory that is missing or read-only.
 //
-// The key is ECDSA P-256, is made once, and lives as long as the process. It and the one signing request, which names
-// the workload and nothing else, are in the store folder with mode 0400; see [Config].Dir.
+// The key is ECDSA P-256, is made once, and lives as long as the process. The key and the only signing request, which
+// names just the workload, are in the store directory with mode 0400; see [Config].Dir.
 //
-// The token goes to the certifier and nowhere else: to a loopback address, or to a server that has proven by the
-// trust anchors that it is the certifier. It is read again for each request, and is in no error and no log.
+// The token goes only to the certifier: at a loopback address, or after the server has proven by the trust anchors
+// that it is the certifier. It is read again for each request, and never appears in an error or a log.
 //
-// A certificate is renewed after 0.7 of its remaining life, within MinRefresh and MaxRefresh. An answer of the
-// certifier is verified before it replaces anything. After a failure the next attempt comes after a 25th of the
-// remaining life, or after MinRefresh if that is longer or the certificate has expired. Attempts never end, as a new
-// token or account may succeed.
+// A certificate is renewed after 0.7 of its remaining life, within MinRefresh and MaxRefresh. The certifier's answer
+// is verified before it replaces anything. After a failure the next attempt comes after a 25th of the remaining life,
+// or after MinRefresh if that is longer or the certificate has expired. Attempts never stop, as a new token or
+// account may succeed.
 //
 // # TLS
 //
-// A server speaks TLS 1.3 for its own name, without ALPN, while its certificate is valid. It asks for a client
+// A server speaks TLS 1.3 for its own name, without ALPN, while its certificate is valid. It requests a client
 // certificate, accepts clients without one, and refuses a certificate that does not verify. A client expects one
-// identity of the server, which is any DNS name or URI of its certificate, byte for byte, under the trust anchors.
-// Before it has a certificate a client connects anonymously, as it does to ask for the first one; once its
-// certificate has expired it does not connect; see [Config].AnonymousAfterExpiry. Each handshake uses the newest
-// certificate; open connections keep theirs.
+// server identity: any DNS name or URI of the certificate, byte for byte, under the trust anchors. Before it has a
+// certificate a client connects anonymously, for example to request the first one; after its certificate has expired
+// it does not connect; see [Config].AnonymousAfterExpiry. Each handshake uses the newest certificate; open
+// connections keep theirs.
 //
 // # What it does not do
 //
 // It does not call Linkerd's policy service, and does not decide what an identity may do: see linkerdname.Match for
-// the patterns of policies. Of the destination service it takes addresses and identities alone ([Destinations]): no
-// profiles, weights and hints of protocols. It does not follow changes of the trust anchors: a new set needs a
+// the patterns of policies. From the destination service it takes only addresses and identities ([Destinations]), but
+// no profiles, weights and protocol hints. It does not follow changes of the trust anchors: a new set needs a
 // restart, and so a new key.
 package linkerdproxy
 
@@ -81,7 +81,7 @@ import (
 
 // Errors to test for with [errors.Is].
 var (
-	// ErrExpired says that the certificate of the proxy has expired and was not renewed.
+	// ErrExpired says that the proxy's certificate has expired and was not renewed.
 	ErrExpired = errors.New("the certificate of the proxy has expired")
 )
 
@@ -91,50 +91,48 @@ type Service struct {
 	Addr string
 
 	// Name is the identity that the service proves in TLS. It must be empty if Addr is "localhost" or a loopback
-	// address: then the connection is not encrypted, as the service, or its proxy, is in the same pod. It is required
-	// otherwise.
+	// address: the service, or its proxy, is then in the same pod, and the connection is not encrypted. Otherwise it
+	// is required.
 	Name string
 }
 
-// Config configures an [Identity]. Name, TokenFile, Certifier, and one of Anchors and AnchorsFile are required; every
-// other zero means what is said here. [New] copies it.
+// Config configures an [Identity]. Name, TokenFile, Certifier, and either Anchors or AnchorsFile are required; other
+// zero values have the meaning below. [New] copies it.
 type Config struct {
-	// Name is the identity of the workload, a name of package linkerdname in either form. It says which mesh the
-	// workload belongs to.
+	// Name is the identity of the workload, a name of package linkerdname in either form. It determines the mesh.
 	Name string
 
-	// Anchors are the trust anchors, certificates in PEM. AnchorsFile is a file of them in their place, which is read
+	// Anchors are the trust anchors, certificates in PEM. AnchorsFile names a file of them instead, which is read
 	// once.
 	Anchors     []byte
 	AnchorsFile string
 
-	// TokenFile has the token of the service account. A folder stands for the file "token" in it.
+	// TokenFile has the token of the service account. A directory stands for the file "token" in it.
 	TokenFile string
 
 	// Certifier is the identity service of the mesh.
 	Certifier Service
 
-	// Dir is the store, a folder in memory such as an emptyDir of that medium, which must exist. It gets key.der,
-	// which is the key in PKCS#8, csr.p8, which is the signing request, both DER, and trust-anchors.pem. Files of an
-	// earlier process are replaced. A folder that is not in memory, which is told on Linux, is a warning. Empty means
-	// that the key stays in the memory of the process.
+	// Dir is the store, an existing directory in memory, such as an emptyDir of that medium. It gets key.der, the key
+	// in PKCS#8, csr.p8, the signing request, both DER, and trust-anchors.pem. They replace an earlier process's
+	// files. On Linux a directory that is not in memory causes a warning. If Dir is empty, the key stays in the
+	// process's memory.
 	Dir string
 
-	// CurrentNames gives the files in Dir the names that Linkerd's proxies look for, key.p8 and csr.der, and writes no
+	// CurrentNames gives the files in Dir the names that Linkerd's proxies read, key.p8 and csr.der, and writes no
 	// trust anchors.
 	CurrentNames bool
 
-	// KeyFile and CSRFile are the key and the signing request that another process, with the same formats, has made
-	// for this one; see [Identity.Environ]. Both are set, or neither, and Dir is empty then.
+	// KeyFile and CSRFile are the key and the signing request that another process made for this one, in the same
+	// formats; see [Identity.Environ]. Set both and leave Dir empty, or set none.
 	KeyFile, CSRFile string
 
 	// MinRefresh and MaxRefresh bound the time until the next request to the certifier. 0 means 10 seconds and 24
-	// hours. A MinRefresh of less than 100 milliseconds is refused: while a proxy has no valid certificate, it asks
-	// that often.
+	// hours. A MinRefresh below 100 milliseconds is refused: a proxy without a valid certificate asks that often.
 	MinRefresh, MaxRefresh time.Duration
 
-	// AnonymousAfterExpiry has clients connect without a certificate once that of the proxy has expired, as the first
-	// design of the protocol has it. Such a connection proves the server alone.
+	// AnonymousAfterExpiry makes clients connect without a certificate once the proxy's has expired, as in the first
+	// design of the protocol. Such a connection proves only the server.
 	AnonymousAfterExpiry bool
 
 	// Logger gets each new certificate (Info) and each failure (Warn). Nil means no logs.
@@ -151,19 +149,19 @@ type Identity struct {
 	td      spiffe.TrustDomain
 	bundles *spiffe.BundleSet // the trust anchors
 	manager *secretcache.Manager
-	conns   io.Closer // of the client of the certifier; nil for none
+	conns   io.Closer // of the certifier's client; nil for none
 	life    lifecycle.Life
 
 	mu    sync.Mutex
-	store *store // nil before the key is there
+	store *store // nil before the key exists
 
 	metrics   metrics.Set
-	refreshed atomic.Int64 // when a certificate was last accepted, in nanoseconds since 1970
+	refreshed atomic.Int64 // time of the last certificate, in nanoseconds since 1970
 }
 
 // Start returns an Identity that is certified, and is renewed until [Identity.Close]. It is [New], [Identity.Run] in
-// a goroutine, and [Identity.Ready]. The end of ctx ends a start that is not done yet, and nothing after that. If it
-// fails, nothing is left running, and the error says what is wrong, or why there is no certificate.
+// a goroutine, and [Identity.Ready]. Once Start has returned, ctx has no effect. If Start fails, nothing is left
+// running, and the error says what is wrong, or why there is no certificate.
 func Start(ctx context.Context, cfg Config) (*Identity, error) {
 	id, err := New(cfg)
 	if err != nil {
@@ -172,7 +170,7 @@ func Start(ctx context.Context, cfg Config) (*Identity, error) {
 	return lifecycle.Started(ctx, id, &id.life, id.run)
 }
 
-// New checks cfg and returns an Identity. It makes no key, reads no file but AnchorsFile, and connects to nothing.
+// New checks cfg and returns an Identity. It makes no key, reads only AnchorsFile, and connects to nothing.
 func New(cfg Config) (*Identity, error) {
 	id, err := newIdentity(cfg, nil)
 	if err != nil {
@@ -181,7 +179,7 @@ func New(cfg Config) (*Identity, error) {
 	return id, nil
 }
 
-// newIdentity returns an Identity that is certified by service, or, if that is nil, by the certifier in cfg.
+// newIdentity returns an Identity that service certifies, or, if that is nil, the certifier in cfg.
 func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	cfg.MinRefresh, cfg.MaxRefresh = cmp.Or(cfg.MinRefresh, 10*time.Second), cmp.Or(cfg.MaxRefresh, 24*time.Hour)
 	cfg.Logger = ratelog.Patient(cfg.Logger)
@@ -266,8 +264,8 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 
 const (
 	callTimeout  = 10 * time.Second       // of a request to the certifier
-	leastRefresh = 100 * time.Millisecond // that MinRefresh may be
-	noMinRefresh = time.Second            // what a bare 0 in the environment means
+	leastRefresh = 100 * time.Millisecond // the smallest MinRefresh
+	noMinRefresh = time.Second            // meaning of a bare 0 in the environment
 )
 
 // readAnchors reads the trust anchors.
@@ -310,8 +308,8 @@ func parseAnchors(data []byte) ([]*x509.Certificate, error) {
 	return all, nil
 }
 
-// meshOf returns the mesh that a name of a workload belongs to: the five labels on the left are those of the form,
-// and what is left is the trust domain.
+// meshOf returns the mesh of a workload's name: the five labels on the left are fixed by the form, and the rest is
+// the trust domain.
 func meshOf(name string) (linkerdname.Mesh, error) {
 	labels := strings.SplitN(name, ".", 6)
 	if len(labels) < 6 {
@@ -323,13 +321,13 @@ func meshOf(name string) (linkerdname.Mesh, error) {
 	return mesh, err
 }
 
-// place is where a service is.
+// place is the address of a service.
 type place struct {
 	addr     string // host:port
 	loopback bool
 }
 
-// parse checks a service, whose port is by default as given. A client without an identity cannot verify a name.
+// parse checks a service with the default port. A client without an identity cannot verify a name.
 func (s Service) parse(port string, identity bool) (place, error) {
 	host := s.Addr
 	if h, p, err := net.SplitHostPort(s.Addr); err == nil {
@@ -343,7 +341,7 @@ func (s Service) parse(port string, identity bool) (place, error) {
 	}
 	local := strings.EqualFold(strings.TrimSuffix(host, "."), "localhost")
 	if local {
-		host = "localhost" // the name server would be asked for "localhost.", and could lead the token elsewhere
+		host = "localhost" // a name server asked for "localhost." could lead the token elsewhere
 	}
 	at := place{addr: net.JoinHostPort(host, port), loopback: local || err == nil && ip.Unmap().IsLoopback()}
 	switch {
@@ -359,7 +357,7 @@ func (s Service) parse(port string, identity bool) (place, error) {
 	return at, nil
 }
 
-// refreshIn says when the certifier is asked again.
+// refreshIn returns the time until the next request to the certifier.
 func (id *Identity) refreshIn(left time.Duration, failures int) time.Duration {
 	wait := left / 10 * 7
 	if failures > 0 {
@@ -368,14 +366,14 @@ func (id *Identity) refreshIn(left time.Duration, failures int) time.Duration {
 	return min(max(wait, id.cfg.MinRefresh), id.cfg.MaxRefresh)
 }
 
-// certifierCA asks the certifier with the one signing request.
+// certifierCA sends the certifier the only signing request.
 type certifierCA struct {
 	caclient.CA
 	id       *Identity
 	rejected func()
 }
 
-// Sign implements [caclient.CA]. The request of the caller has the same key and the same name.
+// Sign implements [caclient.CA]. The caller's request has the same key and the same name.
 func (c *certifierCA) Sign(ctx context.Context, _ *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
 	c.id.mu.Lock()
 	csr := c.id.store.csr
@@ -387,7 +385,7 @@ func (c *certifierCA) Sign(ctx context.Context, _ *pki.CSR, lifetime time.Durati
 	return chain, err
 }
 
-// signer returns the one key.
+// signer returns the only key.
 func (id *Identity) signer() (crypto.Signer, error) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
@@ -395,8 +393,8 @@ func (id *Identity) signer() (crypto.Signer, error) {
 }
 
 // Run checks the token file and the store, makes the key and the signing request, obtains a certificate and renews
-// it. It blocks until ctx is done or [Identity.Close] is called, and returns nil then. It returns an error if the
-// files are not as they must be. It may be called again after it has returned; the key stays.
+// it. It blocks until ctx is done or [Identity.Close] is called, and then returns nil. It returns an error if a file
+// is unsuitable. It may be called again after it has returned; the key stays.
 func (id *Identity) Run(ctx context.Context) error {
 	return id.life.RunAs(ctx, "linkerdproxy", id.run)
 }
@@ -411,7 +409,7 @@ func (id *Identity) run(ctx context.Context) error {
 	return id.manager.Run(ctx)
 }
 
-// prepare has the key made or read, once.
+// prepare makes or reads the key, once.
 func (id *Identity) prepare() error {
 	id.mu.Lock()
 	defer id.mu.Unlock()
@@ -430,7 +428,7 @@ func (id *Identity) prepare() error {
 }
 
 // Ready waits until there is a certificate that has not expired. The error wraps [spiffe.ErrNotReady], the cause of
-// ctx, and what the last attempt failed with.
+// ctx, and the last attempt's error.
 func (id *Identity) Ready(ctx context.Context) error {
 	err := id.life.Await(ctx, id.manager.Changed, func() bool { _, err := id.Credential(); return err == nil })
 	if err == nil {
@@ -442,16 +440,16 @@ func (id *Identity) Ready(ctx context.Context) error {
 	return fmt.Errorf("linkerdproxy: %q: %w: %w", id.cfg.Name, spiffe.ErrNotReady, err)
 }
 
-// Close ends [Identity.Run], or what [Start] has started, for good, and waits for it. The certificate stays readable.
-// The error is always nil.
+// Close ends [Identity.Run], or the work of [Start], for good, and waits for it. The certificate stays readable. The
+// error is always nil.
 func (id *Identity) Close() error {
 	err := id.life.Close()
 	_ = id.manager.Close()
 	return err
 }
 
-// Credential returns the certificate with its key. Before the first the error wraps [spiffe.ErrNotReady], and once it
-// has expired [ErrExpired].
+// Credential returns the certificate with its key. Before the first one, the error wraps [spiffe.ErrNotReady]; after
+// the certificate has expired, it wraps [ErrExpired].
 func (id *Identity) Credential() (*pki.Credential, error) {
 	c, err := id.manager.Credential()
 	if err != nil {
@@ -480,7 +478,7 @@ func (id *Identity) newMetrics() {
 }
 
 // Report implements [report.Reporter] with the identity of the workload, the trust anchors, and the certifier as the
-// upstream. The metrics have the names that Linkerd's proxies have for them:
+// upstream. The metrics have the names of Linkerd's proxies:
 //
 //	control_identity_cert_expiration_timestamp_seconds   when the certificate expires
 //	control_identity_cert_refresh_timestamp_seconds      when it was last renewed

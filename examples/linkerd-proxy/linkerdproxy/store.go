@@ -22,17 +22,17 @@ import (
 
 const (
 	maxFile   = 1 << 20
-	storeMode = 0o400 // of files that do not change while the process lives
+	storeMode = 0o400 // of files that do not change during the process
 	probeName = ".linkerdproxy-probe"
 )
 
 // store is the key and the signing request of a process.
 type store struct {
-	key func() crypto.Signer // a func, because no printer sees what it holds
+	key func() crypto.Signer // a func, so that no printer sees the key
 	csr *pki.CSR
 }
 
-// names returns the names of the files in a store folder; anchors is empty for none.
+// names returns the names of the files in a store directory; an empty anchors means no such file.
 func (c *Config) names() (key, csr, anchors string) {
 	if c.CurrentNames {
 		return "key.p8", "csr.der", ""
@@ -40,7 +40,7 @@ func (c *Config) names() (key, csr, anchors string) {
 	return "key.der", "csr.p8", "trust-anchors.pem"
 }
 
-// checkToken tells a token file that cannot serve before a key is made for nothing.
+// checkToken finds an unusable token file before a key is made in vain.
 func checkToken(file string) error {
 	data, err := files.Read(file, maxFile)
 	switch {
@@ -52,7 +52,7 @@ func checkToken(file string) error {
 	return nil
 }
 
-// openStore makes the key and the signing request, or reads those that another process has made.
+// openStore makes the key and the signing request, or reads another process's.
 func openStore(cfg *Config) (*store, error) {
 	if cfg.KeyFile != "" {
 		return readStore(cfg)
@@ -100,9 +100,9 @@ func newStore(cfg *Config, key crypto.Signer) (*store, error) {
 	return &store{key: func() crypto.Signer { return key }, csr: csr}, nil
 }
 
-// openDir opens the store folder, which it does not make, and proves that files can be written there.
+// openDir opens the existing store directory, and checks that it is writable.
 func openDir(cfg *Config) (*os.Root, error) {
-	// an emptyDir is root's, mode 0777
+	// An emptyDir is root's, mode 0777.
 	warn := func(err error) { cfg.Logger.Warn("linkerdproxy: the store is not safe from other users", "err", err) }
 	root, err := private.OpenDir(cfg.Dir, private.Options{Warn: warn})
 	if err != nil {
@@ -153,12 +153,12 @@ func readStore(cfg *Config) (*store, error) {
 }
 
 func readKeyFile(name string) ([]byte, error) {
-	// its folder may be an emptyDir
+	// Its directory may be an emptyDir.
 	f, err := private.OpenGiven(name, true, nil, private.Options{Warn: func(error) {}})
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // only read
+	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile))
 	if err == nil && len(data) == 0 {
 		err = errors.New(name + " is empty")
@@ -166,9 +166,9 @@ func readKeyFile(name string) ([]byte, error) {
 	return data, err
 }
 
-// Environ returns the variables that lead another process to the key, the signing request and the trust anchors in
-// [Config].Dir, for [FromEnviron]. It returns nil before [Identity.Run] has made them, and if they are not in such
-// files.
+// Environ returns the variables that tell another process where [Config].Dir holds the key, the signing request and
+// the trust anchors, for [FromEnviron]. It returns nil before [Identity.Run] has made them, or if they are not in
+// such files.
 func (id *Identity) Environ() []string {
 	key, csr, anchors := id.cfg.names()
 	id.mu.Lock()

@@ -15,8 +15,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ServerConfig returns the configuration of a server of the mesh. [PeerName] tells the identity of its client. A
-// handshake fails if the client asks for a server name other than that of the workload, and while there is no valid
+// ServerConfig returns the configuration of a server of the mesh. [PeerName] returns the identity of its client. A
+// handshake fails if the client asks for a server name other than the workload's, and while there is no valid
 // certificate, with the error of [Identity.Credential].
 func (id *Identity) ServerConfig() *tls.Config {
 	client := pki.ExpectLeaf(id.td, "a client of the mesh", nil, func(leaf *x509.Certificate) error {
@@ -47,16 +47,15 @@ func (id *Identity) ServerConfig() *tls.Config {
 	}
 }
 
-// ClientConfig returns a configuration for connections to a server with an identity, which is a DNS name or a URI.
-// The TLS handshake asks for serverName; empty means the identity, unless that is a URI. A handshake fails once the
-// certificate of the workload has expired, with an error that wraps [ErrExpired], unless
-// [Config].AnonymousAfterExpiry is set.
+// ClientConfig returns a configuration for connections to a server with an identity, a DNS name or a URI. The TLS
+// handshake asks for serverName; empty means the identity, unless that is a URI. Once the workload's certificate has
+// expired, a handshake fails with an error that wraps [ErrExpired], unless [Config].AnonymousAfterExpiry is set.
 func (id *Identity) ClientConfig(identity, serverName string) (*tls.Config, error) {
 	name := cmp.Or(serverName, identity)
 	switch {
 	case identity == "":
 		return nil, errors.New("linkerdproxy: the identity to expect of the server is empty")
-	case strings.ContainsAny(name, ":/") || net.ParseIP(name) != nil: // crypto/tls sends none of these
+	case strings.ContainsAny(name, ":/") || net.ParseIP(name) != nil: // crypto/tls sends none of these as SNI
 		return nil, fmt.Errorf("linkerdproxy: the server name %.300q is not a DNS name: give the one that the "+
 			"server answers to", name)
 	}
@@ -75,12 +74,12 @@ func (id *Identity) ClientConfig(identity, serverName string) (*tls.Config, erro
 			switch {
 			case err == nil:
 				return c.TLSCertificate(), nil
-			case errors.Is(err, ErrExpired) && !id.cfg.AnonymousAfterExpiry: // since VerifyConnection has looked
+			case errors.Is(err, ErrExpired) && !id.cfg.AnonymousAfterExpiry: // expired since VerifyConnection
 				return nil, err
 			}
-			return new(tls.Certificate), nil // crypto/tls sends none
+			return new(tls.Certificate), nil // makes crypto/tls send none
 		},
-		InsecureSkipVerify: true, // VerifyConnection verifies: identities that are not names of hosts
+		InsecureSkipVerify: true, // VerifyConnection verifies: identities are no host names
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if _, err := id.Credential(); errors.Is(err, ErrExpired) && !id.cfg.AnonymousAfterExpiry {
 				return err
@@ -99,7 +98,7 @@ func (id *Identity) verify(want pki.Expectation, chain []*x509.Certificate, role
 	return nil
 }
 
-// identities returns the DNS names and URIs of a certificate, in its order. A DNS name with a trailing dot is none.
+// identities returns a certificate's DNS names and URIs, in its order, without DNS names that end with a dot.
 func identities(leaf *x509.Certificate) (all []string, err error) {
 	sans, err := pki.ParseSANs(leaf.Extensions)
 	if err != nil {
@@ -113,8 +112,8 @@ func identities(leaf *x509.Certificate) (all []string, err error) {
 	return all, nil
 }
 
-// PeerName returns the identity of a client that has presented a certificate in a handshake by
-// [Identity.ServerConfig]: the first DNS name or URI of its certificate. It reports false for a client without one.
+// PeerName returns the identity of a client that presented a certificate in a handshake by [Identity.ServerConfig]:
+// the first DNS name or URI of its certificate. It reports false for a client without one.
 func PeerName(cs tls.ConnectionState) (name string, ok bool) {
 	if !cs.HandshakeComplete || len(cs.PeerCertificates) == 0 {
 		return "", false
