@@ -156,7 +156,7 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n, err := strconv.Atoi(cmp.Or(r.Header.Get(hops), "0")); err != nil || n < 0 || n >= maxHops {
-			p.failed.inc(direction)
+			p.failed[direction].Inc()
 			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: it has come through too many proxies",
 				http.StatusLoopDetected)
 			return
@@ -221,7 +221,7 @@ func written(r *http.Request) string {
 
 // fail answers a request that cannot be forwarded.
 func (p *proxy) fail(direction string, w http.ResponseWriter, err error) {
-	p.failed.inc(direction)
+	p.failed[direction].Inc()
 	p.log.Warn("request not forwarded", direction, slog.Any("err", err))
 	if direction == "inbound" { // the client is another workload
 		err = errors.New("the application does not answer")

@@ -58,7 +58,7 @@ func (p *proxy) accept(ctx context.Context, c net.Conn, ready *queue) {
 		p.refuse(c, "the TLS handshake has failed", err)
 		return
 	}
-	p.inbound.inc("tls")
+	p.inbound["tls"].Inc()
 	p.hand(ctx, s, ready)
 }
 
@@ -72,7 +72,7 @@ func (p *proxy) plain(ctx context.Context, c *replayed, ready *queue) {
 		return
 	}
 	_ = c.SetReadDeadline(time.Time{})
-	p.inbound.inc("plaintext")
+	p.inbound["plaintext"].Inc()
 	p.hand(ctx, &stream{Conn: c}, ready)
 }
 
@@ -83,7 +83,7 @@ func (p *proxy) passThrough(ctx context.Context, c *replayed) {
 		return
 	}
 	_ = c.SetReadDeadline(time.Time{})
-	p.inbound.inc("passthrough")
+	p.inbound["passthrough"].Inc()
 	p.tunnel(ctx, c)
 }
 
@@ -116,7 +116,7 @@ func (p *proxy) hand(ctx context.Context, s *stream, ready *queue) {
 }
 
 func (p *proxy) refuse(c net.Conn, reason string, err error) {
-	p.inbound.inc("refused")
+	p.inbound["refused"].Inc()
 	at, _ := peerkey.Address(c)
 	p.log.LogOf(slog.LevelWarn, at.String(), "inbound connection refused", reason,
 		slog.String("peer", c.RemoteAddr().String()), slog.Any("err", err))
@@ -134,7 +134,7 @@ func (p *proxy) tunnel(ctx context.Context, c net.Conn) {
 	defer release()
 	app, err := (&net.Dialer{Timeout: dialTime, Control: p.elsewhere}).DialContext(ctx, "tcp", p.cfg.application)
 	if err != nil {
-		p.failed.inc("inbound")
+		p.failed["inbound"].Inc()
 		p.log.Warn("connection not forwarded", "the application does not answer", slog.Any("err", err))
 		return
 	}

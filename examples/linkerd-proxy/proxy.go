@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
+	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -68,8 +68,9 @@ type endpoint struct {
 type proxy struct {
 	cfg     config
 	log     *ratelog.Log
-	inbound *counter // connections, by their kind
-	failed  *counter // requests, by their direction
+	metrics metrics.Set
+	inbound map[string]*metrics.Counter // connections, by their kind
+	failed  map[string]*metrics.Counter // requests, by their direction
 
 	mu  sync.Mutex
 	own map[int]bool // ports that the proxy listens on
@@ -111,15 +112,14 @@ func newProxy(cfg config) (*proxy, error) {
 		}
 	}
 	cfg.logger = cmp.Or(cfg.logger, slog.New(slog.DiscardHandler))
-	return &proxy{
-		cfg: cfg, log: ratelog.New(cfg.logger, 0),
-		inbound: newCounter("svidkit_linkerdproxy_inbound_connections_total",
-			"The number of inbound connections: with TLS that the proxy terminates, plaintext, passed through with "+
-				"TLS for another name, or refused.",
-			"kind", "tls", "plaintext", "passthrough", "refused"),
-		failed: newCounter("svidkit_linkerdproxy_failed_requests_total",
-			"The number of HTTP requests that could not be forwarded.", "direction", "inbound", "outbound"),
-	}, nil
+	p := &proxy{cfg: cfg, log: ratelog.New(cfg.logger, 0)}
+	p.inbound = p.metrics.Counters("svidkit_linkerdproxy_inbound_connections_total",
+		"The number of inbound connections: with TLS that the proxy terminates, plaintext, passed through with "+
+			"TLS for another name, or refused.",
+		"kind", "tls", "plaintext", "passthrough", "refused")
+	p.failed = p.metrics.Counters("svidkit_linkerdproxy_failed_requests_total",
+		"The number of HTTP requests that could not be forwarded.", "direction", "inbound", "outbound")
+	return p, nil
 }
 
 // Report implements [report.Reporter] with these metrics:
@@ -127,9 +127,7 @@ func newProxy(cfg config) (*proxy, error) {
 //	svidkit_linkerdproxy_inbound_connections_total   by kind: tls, plaintext, passthrough (TLS with another name), refused
 //	svidkit_linkerdproxy_failed_requests_total       by direction, inbound or outbound: not forwarded
 func (p *proxy) Report() report.Report {
-	return report.Report{Metrics: func(w io.Writer) error {
-		return errors.Join(p.inbound.WriteMetrics(w), p.failed.WriteMetrics(w))
-	}}
+	return report.Report{Metrics: p.metrics.Write}
 }
 
 // serveInbound accepts clients' connections on l, and forwards them to the application, until ctx is done; then it

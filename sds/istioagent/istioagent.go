@@ -115,7 +115,7 @@ type Agent struct {
 	ready   time.Time // when it became ready; zero before
 	drained time.Time // when draining ends; zero before it begins
 	drains  chan struct{}
-	refused error // why it is not ready and will stay so for now
+	refused error // why there is no identity, until its source changes
 }
 
 // Start determines where the identity comes from, creates an Agent, runs it in the background and waits until it is

@@ -716,7 +716,7 @@ func TestServer(t *testing.T) {
 	assert.Len(t, rules(t), n)
 }
 
-// TestDescriptors: one user holds all connections of a CA that he gets, who has few descriptors.
+// TestDescriptors: a CA has few file descriptors, and one user holds as many connections to it as the CA allows.
 func TestDescriptors(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()

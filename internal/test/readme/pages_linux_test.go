@@ -84,7 +84,7 @@ func walk(t *testing.T, page string, environ ...string) {
 	}
 }
 
-// TestMachine does what MACHINE.md says, as root, where nobody else sees it.
+// TestMachine does what MACHINE.md says, as root, where other processes do not see it.
 func TestMachine(t *testing.T) {
 	rounds.Slow(t)
 	if os.Getuid() != 0 {
@@ -119,8 +119,8 @@ func TestService(t *testing.T) {
 
 const isolated = "SVIDKIT_TEST_ISOLATED"
 
-// isolate runs the test that calls it in a network namespace of its own, as the commands have ports that others may use, and with
-// folders whose changes nobody else sees. It reports whether this is that process.
+// isolate runs the test that calls it in a network namespace of its own, as other programs may use the ports of the commands,
+// and with folders whose changes other processes do not see. It reports whether this is that process.
 func isolate(t *testing.T, folders ...string) bool {
 	if os.Getenv(isolated) != "" {
 		if len(folders) > 0 {

@@ -346,7 +346,8 @@ func (l *Log) Close() error {
 }
 
 // commit writes the lines of b at the end of the file that is at path now, waits for the disk, and returns the hash of
-// the last line. Without lines it looks whether there is room for one, but not to reopen: a program starts on a full disk.
+// the last line. Without lines it checks that there is room for one, except to reopen: a program starts on a full
+// disk, too.
 func (l *Log) commit(b *batch) (last digest, err error) {
 	last, torn, err := l.settle()
 	if err != nil {
@@ -370,7 +371,8 @@ func (l *Log) commit(b *batch) (last digest, err error) {
 			return last, cmp.Or(err, io.ErrShortWrite)
 		}
 	}
-	if err = l.sync(l.file); err != nil || len(b.lines) > 0 || b.reopen { // also of nothing: it says whether the disk is well
+	// Without lines, too: the sync shows whether the disk works.
+	if err = l.sync(l.file); err != nil || len(b.lines) > 0 || b.reopen {
 		return last, err
 	}
 	if err = l.probe(); err != nil {
