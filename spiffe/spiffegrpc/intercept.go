@@ -140,25 +140,6 @@ func checkPolicy(allow spiffe.PolicySource) error {
 	return spiffe.CheckPolicySource(allow)
 }
 
-// policyOf is the policy for one call, if there is one.
-type policyOf struct {
-	allow  spiffe.PolicySource
-	method string
-}
-
-// NoPolicy returns the error of [spiffetls.RequirePeer] for a method without a policy.
-func (p policyOf) NoPolicy() error {
-	return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, p.method)
-}
-
-// Policy implements [spiffe.PolicySource].
-func (p policyOf) Policy() spiffe.Policy {
-	if p.allow == nil {
-		return spiffe.Policy{}
-	}
-	return p.allow.Policy()
-}
-
 func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
 	return a.unary, a.stream, err
 }
@@ -187,7 +168,13 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		if info.conn == nil { // from other credentials
 			return nil, errUnauthenticated
 		}
-		handler, err := spiffetls.RequirePeer(policyOf{policy(method), method}, http.HandlerFunc(admitted))
+		allow := policy(method)
+		if allow == nil {
+			allow = spiffe.AllowFunc(func(spiffe.ID) error {
+				return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, method)
+			})
+		}
+		handler, err := spiffetls.RequirePeer(allow, http.HandlerFunc(admitted))
 		if err != nil {
 			return nil, errDenied
 		}
