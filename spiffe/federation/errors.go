@@ -20,7 +20,6 @@ var (
 type fetchError struct {
 	TrustDomain spiffe.TrustDomain
 	URL         string // of the last request, without its query
-	Status      int    // the HTTP status, if one was received
 	Err         error
 }
 

@@ -321,8 +321,8 @@ func TestHostileEndpoints(t *testing.T) {
 			}
 		}, code: tooLarge},
 		{name: "slow body", handler: func([]byte) http.HandlerFunc { return stream([]byte(" "), 9*time.Second) }, code: timedOut, cause: "not done within 30s", took: 30 * time.Second},
-		{name: "silent body", handler: func([]byte) http.HandlerFunc { return stream([]byte(" "), time.Hour) }, code: timedOut, cause: "silent for 10s", took: 10 * time.Second},
-		{name: "silent", handler: func([]byte) http.HandlerFunc { return mute }, code: timedOut, cause: "silent for 10s", took: 10 * time.Second},
+		{name: "silent body", handler: func([]byte) http.HandlerFunc { return stream([]byte(" "), time.Hour) }, code: timedOut, cause: "not done within 30s", took: 30 * time.Second},
+		{name: "silent", handler: func([]byte) http.HandlerFunc { return mute }, code: timedOut, cause: "not done within 30s", took: 30 * time.Second},
 		{name: "cut off", handler: func([]byte) http.HandlerFunc {
 			return raw(func(c net.Conn) {
 				_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"keys\":[]}"))
@@ -379,7 +379,7 @@ func TestHostileEndpoints(t *testing.T) {
 				e := requireCode(t, status.Err, c.code)
 				require.Contains(t, withRules(e), c.cause)
 				if c.status != 0 {
-					assert.Equal(t, c.status, e.Status)
+					require.ErrorContains(t, e, fmt.Sprintf("HTTP status %d", c.status))
 				}
 				switch c.code {
 				case tooLarge:
@@ -420,11 +420,11 @@ func TestHostileHandshakes(t *testing.T) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}, timedOut, "not done within 30s", 30 * time.Second},
-		"silent": {pipe(func(c net.Conn) { _, _ = c.Read(make([]byte, 1<<20)) }), timedOut, "silent for 10s", 10 * time.Second},
+		"silent": {pipe(func(c net.Conn) { _, _ = c.Read(make([]byte, 1<<20)) }), timedOut, "not done within 30s", 30 * time.Second},
 		"reads nothing": {func(context.Context, string, string) (net.Conn, error) {
 			a, _ := net.Pipe() // which has no buffer
 			return a, nil
-		}, timedOut, "silent for 10s", 10 * time.Second},
+		}, timedOut, "not done within 30s", 30 * time.Second},
 		"hangs up":   {pipe(func(c net.Conn) { _ = c.Close() }), connection, "", 0},
 		"plain HTTP": {pipe(func(c net.Conn) { _, _ = c.Write([]byte("HTTP/1.1 200 OK\r\n\r\n")) }), connection, "tls: first record does not look like a TLS handshake", 0},
 	} {

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -327,7 +328,7 @@ func kindOf(e *federation.FetchError) kind {
 		return timedOut
 	case errors.Is(e, context.Canceled), errors.Is(e, errOver):
 		return canceled
-	case e.Status != 0 && e.Status != http.StatusOK:
+	case strings.Contains(e.Error(), "HTTP status "):
 		return badStatus
 	}
 	return connection

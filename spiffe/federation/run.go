@@ -1,10 +1,12 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -33,8 +35,6 @@ type relation struct {
 	etag       tag            // of etagOf: a 304 confirms no other bundle, such as one that was set by hand
 	etagOf     *spiffe.Bundle // the bundle that came with etag
 	interval   time.Duration  // between the last attempt and the next, before jitter
-	asked      time.Time      // when the last attempt began
-	waited     time.Duration  // how long it took, if Run has ended it
 	success    time.Time      // the last, on the wall clock
 	confirmed  *spiffe.Bundle // by the last success
 	err        error          // of the last attempt
@@ -91,67 +91,43 @@ func (m *Manager) Close() error { return m.life.Close() }
 // wraps [spiffe.ErrNotReady], the cause of ctx, and for each missing bundle the last error of [Fetch]. It is
 // returned before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says so.
 func (m *Manager) Ready(ctx context.Context) error {
-	err := m.life.Await(ctx, m.Changed, func() bool {
+	return m.life.Ready(ctx, m.Changed, func() bool {
 		for _, r := range m.all() { // without the work of missing, as there may be 10,000 changes
 			if r.bundle.Load() == nil {
 				return false
 			}
 		}
 		return true
-	})
-	missing := m.missing()
-	switch {
-	case err == nil || missing == nil:
-		return nil
-	case errors.Is(missing, err):
-		return fmt.Errorf("federation: %w: %w", spiffe.ErrNotReady, missing)
-	}
-	return fmt.Errorf("federation: %w: %w; waited for it: %w", spiffe.ErrNotReady, missing, err)
+	}, m.missing)
 }
 
 // mostMissing is how many bundles an error names.
 const mostMissing = 10
 
-// missing returns an error that names the bundles that are missing, or nil.
+// missing returns an error that names the bundles that are missing.
 func (m *Manager) missing() error {
-	idle := m.life.Idle()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var all []*relation
-	for _, r := range m.all() {
-		if r.bundle.Load() == nil {
-			all = append(all, r)
-		}
-	}
+	all := slices.DeleteFunc(slices.Collect(maps.Values(m.all())), func(r *relation) bool {
+		return r.bundle.Load() != nil
+	})
 	slices.SortFunc(all, func(a, b *relation) int { return a.e.td.Compare(b.e.td) })
 	var err error
 	for i, r := range all {
 		if i == mostMissing {
-			return fmt.Errorf("%w; and %d more", err, len(all)-i)
+			err = fmt.Errorf("%w; and %d more", err, len(all)-i)
+			break
 		}
-		why, waited := r.err, r.waited
-		if r.Busy() {
-			waited = time.Since(r.asked)
-		}
-		if why == nil && !r.asked.IsZero() {
-			why = fmt.Errorf("%s has not answered for %v", r.e.where, waited.Round(100*time.Millisecond))
-		}
-		switch {
-		case why == nil && idle == nil:
-			why = errors.New("it is about to be fetched")
-		case why == nil:
-			why = idle
-		case idle != nil:
-			why = fmt.Errorf("%w; %w", why, idle)
-		}
-		why = fmt.Errorf("no bundle of %q: %w", r.e.td, why)
+		why := fmt.Errorf("no bundle of %q: %w", r.e.td, cmp.Or(r.err, errNoAnswer))
 		if err != nil {
 			why = fmt.Errorf("%w; %w", err, why)
 		}
 		err = why
 	}
-	return err
+	return m.life.NotReady("federation", err, "a bundle was missing")
 }
+
+var errNoAnswer = errors.New("its endpoint has not answered yet")
 
 func (m *Manager) run(ctx context.Context) error {
 	if err := m.stored(func(*store.Folder) error { return nil }); err != nil {
@@ -176,7 +152,6 @@ func (m *Manager) run(ctx context.Context) error {
 func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	m.load(ctx, rel) // it may have been added while Run runs
 	m.mu.Lock()
-	rel.asked = time.Now()
 	have, etag := rel.bundle.Load(), rel.etag
 	if rel.etagOf != have {
 		etag = tag{}
@@ -187,7 +162,6 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 
 	m.mu.Lock()
 	if rel.Removed() || failed != nil && ctx.Err() != nil { // ended by Run, Remove or Add
-		rel.waited = time.Since(rel.asked)
 		m.loop.Done(rel, 0)
 		m.mu.Unlock()
 		return
@@ -254,7 +228,7 @@ func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	refuse := func(format string, args ...any) *fetchError {
 		rel.refused = a.bundle
 		err := fmt.Errorf("%w: "+format, append([]any{errSequence}, args...)...)
-		return &fetchError{TrustDomain: rel.e.td, URL: a.url, Status: a.received, Err: err}
+		return &fetchError{TrustDomain: rel.e.td, URL: a.url, Err: err}
 	}
 	if !a.bundle.Supersedes(known) {
 		n, _ := a.bundle.Sequence()

@@ -90,7 +90,6 @@ func TestLogger(t *testing.T) {
 			{"expired", "spiffe://example.org/web", "spiffetls: handshake failed", bare(old.Chain(), old.Signer())},
 			{"wrong_role", "spiffe://example.org/broken", "spiffetls: handshake failed", bare(serverOnly, serverKey)},
 			{"not_an_svid", "spiffe://example.org/broken", "spiffetls: handshake failed", bare(faulty, faultyKey)},
-			{"not_verified", "", "spiffetls: handshake failed", &tls.Config{InsecureSkipVerify: true}},
 		} {
 			for range 50 {
 				s, _ := connect(t, server, tt.client)
