@@ -85,12 +85,10 @@ func TestHandler(t *testing.T) {
 		{[]string{"If-None-Match", tag}, 304},
 		{[]string{"If-None-Match", "W/" + tag}, 304},
 		{[]string{"If-None-Match", `"a", ` + tag}, 304},
-		{[]string{"If-None-Match", `"a"`, "If-None-Match", tag}, 304},
 		{[]string{"If-None-Match", "*"}, 304},
 		{[]string{"If-None-Match", `"a"`}, 200},
 		{[]string{"If-None-Match", tag[1:]}, 200},
 		{[]string{"If-None-Match", ""}, 200},
-		{[]string{"Range", "bytes=0-1"}, 200},
 		{[]string{"Authorization", "Bearer x"}, 200},
 	} {
 		for _, method := range []string{"GET", "HEAD"} {

@@ -260,19 +260,10 @@ func (e *Endpoint) asClient() error {
 
 // noServer returns an error if there can be no server.
 func (c *Config) noServer() error {
-	switch {
-	case c.WebRoots != nil:
+	if c.WebRoots != nil {
 		return errors.New("clients have no host name to verify: WebRoots is for clients")
-	case c.Self == nil && c.WebCertificate == nil:
-		return errNoSelf
-	case c.Peers == nil:
-		return errNoPeers
-	case c.Allow == nil && c.Hosts != nil:
-		return errors.New("no Allow for clients: Hosts is about servers, as clients have no address of their own")
-	case c.Allow == nil:
-		return errNoAllow
 	}
-	return nil
+	return c.lacks(c.Self != nil || c.WebCertificate != nil, c.Allow != nil)
 }
 
 // noClient returns an error if there can be no client.
@@ -283,25 +274,27 @@ func (c *Config) noClient() error {
 	case c.WebRoots != nil && c.Self == nil:
 		return errors.New("with WebRoots and no Self neither side proves a SPIFFE ID: use crypto/tls")
 	case c.WebRoots != nil:
-	case c.Self == nil && !c.OptionalIdentity:
-		return errNoSelf
+		return nil
+	}
+	return c.lacks(c.Self != nil || c.OptionalIdentity, c.Allow != nil || c.Hosts != nil)
+}
+
+// lacks returns an error for a part that is missing. The caller says whether there is an identity and a policy.
+func (c *Config) lacks(identity, policy bool) error {
+	switch {
+	case !identity:
+		return errors.New("no Self to present; a client without an identity has OptionalIdentity, " +
+			"and a server that proves its host name has WebCertificate")
 	case c.Peers == nil:
-		return errNoPeers
-	case c.Allow == nil && c.Hosts == nil:
-		return errNoAllow
+		return errors.New("no Peers to verify the other side with, such as a Workload API source or " +
+			"a *spiffe.Bundle; a client that verifies servers by their host name has WebRoots; " +
+			"AllowAnonymousClients does not replace them")
+	case !policy:
+		return errors.New("no Allow that says which peers are allowed, such as spiffe.AllowIDs; " +
+			"Hosts is about servers, and a client may have it instead; AllowAnonymousClients does not replace it")
 	}
 	return nil
 }
-
-var (
-	errNoSelf = errors.New("no Self to present; a client without an identity has OptionalIdentity, " +
-		"and a server that proves its host name has WebCertificate")
-	errNoPeers = errors.New("no Peers to verify the other side with, such as a Workload API source or " +
-		"a *spiffe.Bundle; a client that verifies servers by their host name has WebRoots; " +
-		"AllowAnonymousClients does not replace them")
-	errNoAllow = errors.New("no Allow that says which peers are allowed, such as spiffe.AllowIDs; " +
-		"a client may have Hosts instead; AllowAnonymousClients does not replace it")
-)
 
 // prepare sets the fields of e that derive from the config.
 func (e *Endpoint) prepare() (err error) {
