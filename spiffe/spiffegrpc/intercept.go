@@ -168,15 +168,9 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		if info.conn == nil { // from other credentials
 			return nil, errUnauthenticated
 		}
-		allow := policy(method)
-		if allow == nil {
-			allow = spiffe.AllowFunc(func(spiffe.ID) error {
-				return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, method)
-			})
-		}
-		handler, err := spiffetls.RequirePeer(allow, http.HandlerFunc(admitted))
+		handler, err := spiffetls.RequirePeer(policy(method), http.HandlerFunc(admitted))
 		if err != nil {
-			return nil, errDenied
+			handler, _ = spiffetls.RequirePeer(noPolicy(method), http.HandlerFunc(admitted))
 		}
 		a := ask(handler, request(provenpeer.WithConn(ctx, info.conn), method))
 		switch {
@@ -187,6 +181,13 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		}
 		return nil, errDenied
 	}, nil)
+}
+
+// noPolicy denies all clients a method that has no usable policy.
+func noPolicy(method string) spiffe.Policy {
+	return spiffe.AllowFunc(func(spiffe.ID) error {
+		return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, method)
+	})
 }
 
 // RequireCaller returns two interceptors that pass the calls that a net/http middleware accepts. A server needs
@@ -310,37 +311,18 @@ func (a *answer) WriteHeader(status int) { a.status = status }
 //	})
 //	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithPerRPCCredentials(tokens))
 //
-// With methods, written like the keys of [Methods], only calls of these carry the token. If an element is not the
-// name of a method or a service, every call fails.
-//
-// grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
+// For some calls alone, use [grpc.PerRPCCredentials] as an option of these calls. grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
 // credentials allow. Without a token the call ends with Unauthenticated and the text of the function's error. No
 // error has the token.
-func TokenCredentials(token func(context.Context) (string, error), methods ...string) credentials.PerRPCCredentials {
-	p := perRPC{token: token, methods: map[string]bool{}}
-	for _, m := range methods {
-		if err := checkMethod(m); err != nil {
-			p.mistake = fmt.Errorf("the method %q of TokenCredentials: %w", m, err)
-		}
-		p.methods[m] = true
-	}
-	return p
+func TokenCredentials(token func(context.Context) (string, error)) credentials.PerRPCCredentials {
+	return perRPC(token)
 }
 
-type perRPC struct {
-	token   func(context.Context) (string, error)
-	methods map[string]bool // empty: all
-	mistake error
-}
+type perRPC func(context.Context) (string, error)
 
 // GetRequestMetadata implements [credentials.PerRPCCredentials].
 func (p perRPC) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
-	if call, _ := credentials.RequestInfoFromContext(ctx); p.mistake != nil {
-		return nil, status.Errorf(codes.Unauthenticated, "no token: %v", p.mistake)
-	} else if len(p.methods) > 0 && !p.methods[call.Method] && !p.methods[serviceOf(call.Method)] {
-		return nil, nil
-	}
-	token, err := p.token(ctx)
+	token, err := p(ctx)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, status.FromContextError(ctx.Err()).Err()
