@@ -83,10 +83,6 @@ func TestRequirePeer(t *testing.T) {
 		"service":           {spiffegrpc.Methods{service_: spiffe.AllowIDs(web)}, ok, ok},
 		"another service":   {spiffegrpc.Methods{"/grpc.testing.Test/": spiffe.AllowIDs(web)}, denied, denied},
 		"method first":      {spiffegrpc.Methods{service_: spiffe.AllowIDs(web), unaryCall: spiffe.AllowIDs(ops)}, denied, ok},
-		"a function": {spiffegrpc.MethodsFunc(func(method string) spiffe.PolicySource {
-			return map[string]spiffe.PolicySource{unaryCall: spiffe.AllowIDs(web)}[method]
-		}), ok, denied},
-		"a function of mistakes": {spiffegrpc.MethodsFunc(func(string) spiffe.PolicySource { return spiffe.Policy{} }), denied, denied},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,7 +104,7 @@ func TestRequirePeer(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, want, text.Samples[`svidkit_tls_denied_requests_total{reason="denied"}`])
 			for _, err := range failures.Report().Problems {
-				if m, byMethod := c.allow.(spiffegrpc.Methods); name == "a function" || byMethod && m[unaryCall] == nil {
+				if m, byMethod := c.allow.(spiffegrpc.Methods); byMethod && m[unaryCall] == nil {
 					assert.ErrorContains(t, err, "no policy is for the method "+service_, "%s", name)
 				}
 				assert.ErrorContains(t, err, "request denied: from 127.0.0.1:")
@@ -194,7 +190,7 @@ func TestRequirePeerMistakes(t *testing.T) {
 	}
 	some := spiffe.AllowAnyPeer()
 	for _, allow := range []spiffe.PolicySource{
-		nil, spiffe.Policy{}, spiffegrpc.MethodsFunc(nil), spiffegrpc.Methods{}, spiffegrpc.Methods(nil),
+		nil, spiffe.Policy{}, spiffegrpc.Methods{}, spiffegrpc.Methods(nil),
 		spiffegrpc.Methods{"": some}, spiffegrpc.Methods{"/": some}, spiffegrpc.Methods{"//": some}, spiffegrpc.Methods{"//b": some},
 		spiffegrpc.Methods{"a.S/B": some}, spiffegrpc.Methods{"/a.S": some}, spiffegrpc.Methods{"/a.S/*": some}, spiffegrpc.Methods{"/a.S/B/": some},
 		spiffegrpc.Methods{"/a.S/B": nil}, spiffegrpc.Methods{"/a.S/B": spiffe.Policy{}},
@@ -208,7 +204,6 @@ func TestRequirePeerMistakes(t *testing.T) {
 	assert.Error(t, err)
 	denyAll(unary, stream)
 	assert.True(t, spiffegrpc.Methods{"/a.S/B": some}.Policy().IsZero())
-	assert.True(t, spiffegrpc.MethodsFunc(nil).Policy().IsZero())
 }
 
 // issuer signs tokens, and its bundle has the key.
