@@ -332,8 +332,7 @@ func addConditions(set *metrics.Set, all []state) {
 
 func addIdentities(set *metrics.Set, all []state) {
 	each := func(name, happens string, at func(*report.Identity) time.Time) {
-		help := "When " + happens + ", in seconds since 1970."
-		set.Gauges("svidkit_identity_"+name+"_timestamp_seconds", help, func(add metrics.Add) {
+		read := func(add metrics.Add) {
 			for i := range all {
 				for _, id := range all[i].own() {
 					if at := at(id); !at.IsZero() {
@@ -341,7 +340,8 @@ func addIdentities(set *metrics.Set, all []state) {
 					}
 				}
 			}
-		})
+		}
+		set.Gauges("svidkit_identity_"+name+"_timestamp_seconds", "When "+happens+", in seconds since 1970.", read)
 	}
 	each("start", "the SVID begins to be valid", func(i *report.Identity) time.Time { return i.NotBefore })
 	each("end", "the SVID, or a certificate that peers need to verify it, expires",
@@ -375,12 +375,12 @@ func addBundles(set *metrics.Set, all []state) {
 			}
 		})
 	authority := func(name, happens string, at func(first, last *x509.Certificate) time.Time) {
-		help := "When " + happens + ", in seconds since 1970."
-		each("svidkit_bundle_"+name+"_timestamp_seconds", help, func(b *report.Bundle, add metrics.Add) {
+		read := func(b *report.Bundle, add metrics.Add) {
 			if len(b.X509) > 0 {
 				add(metrics.Seconds(at(ends(b))))
 			}
-		})
+		}
+		each("svidkit_bundle_"+name+"_timestamp_seconds", "When "+happens+", in seconds since 1970.", read)
 	}
 	authority("first_authority_end", "the first of the X.509 authorities in the trust bundle expires",
 		func(first, _ *x509.Certificate) time.Time { return first.NotAfter })
