@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -40,8 +41,7 @@ func (s *sink) Write(p []byte) (int, error) {
 func benchHandler(tb testing.TB) (http.Handler, string) {
 	tb.Helper()
 	b := bundleOf(tb, spiffetest.NewCA(tb, "partner.test"), new(uint64(7)), 5*time.Minute)
-	h, err := federation.NewHandler(b, partner)
-	require.NoError(tb, err)
+	h := must.Get(federation.NewHandler(b, partner))(tb)
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 	return h, w.Header().Get("Etag")

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"net"
 	"net/http"
 	"runtime"
@@ -43,8 +44,7 @@ func TestFetchWeb(t *testing.T) {
 		return federation.Fetch(t.Context(), federation.Relationship{TrustDomain: partner, URL: url, Profile: profile}, nil)
 	}
 
-	got, err := fetch(url, webRoots(web))
-	require.NoError(t, err)
+	got := must.Get(fetch(url, webRoots(web)))(t)
 	assert.True(t, want.Equal(got))
 	asked := s.asked()
 	require.Len(t, asked, 1)
@@ -53,7 +53,7 @@ func TestFetchWeb(t *testing.T) {
 	assert.Empty(t, asked[0].TLS.PeerCertificates)
 
 	// The host's own roots do not know this one.
-	_, err = fetch(url, federation.Web{})
+	_, err := fetch(url, federation.Web{})
 	requireCode(t, err, authentication)
 	_, ok := errors.AsType[x509.UnknownAuthorityError](err)
 	assert.True(t, ok, "%v", err)
@@ -93,8 +93,7 @@ func TestFetchSPIFFE(t *testing.T) {
 	want := bundleOf(t, ca, new(uint64(7)), 5*time.Minute)
 	s, url := listen(t, svidCert(ca, "/endpoint"), serving(t, want))
 	r := federation.Relationship{TrustDomain: partner, URL: url, Profile: federation.SPIFFE{EndpointID: id, Initial: ca.Bundle()}}
-	got, err := federation.Fetch(t.Context(), r, nil)
-	require.NoError(t, err)
+	got := must.Get(federation.Fetch(t.Context(), r, nil))(t)
 	assert.True(t, want.Equal(got))
 	s.asked()
 
@@ -130,7 +129,7 @@ func TestFetchSPIFFE(t *testing.T) {
 	// The wrong profile, the other way round.
 	s.present(svidCert(ca, "/endpoint"))
 	r.Profile = webRoots(ca)
-	_, err = federation.Fetch(t.Context(), r, nil)
+	_, err := federation.Fetch(t.Context(), r, nil)
 	requireCode(t, err, authentication)
 }
 
@@ -148,8 +147,7 @@ func TestFetchFromAnotherDomain(t *testing.T) {
 	requireCode(t, err, authentication)
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	source.b = parent.Bundle()
-	_, err = federation.Fetch(t.Context(), r, nil)
-	require.NoError(t, err)
+	must.Get(federation.Fetch(t.Context(), r, nil))(t)
 	s.asked()
 
 	parent.Rotate()
@@ -157,12 +155,10 @@ func TestFetchFromAnotherDomain(t *testing.T) {
 	_, err = federation.Fetch(t.Context(), r, nil)
 	requireCode(t, err, authentication)
 	source.b = parent.Bundle()
-	_, err = federation.Fetch(t.Context(), r, nil)
-	require.NoError(t, err)
+	must.Get(federation.Fetch(t.Context(), r, nil))(t)
 
 	// Without authorities nothing is sent.
-	source.b, err = spiffe.NewBundle(home, spiffe.BundleContents{})
-	require.NoError(t, err)
+	source.b = must.Get(spiffe.NewBundle(home, spiffe.BundleContents{}))(t)
 	s.asked()
 	_, err = federation.Fetch(t.Context(), r, nil)
 	requireCode(t, err, authentication)

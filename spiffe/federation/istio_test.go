@@ -2,6 +2,7 @@ package federation_test
 
 import (
 	"errors"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"net/http"
 	"strings"
 	"testing"
@@ -28,8 +29,7 @@ func TestParseIstioString(t *testing.T) {
 		"foo|a||bar|b||foo|c": {"foo https://c", "bar https://b"},
 		"example.org|https://h:8443/b?x=1&y=%7C#f": {"example.org https://h:8443/b?x=1&y=%7C#f"},
 	} {
-		got, err := federation.ParseIstioString(in)
-		require.NoError(t, err, in)
+		got := must.Get(federation.ParseIstioString(in))(t, in)
 		var texts []string
 		for _, r := range got {
 			texts = append(texts, r.TrustDomain.String()+" "+r.URL)
@@ -118,16 +118,14 @@ func FuzzParseIstioString(f *testing.F) {
 		}
 		require.NotEmpty(t, all)
 		// They are good for a Manager as they are, and say the same when they are written again.
-		_, err = federation.New(federation.Config{Relationships: all})
-		require.NoError(t, err)
+		must.Get(federation.New(federation.Config{Relationships: all}))(t)
 		tuples := make([]string, len(all))
 		for i, r := range all {
 			require.True(t, strings.HasPrefix(r.URL, "https://"))
 			require.Contains(t, s, strings.TrimPrefix(r.URL, "https://"))
 			tuples[i] = r.TrustDomain.String() + "|" + r.URL
 		}
-		again, err := federation.ParseIstioString(strings.Join(tuples, "||"))
-		require.NoError(t, err)
+		again := must.Get(federation.ParseIstioString(strings.Join(tuples, "||")))(t)
 		require.Equal(t, all, again)
 	})
 }

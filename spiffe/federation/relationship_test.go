@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"net"
 	"strings"
 	"testing"
@@ -26,11 +27,9 @@ func TestParameters(t *testing.T) {
 	ca, other := spiffetest.NewCA(t, "partner.test"), spiffetest.NewCA(t, "other.test")
 	id := spiffe.MustParseID("spiffe://partner.test/endpoint")
 	foreign := spiffe.MustParseID("spiffe://other.test/endpoint")
-	empty, err := spiffe.NewBundle(partner, spiffe.BundleContents{})
-	require.NoError(t, err)
+	empty := must.Get(spiffe.NewBundle(partner, spiffe.BundleContents{}))(t)
 	// The initial bundle in the format of bundle documents.
-	initial, err := spiffe.ParseBundle(partner, documentOf(t, ca.Bundle()))
-	require.NoError(t, err)
+	initial := must.Get(spiffe.ParseBundle(partner, documentOf(t, ca.Bundle())))(t)
 	const url = "https://partner.test/bundle"
 
 	for _, c := range []struct {

@@ -3,6 +3,7 @@ package federation_test
 import (
 	"context"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -101,8 +102,7 @@ func TestReadySaysNeverStarted(t *testing.T) {
 	require.ErrorIs(t, m.Ready(t.Context()), lifecycle.ErrClosed)
 	require.ErrorIs(t, m.Run(t.Context()), lifecycle.ErrClosed)
 
-	m, err = federation.Start(t.Context(), federation.Config{})
-	require.NoError(t, err, "there is nothing to wait for")
+	m = must.Get(federation.Start(t.Context(), federation.Config{}))(t, "there is nothing to wait for")
 	require.NoError(t, m.Close())
 }
 
@@ -113,8 +113,7 @@ func TestStart(t *testing.T) {
 		w := newWorld(t)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		m, err := federation.Start(ctx, w.cfg)
-		require.NoError(t, err)
+		m := must.Get(federation.Start(ctx, w.cfg))(t)
 		require.ErrorIs(t, m.Run(t.Context()), lifecycle.ErrRunning)
 		assert.True(t, trusts(t, m, w.ca))
 		w.dialled()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -61,18 +62,15 @@ func TestStore(t *testing.T) {
 		stop := running(t, m)
 		synctest.Wait()
 		first := inForce(t, m, partner)
-		doc, err := os.ReadFile(file)
-		require.NoError(t, err)
+		doc := must.Get(os.ReadFile(file))(t)
 		assert.Equal(t, string(documentOf(t, first)), string(doc))
 		if runtime.GOOS != "windows" {
 			for name, mode := range map[string]os.FileMode{dir: 0o700, file: 0o600} {
-				info, err := os.Stat(name)
-				require.NoError(t, err)
+				info := must.Get(os.Stat(name))(t)
 				assert.Equal(t, mode, info.Mode().Perm(), name)
 			}
 		}
-		entries, err := os.ReadDir(dir)
-		require.NoError(t, err)
+		entries := must.Get(os.ReadDir(dir))(t)
 		assert.Len(t, entries, 1, "no drafts are left")
 		stop()
 
@@ -111,8 +109,7 @@ func TestStore(t *testing.T) {
 		// What an operator sets is stored, too, also while Run does not run.
 		m = newManager(t, w.cfg)
 		require.NoError(t, m.Set(first))
-		doc, err = os.ReadFile(file)
-		require.NoError(t, err)
+		doc = must.Get(os.ReadFile(file))(t)
 		assert.Equal(t, string(documentOf(t, first)), string(doc))
 		require.NoError(t, m.Set(second))
 
@@ -277,11 +274,9 @@ func TestStoreDirectory(t *testing.T) {
 	require.NoError(t, m.Set(spiffetest.NewCA(t, "partner.test").Bundle()))
 	require.NoError(t, m.Set(w.ca.Bundle()))
 	own := filepath.Join(open, "svidkit-bundles")
-	info, err := os.Stat(own)
-	require.NoError(t, err)
+	info := must.Get(os.Stat(own))(t)
 	assert.Equal(t, os.FileMode(0o700), info.Mode().Perm())
-	doc, err := os.ReadFile(filepath.Join(own, "td-partner.test.json"))
-	require.NoError(t, err)
+	doc := must.Get(os.ReadFile(filepath.Join(own, "td-partner.test.json")))(t)
 	assert.Equal(t, string(documentOf(t, w.ca.Bundle())), string(doc))
 	warnings := 0
 	for _, line := range w.diary.read() {

@@ -3,6 +3,7 @@ package health_test
 import (
 	"crypto"
 	"crypto/x509"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,8 +41,7 @@ func TestExpiredAuthorities(t *testing.T) {
 			"the longer one first": {[]*x509.Certificate{long, short}, keys, 2 * time.Hour},
 			"keys alone":           {nil, keys, 0},
 		} {
-			b, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: c.x509, JWTAuthorities: c.jwt})
-			require.NoError(t, err)
+			b := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: c.x509, JWTAuthorities: c.jwt}))(t)
 			for kind, part := range map[string]health.Part{
 				"named":    {Source: health.FromSources(nil, b), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain()}},
 				"in a set": {Source: health.FromSources(nil, ca.Bundles().With(b)), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain()}},

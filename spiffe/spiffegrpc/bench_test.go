@@ -2,6 +2,7 @@ package spiffegrpc_test
 
 import (
 	"context"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"testing"
 	"time"
 
@@ -21,16 +22,13 @@ import (
 func BenchmarkInterceptor(b *testing.B) {
 	ca := spiffetest.NewCA(b, "example.org")
 	authority, bundle := issuer(b, ca)
-	validator, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
-	require.NoError(b, err)
-	method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
-	require.NoError(b, err)
+	validator := must.Get(jwtsvid.NewValidator(bundle, []string{"db"}, nil))(b)
+	method := must.Get(jwt.SVID(validator, spiffe.AllowIDs(ops)))(b)
 	tokens, _, err := spiffegrpc.RequireCaller(proven(method, nil))
 	require.NoError(b, err)
 	peers, _, err := spiffegrpc.RequirePeer(spiffegrpc.Methods{unaryCall: spiffe.AllowIDs(web)})
 	require.NoError(b, err)
-	text, err := authority.Issue(jwtsvid.Request{ID: ops, Audience: []string{"db"}})
-	require.NoError(b, err)
+	text := must.Get(authority.Issue(jwtsvid.Request{ID: ops, Audience: []string{"db"}}))(b)
 	var call context.Context
 	addr := serve(b, serverCreds(b, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, grpc.UnaryInterceptor(
 		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -40,8 +38,7 @@ func BenchmarkInterceptor(b *testing.B) {
 	client := connect(b, addr, clientCreds(b, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil),
 		grpc.WithPerRPCCredentials(spiffegrpc.TokenCredentials(func(context.Context) (string, error) { return text, nil })))
 	ctx := callContext(b)
-	_, err = client.UnaryCall(ctx, &testpb.SimpleRequest{})
-	require.NoError(b, err)
+	must.Get(client.UnaryCall(ctx, &testpb.SimpleRequest{}))(b)
 	seen := call
 	b.Run("call", func(b *testing.B) {
 		for b.Loop() {

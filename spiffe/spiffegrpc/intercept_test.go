@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -100,8 +101,7 @@ func TestRequirePeer(t *testing.T) {
 					want++
 				}
 			}
-			text, err := metricstest.Of(failures.Report().Metrics)
-			require.NoError(t, err)
+			text := must.Get(metricstest.Of(failures.Report().Metrics))(t)
 			assert.Equal(t, want, text.Samples[`svidkit_tls_denied_requests_total{reason="denied"}`])
 			for _, err := range failures.Report().Problems {
 				if m, byMethod := c.allow.(spiffegrpc.Methods); byMethod && m[unaryCall] == nil {
@@ -209,14 +209,11 @@ func TestRequirePeerMistakes(t *testing.T) {
 // issuer signs tokens, and its bundle has the key.
 func issuer(t testing.TB, ca *spiffetest.CA) (*jwtsvid.Issuer, *spiffe.Bundle) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	i, err := jwtsvid.NewIssuer(ca.TrustDomain(), "k", key, nil)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	i := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), "k", key, nil))(t)
 	c := ca.Bundle().Contents()
 	c.JWTAuthorities = map[string]crypto.PublicKey{"k": key.Public()}
-	b, err := spiffe.NewBundle(ca.TrustDomain(), c)
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t)
 	return i, b
 }
 
@@ -264,13 +261,11 @@ func TestRequireCaller(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	authority, bundle := issuer(t, ca)
 	token := func(r jwtsvid.Request) func(context.Context) (string, error) {
-		text, err := authority.Issue(r)
-		require.NoError(t, err)
+		text := must.Get(authority.Issue(r))(t)
 		return func(context.Context) (string, error) { return text, nil }
 	}
 	good := token(jwtsvid.Request{ID: ops, Audience: []string{"db"}})
-	text, err := good(t.Context())
-	require.NoError(t, err)
+	text := must.Get(good(t.Context()))(t)
 	const ok, refused = codes.OK, codes.Unauthenticated
 	for name, c := range map[string]struct {
 		token   func(context.Context) (string, error) // nil for none
@@ -291,8 +286,7 @@ func TestRequireCaller(t *testing.T) {
 			t.Parallel()
 			validator, err := jwtsvid.NewValidator(c.bundles, []string{"db"}, &jwtsvid.ValidatorOptions{Now: func() time.Time { return time.Now().Add(c.now) }})
 			require.NoError(t, err)
-			method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
-			require.NoError(t, err)
+			method := must.Get(jwt.SVID(validator, spiffe.AllowIDs(ops)))(t)
 			var log notes
 			tokens, tokenStream, err := spiffegrpc.RequireCaller(proven(method, slog.New(slog.NewTextHandler(&log, nil))))
 			require.NoError(t, err)
@@ -335,8 +329,7 @@ func TestRequireCaller(t *testing.T) {
 func TestRequireCallerSeesTheCall(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(web), nil)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(web), nil))(t)
 	var seen *http.Request
 	tokens, tokenStream, err := spiffegrpc.RequireCaller(proven(authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		seen = r
@@ -346,8 +339,7 @@ func TestRequireCallerSeesTheCall(t *testing.T) {
 	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, guarded(tokens, tokenStream)...)
 	client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil))
 	ctx := metadata.AppendToOutgoingContext(callContext(t), "x-request-id", "a", "x-request-id", "b", "x-raw-bin", "\x00")
-	_, err = client.UnaryCall(ctx, &testpb.SimpleRequest{})
-	require.NoError(t, err)
+	must.Get(client.UnaryCall(ctx, &testpb.SimpleRequest{}))(t)
 	assert.Equal(t, unaryCall, seen.URL.Path)
 	assert.Equal(t, addr, seen.Host)
 	assert.Equal(t, []string{"a", "b"}, seen.Header["X-Request-Id"])
@@ -367,16 +359,13 @@ func TestTokensNeedTLS(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	authority, bundle := issuer(t, ca)
-	text, err := authority.Issue(jwtsvid.Request{ID: ops, Audience: []string{"db"}})
-	require.NoError(t, err)
+	text := must.Get(authority.Issue(jwtsvid.Request{ID: ops, Audience: []string{"db"}}))(t)
 	creds := spiffegrpc.TokenCredentials(tokensource.Static(text).Token)
-	_, err = grpc.NewClient("127.0.0.1:1", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(creds))
+	_, err := grpc.NewClient("127.0.0.1:1", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(creds))
 	require.ErrorContains(t, err, "transport level security")
 
-	validator, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
-	require.NoError(t, err)
-	method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
-	require.NoError(t, err)
+	validator := must.Get(jwtsvid.NewValidator(bundle, []string{"db"}, nil))(t)
+	method := must.Get(jwt.SVID(validator, spiffe.AllowIDs(ops)))(t)
 	var log notes
 	tokens, tokenStream, err := spiffegrpc.RequireCaller(proven(method, slog.New(slog.NewTextHandler(&log, nil))))
 	require.NoError(t, err)
@@ -388,10 +377,8 @@ func TestTokensNeedTLS(t *testing.T) {
 	assert.Contains(t, log.String(), "not encrypted")
 
 	// With grpc-go's own credentials for TLS it may.
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(web)})
-	require.NoError(t, err)
-	config, err := endpoint.ServerConfig()
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(web)}))(t)
+	config := must.Get(endpoint.ServerConfig())(t)
 	addr = serve(t, credentials.NewTLS(config), &service{}, guarded(tokens, tokenStream)...)
 	client = connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil), grpc.WithPerRPCCredentials(creds))
 	_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"log"
 	"net"
@@ -273,12 +274,11 @@ func TestFailureKinds(t *testing.T) {
 func TestDialFailures(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	old, err := tls.Listen("tcp", "127.0.0.1:0", func() *tls.Config {
+	old := must.Get(tls.Listen("tcp", "127.0.0.1:0", func() *tls.Config {
 		c := bare(ca.SVID("/old").Chain(), ca.SVID("/old").Signer())
 		c.MaxVersion = tls.VersionTLS12
 		return c
-	}())
-	require.NoError(t, err)
+	}()))(t)
 	defer old.Close()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -300,8 +300,7 @@ func TestDialFailures(t *testing.T) {
 	assert.Contains(t, f.Err, "protocol version")
 
 	transport.DialContext = nil // the caller's to change; net/http has a dialler of its own then
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	require.NoError(t, closed.Close())
 	_, err = client.Get("https://" + closed.Addr().String())
 	require.Error(t, err)
@@ -329,8 +328,7 @@ func TestHandshakeTimeout(t *testing.T) {
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://silent.test/", nil)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://silent.test/", nil))(t)
 		_, err = (&http.Client{Transport: transport}).Do(req)
 		require.Error(t, err)
 		after(time.Minute) // net/http dials on for other requests
@@ -346,8 +344,7 @@ func TestRequirePeer(t *testing.T) {
 	require.NoError(t, live.Set(spiffe.AllowIDs(ops.ID())))
 	mux := http.NewServeMux()
 	for path, allow := range map[string]spiffe.PolicySource{"/any": spiffe.AllowAnyPeer(), "/ops": spiffe.AllowIDs(ops.ID()), "/live": live} {
-		h, err := spiffetls.RequirePeer(allow, who)
-		require.NoError(t, err)
+		h := must.Get(spiffetls.RequirePeer(allow, who))(t)
 		mux.Handle(path, h)
 	}
 	var failures spiffetls.Metrics
@@ -358,10 +355,8 @@ func TestRequirePeer(t *testing.T) {
 		webClient, opsClient := clientOf(t, ca, "/web", opts), clientOf(t, ca, "/ops", opts)
 		allowed := func(c *http.Client, path string, want bool) {
 			t.Helper()
-			resp, err := c.Get(url + path)
-			require.NoError(t, err)
-			body, err := io.ReadAll(resp.Body)
-			require.NoError(t, err)
+			resp := must.Get(c.Get(url + path))(t)
+			body := must.Get(io.ReadAll(resp.Body))(t)
 			require.NoError(t, resp.Body.Close())
 			if want {
 				assert.Equal(t, http.StatusOK, resp.StatusCode)
@@ -393,8 +388,7 @@ func TestRequirePeer(t *testing.T) {
 	assert.False(t, kept[0].ID.IsZero())
 
 	// A request that came by another way has no peer.
-	any, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
-	require.NoError(t, err)
+	any := must.Get(spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who))(t)
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest("GET", "/", nil)
 	r.TLS = &tls.ConnectionState{PeerCertificates: web.Chain(), HandshakeComplete: true}
@@ -403,8 +397,7 @@ func TestRequirePeer(t *testing.T) {
 
 	plain := configured(t, ca, spiffe.AllowAnyPeer(), nil)
 	plain.Handler = any
-	resp, err := http.Get("http" + strings.TrimPrefix(serve(t, plain, plain.Serve), "https"))
-	require.NoError(t, err)
+	resp := must.Get(http.Get("http" + strings.TrimPrefix(serve(t, plain, plain.Serve), "https")))(t)
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusForbidden, resp.StatusCode, "without TLS")
 }
@@ -433,8 +426,7 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 				ca := spiffetest.NewCA(t, "example.org")
 				var failures spiffetls.Metrics
 				var j journal
-				handler, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
-				require.NoError(t, err)
+				handler := must.Get(spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who))(t)
 				s := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
 				require.NoError(t, configureServer(s, spiffetls.Config{Self: newParty(ca.SVID("/server", func(c *x509.Certificate) {
 					c.NotAfter = c.NotBefore.Add(2 * time.Hour)
@@ -444,13 +436,11 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 				wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
 				defer wg.Wait()
 				defer s.Close()
-				transport, err := newTransport(with(opts, ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer()))
-				require.NoError(t, err)
+				transport := must.Get(newTransport(with(opts, ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer())))(t)
 				transport.DialContext, transport.IdleConnTimeout = l.DialContext, 0
 				client := &http.Client{Transport: transport}
 				ask := func() int {
-					resp, err := client.Get("https://server.test/")
-					require.NoError(t, err)
+					resp := must.Get(client.Get("https://server.test/"))(t)
 					_, _ = io.Copy(io.Discard, resp.Body)
 					require.NoError(t, resp.Body.Close())
 					return resp.StatusCode
@@ -466,7 +456,7 @@ func TestRequirePeerAfterExpiry(t *testing.T) {
 				assert.Equal(t, "proof_expired", lines[0]["reason"])
 				assert.Equal(t, "spiffe://example.org/web", lines[0]["id"])
 				after(2 * time.Second)
-				_, err = client.Get("https://server.test/")
+				_, err := client.Get("https://server.test/")
 				assert.ErrorContains(t, err, "no identity to present", "on a new connection")
 			})
 		})

@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"log"
 	"log/slog"
@@ -323,8 +324,7 @@ func TestServerGovernor(t *testing.T) {
 				case c.policy:
 					require.NoError(t, allow.Set(spiffe.AllowMembersOf(home.TrustDomain())))
 				case c.empty:
-					none, err := spiffe.NewBundle(other.TrustDomain(), spiffe.BundleContents{})
-					require.NoError(t, err)
+					none := must.Get(spiffe.NewBundle(other.TrustDomain(), spiffe.BundleContents{}))(t)
 					peers.learn(both.With(none))
 				case c.announced:
 					peers.learn(home.Bundles())
@@ -367,8 +367,7 @@ func TestBusyConnectionsEndAfterTheirWork(t *testing.T) {
 		bad.requireOpen(t, false, true, "busy ones have grace")
 		close(w.release)
 		for _, wait := range bad.waiting {
-			body, err := wait()
-			require.NoError(t, err)
+			body := must.Get(wait())(t)
 			require.Equal(t, "released", body, "to the last byte")
 		}
 		after(quiet + pause + instant)
@@ -497,17 +496,14 @@ func TestClosedInTheHandshake(t *testing.T) {
 		cancel() // crypto/tls closes the connection
 		return spiffe.AllowAnyPeer()
 	})
-	endpoint, err := spiffetls.New(with(&spiffetls.Config{Governor: g}, p, p, closing))
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(with(&spiffetls.Config{Governor: g}, p, p, closing)))(t)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		accepted, err := below.Accept()
-		require.NoError(t, err)
-		_, err = endpoint.Server(ctx, accepted)
+		accepted := must.Get(below.Accept())(t)
+		_, err := endpoint.Server(ctx, accepted)
 		assert.Error(t, err)
 	})
-	raw, err := below.Dial(t.Context())
-	require.NoError(t, err)
+	raw := must.Get(below.Dial(t.Context()))(t)
 	client := tls.Client(raw, p.client(t, spiffe.AllowAnyPeer(), nil))
 	_ = client.HandshakeContext(t.Context())
 	wg.Wait()
@@ -524,18 +520,15 @@ func (f policyFunc) Policy() spiffe.Policy { return f() }
 func TestShorterPath(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		require.NoError(t, err)
+		key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 		// The root once more, for another time: the same name and the same key.
 		root := func(serial int64, life time.Duration) *x509.Certificate {
 			template := &x509.Certificate{
 				SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "root"}, NotBefore: time.Now(), NotAfter: time.Now().Add(life),
 				IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 			}
-			der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-			require.NoError(t, err)
-			cert, err := x509.ParseCertificate(der)
-			require.NoError(t, err)
+			der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+			cert := must.Get(x509.ParseCertificate(der))(t)
 			return cert
 		}
 		bundles := func(root *x509.Certificate) *spiffe.BundleSet {
@@ -545,14 +538,11 @@ func TestShorterPath(t *testing.T) {
 		}
 		long := root(1, 24*time.Hour)
 		id := spiffe.MustParseID("spiffe://other.test/client")
-		der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		der := must.Get(x509.CreateCertificate(rand.Reader, &x509.Certificate{
 			SerialNumber: big.NewInt(3), URIs: []*url.URL{id.URL()}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
-		}, long, key.Public(), key)
-		require.NoError(t, err)
-		leaf, err := x509.ParseCertificate(der)
-		require.NoError(t, err)
-		client, err := spiffe.NewSVID([]*x509.Certificate{leaf}, key)
-		require.NoError(t, err)
+		}, long, key.Public(), key))(t)
+		leaf := must.Get(x509.ParseCertificate(der))(t)
+		client := must.Get(spiffe.NewSVID([]*x509.Certificate{leaf}, key))(t)
 
 		self := newParty(ca.SVID("/server"), bundles(long))
 		peers := announcing(self)
@@ -1001,23 +991,19 @@ func TestHijackedConnection(t *testing.T) {
 		peers := announcing(self)
 		w := open(t, &spiffetls.Governor{Jitter: -1}, self, peers, spiffe.AllowAnyPeer())
 		c := w.caller(other.SVID("/bad"), both, http1)
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://server.test/hijack", nil)
-		require.NoError(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "https://server.test/hijack", nil))(t)
 		req.Header.Set("Connection", "Upgrade")
 		req.Header.Set("Upgrade", "test")
-		resp, err := c.Do(req)
-		require.NoError(t, err)
+		resp := must.Get(c.Do(req))(t)
 		require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
 		rw := resp.Body.(io.ReadWriter)
-		_, err = io.WriteString(rw, "hello")
-		require.NoError(t, err)
+		must.Get(io.WriteString(rw, "hello"))(t)
 		buf := make([]byte, 5)
-		_, err = io.ReadFull(rw, buf)
-		require.NoError(t, err)
+		must.Get(io.ReadFull(rw, buf))(t)
 
 		peers.learn(home.Bundles())
 		start := time.Now()
-		_, err = io.ReadFull(rw, buf)
+		_, err := io.ReadFull(rw, buf)
 		require.Error(t, err)
 		assert.WithinRange(t, time.Now(), start.Add(grace), start.Add(pause+grace))
 		assert.Zero(t, w.g.Status().Open)
@@ -1031,12 +1017,10 @@ func TestForgottenConnection(t *testing.T) {
 		w := open(t, nil, ca.SVID("/server"), ca.Bundles(), spiffe.AllowAnyPeer())
 		func() {
 			c := w.caller(ca.SVID("/client"), ca.Bundles(), http1)
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://server.test/hijack", nil)
-			require.NoError(t, err)
+			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "https://server.test/hijack", nil))(t)
 			req.Header.Set("Connection", "Upgrade")
 			req.Header.Set("Upgrade", "test")
-			resp, err := c.Do(req)
-			require.NoError(t, err)
+			resp := must.Get(c.Do(req))(t)
 			require.NoError(t, resp.Body.Close())
 		}()
 		synctest.Wait()
@@ -1057,8 +1041,7 @@ func TestListener(t *testing.T) {
 		g := &spiffetls.Governor{Jitter: -1}
 		govern(t, g)
 		below := memconn.Listen()
-		l, err := newListener(below, spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g})
-		require.NoError(t, err)
+		l := must.Get(newListener(below, spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g}))(t)
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for {
@@ -1077,10 +1060,8 @@ func TestListener(t *testing.T) {
 			wg.Wait()
 		})
 		dial := func(ca *spiffetest.CA) *tls.Conn {
-			c, err := clientConfig(spiffetls.Config{Self: ca.SVID("/client"), Peers: both, Allow: spiffe.AllowAnyPeer()})
-			require.NoError(t, err)
-			raw, err := below.Dial(t.Context())
-			require.NoError(t, err)
+			c := must.Get(clientConfig(spiffetls.Config{Self: ca.SVID("/client"), Peers: both, Allow: spiffe.AllowAnyPeer()}))(t)
+			raw := must.Get(below.Dial(t.Context()))(t)
 			conn := tls.Client(raw, c)
 			require.NoError(t, conn.HandshakeContext(t.Context()))
 			t.Cleanup(func() { _ = conn.Close() })
@@ -1113,11 +1094,10 @@ func TestListener(t *testing.T) {
 
 		// A thief is verified, and yet gets no connection.
 		thief := bare(home.SVID("/stolen").Chain(), home.SVID("/thief").Signer())
-		raw, err := below.Dial(t.Context())
-		require.NoError(t, err)
+		raw := must.Get(below.Dial(t.Context()))(t)
 		conn := tls.Client(raw, thief)
 		_ = conn.HandshakeContext(t.Context())
-		_, err = conn.Read(make([]byte, 1))
+		_, err := conn.Read(make([]byte, 1))
 		assert.Error(t, err)
 		_ = conn.Close()
 		synctest.Wait()
@@ -1145,15 +1125,12 @@ func TestDrainMethod(t *testing.T) {
 				govern(t, g)
 				opts := map[string]*spiffetls.Config{governed: {Governor: g}}
 				below, told := memconn.Listen(), make(chan struct{}, 10)
-				server, err := spiffetls.New(with(opts["server"], ca.SVID("/db"), ca.Bundle(), &allow))
-				require.NoError(t, err)
-				dialer, err := spiffetls.New(with(opts["client"], ca.SVID("/web"), ca.Bundle(), &allow))
-				require.NoError(t, err)
+				server := must.Get(spiffetls.New(with(opts["server"], ca.SVID("/db"), ca.Bundle(), &allow)))(t)
+				dialer := must.Get(spiffetls.New(with(opts["client"], ca.SVID("/web"), ca.Bundle(), &allow)))(t)
 				var wg sync.WaitGroup
 				defer wg.Wait()
 				wg.Go(func() {
-					raw, err := below.Accept()
-					require.NoError(t, err)
+					raw := must.Get(below.Accept())(t)
 					conn, err := server.Server(t.Context(), leaver{raw, told})
 					if assert.NoError(t, err) {
 						_, _ = io.WriteString(conn, "x")
@@ -1161,13 +1138,10 @@ func TestDrainMethod(t *testing.T) {
 						_ = conn.Close()
 					}
 				})
-				raw, err := below.Dial(t.Context())
-				require.NoError(t, err)
-				conn, err := dialer.Client(t.Context(), leaver{raw, told}, "db.example")
-				require.NoError(t, err)
+				raw := must.Get(below.Dial(t.Context()))(t)
+				conn := must.Get(dialer.Client(t.Context(), leaver{raw, told}, "db.example"))(t)
 				defer conn.Close()
-				_, err = io.ReadFull(conn, make([]byte, 1))
-				require.NoError(t, err)
+				must.Get(io.ReadFull(conn, make([]byte, 1)))(t)
 				after(time.Minute)
 				require.Empty(t, told)
 
@@ -1230,8 +1204,7 @@ func TestGovernedHandlers(t *testing.T) {
 	s := &http.Server{ConnState: func(net.Conn, http.ConnState) { states.Add(1) }}
 	require.NoError(t, configureServer(s, spiffetls.Config{Self: p, Peers: p, Allow: spiffe.AllowAnyPeer(), Governor: &spiffetls.Governor{}}))
 	url := serve(t, s, nil)
-	resp, err := clientOf(t, ca, "/web", nil).Get(url + "/nothing-is-here")
-	require.NoError(t, err)
+	resp := must.Get(clientOf(t, ca, "/web", nil).Get(url + "/nothing-is-here"))(t)
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusNotFound, resp.StatusCode, "http.DefaultServeMux")
 	assert.Positive(t, states.Load())
@@ -1248,22 +1221,18 @@ func TestGoroutines(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
 	g := &spiffetls.Governor{}
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g})
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g}))(t)
 	below := memconn.Listen()
 	client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(t, spiffe.AllowAnyPeer(), nil)
 	const conns = 200
 	for range conns {
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			raw, err := below.Accept()
-			require.NoError(t, err)
-			conn, err := endpoint.Server(t.Context(), raw)
-			require.NoError(t, err)
+			raw := must.Get(below.Accept())(t)
+			conn := must.Get(endpoint.Server(t.Context(), raw))(t)
 			t.Cleanup(func() { _ = conn.Close() })
 		})
-		raw, err := below.Dial(t.Context())
-		require.NoError(t, err)
+		raw := must.Get(below.Dial(t.Context()))(t)
 		require.NoError(t, tls.Client(raw, client).HandshakeContext(t.Context()))
 		wg.Wait()
 	}
@@ -1285,20 +1254,16 @@ func BenchmarkGovernor(b *testing.B) {
 		b.Run(fmt.Sprintf("%d-connections", n), func(b *testing.B) {
 			peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
 			g := &spiffetls.Governor{Interval: time.Nanosecond}
-			endpoint, err := spiffetls.New(spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g})
-			require.NoError(b, err)
+			endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g}))(b)
 			below := memconn.Listen()
 			client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(b, spiffe.AllowAnyPeer(), nil)
 			for range n {
 				var wg sync.WaitGroup
 				wg.Go(func() {
-					raw, err := below.Accept()
-					require.NoError(b, err)
-					_, err = endpoint.Server(b.Context(), raw)
-					require.NoError(b, err)
+					raw := must.Get(below.Accept())(b)
+					must.Get(endpoint.Server(b.Context(), raw))(b)
 				})
-				raw, err := below.Dial(b.Context())
-				require.NoError(b, err)
+				raw := must.Get(below.Dial(b.Context()))(b)
 				require.NoError(b, tls.Client(raw, client).HandshakeContext(b.Context()))
 				wg.Wait()
 			}

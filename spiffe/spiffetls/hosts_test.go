@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"net"
 	"net/http"
 	"strings"
@@ -96,8 +97,7 @@ func (s *street) server(t *testing.T, path string, opts *spiffetls.Config) *memc
 
 func (s *street) client(t testing.TB, allow spiffe.PolicySource, opts *spiffetls.Config) (*http.Client, *http.Transport) {
 	t.Helper()
-	transport, err := newTransport(with(opts, s.ca.SVID("/web"), s.ca.Bundle(), allow))
-	require.NoError(t, err)
+	transport := must.Get(newTransport(with(opts, s.ca.SVID("/web"), s.ca.Bundle(), allow)))(t)
 	transport.DialContext = s.names.dial
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}, transport
@@ -246,21 +246,18 @@ func TestBadHosts(t *testing.T) {
 func TestHostsWhereNoAddressIsKnown(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	e, err := spiffetls.New(spiffetls.Config{
+	e := must.Get(spiffetls.New(spiffetls.Config{
 		Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{"db": spiffe.AllowAnyPeer()},
-	})
-	require.NoError(t, err)
-	_, err = e.ClientConfig()
+	}))(t)
+	_, err := e.ClientConfig()
 	assert.ErrorContains(t, err, "does not know the address")
 	_, err = e.ServerConfig()
 	assert.ErrorContains(t, err, "Hosts is about servers")
 	assert.ErrorContains(t, e.ConfigureServer(&http.Server{}), "Hosts is about servers")
 
 	// The function that knows the address was taken out.
-	transport, err := e.Transport()
-	require.NoError(t, err)
-	server, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-	require.NoError(t, err)
+	transport := must.Get(e.Transport())(t)
+	server := must.Get(serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 	config := transport.TLSClientConfig.Clone()
 	config.ServerName = "db"
 	_, c := connect(t, server, config)

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"maps"
 	"net"
@@ -31,8 +32,7 @@ import (
 // written returns what a part writes, read strictly.
 func written(t testing.TB, part report.Reporter) *metricstest.Text {
 	t.Helper()
-	text, err := metricstest.Of(part.Report().Metrics)
-	require.NoError(t, err)
+	text := must.Get(metricstest.Of(part.Report().Metrics))(t)
 	return text
 }
 
@@ -92,11 +92,9 @@ func (c *callers) call(config *tls.Config) (string, error) {
 // raw sends text without TLS, and returns when the server has closed the connection.
 func (c *callers) raw(t *testing.T, text string) {
 	t.Helper()
-	conn, err := net.Dial("tcp", c.addr)
-	require.NoError(t, err)
+	conn := must.Get(net.Dial("tcp", c.addr))(t)
 	defer conn.Close()
-	_, err = io.WriteString(conn, text)
-	require.NoError(t, err)
+	must.Get(io.WriteString(conn, text))(t)
 	_, _ = io.Copy(io.Discard, conn)
 }
 
@@ -106,8 +104,7 @@ func hello(t *testing.T) string {
 	a, b := net.Pipe()
 	go func() { _ = tls.Client(a, &tls.Config{InsecureSkipVerify: true}).Handshake() }()
 	buf := make([]byte, 64<<10)
-	n, err := b.Read(buf)
-	require.NoError(t, err)
+	n := must.Get(b.Read(buf))(t)
 	_ = a.Close()
 	return string(buf[:n])
 }
@@ -147,19 +144,16 @@ func TestMetricsServer(t *testing.T) {
 				counted(t, &m, want)
 			}
 			cs := &callers{ca, c.start(t, ca, spiffe.AllowIDs(ca.SVID("/web").ID()), &m)}
-			good, err := clientConfig(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-			require.NoError(t, err)
+			good := must.Get(clientConfig(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 			for range 3 {
-				answer, err := cs.call(good)
-				require.NoError(t, err)
+				answer := must.Get(cs.call(good))(t)
 				require.NotEmpty(t, answer)
 				count("server full")
 			}
 			resuming := good.Clone()
 			resuming.ClientSessionCache = tls.NewLRUClientSessionCache(4)
 			for _, outcome := range []string{"full", "resumed", "resumed"} {
-				_, err := cs.call(resuming)
-				require.NoError(t, err)
+				must.Get(cs.call(resuming))(t)
 				count("server " + outcome)
 			}
 
@@ -190,15 +184,14 @@ func TestMetricsServer(t *testing.T) {
 				count("server failed " + refused.reason)
 			}
 			if c.ends {
-				_, err = cs.call(spiffetest.TLSConfig(stolen, mine.Signer()))
+				_, err := cs.call(spiffetest.TLSConfig(stolen, mine.Signer()))
 				require.Error(t, err)
 				count("server failed not_proven")
 				cs.raw(t, hello(t))
 				count("server failed not_verified")
 				cs.raw(t, "GET / HTTP/1.1\r\nHost: db.test\r\n\r\n") // not counted, as there is no hello
 			}
-			_, err = cs.call(good)
-			require.NoError(t, err)
+			must.Get(cs.call(good))(t)
 			count("server full")
 		})
 	}
@@ -207,10 +200,8 @@ func TestMetricsServer(t *testing.T) {
 // accepting serves a listener of TLS connections that are each given a byte.
 func accepting(t *testing.T, wrap func(net.Listener) (net.Listener, error)) (addr string) {
 	t.Helper()
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	l, err := wrap(inner)
-	require.NoError(t, err)
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l := must.Get(wrap(inner))(t)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -242,8 +233,7 @@ func TestMetricsClient(t *testing.T) {
 	plain := func(say string, stay bool) string {
 		return accepting(t, func(l net.Listener) (net.Listener, error) { return saying{l, say, stay, nil}, nil })
 	}
-	good, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-	require.NoError(t, err)
+	good := must.Get(serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 	strict := spiffetest.TLSConfig(ca.Certificate("/db"))
 	strict.MaxVersion = tls.VersionTLS12 // so that the refusal is part of the handshake
 	strict.ClientAuth = tls.RequireAnyClientCert
@@ -252,8 +242,7 @@ func TestMetricsClient(t *testing.T) {
 	type dial func(ctx context.Context, addr string) error
 	for name, client := range map[string]func(self spiffe.SVIDSource, opts *spiffetls.Config) dial{
 		"Dialer": func(self spiffe.SVIDSource, opts *spiffetls.Config) dial {
-			d, err := spiffetls.New(with(opts, self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID())))
-			require.NoError(t, err)
+			d := must.Get(spiffetls.New(with(opts, self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()))))(t)
 			return func(ctx context.Context, addr string) error {
 				conn, err := d.DialContext(ctx, "tcp", addr)
 				if err == nil {
@@ -263,8 +252,7 @@ func TestMetricsClient(t *testing.T) {
 			}
 		},
 		"Transport": func(self spiffe.SVIDSource, opts *spiffetls.Config) dial {
-			transport, err := newTransport(with(opts, self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID())))
-			require.NoError(t, err)
+			transport := must.Get(newTransport(with(opts, self, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID()))))(t)
 			transport.DisableKeepAlives = true
 			return func(ctx context.Context, addr string) error { // net/http goes on to dial when its caller has gone
 				conn, err := transport.DialTLSContext(ctx, "tcp", addr)
@@ -337,8 +325,7 @@ func TestMetricsClient(t *testing.T) {
 		var m spiffetls.Metrics
 		web, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(ca.SVID("/db").ID()), Metrics: &m})
 		require.NoError(t, err)
-		config, err := web.ClientConfig()
-		require.NoError(t, err)
+		config := must.Get(web.ClientConfig())(t)
 		for _, addr := range []string{server(good), server(spiffetest.TLSConfig(ca.Certificate("/api")))} {
 			conn, err := tls.Dial("tcp", addr, config)
 			if err == nil {
@@ -392,8 +379,7 @@ func TestMetricsRequests(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	var m spiffetls.Metrics
-	admin, err := spiffetls.RequirePeer(spiffe.AllowIDs(ca.SVID("/admin").ID()), who)
-	require.NoError(t, err)
+	admin := must.Get(spiffetls.RequirePeer(spiffe.AllowIDs(ca.SVID("/admin").ID()), who))(t)
 	s := &http.Server{Handler: admin}
 	require.NoError(t, configureServer(s, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &m, AllowAnonymousClients: true}))
 	url := serve(t, s, nil)
@@ -402,8 +388,7 @@ func TestMetricsRequests(t *testing.T) {
 		get(t, web, url)
 	}
 	get(t, clientOf(t, ca, "/admin", nil), url)
-	transport, err := newTransport(spiffetls.Config{OptionalIdentity: true, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-	require.NoError(t, err)
+	transport := must.Get(newTransport(spiffetls.Config{OptionalIdentity: true, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 	t.Cleanup(transport.CloseIdleConnections)
 	get(t, &http.Client{Transport: transport}, url)
 	counted(t, &m, tally{"server full": 3, "request denied": 3, "request no_certificate": 1})
@@ -418,8 +403,7 @@ func TestMetricsLimit(t *testing.T) {
 		return newListener(l, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &m, MaxHandshakes: 1})
 	})
 	for range 2 {
-		conn, err := net.Dial("tcp", addr)
-		require.NoError(t, err)
+		conn := must.Get(net.Dial("tcp", addr))(t)
 		t.Cleanup(func() { _ = conn.Close() })
 	}
 	counted(t, &m, tally{"server failed too_many": 1})
@@ -434,8 +418,7 @@ func TestGovernorMetrics(t *testing.T) {
 		var allow spiffe.LivePolicy
 		require.NoError(t, allow.Set(spiffe.AllowMembersOf(ca.TrustDomain())))
 		below := memconn.Listen()
-		l, err := newListener(below, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: &allow, Governor: g})
-		require.NoError(t, err)
+		l := must.Get(newListener(below, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: &allow, Governor: g}))(t)
 		t.Cleanup(func() { _ = l.Close() })
 		check := func(open, draining, ends, denied float64) {
 			t.Helper()
@@ -449,15 +432,13 @@ func TestGovernorMetrics(t *testing.T) {
 		check(0, 0, 0, 0)
 		soon := ca.SVID("/soon", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(10 * time.Minute) })
 		for _, svid := range []*spiffe.SVID{ca.SVID("/web"), soon} {
-			config, err := clientConfig(spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-			require.NoError(t, err)
+			config := must.Get(clientConfig(spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 			go func() {
 				if raw, err := below.Dial(t.Context()); assert.NoError(t, err) {
 					assert.NoError(t, tls.Client(raw, config).HandshakeContext(t.Context()))
 				}
 			}()
-			conn, err := l.Accept()
-			require.NoError(t, err)
+			conn := must.Get(l.Accept())(t)
 			t.Cleanup(func() { _ = conn.Close() })
 		}
 		check(2, 0, 0, 0)

@@ -8,6 +8,7 @@ import (
 	"encoding/asn1"
 	"errors"
 	"fmt"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"log"
 	"log/slog"
@@ -49,8 +50,7 @@ func (p *party) asking(t testing.TB, version uint16) *tls.Config {
 // clientWith is a client with a session cache, of whatever sources.
 func clientWith(t testing.TB, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, version uint16) *tls.Config {
 	t.Helper()
-	c, err := clientConfig(with(&spiffetls.Config{MinVersion: version}, self, peers, allow))
-	require.NoError(t, err)
+	c := must.Get(clientConfig(with(&spiffetls.Config{MinVersion: version}, self, peers, allow)))(t)
 	c.ServerName, c.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
 	return c
 }
@@ -357,8 +357,7 @@ func TestAnonymousRequests(t *testing.T) {
 						opts.Governor = &spiffetls.Governor{}
 						govern(t, opts.Governor)
 					}
-					anyPeer, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
-					require.NoError(t, err)
+					anyPeer := must.Get(spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who))(t)
 					mux := http.NewServeMux()
 					mux.Handle("/", who)
 					mux.Handle("/proven", anyPeer)
@@ -414,8 +413,7 @@ func TestAnonymousClientGivesUp(t *testing.T) {
 	s := configured(t, ca, spiffe.AllowAnyPeer(), opts)
 	s.TLSConfig.MaxVersion = tls.VersionTLS12
 	base := serve(t, s, nil)
-	raw, err := net.Dial("tcp", strings.TrimPrefix(base, "https://"))
-	require.NoError(t, err)
+	raw := must.Get(net.Dial("tcp", strings.TrimPrefix(base, "https://")))(t)
 	// The last message of the client's first flight is its Finished. It is never sent.
 	conn := tls.Client(&lastCut{Conn: raw}, &tls.Config{InsecureSkipVerify: true})
 	require.Error(t, conn.Handshake())
@@ -521,8 +519,7 @@ func TestWebCertificate(t *testing.T) {
 		here := newSite(webLeaf(pki, nil, "server.test"))
 		server := func(opts *spiffetls.Config) *tls.Config {
 			opts.MinVersion = version
-			c, err := serverConfig(with(opts, webCertificate(here.get), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain())))
-			require.NoError(t, err)
+			c := must.Get(serverConfig(with(opts, webCertificate(here.get), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()))))(t)
 			c.MaxVersion = version
 			return c
 		}
@@ -654,13 +651,12 @@ func TestWebCertificateMissing(t *testing.T) {
 				opts.MinVersion = version
 				fine := webLeaf(pki, nil, "server.test")
 				var bad atomic.Bool
-				server, err := serverConfig(with(opts, webCertificate(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+				server := must.Get(serverConfig(with(opts, webCertificate(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 					if bad.Load() {
 						return c.cert, c.err
 					}
 					return fine, nil
-				}), ca.Bundle(), spiffe.AllowAnyPeer()))
-				require.NoError(t, err)
+				}), ca.Bundle(), spiffe.AllowAnyPeer())))(t)
 				server.MaxVersion = version
 				client := clientWith(t, web, webRoots(newPool(pki).get), nil, version)
 				good(t, server, client, false, name)
@@ -738,8 +734,7 @@ func TestWebRoots(t *testing.T) {
 			if c.roots == nil {
 				c.roots = roots
 			}
-			client, err := clientConfig(spiffetls.Config{Self: web, WebRoots: c.roots, MinVersion: version, Metrics: &failures})
-			require.NoError(t, err)
+			client := must.Get(clientConfig(spiffetls.Config{Self: web, WebRoots: c.roots, MinVersion: version, Metrics: &failures}))(t)
 			client.ServerName = "server.test"
 			if c.name != "" {
 				client.ServerName = c.name
@@ -839,8 +834,7 @@ func TestWebTransport(t *testing.T) {
 				s.TLSConfig.MaxVersion = tls.VersionTLS12
 			}
 			base := serve(t, s, nil)
-			transport, err := newTransport(with(opts, ca.SVID("/web"), webRoots(newPool(pki).get), nil))
-			require.NoError(t, err)
+			transport := must.Get(newTransport(with(opts, ca.SVID("/web"), webRoots(newPool(pki).get), nil)))(t)
 			t.Cleanup(transport.CloseIdleConnections)
 			transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(4)
 			var dialled atomic.Int64
@@ -863,7 +857,7 @@ func TestWebTransport(t *testing.T) {
 				webRefused(t, ue.Err, "x509: certificate is valid for")
 			}
 			transport.TLSClientConfig.ServerName = "other.test"
-			_, err = client.Get("https://server.test")
+			_, err := client.Get("https://server.test")
 			webRefused(t, err, "not other.test")
 			transport.TLSClientConfig.ServerName = "server.test"
 			assert.Contains(t, get(t, client, "https://elsewhere.test"), "spiffe://example.org/web", "the name to verify is the caller's choice")
@@ -878,13 +872,12 @@ func TestWebTransportKeepsTheCallersCheck(t *testing.T) {
 	s := &http.Server{Handler: who}
 	require.NoError(t, configureServer(s, spiffetls.Config{WebCertificate: newSite(webLeaf(pki, nil, "127.0.0.1")).get, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))
 	base := serve(t, s, nil)
-	transport, err := newTransport(spiffetls.Config{Self: ca.SVID("/web"), WebRoots: newPool(pki).get})
-	require.NoError(t, err)
+	transport := must.Get(newTransport(spiffetls.Config{Self: ca.SVID("/web"), WebRoots: newPool(pki).get}))(t)
 	t.Cleanup(transport.CloseIdleConnections)
 	pinned := errors.New("not the pinned key")
 	verify := transport.TLSClientConfig.VerifyConnection
 	transport.TLSClientConfig.VerifyConnection = func(cs tls.ConnectionState) error { return errors.Join(verify(cs), pinned) }
-	_, err = (&http.Client{Transport: transport}).Get(base)
+	_, err := (&http.Client{Transport: transport}).Get(base)
 	assert.ErrorIs(t, err, pinned)
 	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
 	assert.False(t, ok, "the name was told to it: %v", err)
@@ -928,8 +921,7 @@ func oneSidedServer(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSou
 // webClient is a client in memory whose connections stay open.
 func webClient(t *testing.T, l *memconn.Listener, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource, opts *spiffetls.Config) *http.Client {
 	t.Helper()
-	transport, err := newTransport(with(opts, self, peers, allow))
-	require.NoError(t, err)
+	transport := must.Get(newTransport(with(opts, self, peers, allow)))(t)
 	transport.IdleConnTimeout = 0
 	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return l.Dial(ctx) }
 	t.Cleanup(transport.CloseIdleConnections)
@@ -1041,8 +1033,7 @@ func TestWebReasons(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			j := &journal{}
-			client, err := clientConfig(spiffetls.Config{Self: ca.SVID("/web"), WebRoots: c.roots, Logger: j.logger()})
-			require.NoError(t, err)
+			client := must.Get(clientConfig(spiffetls.Config{Self: ca.SVID("/web"), WebRoots: c.roots, Logger: j.logger()}))(t)
 			client.ServerName = "server.test"
 			_, _ = connect(t, &tls.Config{Certificates: []tls.Certificate{*c.cert}}, client)
 			lines := j.take(t)
@@ -1059,8 +1050,7 @@ func TestOneSidedAllocs(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	p := newParty(ca.SVID("/web"), ca.Bundles())
 	server := p.asking(t, tls.VersionTLS13)
-	client, err := clientConfig(spiffetls.Config{Self: p, OptionalIdentity: true, Peers: p, Allow: spiffe.AllowAnyPeer()})
-	require.NoError(t, err)
+	client := must.Get(clientConfig(spiffetls.Config{Self: p, OptionalIdentity: true, Peers: p, Allow: spiffe.AllowAnyPeer()}))(t)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _ = server.VerifyConnection(tls.ConnectionState{}) }))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = client.GetClientCertificate(nil) }))
 	cs := tls.ConnectionState{PeerCertificates: ca.SVID("/db").Chain()}
@@ -1072,8 +1062,7 @@ func BenchmarkOneSided(b *testing.B) {
 	ca, pki := spiffetest.NewCA(b, "example.org"), spiffetest.NewCA(b, "web.test")
 	p := newParty(ca.SVID("/web"), ca.Bundles())
 	cert, roots := webLeaf(pki, nil, "server.test"), newPool(pki)
-	site, err := serverConfig(spiffetls.Config{WebCertificate: newSite(cert).get, Peers: p, Allow: spiffe.AllowAnyPeer()})
-	require.NoError(b, err)
+	site := must.Get(serverConfig(spiffetls.Config{WebCertificate: newSite(cert).get, Peers: p, Allow: spiffe.AllowAnyPeer()}))(b)
 	plain := &tls.Config{Certificates: []tls.Certificate{*cert}}
 	byName := func(c *tls.Config) *tls.Config {
 		c.ServerName, c.RootCAs = "server.test", pki.Bundle().CertPool()

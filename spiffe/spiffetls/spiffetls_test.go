@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"log/slog"
 	"math/big"
@@ -42,8 +43,7 @@ type result struct {
 func (r result) peer(t *testing.T) spiffe.ID {
 	t.Helper()
 	require.NoError(t, r.err)
-	id, err := spiffe.IDFromCertificate(r.state.PeerCertificates[0])
-	require.NoError(t, err)
+	id := must.Get(spiffe.IDFromCertificate(r.state.PeerCertificates[0]))(t)
 	return id
 }
 
@@ -93,15 +93,13 @@ func (p *party) learn(bundles *spiffe.BundleSet) {
 
 func (p *party) server(t testing.TB, allow spiffe.Policy, opts *spiffetls.Config) *tls.Config {
 	t.Helper()
-	c, err := serverConfig(with(opts, p, p, allow))
-	require.NoError(t, err)
+	c := must.Get(serverConfig(with(opts, p, p, allow)))(t)
 	return c
 }
 
 func (p *party) client(t testing.TB, allow spiffe.Policy, opts *spiffetls.Config) *tls.Config {
 	t.Helper()
-	c, err := clientConfig(with(opts, p, p, allow))
-	require.NoError(t, err)
+	c := must.Get(clientConfig(with(opts, p, p, allow)))(t)
 	return c
 }
 
@@ -156,10 +154,8 @@ func TestSVIDAndBundleAreSources(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	allow := spiffe.AllowMembersOf(ca.TrustDomain())
-	server, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow})
-	require.NoError(t, err)
-	client, err := clientConfig(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: allow})
-	require.NoError(t, err)
+	server := must.Get(serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow}))(t)
+	client := must.Get(clientConfig(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: allow}))(t)
 	s, c := connect(t, server, client)
 	assert.Equal(t, "spiffe://example.org/web", s.peer(t).String())
 	assert.Equal(t, "spiffe://example.org/db", c.peer(t).String())
@@ -353,12 +349,10 @@ func TestHostilePeers(t *testing.T) {
 	good := newParty(ca.SVID("/good"), ca.Bundles())
 	chain, key := ca.Certificate("/bad")
 	n := new(big.Int).Lsh(big.NewInt(1), 100_000)
-	huge, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+	huge := must.Get(x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, Subject: ca.Root().Subject, NotAfter: time.Now().Add(time.Hour),
-	}, &x509.Certificate{Subject: ca.Root().Subject}, &rsa.PublicKey{N: n.Sub(n, big.NewInt(1)), E: 1<<31 - 1}, key)
-	require.NoError(t, err)
-	hugeCert, err := x509.ParseCertificate(huge)
-	require.NoError(t, err)
+	}, &x509.Certificate{Subject: ca.Root().Subject}, &rsa.PublicKey{N: n.Sub(n, big.NewInt(1)), E: 1<<31 - 1}, key))(t)
+	hugeCert := must.Get(x509.ParseCertificate(huge))(t)
 	for name, c := range map[string]struct {
 		chain []*x509.Certificate
 		want  string
@@ -467,15 +461,13 @@ func TestNoIdentity(t *testing.T) {
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
-			server, err := serverConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-			require.NoError(t, err)
+			server := must.Get(serverConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 			s, c := connect(t, server, good.client(t, spiffe.AllowAnyPeer(), nil))
 			assert.ErrorContains(t, s.err, "spiffetls: no identity to present: ")
 			assert.ErrorContains(t, s.err, want)
 			assert.EqualError(t, c.err, "remote error: tls: internal error")
 
-			client, err := clientConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-			require.NoError(t, err)
+			client := must.Get(clientConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 			s, c = connect(t, good.server(t, spiffe.AllowAnyPeer(), nil), client)
 			assert.ErrorContains(t, c.err, "spiffetls: no identity to present: ")
 			assert.ErrorContains(t, c.err, want)
