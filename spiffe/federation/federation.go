@@ -141,10 +141,10 @@ type Manager struct {
 
 	life lifecycle.Life
 
-	mu         sync.Mutex
-	loop       renew.Loop[*relation]
-	unanchored int // how many relationships wait for the anchors of their endpoints
-	outcomes   map[outcome]uint64
+	mu       sync.Mutex
+	loop     renew.Loop[*relation]
+	waiting  map[*relation]spiffe.TrustDomain // for the bundle of this trust domain, which verifies their endpoints
+	outcomes map[outcome]uint64
 
 	store *store.Store // never used while mu is held; nil without a Config.Dir
 }
@@ -166,7 +166,7 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 // New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. The caller calls
 // [Manager.Run].
 func New(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg, outcomes: map[outcome]uint64{}}
+	m := &Manager{cfg: cfg, outcomes: map[outcome]uint64{}, waiting: map[*relation]spiffe.TrustDomain{}}
 	m.cfg.MinInterval = cmp.Or(cfg.MinInterval, time.Minute)
 	m.cfg.MaxInterval = cmp.Or(cfg.MaxInterval, max(24*time.Hour, m.cfg.MinInterval))
 	m.cfg.MinInterval, m.cfg.MaxInterval = min(m.cfg.MinInterval, renew.Longest), min(m.cfg.MaxInterval, renew.Longest)
@@ -351,12 +351,9 @@ func (m *Manager) publish(r *relation, b *spiffe.Bundle) {
 		return
 	}
 	m.signalChange()
-	if m.unanchored == 0 {
-		return
-	}
-	// A relationship that waits for this bundle to verify its endpoint need not wait longer: it made no request.
-	for _, other := range m.all() {
-		if other.e.borrows() && other.e.id.TrustDomain() == r.e.td && other.unanchored {
+	for other, td := range m.waiting { // they made no request, so they need not wait longer
+		if td == b.TrustDomain() {
+			delete(m.waiting, other)
 			m.loop.Hasten(other, 0)
 		}
 	}
@@ -369,9 +366,9 @@ func (m *Manager) signalChange() {
 
 // drop takes a relation out of service. The caller holds mu and has removed the relation from the map.
 func (m *Manager) drop(r *relation) {
+	delete(m.waiting, r)
 	m.loop.Remove(r)
 	r.Cancel()
-	m.setUnanchored(r, false)
 }
 
 // Status is the state of one relationship at one moment.

@@ -32,17 +32,16 @@ type relation struct {
 	bundle atomic.Pointer[spiffe.Bundle] // in force, for readers; nil before the first
 	decree atomic.Bool                   // an operator has set a bundle, which takes the place of the initial one
 
-	etag       tag            // of etagOf: a 304 confirms no other bundle, such as one that was set by hand
-	etagOf     *spiffe.Bundle // the bundle that came with etag
-	interval   time.Duration  // between the last attempt and the next, before jitter
-	success    time.Time      // the last, on the wall clock
-	confirmed  *spiffe.Bundle // by the last success
-	err        error          // of the last attempt
-	unanchored bool           // the last attempt sent nothing, as no authority could verify the endpoint
-	refused    *spiffe.Bundle
-	offers     bundleorder.Offers // holds a bundle whose number is not plausible
-	loaded     bool               // the stored bundle was looked for
-	saved      *spiffe.Bundle     // the bundle in the store
+	etag      tag            // of etagOf: a 304 confirms no other bundle, such as one that was set by hand
+	etagOf    *spiffe.Bundle // the bundle that came with etag
+	interval  time.Duration  // between the last attempt and the next, before jitter
+	success   time.Time      // the last, on the wall clock
+	confirmed *spiffe.Bundle // by the last success
+	err       error          // of the last attempt
+	refused   *spiffe.Bundle
+	offers    bundleorder.Offers // holds a bundle whose number is not plausible
+	loaded    bool               // the stored bundle was looked for
+	saved     *spiffe.Bundle     // the bundle in the store
 }
 
 func (m *Manager) newRelation(e *endpoint) *relation {
@@ -172,7 +171,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	}
 	m.note(rel, have, a, failed)
 	m.outcomes[end]++
-	wait := m.wait(rel)
+	wait := m.wait(rel, a.unasked)
 	m.loop.Done(rel, wait)
 	b := rel.bundle.Load()
 	m.mu.Unlock()
@@ -196,7 +195,6 @@ func (m *Manager) judge(rel *relation, have *spiffe.Bundle, a *answer) (outcome,
 
 // note records the result of an attempt for [Status]. The caller holds mu.
 func (m *Manager) note(rel *relation, have *spiffe.Bundle, a answer, failed *fetchError) {
-	m.setUnanchored(rel, a.unasked)
 	if failed != nil {
 		rel.Failed(failed)
 		rel.err = failed
@@ -209,14 +207,18 @@ func (m *Manager) note(rel *relation, have *spiffe.Bundle, a answer, failed *fet
 	}
 }
 
-// wait returns how long to wait after an attempt. The caller holds mu.
-func (m *Manager) wait(rel *relation) time.Duration {
+// wait returns how long to wait after an attempt, which sent nothing if no authority could verify the endpoint. The
+// caller holds mu.
+func (m *Manager) wait(rel *relation, unasked bool) time.Duration {
 	rel.interval = m.interval(rel.bundle.Load())
 	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days
 		rel.interval = max(min(rel.interval, renew.UsualPoll), m.cfg.MinInterval)
 	}
-	if rel.unanchored && rel.e.borrows() && rel.e.anchored() == nil {
-		return 0 // the anchors arrived during the attempt
+	if unasked && rel.e.borrows() {
+		if rel.e.anchored() == nil {
+			return 0 // the authorities arrived during the attempt
+		}
+		m.waiting[rel] = rel.e.id.TrustDomain()
 	}
 	return renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 }
@@ -261,18 +263,6 @@ func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	rel.etag, rel.etagOf = a.etag, a.bundle
 	m.publish(rel, a.bundle)
 	return end, nil
-}
-
-// setUnanchored records whether rel lacks the authorities to verify its endpoint. The caller holds mu.
-func (m *Manager) setUnanchored(rel *relation, yes bool) {
-	if rel.unanchored != yes {
-		rel.unanchored = yes
-		if yes {
-			m.unanchored++
-		} else {
-			m.unanchored--
-		}
-	}
 }
 
 // interval returns how long to wait after an attempt while b is in force.

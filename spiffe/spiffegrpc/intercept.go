@@ -156,7 +156,7 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		if err != nil {
 			return nil, errDenied
 		}
-		a := ask(handler, request(provenpeer.WithConn(ctx, info.conn), method))
+		a := ask(handler, request(provenpeer.With(ctx, info.conn), method))
 		switch {
 		case a.ctx != nil:
 			return ctx, nil

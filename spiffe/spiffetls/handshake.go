@@ -44,7 +44,7 @@ func (e *Endpoint) clientConfig() *tls.Config {
 		return e.certificate(false, nil)
 	}
 	// A session may be resumed after this client has obtained, or lost, its identity.
-	c.SessionTicketsDisabled = e.optional
+	c.SessionTicketsDisabled = e.config.OptionalIdentity && e.config.Self != nil
 	return c
 }
 
@@ -164,7 +164,7 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 			return svid.TLSCertificate(), nil
 		}
 	}
-	if e.optional && !server {
+	if e.config.OptionalIdentity && !server {
 		e.log.Warn("spiffetls: no identity presented", "no_identity", slog.Any("err", err))
 		return new(tls.Certificate), nil
 	}

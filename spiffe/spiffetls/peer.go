@@ -21,7 +21,7 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 		peer := conn.peer.Load()
 		return peer, peer != nil
 	}
-	peer := provenpeer.From(ctx)
+	peer := provenpeer.From[*spiffe.Peer](ctx)
 	return peer, peer != nil
 }
 
@@ -103,9 +103,9 @@ func (e *Endpoint) PeerFromState(role spiffe.Role, cs tls.ConnectionState) (*spi
 var (
 	errIncomplete = errors.New("the handshake is not complete")
 	errNoID       = errors.New("the other side proved no SPIFFE ID, and the configuration requires none")
-	errUnprepared = errors.New("the request came without TLS, or from a server that was not prepared with " +
-		"ConfigureServer and ServeTLS or ListenAndServeTLS; see PeerFromState for other servers, and RequestFrom " +
-		"of package spiffetest for tests")
+	errUnprepared = errors.New("the request came without TLS, or to a server without ConfigureServer; " +
+		"serve with ServeTLS or ListenAndServeTLS, see PeerFromState for servers of other packages, and make requests " +
+		"for tests by RequestFrom of package spiffetest")
 )
 
 // provenBy returns the client of r and the endpoint that verified it, which is nil in a test. With an error it
@@ -121,7 +121,7 @@ func provenBy(r *http.Request) (*Endpoint, *spiffe.Peer, error) {
 		}
 		return conn.e, nil, errNoProof
 	}
-	if conn := provenpeer.ConnFrom(r.Context()); conn != nil { // of package spiffegrpc
+	if conn := provenpeer.From[*tls.Conn](r.Context()); conn != nil { // of package spiffegrpc
 		raw, err := rawConnOf(conn)
 		if err != nil {
 			return nil, nil, err
@@ -132,7 +132,7 @@ func provenBy(r *http.Request) (*Endpoint, *spiffe.Peer, error) {
 		}
 		return raw.e, peer, err
 	}
-	if peer := provenpeer.From(r.Context()); peer != nil {
+	if peer := provenpeer.From[*spiffe.Peer](r.Context()); peer != nil {
 		return nil, peer, nil
 	}
 	return nil, nil, errUnprepared

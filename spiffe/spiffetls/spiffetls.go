@@ -117,9 +117,9 @@ type Config struct {
 
 	// OptionalIdentity lets a client connect without a certificate while Self has none or it has expired, or if Self
 	// is nil. It is for a client that can also prove itself by other means, such as a token with which it gets or
-	// renews its identity. The server needs AllowAnonymousClients. A client with a Self then resumes no sessions,
-	// because the server sees the original session's client in a resumed one. An open connection stays as it was
-	// made, too: close idle connections once there is an identity.
+	// renews its identity. The server needs AllowAnonymousClients. A client with a Self then resumes no sessions, because
+	// the server sees the original session's client in a resumed one. An open connection stays as it was made, too:
+	// close idle connections once there is an identity.
 	OptionalIdentity bool
 
 	// AllowAnonymousClients makes a server ask for a client certificate without requiring one. For a client without
@@ -180,7 +180,6 @@ type Config struct {
 // is safe for concurrent use.
 type Endpoint struct {
 	config   Config
-	optional bool             // OptionalIdentity with a Self
 	clients  *spiffe.Verifier // nil without an Allow
 	servers  *spiffe.Verifier // before their policy in hosts, if there are hosts
 	hosts    hosts            // nil without
@@ -201,7 +200,7 @@ type changer interface{ Changed() <-chan struct{} }
 // something that a server or a client needs, the methods for that side return an error, or New if neither side can
 // work.
 func New(c Config) (*Endpoint, error) {
-	e := &Endpoint{config: c, optional: c.OptionalIdentity && c.Self != nil, log: ratelog.New(c.Logger, 0)}
+	e := &Endpoint{config: c, log: ratelog.New(c.Logger, 0)}
 	e.config.NextProtos = slices.Clone(c.NextProtos)
 	e.config.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, handshakeTime)
 	e.config.MinVersion = cmp.Or(c.MinVersion, tls.VersionTLS13)
