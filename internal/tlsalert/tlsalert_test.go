@@ -3,7 +3,6 @@ package tlsalert_test
 import (
 	"context"
 	"crypto/tls"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"net"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"

@@ -3,7 +3,6 @@ package spiffegrpc_test
 import (
 	"bytes"
 	"context"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"strconv"
 	"strings"
@@ -19,6 +18,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"

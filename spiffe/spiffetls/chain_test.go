@@ -3,13 +3,13 @@ package spiffetls_test
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"

@@ -2,7 +2,6 @@ package spiffetls_test
 
 import (
 	"crypto/x509"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"net/http"
 	"sync/atomic"
@@ -12,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -36,8 +36,9 @@ func TestRequirePeerByItsClock(t *testing.T) {
 			chain, _ := roots.Certificate("/web")
 			bundle := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: chain[1:]}))(t)
 
+			var failures spiffetls.Metrics
 			s := &http.Server{Handler: handler}
-			require.NoError(t, configureServer(s, spiffetls.Config{Self: roots.SVID("/db", wide), Peers: bundle, Allow: spiffe.AllowAnyPeer(), Now: clock}))
+			require.NoError(t, configureServer(s, spiffetls.Config{Self: roots.SVID("/db", wide), Peers: bundle, Allow: spiffe.AllowAnyPeer(), Now: clock, Metrics: &failures}))
 			url := serve(t, s, nil)
 			opts := &spiffetls.Config{Now: func() time.Time { return start }}
 			if protocol != nil {
@@ -60,6 +61,7 @@ func TestRequirePeerByItsClock(t *testing.T) {
 			now.Store(ends.Add(time.Second).UnixNano())
 			code, closes := ask()
 			require.Equal(t, http.StatusForbidden, code, "%s, after its end", name)
+			assert.Equal(t, "proof_expired", one(t, &failures).Kind)
 			assert.Equal(t, protocol != nil, closes, "by HTTP/2 the connection ends, and no header says so")
 			now.Store(start.UnixNano())
 			code, _ = ask()

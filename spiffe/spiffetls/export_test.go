@@ -8,15 +8,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// JudgeAll is one round of Run.
-func JudgeAll(g *Governor) {
-	all, _ := g.all()
-	changesOf(all)
-	for _, c := range all {
-		g.judge(c)
-	}
-}
-
 // GovernorStatus counts connections.
 type GovernorStatus struct {
 	Open     int    // governed now, the draining ones included

@@ -6,9 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -22,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -230,46 +229,6 @@ func TestFailures(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 }
 
-// TestFailuresAreBounded: unauthenticated peers cannot make the list grow.
-func TestFailuresAreBounded(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	var failures spiffetls.Metrics
-	p := newParty(ca.SVID("/db"), ca.Bundles())
-	verify := p.client(t, spiffe.AllowIDs(ca.SVID("/none").ID()), &spiffetls.Config{Metrics: &failures}).VerifyConnection
-	long := strings.Repeat("/a-segment-of-some-length", 70)
-	for i := range 100 {
-		chain, _ := ca.Certificate(fmt.Sprintf("/%d%s", i, long))
-		require.Error(t, verify(tls.ConnectionState{PeerCertificates: chain}))
-	}
-	kept, total := failures.Failures()
-	assert.EqualValues(t, 100, total)
-	require.Len(t, kept, 1)
-	assert.Equal(t, "/99"+long, kept[0].ID.Path())
-}
-
-// TestFailureKinds: what one peer does wrong in two ways is kept as two.
-func TestFailureKinds(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	var failures spiffetls.Metrics
-	p := newParty(ca.SVID("/db"), ca.Bundles())
-	verify := p.client(t, spiffe.AllowAnyPeer(), &spiffetls.Config{Metrics: &failures}).VerifyConnection
-	for range 2 {
-		for _, f := range []string{"NoKeyUsage", "CertSignLeaf", "ForeignCA"} {
-			chain, _ := ca.Broken(f)
-			require.Error(t, verify(tls.ConnectionState{PeerCertificates: chain}))
-		}
-	}
-	kept, total := failures.Failures()
-	assert.EqualValues(t, 6, total)
-	require.Len(t, kept, 2)
-	assert.Equal(t, "X5-31", kept[0].Rule)
-	assert.Equal(t, 2, kept[0].Count)
-	assert.Equal(t, "not_an_svid", kept[1].Kind)
-	assert.Equal(t, 4, kept[1].Count, "the last of two")
-}
-
 // TestDialMetrics: what a transport meets before a peer is verified.
 func TestDialFailures(t *testing.T) {
 	t.Parallel()
@@ -414,51 +373,5 @@ func TestRequirePeerMistakes(t *testing.T) {
 		assert.Nil(t, h)
 		assert.ErrorContains(t, err, "spiffetls: require peer: ")
 		assert.ErrorContains(t, err, want)
-	}
-}
-
-// TestRequirePeerAfterExpiry: on a connection without a Governor an expired proof is refused.
-func TestRequirePeerAfterExpiry(t *testing.T) {
-	t.Parallel()
-	for _, opts := range []*spiffetls.Config{nil, http1} {
-		t.Run("", func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				ca := spiffetest.NewCA(t, "example.org")
-				var failures spiffetls.Metrics
-				var j journal
-				handler := must.Get(spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who))(t)
-				s := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
-				require.NoError(t, configureServer(s, spiffetls.Config{Self: newParty(ca.SVID("/server", func(c *x509.Certificate) {
-					c.NotAfter = c.NotBefore.Add(2 * time.Hour)
-				}), ca.Bundles()), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: &failures, Logger: j.logger()}))
-				l := memconn.Listen()
-				var wg sync.WaitGroup
-				wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
-				defer wg.Wait()
-				defer s.Close()
-				transport := must.Get(newTransport(with(opts, ca.SVID("/web"), ca.Bundle(), spiffe.AllowAnyPeer())))(t)
-				transport.DialContext, transport.IdleConnTimeout = l.DialContext, 0
-				client := &http.Client{Transport: transport}
-				ask := func() int {
-					resp := must.Get(client.Get("https://server.test/"))(t)
-					_, _ = io.Copy(io.Discard, resp.Body)
-					require.NoError(t, resp.Body.Close())
-					return resp.StatusCode
-				}
-				assert.Equal(t, http.StatusOK, ask())
-				after(30 * time.Minute)
-				assert.Equal(t, http.StatusOK, ask())
-				after(30*time.Minute + time.Second)
-				assert.Equal(t, http.StatusForbidden, ask())
-				assert.Contains(t, one(t, &failures).Err, "the proof has expired")
-				lines := j.take(t)
-				require.Len(t, lines, 1)
-				assert.Equal(t, "proof_expired", lines[0]["reason"])
-				assert.Equal(t, "spiffe://example.org/web", lines[0]["id"])
-				after(2 * time.Second)
-				_, err := client.Get("https://server.test/")
-				assert.ErrorContains(t, err, "no identity to present", "on a new connection")
-			})
-		})
 	}
 }

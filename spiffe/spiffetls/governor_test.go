@@ -9,8 +9,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
-	"fmt"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"log"
 	"log/slog"
@@ -32,7 +30,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
-	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -789,28 +787,6 @@ func TestSilentSource(t *testing.T) {
 	})
 }
 
-// TestSourceFallsSilent before the Governor has judged a connection for the first time.
-func TestSourceFallsSilent(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		var asked atomic.Int64
-		source := bundleFunc(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-			if asked.Add(1) > 2 {
-				return nil, errors.New("the agent is down")
-			}
-			return ca.Bundle().Bundle(td)
-		})
-		w := open(t, nil, ca.SVID("/server"), source, spiffe.AllowAnyPeer())
-		c := w.caller(ca.SVID("/client"), ca.Bundles(), nil)
-		c.ask()
-		after(10 * time.Minute)
-		require.True(t, c.isOpen())
-		require.LessOrEqual(t, asked.Load(), int64(1+2*12), "a look each minute, which may ask twice")
-		after(50 * time.Minute)
-		require.False(t, c.isOpen(), "but the proof has ended")
-	})
-}
-
 // bundleFunc is a BundleSource that is a func.
 type bundleFunc func(spiffe.TrustDomain) (*spiffe.Bundle, error)
 
@@ -871,52 +847,6 @@ func (s *turning) Changed() <-chan struct{} {
 		(*next)()
 	}
 	return s.announcer.Changed()
-}
-
-// TestChangeOfNewSource: a connection that comes while Run is busy is not judged before Run listens to
-// its sources.
-func TestChangeOfNewSource(t *testing.T) {
-	t.Parallel()
-	const interval = 10 * time.Minute
-	for name, round := range map[string]bool{"between rounds": false, "in a round": true} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				home, _, both := twoDomains(t)
-				var joining *caller
-				late := newParty(home.SVID("/late"), both)
-				fickle := announcing(late)
-				var asked atomic.Int64
-				source := &falling{announcer: fickle, then: func() {
-					if asked.Add(1) == 2 { // after the handshake: by Run
-						fickle.learn(spiffetest.NewCA(t, "example.org").Bundles())
-					}
-				}}
-				self := newParty(home.SVID("/server"), both)
-				rounds := &turning{announcer: announcing(self)}
-				var judged atomic.Int64
-				peers := bundleFunc(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-					if judged.Add(1) == 2 && !round { // after the handshake: by Run
-						joining.ask()
-					}
-					return self.Bundle(td)
-				})
-				w := open(t, &spiffetls.Governor{Interval: interval, Grace: -1, Jitter: -1}, self, struct {
-					spiffe.BundleSource
-					*turning
-				}{peers, rounds}, spiffe.AllowAnyPeer())
-				joining = w.caller(late, source, &spiffetls.Config{Governor: w.g})
-				w.caller(home.SVID("/first"), both, nil).ask()
-				if round {
-					after(interval / 2)
-					rounds.next.Store(new(func() { joining.ask() }))
-					after(interval / 2)
-				}
-				after(3*pause + instant) // Run judges it, and then notices the change
-				require.GreaterOrEqual(t, asked.Load(), int64(2))
-				require.False(t, joining.isOpen())
-			})
-		})
-	}
 }
 
 // falling is a source that changes when it was asked.
@@ -1213,64 +1143,4 @@ func TestGovernedHandlers(t *testing.T) {
 	require.NoError(t, configureServer(plain, spiffetls.Config{Self: p, Peers: p, Allow: spiffe.AllowAnyPeer(), Governor: &spiffetls.Governor{}}))
 	url = serve(t, plain, plain.Serve)
 	assert.Equal(t, "1 nobody", get(t, http.DefaultClient, "http"+strings.TrimPrefix(url, "https")), "without TLS")
-}
-
-// TestGoroutines is not parallel, as others would be counted.
-func TestGoroutines(t *testing.T) {
-	rounds.NotShort(t)
-	ca := spiffetest.NewCA(t, "example.org")
-	peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
-	g := &spiffetls.Governor{}
-	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g}))(t)
-	below := memconn.Listen()
-	client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(t, spiffe.AllowAnyPeer(), nil)
-	const conns = 200
-	for range conns {
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			raw := must.Get(below.Accept())(t)
-			conn := must.Get(endpoint.Server(t.Context(), raw))(t)
-			t.Cleanup(func() { _ = conn.Close() })
-		})
-		raw := must.Get(below.Dial(t.Context()))(t)
-		require.NoError(t, tls.Client(raw, client).HandshakeContext(t.Context()))
-		wg.Wait()
-	}
-	require.Equal(t, conns, g.Status().Open)
-	before := runtime.NumGoroutine()
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() { assert.NoError(t, g.Run(ctx)) })
-	peers.learn(ca.Bundles())
-	require.Equal(t, before+1, runtime.NumGoroutine(), "one, however many connections")
-	cancel()
-	wg.Wait()
-	require.Equal(t, conns, g.Status().Open)
-}
-
-func BenchmarkGovernor(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	for _, n := range []int{100, 1000} {
-		b.Run(fmt.Sprintf("%d-connections", n), func(b *testing.B) {
-			peers := announcing(newParty(ca.SVID("/db"), ca.Bundles()))
-			g := &spiffetls.Governor{Interval: time.Nanosecond}
-			endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: peers, Peers: peers, Allow: spiffe.AllowAnyPeer(), Governor: g}))(b)
-			below := memconn.Listen()
-			client := newParty(ca.SVID("/client"), ca.Bundles()).resuming(b, spiffe.AllowAnyPeer(), nil)
-			for range n {
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					raw := must.Get(below.Accept())(b)
-					must.Get(endpoint.Server(b.Context(), raw))(b)
-				})
-				raw := must.Get(below.Dial(b.Context()))(b)
-				require.NoError(b, tls.Client(raw, client).HandshakeContext(b.Context()))
-				wg.Wait()
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				spiffetls.JudgeAll(g)
-			}
-		})
-	}
 }

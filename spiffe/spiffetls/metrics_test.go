@@ -5,14 +5,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"maps"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -473,21 +472,4 @@ func TestMetricsIsCheap(t *testing.T) {
 	t.Logf("allocations of a handshake: %v, counted by the client %v, by the server %v", without, asClient, asServer)
 	assert.LessOrEqual(t, asClient, without*1.01)
 	assert.LessOrEqual(t, asServer, without*1.03)
-}
-
-// BenchmarkMetrics compares with the bare addition.
-func BenchmarkMetrics(b *testing.B) {
-	b.Run("count", func(b *testing.B) {
-		var m spiffetls.Metrics
-		b.ReportAllocs()
-		for b.Loop() {
-			spiffetls.Count(&m)
-		}
-	})
-	b.Run("bare", func(b *testing.B) {
-		var n atomic.Uint64
-		for b.Loop() {
-			n.Add(1)
-		}
-	})
 }

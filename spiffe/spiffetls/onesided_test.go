@@ -8,7 +8,6 @@ import (
 	"encoding/asn1"
 	"errors"
 	"fmt"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"log"
 	"log/slog"
@@ -28,6 +27,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -883,24 +883,6 @@ func TestWebTransportKeepsTheCallersCheck(t *testing.T) {
 	assert.False(t, ok, "the name was told to it: %v", err)
 }
 
-// TestForeignConnectionOfAWebServer uses the TLSConfig of a configured server elsewhere.
-func TestForeignConnectionOfAWebServer(t *testing.T) {
-	t.Parallel()
-	eachVersion(t, func(t *testing.T, ca *spiffetest.CA, _, web *party, version uint16) {
-		pki := spiffetest.NewCA(t, "web.test")
-		s := &http.Server{Handler: who}
-		here := newSite(webLeaf(pki, nil, "server.test"))
-		require.NoError(t, configureServer(s, spiffetls.Config{WebCertificate: here.get, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), MinVersion: version}))
-		s.TLSConfig.MaxVersion = version
-		client := clientWith(t, web, webRoots(newPool(pki).get), nil, version)
-		good(t, s.TLSConfig, client, false, "first")
-		here.now.Store(webLeaf(pki, nil, "server.test"))
-		good(t, s.TLSConfig, client, false, "renewed")
-		sc, _ := connect(t, s.TLSConfig, &tls.Config{InsecureSkipVerify: true})
-		assert.ErrorContains(t, sc.err, "didn't provide a certificate")
-	})
-}
-
 // oneSidedServer is a server in memory, with a Governor, in a bubble.
 func oneSidedServer(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSource, opts spiffetls.Config) (*memconn.Listener, *spiffetls.Governor) {
 	t.Helper()
@@ -1056,47 +1038,4 @@ func TestOneSidedAllocs(t *testing.T) {
 	cs := tls.ConnectionState{PeerCertificates: ca.SVID("/db").Chain()}
 	require.NoError(t, server.VerifyConnection(cs))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _ = server.VerifyConnection(cs) }))
-}
-
-func BenchmarkOneSided(b *testing.B) {
-	ca, pki := spiffetest.NewCA(b, "example.org"), spiffetest.NewCA(b, "web.test")
-	p := newParty(ca.SVID("/web"), ca.Bundles())
-	cert, roots := webLeaf(pki, nil, "server.test"), newPool(pki)
-	site := must.Get(serverConfig(spiffetls.Config{WebCertificate: newSite(cert).get, Peers: p, Allow: spiffe.AllowAnyPeer()}))(b)
-	plain := &tls.Config{Certificates: []tls.Certificate{*cert}}
-	byName := func(c *tls.Config) *tls.Config {
-		c.ServerName, c.RootCAs = "server.test", pki.Bundle().CertPool()
-		return c
-	}
-	once := func(c *tls.Config) *tls.Config {
-		c.ClientSessionCache = nil
-		return c
-	}
-	nobody := func() *tls.Config {
-		return clientWith(b, noIdentity(), p, spiffe.AllowAnyPeer(), tls.VersionTLS13)
-	}
-	web := func() *tls.Config { return clientWith(b, p, webRoots(roots.get), nil, tls.VersionTLS13) }
-	for _, bc := range []struct {
-		name           string
-		server, client *tls.Config
-		resume         bool
-	}{
-		{"no-identity", p.asking(b, tls.VersionTLS13), once(nobody()), false},
-		{"no-identity-resumed", p.asking(b, tls.VersionTLS13), nobody(), true},
-		{"web", site, once(web()), false},
-		{"web-resumed", site, web(), true},
-		{"crypto-tls", plain, byName(&tls.Config{}), false},
-		{"crypto-tls-resumed", plain, byName(&tls.Config{ClientSessionCache: tls.NewLRUClientSessionCache(4)}), true},
-	} {
-		b.Run(bc.name, func(b *testing.B) {
-			connect(b, bc.server, bc.client)
-			b.ReportAllocs()
-			for b.Loop() {
-				s, c := connect(b, bc.server, bc.client)
-				if s.err != nil || c.err != nil || c.state.DidResume != bc.resume {
-					b.Fatal(s.err, c.err, c.state.DidResume)
-				}
-			}
-		})
-	}
 }

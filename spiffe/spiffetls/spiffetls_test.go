@@ -8,9 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
-	"log/slog"
 	"math/big"
 	"net/http"
 	"slices"
@@ -25,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -612,52 +611,6 @@ func TestConcurrentConstruction(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-func BenchmarkHandshake(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	dns := func(name string) func(*x509.Certificate) {
-		return func(c *x509.Certificate) { c.DNSNames = []string{name} }
-	}
-	db, web := newParty(ca.SVID("/db", dns("server.test")), ca.Bundles()), newParty(ca.SVID("/web", dns("client.test")), ca.Bundles())
-	dbSVID, _ := db.SVID()
-	webSVID, _ := web.SVID()
-	unchecked := func(s *spiffe.SVID) *tls.Config { return bare(s.Chain(), s.Signer()) }
-	standard := func(s *spiffe.SVID) *tls.Config {
-		c := unchecked(s)
-		c.InsecureSkipVerify, c.ServerName = false, "server.test"
-		c.RootCAs, c.ClientCAs, c.ClientAuth = ca.Bundle().CertPool(), ca.Bundle().CertPool(), tls.RequireAndVerifyClientCert
-		return c
-	}
-	logged := &spiffetls.Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
-	for _, bc := range []struct {
-		name           string
-		server, client *tls.Config
-		resume         bool
-	}{
-		{"spiffetls", db.server(b, spiffe.AllowAnyPeer(), nil), web.client(b, spiffe.AllowAnyPeer(), nil), false},
-		{"spiffetls-with-logger", db.server(b, spiffe.AllowAnyPeer(), logged), web.client(b, spiffe.AllowAnyPeer(), logged), false},
-		{"crypto-tls-verified-by-name", standard(dbSVID), standard(webSVID), false},
-		{"crypto-tls-unchecked", unchecked(dbSVID), unchecked(webSVID), false},
-		{"spiffetls-resumed", db.server(b, spiffe.AllowAnyPeer(), nil), web.resuming(b, spiffe.AllowAnyPeer(), nil), true},
-		{"spiffetls-resumed-with-logger", db.server(b, spiffe.AllowAnyPeer(), logged), web.resuming(b, spiffe.AllowAnyPeer(), logged), true},
-		{"crypto-tls-unchecked-resumed", unchecked(dbSVID), func() *tls.Config {
-			c := unchecked(webSVID)
-			c.ServerName, c.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
-			return c
-		}(), true},
-	} {
-		b.Run(bc.name, func(b *testing.B) {
-			connect(b, bc.server, bc.client)
-			b.ReportAllocs()
-			for b.Loop() {
-				s, c := connect(b, bc.server, bc.client)
-				if s.err != nil || c.err != nil || c.state.DidResume != bc.resume {
-					b.Fatal(s.err, c.err, c.state.DidResume)
-				}
-			}
-		})
-	}
 }
 
 // BenchmarkVerifyConnection verifies chains that are remembered.

@@ -3,7 +3,6 @@ package spiffetls_test
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"github.com/svidkit/svidkit/internal/test/must"
 	"io"
 	"net/http"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
