@@ -331,14 +331,13 @@ func (e *Endpoint) prepare() (err error) {
 			e.changers = append(e.changers, s)
 		}
 	}
-	options := &spiffe.VerifierOptions{Now: c.Now}
 	if c.Allow != nil {
-		if e.verifier, err = spiffe.NewVerifier(c.Peers, c.Allow, options); err != nil {
+		if e.verifier, err = spiffe.NewVerifier(c.Peers, c.Allow, c.Now); err != nil {
 			return err
 		}
 	}
 	if e.hosts != nil {
-		if e.anyHost, err = spiffe.NewVerifier(c.Peers, spiffe.AllowAnyPeer(), options); err != nil {
+		if e.anyHost, err = spiffe.NewVerifier(c.Peers, spiffe.AllowAnyPeer(), c.Now); err != nil {
 			return err
 		}
 	}
