@@ -339,7 +339,7 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 		return fail(err)
 	}
 	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(id),
-		&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+		func() time.Time { return now })
 	if err != nil {
 		return fail(err)
 	}

@@ -114,7 +114,7 @@ func (a *RA) lastOf(chain []*x509.Certificate) (*spiffe.Bundle, error) {
 func verify(chain []*x509.Certificate, r *ca.Request, roots *spiffe.Bundle, now time.Time) error {
 	if r.Profile == ca.SVID {
 		v, err := spiffe.NewVerifier(roots, spiffe.AllowIDs(r.ID),
-			&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+			func() time.Time { return now })
 		if err != nil {
 			return err
 		}

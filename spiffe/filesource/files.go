@@ -360,7 +360,7 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 // verify returns why peers with bundle would refuse svid at time at.
 func verify(svid *spiffe.SVID, bundle *spiffe.Bundle, at time.Time) error {
 	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
+		func() time.Time { return at })
 	if err == nil {
 		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
 	}

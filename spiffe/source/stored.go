@@ -138,7 +138,7 @@ func usable(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
 		return fmt.Errorf("%q: %w", svid.ID(), err)
 	}
 	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+		func() time.Time { return now })
 	if err == nil {
 		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
 	}

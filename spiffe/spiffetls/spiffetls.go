@@ -301,15 +301,14 @@ func (e *Endpoint) prepare() (err error) {
 	if e.hosts, err = newHosts(c.Hosts); err != nil {
 		return err
 	}
-	options := &spiffe.VerifierOptions{Now: c.Now}
 	if c.Allow != nil {
-		if e.clients, err = spiffe.NewVerifier(c.Peers, c.Allow, options); err != nil {
+		if e.clients, err = spiffe.NewVerifier(c.Peers, c.Allow, c.Now); err != nil {
 			return err
 		}
 	}
 	e.servers = e.clients
 	if e.hosts != nil {
-		if e.servers, err = spiffe.NewVerifier(c.Peers, spiffe.AllowAnyPeer(), options); err != nil {
+		if e.servers, err = spiffe.NewVerifier(c.Peers, spiffe.AllowAnyPeer(), c.Now); err != nil {
 			return err
 		}
 	}

@@ -309,7 +309,7 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 // verify reports whether svid has a path to its own bundle at a time, as peers will look for one.
 func verify(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error {
 	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
+		func() time.Time { return at })
 	if err == nil {
 		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
 	}

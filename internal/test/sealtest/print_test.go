@@ -162,7 +162,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
 
 	tokens := must.Get(jwtsvid.NewIssuer(td, "k", token, nil))(t)
-	wits := must.Get(witsvid.NewIssuer(td, token, nil))(t)
+	wits := must.Get(witsvid.NewIssuer(td, "w", token, nil))(t)
 
 	testCA := spiffetest.NewCA(t, td.String())
 	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")
