@@ -47,10 +47,7 @@ func (s *Source) Report() report.Report {
 	if jwt.updates > 0 || jwt.err != nil { // otherwise the stream is not in use
 		add("JWT bundles", &jwt)
 	}
-	var svid *spiffe.SVID
-	if snap := s.cur.Load().snap; snap != nil {
-		svid, _ = snap.SVID() // of a snapshot: never an error
-	}
+	svid := s.cur.Load().svid()
 	streams := map[string]*track{"x509": &x509}
 	if s.cfg.JWTBundles {
 		streams["jwt"] = &jwt

@@ -33,11 +33,9 @@
 // trusted.
 //
 // When a stream that delivered a response ends, the next one starts at once. After that the waits between attempts
-// grow, with jitter, up to 4 % of the remaining life of the identities, and at most half a minute. The bound is 5
-// seconds before the first answer, after the identities have expired, and on a Unix socket. When the server answers
-// one stream of a [Client], its other waiting streams retry at once, unless the server has named a time. So an outage
-// of 45 % of a lifetime costs no identity, whenever it begins. InvalidArgument and Unimplemented are final: Run
-// returns the error.
+// grow, with jitter, up to 5 seconds and up to 4 % of the remaining life of the identities. So an outage of 45 % of a
+// lifetime costs no identity, whenever it begins. If the server names a time, the client obeys. InvalidArgument and
+// Unimplemented are final: Run returns the error.
 //
 // # What it does not do
 //

@@ -267,10 +267,13 @@ func TestIdentities(t *testing.T) {
 		}
 		grant(nil, workloadserver.Identity{SVID: db, Hint: "data"}, workloadserver.Identity{SVID: web, Hint: "front"}, workloadserver.Identity{SVID: web})
 		require.NoError(t, s.Ready(t.Context()))
-		u := must.Get(s.X509())(t)
 		var got []string
-		for _, id := range u.Identities {
-			got = append(got, id.SVID.ID().Path()+" "+id.Hint)
+		for u, err := range c.WatchX509SVIDs(t.Context()) {
+			require.NoError(t, err)
+			for _, id := range u.Identities {
+				got = append(got, id.SVID.ID().Path()+" "+id.Hint)
+			}
+			break
 		}
 		assert.Equal(t, []string{"/db data", "/web front", "/web "}, got, "in order")
 		assert.Equal(t, [][]byte{[]byte("crl")}, s.CRLs())
