@@ -17,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/files/delivery"
 	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -339,7 +340,7 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	}
 	bundle, err := bundles.Bundle(td)
 	if err == nil {
-		return verify(svid, bundle, now)
+		return sourcereport.Refused(svid, bundle, now)
 	}
 	if f.source.cfg.Folder != "" {
 		return fmt.Errorf("there is no %s with the authorities that %q is verified by",
@@ -357,16 +358,6 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	return nil
 }
 
-// verify returns why peers with bundle would refuse svid at time at.
-func verify(svid *spiffe.SVID, bundle *spiffe.Bundle, at time.Time) error {
-	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
-	if err == nil {
-		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-	}
-	return err
-}
-
 // doubts returns why peers refuse the identity in force, now or later.
 func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 	svid := f.pair.svid
@@ -375,7 +366,7 @@ func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 	}
 	var notes []error
 	if bundle, err := bundles.Bundle(svid.ID().TrustDomain()); err == nil {
-		err := verify(svid, bundle, now)
+		err := sourcereport.Refused(svid, bundle, now)
 		// the Report has NotAfter
 		if e, ok := errors.AsType[x509.CertificateInvalidError](err); err != nil && !(ok && e.Reason == x509.Expired) {
 			notes = append(notes, fmt.Errorf("filesource: peers will refuse %q: %w", svid.ID(), err))

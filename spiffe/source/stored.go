@@ -137,12 +137,7 @@ func usable(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
 	if err := certchain.InTime(svid.Leaf(), now); err != nil {
 		return fmt.Errorf("%q: %w", svid.ID(), err)
 	}
-	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
-	if err == nil {
-		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-	}
-	return err
+	return sourcereport.Refused(svid, bundles, now)
 }
 
 // savedMember is the member of the bundle map that says when it was last confirmed, in seconds since 1970.

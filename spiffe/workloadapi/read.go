@@ -11,6 +11,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
@@ -105,7 +106,7 @@ func (u *Update) inTime(svid *spiffe.SVID, now time.Time) (from time.Time, err e
 		}
 	}
 	if err = certchain.InTime(chain[0], now); err == nil {
-		if err = verify(svid, u.Bundles, now); !expired(err) {
+		if err = sourcereport.Refused(svid, u.Bundles, now); !expired(err) {
 			err = nil
 		}
 	}
@@ -241,7 +242,7 @@ func (r *reader) identity(e entry, next bundles) (*spiffe.SVID, []error, error) 
 	} else if at.After(leaf.NotAfter) {
 		at = leaf.NotAfter
 	}
-	if err := verify(svid, own, at); err != nil && !expired(err) { // a certificate above the leaf
+	if err := sourcereport.Refused(svid, own, at); err != nil && !expired(err) { // a certificate above the leaf
 		// This does not discard the response: a revoked root may have left the bundle before the identity is renewed,
 		// and keeping the previous bundle would mean trusting that root.
 		notes = append(notes, fmt.Errorf("workloadapi: peers will refuse %q: %w", e.id, err))
@@ -286,16 +287,6 @@ func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
 		}
 	}
 	return fmt.Errorf("workloadapi: the extended key usages of %q permit a %s only", svid.ID(), side), nil
-}
-
-// verify reports whether svid has a path to its own bundle at a time, as peers will look for one.
-func verify(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error {
-	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
-	if err == nil {
-		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-	}
-	return err
 }
 
 func (r *reader) x509Bundles(data []byte) (*Update, error) {
