@@ -30,11 +30,11 @@ func (f fixed) Changed() <-chan struct{}            { return nil }
 func WithoutToken(text, token string) string { return withoutToken(text, token) }
 
 // Encodings returns for how many identities responses are kept.
-func (h *Handler) Encodings() int { return len(h.enc.cur.lists) }
+func (h *Handler) Encodings() int { return h.enc.cur.held }
 
 // EncodeX509SVIDs returns the shared response for a list of identities.
 func (h *Handler) EncodeX509SVIDs(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
-	return h.enc.of(snap, h.crls()).svids(ids)()
+	return h.enc.of(snap, h.crls()).of(ids)
 }
 
 // CheckWIT checks what a WITIssuer returns, and returns the key as it is sent.

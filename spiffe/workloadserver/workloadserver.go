@@ -66,7 +66,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -88,11 +87,7 @@ const (
 	maxEncodings   = 4 << 10          // identities in cached responses
 	maxText        = 512              // bytes of an error text for a caller
 	hookTimeout    = 30 * time.Second // for a hook to return
-	clockTick      = time.Minute      // between two looks at the clock while a stream waits
 )
-
-// patience bounds the waits after an issuer of WIT-SVIDs has failed.
-var patience = renew.Patience{Impatient: 30 * time.Second, Longest: 30 * time.Second, Wish: time.Minute}
 
 // ErrDenied says that the caller has no identity, or not the requested one. If a hook or provider returns an error
 // that wraps it, streams end with code PermissionDenied, which withdraws the caller's identities. It is the same error
