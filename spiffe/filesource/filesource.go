@@ -407,7 +407,7 @@ func (st *status) metrics() *metrics.Set {
 // open opens a file. It refuses a file that another user made or can change, and a key file that another user can
 // read.
 func (s *Source) open(path string) (*os.File, error) {
-	o := private.Options{Owners: s.cfg.Owners, OwnersOption: "Config.Owners", WritableOption: "Config.AllowWritable"}
+	o := private.Options{Owners: s.cfg.Owners}
 	if !s.strict {
 		o.Warn = func(err error) {
 			if text := err.Error(); !s.warned[text] {
@@ -416,5 +416,9 @@ func (s *Source) open(path string) (*os.File, error) {
 			}
 		}
 	}
-	return private.OpenGiven(path, path == s.keyFile, s.cfg.Refuse, o)
+	file, err := private.OpenGiven(path, path == s.keyFile, s.cfg.Refuse, o)
+	if errors.Is(err, private.ErrUnsafe) {
+		err = fmt.Errorf("%w; or see Config.Owners and Config.AllowWritable", err)
+	}
+	return file, err
 }

@@ -673,7 +673,7 @@ func TestModes(t *testing.T) {
 		require.NoError(t, os.Chown(dir, helper, -1))
 		require.NoError(t, os.Chmod(dir, 0o750))
 		err := refused(t, layout(dir))
-		must.Fail(t, err, private.ErrUnsafe, "or have the program trust user 54321 (Config.Owners)")
+		must.Fail(t, err, private.ErrUnsafe, "or see Config.Owners")
 
 		cfg := layout(dir)
 		cfg.Owners = []int{helper}
@@ -704,7 +704,7 @@ func TestModes(t *testing.T) {
 		for _, cfg := range []filesource.Config{{Folder: dir}, named(td, partner)} {
 			err := refused(t, cfg)
 			must.Fail(t, err, private.ErrUnsafe, "chmod o-w")
-			require.ErrorContains(t, err, "or have the program accept such a folder (Config.AllowWritable)")
+			require.ErrorContains(t, err, "and Config.AllowWritable")
 			var log diary
 			cfg.AllowWritable, cfg.Logger = true, log.logger()
 			s := start(t, cfg)
