@@ -7,8 +7,5 @@ func MakeDirSync(path string, o Options, sync func(dir string) error) (*os.Root,
 	return openDir(path, o, sync)
 }
 
-// SyncDir makes the names in a directory durable.
-func SyncDir(dir string) error { return syncDir(dir) }
-
 // EmptyDir is PodVolume for a process in a pod with these mounts.
 func EmptyDir(mounts, path string) bool { return mounted(mounts, path, emptyDir) }

@@ -233,7 +233,8 @@ func hasOwner(info fs.FileInfo) bool {
 	return ok
 }
 
-func syncDir(dir string) error {
+// SyncDir makes the names in a directory durable.
+func SyncDir(dir string) error {
 	f, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) { // one that may be entered and written, and not listed
 		return nil

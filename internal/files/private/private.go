@@ -73,7 +73,7 @@ const (
 func OpenDir(path string, o Options) (*os.Root, error) { return openDir(path, o, nil) }
 
 // MakeDir opens the directory at path. It durably makes the directory and its parents if they do not exist.
-func MakeDir(path string, o Options) (*os.Root, error) { return openDir(path, o, syncDir) }
+func MakeDir(path string, o Options) (*os.Root, error) { return openDir(path, o, SyncDir) }
 
 // openDir makes missing directories if sync is set, and calls sync with each directory that gets a new name.
 func openDir(path string, o Options, sync func(dir string) error) (*os.Root, error) {
