@@ -98,7 +98,6 @@ func TestLayouts(t *testing.T) {
 			assert.True(t, st.Ready)
 			assert.NoError(t, st.Err)
 			assert.Empty(t, st.Notes)
-			assert.Equal(t, test.domains, st.TrustDomains)
 			assert.Equal(t, test.domains, s.Bundles().Len())
 			for td, n := range test.roots {
 				assert.Len(t, slices.Collect(must.Get(s.Bundle(td))(t).X509Authorities()), n)
@@ -746,7 +745,6 @@ func TestUpdatesAndMetrics(t *testing.T) {
 		assert.Contains(t, b.String(), line)
 	}
 	st := s.Status()
-	assert.EqualValues(t, 2, st.Updates)
 	assert.WithinDuration(t, time.Now(), st.LastUpdate, time.Minute)
 	assert.WithinDuration(t, time.Now(), st.Checked, time.Minute)
 	var updates []map[string]any
@@ -756,7 +754,7 @@ func TestUpdatesAndMetrics(t *testing.T) {
 	now := time.Now().Add(time.Minute)
 	require.NoError(t, os.Chtimes(filepath.Join(dir, "tls.crt"), now, now))
 	time.Sleep(300 * time.Millisecond)
-	assert.EqualValues(t, 2, s.Status().Updates)
+	assert.Equal(t, st.LastUpdate, s.Status().LastUpdate)
 }
 
 // Suites of the library.
