@@ -74,6 +74,29 @@ func Refused(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error
 	return err
 }
 
+// Usages returns why svid must not replace old, which may be nil: its extended key usages permit neither a server nor a
+// client, or less than those of old, which is still valid. The note is about an identity for one side only.
+func Usages(svid, old *spiffe.SVID) (note, err error) {
+	server, client := certchain.Roles(svid.Chain())
+	if server && client {
+		return nil, nil
+	}
+	if !server && !client {
+		return nil, fmt.Errorf("the extended key usages of %q permit neither a server nor a client", svid.ID())
+	}
+	if old != nil && time.Now().Before(old.NotAfter()) {
+		if s, c := certchain.Roles(old.Chain()); s && !server || c && !client {
+			return nil, fmt.Errorf("the extended key usages of the new certificate of %q permit less than those of "+
+				"the certificate in force", svid.ID())
+		}
+	}
+	side := "server"
+	if client {
+		side = "client"
+	}
+	return fmt.Errorf("the extended key usages of %q permit a %s only", svid.ID(), side), nil
+}
+
 // list returns the bundles that src can list, and the bundles of domains.
 func list(src spiffe.BundleSource, origin string, domains []spiffe.TrustDomain) (all []report.Bundle) {
 	var set *spiffe.BundleSet

@@ -304,15 +304,8 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	if err := certchain.InTime(svid.Leaf(), now); err != nil {
 		return fmt.Errorf("%q: %w", svid.ID(), err)
 	}
-	server, client := certchain.Roles(svid.Chain())
-	if !server && !client {
-		return fmt.Errorf("the extended key usages of %q permit neither a server nor a client", svid.ID())
-	}
-	if have != nil && now.Before(have.NotAfter()) {
-		if s, c := certchain.Roles(have.Chain()); s && !server || c && !client {
-			return fmt.Errorf("the extended key usages of the new certificate of %q permit less than those of "+
-				"the certificate in force", svid.ID())
-		}
+	if _, err := sourcereport.Usages(svid, have); err != nil {
+		return err
 	}
 	bundle, err := bundles.Bundle(td)
 	if err == nil {
@@ -348,13 +341,8 @@ func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 			notes = append(notes, fmt.Errorf("filesource: peers will refuse %q: %w", svid.ID(), err))
 		}
 	}
-	if server, client := certchain.Roles(svid.Chain()); !server || !client {
-		side := "server"
-		if client {
-			side = "client"
-		}
-		notes = append(notes,
-			fmt.Errorf("filesource: the extended key usages of %q permit a %s only", svid.ID(), side))
+	if note, _ := sourcereport.Usages(svid, nil); note != nil {
+		notes = append(notes, fmt.Errorf("filesource: %w", note))
 	}
 	return notes
 }

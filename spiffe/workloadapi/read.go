@@ -62,6 +62,16 @@ func (u *Update) identity(hint string) *spiffe.SVID {
 	return nil
 }
 
+// of returns the SVID with this ID and hint, or nil.
+func (u *Update) of(id spiffe.ID, hint string) *spiffe.SVID {
+	for _, i := range u.Identities {
+		if i.SVID.ID() == id && i.Hint == hint {
+			return i.SVID
+		}
+	}
+	return nil
+}
+
 // inForce returns u with the identities that are in force at now, of which old, which may be nil, were before. One
 // that has expired or is not valid yet replaces none of its ID and, if it is the only one, none at all: its
 // successor will come. next is when one of those begins to be valid, zero for none.
@@ -82,9 +92,8 @@ func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Tim
 		}
 		c.withheld = fmt.Errorf("workloadapi: %q is not in force: %w", id.SVID.ID(), err)
 		c.Skipped = append(slices.Clip(c.Skipped), c.withheld)
-		same := func(o Identity) bool { return o.SVID.ID() == id.SVID.ID() && o.Hint == id.Hint }
-		if i := slices.IndexFunc(old.Identities, same); i >= 0 {
-			c.Identities = append(c.Identities, old.Identities[i])
+		if before := old.of(id.SVID.ID(), id.Hint); before != nil {
+			c.Identities = append(c.Identities, Identity{SVID: before, Hint: id.Hint})
 		}
 	}
 	if c.withheld == nil {
@@ -229,12 +238,16 @@ func (r *reader) identity(e entry, next bundles) (*spiffe.SVID, []error, error) 
 	if svid.ID() != e.id {
 		return nil, nil, fmt.Errorf("the certificate is that of %q, not %q", svid.ID(), e.id)
 	}
-	limited, err := r.checkRoles(svid, e.Hint)
+	var before *spiffe.SVID
+	if r.force != nil {
+		before = r.force.of(e.id, e.Hint)
+	}
+	limited, err := sourcereport.Usages(svid, before)
 	if err != nil {
 		return nil, nil, err
 	}
 	if limited != nil {
-		notes = append(notes, limited)
+		notes = append(notes, fmt.Errorf("workloadapi: %w", limited))
 	}
 	leaf, at := svid.Leaf(), time.Now()
 	if at.Before(leaf.NotBefore) { // whether it is valid now is another question, which passes with time
@@ -261,32 +274,6 @@ func (r *reader) known(svid *spiffe.SVID) *spiffe.SVID {
 		}
 	}
 	return svid
-}
-
-// checkRoles refuses an identity that serves on neither side of a connection, and one that serves on one side if the
-// identity in force serves on both. Without an identity in force it is accepted, with a note.
-func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
-	server, client := certchain.Roles(svid.Chain())
-	switch {
-	case server && client:
-		return nil, nil
-	case !server && !client:
-		return nil, errors.New("its extended key usages permit neither a server nor a client")
-	}
-	side := "server"
-	if client {
-		side = "client"
-	}
-	if r.force != nil {
-		for _, id := range r.force.Identities {
-			if s, c := certchain.Roles(id.SVID.Chain()); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint &&
-				time.Now().Before(id.SVID.NotAfter()) {
-				return nil, fmt.Errorf("its extended key usages permit a %s only, and those of the certificate "+
-					"in force permit both sides", side)
-			}
-		}
-	}
-	return fmt.Errorf("workloadapi: the extended key usages of %q permit a %s only", svid.ID(), side), nil
 }
 
 func (r *reader) x509Bundles(data []byte) (*Update, error) {

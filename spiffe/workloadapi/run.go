@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -52,7 +51,6 @@ func (s *Source) run(ctx context.Context) error {
 
 	inner, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { s.settle(inner) })
 	if s.cfg.JWTBundles {
 		wg.Go(func() { _ = s.follow(inner, &s.jwt, s.client.WatchJWTBundles(inner)) })
 	}
@@ -70,6 +68,9 @@ func (s *Source) run(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	s.x509.open, s.jwt.open = false, false
+	if s.early != nil {
+		s.early.Stop()
+	}
 	s.mu.Unlock()
 	return err
 }
@@ -86,27 +87,6 @@ func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update
 	return last
 }
 
-// settle adopts identities that arrived before their validity began, as soon as it begins.
-func (s *Source) settle(ctx context.Context) {
-	for ctx.Err() == nil {
-		changed := s.early.Changed()
-		s.mu.Lock()
-		at := s.x509.again
-		s.mu.Unlock()
-		switch wait := time.Until(at); {
-		case at.IsZero():
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-		case wait > 0:
-			renew.Wait(ctx, wait, changed)
-		default:
-			s.took(ctx, &s.x509, nil)
-		}
-	}
-}
-
 // took adopts a good response and publishes the new state. If u is nil, it adopts the parts of the last response that
 // have become valid since.
 func (s *Source) took(ctx context.Context, t *track, u *Update) {
@@ -118,8 +98,13 @@ func (s *Source) took(ctx context.Context, t *track, u *Update) {
 	t.settle(time.Now())
 	published := s.publish()
 	st, after := s.cur.Load(), t.skipped
+	if s.early != nil {
+		s.early.Stop()
+	}
+	if at := s.x509.again; !at.IsZero() && ctx.Err() == nil {
+		s.early = time.AfterFunc(time.Until(at), func() { s.took(ctx, &s.x509, nil) })
+	}
 	s.mu.Unlock()
-	s.early.Notify()
 
 	server := slog.String("server", s.client.server)
 	if published {

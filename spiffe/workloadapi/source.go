@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/ratelog"
@@ -61,7 +62,6 @@ type Source struct {
 	log    *slog.Logger
 	bad    *ratelog.Log // of responses
 	news   renew.Signal
-	early  renew.Signal // the time in x509.again may have changed
 	life   lifecycle.Life
 	cur    atomic.Pointer[state] // what readers read; writers hold mu
 
@@ -69,7 +69,8 @@ type Source struct {
 	isReady  bool // at the last publish
 	x509     track
 	jwt      track
-	unmerged []error // why some bundles lack their JWT authorities
+	unmerged []error     // why some bundles lack their JWT authorities
+	early    *time.Timer // adopts identities that arrived before their validity began; nil before the first
 }
 
 type redacted = redact.Text

@@ -24,7 +24,7 @@
 // API, the last good state stays until it expires. If the server sends an identity that has expired or is not valid
 // yet, the valid one stays; a new identity is adopted once it becomes valid. The log and the Report say so. A faulty
 // response is discarded entirely. A response is also faulty if the extended key usages of a new certificate permit no
-// side of a connection, or only one side where the certificate in force permits both. The exception is
+// side of a connection, or less than those of the certificate in force. The exception is
 // PermissionDenied, with which the server withdraws everything it sent: readers get errors from then on.
 //
 // Trust domains are independent. If the bundle of a foreign trust domain is damaged, it is skipped and reported, the
