@@ -13,7 +13,6 @@ import (
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
@@ -283,12 +282,4 @@ func (u *Update) ends(now time.Time) time.Time {
 			}
 		}
 	})
-}
-
-// parseID parses an ID in a response.
-func parseID(s string) (spiffe.ID, error) {
-	if s == "" {
-		return spiffe.ID{}, errors.New("spiffe_id is empty")
-	}
-	return spiffe.ParseID(s)
 }

@@ -165,7 +165,7 @@ func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entr
 			continue
 		}
 		hints[s.Hint] = true
-		id, err := parseID(s.ID)
+		id, err := spiffe.ParseID(s.ID)
 		if err != nil {
 			return nil, nil, fmt.Errorf("SVID %d: %w", i+1, err)
 		}

@@ -235,7 +235,7 @@ func TestDiscard(t *testing.T) {
 	}{
 		"no SVIDs":             {&wire.X509SVIDResponse{FederatedBundles: map[string][]byte{other.Key(): other.Roots()}}, "it has no SVIDs"},
 		"nothing at all":       {&wire.X509SVIDResponse{}, "it has no SVIDs"},
-		"no ID":                {edit(func(s *wire.X509SVID) { s.SpiffeId = "" }), "spiffe_id is empty"},
+		"no ID":                {edit(func(s *wire.X509SVID) { s.SpiffeId = "" }), "must begin with"},
 		"no certificate":       {edit(func(s *wire.X509SVID) { s.X509Svid = nil }), "x509_svid is empty"},
 		"no key":               {edit(func(s *wire.X509SVID) { s.X509SvidKey = nil }), "x509_svid_key is empty"},
 		"no bundle":            {edit(func(s *wire.X509SVID) { s.Bundle = nil }), "bundle is empty"},

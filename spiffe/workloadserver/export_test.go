@@ -27,8 +27,6 @@ type fixed struct{ snap *spiffe.Snapshot }
 func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
 func (f fixed) Changed() <-chan struct{}            { return nil }
 
-func WithoutToken(text, token string) string { return withoutToken(text, token) }
-
 // Encodings returns for how many identities responses are kept.
 func (h *Handler) Encodings() int { return h.enc.cur.held }
 

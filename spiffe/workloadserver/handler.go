@@ -423,7 +423,7 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 	case err != nil && unjudged(err):
 		return nil, failure("validator", err)
 	case err != nil: // an answer about the token, not a refusal of the caller
-		return nil, status(grpchttp.InvalidArgument, "the JWT-SVID is not valid: "+withoutToken(err.Error(), token))
+		return nil, status(grpchttp.InvalidArgument, "the JWT-SVID is not valid: "+plain(err.Error()))
 	case len(claims) == 0 || id.IsZero():
 		return nil, failure("validator", errors.New("it returned no claims or no ID, and no error"))
 	}

@@ -190,16 +190,6 @@ func unjudged(err error) bool {
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// withoutToken returns text in a form that a caller may see and log: without any part of the token.
-func withoutToken(text, token string) string {
-	for part := range strings.SplitSeq(token, ".") {
-		if len(part) > 8 && strings.Contains(text, part[:len(part)/2]) {
-			return "the reason quotes it, and is withheld"
-		}
-	}
-	return plain(text)
-}
-
 // plain returns the text of a hook's error in a form that a caller may see.
 func plain(text string) string {
 	if !utf8.ValidString(text) {
