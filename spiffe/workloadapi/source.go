@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -285,16 +284,12 @@ func (s *Source) missing(u *Update) error {
 	if u == nil {
 		return fmt.Errorf("workloadapi: source: %w: %s", spiffe.ErrNotReady, text)
 	}
-	var have []string
 	for i, id := range u.Identities {
 		if i == mostNamed {
-			have = append(have, fmt.Sprintf("%d more", len(u.Identities)-i))
+			text += fmt.Sprintf(", and %d more", len(u.Identities)-i)
 			break
 		}
-		have = append(have, fmt.Sprintf("%q with the hint %q", id.SVID.ID(), redact.Clip(id.Hint, 128)))
-	}
-	if len(have) > 0 {
-		text += "; it has " + strings.Join(have, ", ")
+		text += fmt.Sprintf("; it has %q with the hint %q", id.SVID.ID(), redact.Clip(id.Hint, 128))
 	}
 	if u.withheld != nil {
 		return fmt.Errorf("workloadapi: source: %w: %s: %w", spiffe.ErrNotReady, text, u.withheld)
