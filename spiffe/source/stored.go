@@ -58,16 +58,11 @@ func (l *LastGood) load(ctx context.Context) {
 		st, err = l.read(dir)
 		return err
 	})
-	if errors.Is(err, fs.ErrNotExist) {
-		err = errors.New("there is nothing")
-		if st != nil {
-			err = errors.New("there is no identity")
-		}
-	} else if err != nil {
-		l.log.LogAttrs(ctx, slog.LevelWarn, "source: what is stored is not used", slog.Any("err", err))
-	}
 	if err != nil {
 		err = fmt.Errorf("what is stored in %s is not used: %w", l.cfg.Dir, err)
+		if !errors.Is(err, fs.ErrNotExist) {
+			l.log.LogAttrs(ctx, slog.LevelWarn, "source: stored state refused", slog.Any("err", err))
+		}
 	}
 	l.mu.Lock()
 	l.refused = err

@@ -362,12 +362,11 @@ type watcher struct {
 	notify *fsnotify.Watcher
 	events <-chan fsnotify.Event
 	errors sync.WaitGroup
-	dirs   map[string]bool
 }
 
 // watch returns a watcher that watches nothing yet. If the system has no room for one, polling remains.
 func (f *Follower) watch() *watcher {
-	w := &watcher{dirs: map[string]bool{}}
+	w := new(watcher)
 	if f.o.FS != nil {
 		return w
 	}
@@ -397,17 +396,13 @@ func (w *watcher) update(paths []string) {
 			dirs[filepath.Dir(real)] = true
 		}
 	}
-	for dir := range w.dirs {
+	for _, dir := range w.notify.WatchList() {
 		if !dirs[dir] {
 			_ = w.notify.Remove(dir) // it may be gone, and its watch with it
-			delete(w.dirs, dir)
 		}
 	}
 	for dir := range dirs {
-		// Adding again does nothing, unless the directory is another one than before.
-		if w.notify.Add(dir) == nil {
-			w.dirs[dir] = true
-		}
+		_ = w.notify.Add(dir) // again does nothing, unless the directory is another one than before
 	}
 }
 
