@@ -167,25 +167,3 @@ func TestSkippedIsForgotten(t *testing.T) {
 		}
 	})
 }
-
-// After a refusal for good there is no next attempt, though there was one before.
-func TestNoNextAttempt(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var refuse atomic.Bool
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) {
-			if refuse.Load() {
-				c.end(workloadtest.InvalidArgument, "no")
-			} else {
-				c.end(workloadtest.Unavailable, "later")
-			}
-		}))}))(t)
-		ended := make(chan error, 1)
-		go func() { ended <- s.Run(t.Context()) }()
-		synctest.Wait()
-		require.True(t, s.Status().X509.NextAttempt.After(time.Now()))
-		refuse.Store(true)
-		require.Error(t, <-ended)
-		require.Zero(t, s.Status().X509.NextAttempt)
-	})
-}
