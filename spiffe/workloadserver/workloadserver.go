@@ -169,7 +169,7 @@ type Options struct {
 	// that the token confirms. The key is sent to the caller, so it must be an *ecdsa.PrivateKey or *rsa.PrivateKey.
 	// The Handler calls it for each identity of a caller when a stream of WIT-SVIDs begins, and again when half of a
 	// token's life is over or the WIT authorities of its trust domain change. The context is derived from the
-	// request's and ends after 30 seconds. The Handler checks "sub", "exp", and that token and key belong together.
+	// request's and ends after 30 seconds. The Handler checks "sub" and "exp", not the rest of the token.
 	//
 	// An error that wraps [ErrDenied] says that this identity has no WIT-SVID, or no longer has one. After any other
 	// error the caller keeps its WIT-SVID until that expires, and the Handler retries; a caller without one gets the
