@@ -303,7 +303,7 @@ func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, erro
 		return nil, err
 	}
 	for file := range maps.Values(folder) {
-		p.sequence = max(p.sequence, uint64(max(1, file.ModTime.UnixMilli())))
+		p.sequence = max(p.sequence, uint64(max(1, file.Info.ModTime().UnixMilli())))
 	}
 	return p, nil
 }
