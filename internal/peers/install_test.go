@@ -606,8 +606,8 @@ func usePods(t *testing.T, c *cluster, namespace string, _ []*manifestObject) er
 func useNodes(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	grant(t, c.Cluster, namespace, "ca", "ClusterRole", "rules:\n- {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}\n")
 	node := namespace + "-node"
-	nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: c.ClientOf(t, namespace, "ca"), Accounts: []string{node + "/workload-agent"}})
-	require.NoError(t, err)
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: c.ClientOf(t, namespace, "ca")}))(t)
+	nodes := must.Get(kube.NewNodeAuthorizer(reviewer, []string{node + "/workload-agent"}, nil))(t)
 	c.Pod(t, node, "workload-agent", "agent-1", "node-a")
 	c.Account(t, namespace, "web")
 	c.Pod(t, namespace, "web", "web-1", "node-a")
@@ -968,7 +968,7 @@ func useTokens(t *testing.T, c *cluster, namespace string, client *http.Client) 
 	c.Account(t, namespace, "proxy")
 	c.Pod(t, namespace, "proxy", "proxy", "node-a")
 	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: client}))(t)
-	nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: client, Accounts: []string{namespace + "/proxy"}})
+	nodes, err := kube.NewNodeAuthorizer(reviewer, []string{namespace + "/proxy"}, nil)
 	require.NoError(t, err)
 
 	account, errReview := reviewer.Review(t.Context(), c.Token(t, namespace, "proxy", "proxy", "istio-ca"), []string{"istio-ca"})
