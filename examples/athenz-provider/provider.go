@@ -155,7 +155,7 @@ func (k *keys) check() error {
 	if k.s.Text("SIGNING_ADDR") == program.Off {
 		return nil // the first real document will show it
 	}
-	text, err := k.signer.SignDocument(context.Background(), athenz.PodSubject{
+	text, err := k.signer(context.Background(), athenz.PodSubject{
 		Namespace: "default", Pod: "none", Service: athenzname.Service{Domain: "default",
 			Name: "none"}, IP: netip.AddrFrom4([4]byte{192, 0, 2, 1}),
 	})

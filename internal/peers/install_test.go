@@ -555,7 +555,7 @@ func useProvider(t *testing.T, c *cluster, namespace string, _ []*manifestObject
 	c.Create(t, fmt.Sprintf("POST /api/v1/namespaces/%s/pods\n{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {serviceAccountName: web, nodeName: node-a, "+
 		"securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}, "+
 		"containers: [{name: main, image: none, securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]}}", namespace, pod))
-	_, err := pods.Pod(t.Context(), namespace, pod)
+	_, err := pods(t.Context(), namespace, pod)
 	was, used := first(t.Context(), [32]byte{1}, time.Now().Add(time.Minute))
 	if err == nil && used == nil && !was {
 		err = errors.New("the document was used before")
