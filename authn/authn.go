@@ -2,9 +2,9 @@
 //
 // An [Authenticator] reads an HTTP request (all servers of this library, the gRPC ones included, take HTTP requests)
 // and returns the proven [Caller], or an error. [ClientCertificate] proves a caller by the X.509-SVID of its TLS
-// connection, [ForwardedCertificate] by a trusted proxy's report of that certificate, and [UnixPeer] by its user on
-// this machine. Below this package, kube proves callers by the tokens of their Kubernetes service accounts, and jwt by
-// other signed tokens. [FirstOf] tries several methods in order.
+// connection, and [ForwardedCertificate] by a trusted proxy's report of that certificate. Below this package, kube
+// proves callers by the tokens of their Kubernetes service accounts, and jwt by other signed tokens. [FirstOf] tries
+// several methods in order.
 //
 //	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(td), nil)
 //	…

@@ -13,29 +13,16 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe"
 )
-
-// ForwardedOptions say which proxies [ForwardedCertificate] trusts. A trusted proxy can name any caller that the
-// policy allows.
-type ForwardedOptions struct {
-	// Allow is the policy for the SPIFFE IDs of callers; required. It does not judge callers without one.
-	Allow spiffe.PolicySource
-
-	// Proxies are the addresses of trusted proxies. Proxies on this machine (loopback) are always trusted.
-	Proxies []netip.Prefix
-
-	// UnixPeers also trusts every process that can connect to a Unix socket of this server.
-	UnixPeers bool
-}
 
 // ForwardedCertificate proves a caller by the header x-forwarded-client-cert, in which a proxy that terminates TLS,
 // such as Envoy, describes the client's certificate. The method of the Caller is "forwarded-certificate".
 //
-// The header counts if the address of the connection is a trusted proxy's; otherwise it is ignored. The proxy
-// must have verified the certificate, and must remove or extend a header that the client sent. Envoy does so with
-// these settings:
+// The header counts if the address of the connection is one of the proxies or loopback; otherwise it is ignored, as it
+// is on a Unix socket. A trusted proxy can name any caller that the policy allows; the policy does not judge callers
+// without a SPIFFE ID. The proxy must have verified the certificate, and must remove or extend a header that the client
+// sent. Envoy does so with these settings:
 //
 //   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With
 //     FORWARD_ONLY and ALWAYS_FORWARD_ONLY a client can name itself as any caller.
@@ -59,14 +46,14 @@ type ForwardedOptions struct {
 // The error wraps [ErrNoCredential] if there is no header or the peer is not trusted. It wraps [ErrRefused] if the
 // header occurs more than once, is longer than 16 KiB, is malformed, or names nothing, or if the policy does not
 // allow the ID.
-func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
-	if err := spiffe.CheckPolicySource(o.Allow); err != nil {
-		return nil, fmt.Errorf("authn: forwarded certificate: Allow: %w", err)
+func ForwardedCertificate(allow spiffe.PolicySource, proxies ...netip.Prefix) (Authenticator, error) {
+	if err := spiffe.CheckPolicySource(allow); err != nil {
+		return nil, fmt.Errorf("authn: forwarded certificate: %w", err)
 	}
-	f := &forwarded{o.Allow, slices.Clone(o.Proxies), o.UnixPeers, verifycache.New[string, *Caller](maxKnown)}
+	f := &forwarded{allow, slices.Clone(proxies)}
 	for i, p := range f.proxies {
 		if !p.IsValid() || p.Bits() == 0 || p.Addr().Is4In6() {
-			return nil, fmt.Errorf("authn: forwarded certificate: Proxies: %v is no prefix, or one of all "+
+			return nil, fmt.Errorf("authn: forwarded certificate: the proxy %v is no prefix, or one of all "+
 				"addresses, or one of IPv4 in the form of IPv6", p)
 		}
 		f.proxies[i] = p.Masked()
@@ -79,16 +66,11 @@ const forwardedMethod = "forwarded-certificate"
 const (
 	forwardedHeader = "X-Forwarded-Client-Cert"
 	maxForwarded    = 16 << 10 // bytes
-
-	maxKnown     = 1000    // cached headers
-	longestKnown = 4 << 10 // bytes of a cached header
 )
 
 type forwarded struct {
-	allow     spiffe.PolicySource
-	proxies   []netip.Prefix
-	unixPeers bool
-	memory    *verifycache.Table[string, *Caller] // by the whole header
+	allow   spiffe.PolicySource
+	proxies []netip.Prefix
 }
 
 func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
@@ -101,9 +83,6 @@ func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
 			"the proxies", ErrNoCredential)
 	}
 	c, err := f.read(values)
-	if err == nil && !c.ID.IsZero() { // the policy may have changed since
-		err = f.allow.Policy().Check(c.ID)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("authn: forwarded certificate: %w: %w", ErrRefused, err)
 	}
@@ -114,7 +93,7 @@ func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
 func (f *forwarded) believes(r *http.Request) bool {
 	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok &&
 		strings.HasPrefix(local.Network(), "unix") {
-		return f.unixPeers
+		return false
 	}
 	at, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
@@ -124,25 +103,12 @@ func (f *forwarded) believes(r *http.Request) bool {
 	return from.IsLoopback() || slices.ContainsFunc(f.proxies, func(p netip.Prefix) bool { return p.Contains(from) })
 }
 
-// read returns the caller that the header names.
+// read returns the caller that the header names, if the policy allows it.
 func (f *forwarded) read(values []string) (*Caller, error) {
 	if len(values) > 1 {
 		return nil, errors.New("the header is there more than once")
 	}
-	header := values[0]
-	if c, ok := f.memory.Find(header); ok {
-		return c, nil
-	}
-	header = strings.Clone(header) // it may be a small part of a large string
-	c, err := readForwarded(header)
-	if err == nil && len(header) <= longestKnown {
-		f.memory.Keep(header, c, func(*Caller) int64 { return 0 })
-	}
-	return c, err
-}
-
-func readForwarded(header string) (*Caller, error) {
-	last, err := lastElement(header)
+	last, err := lastElement(values[0])
 	if err != nil {
 		return nil, err
 	}
@@ -161,6 +127,11 @@ func readForwarded(header string) (*Caller, error) {
 	}
 	if !c.proven() {
 		return nil, errors.New("the certificate has neither a SPIFFE ID nor a DNS name nor a common name")
+	}
+	if !c.ID.IsZero() {
+		if err := f.allow.Policy().Check(c.ID); err != nil {
+			return nil, err
+		}
 	}
 	return c, nil
 }

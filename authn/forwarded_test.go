@@ -15,18 +15,12 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-func forwardedCertificate(t testing.TB, edit ...func(*authn.ForwardedOptions)) authn.Authenticator {
+func forwardedCertificate(t testing.TB, proxies ...netip.Prefix) authn.Authenticator {
 	t.Helper()
-	o := authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(spiffe.MustParseTrustDomain("example.org"))}
-	for _, e := range edit {
-		e(&o)
-	}
-	a := must.Get(authn.ForwardedCertificate(o))(t)
-	return a
+	return must.Get(authn.ForwardedCertificate(spiffe.AllowMembersOf(spiffe.MustParseTrustDomain("example.org")), proxies...))(t)
 }
 
 // forwarded is a request with these headers that comes from an address.
@@ -169,9 +163,7 @@ func TestForwardedRefused(t *testing.T) {
 func TestForwardedPeers(t *testing.T) {
 	t.Parallel()
 	own := forwardedCertificate(t)
-	gateways := forwardedCertificate(t, func(o *authn.ForwardedOptions) {
-		o.Proxies = []netip.Prefix{netip.MustParsePrefix("10.1.2.3/16"), netip.MustParsePrefix("2001:db8::1/64"), netip.MustParsePrefix("192.0.2.7/32")}
-	})
+	gateways := forwardedCertificate(t, netip.MustParsePrefix("10.1.2.3/16"), netip.MustParsePrefix("2001:db8::1/64"), netip.MustParsePrefix("192.0.2.7/32"))
 	for from, believed := range map[string][2]bool{
 		"127.0.0.1:1":          {true, true},
 		"127.8.8.8:1":          {true, true},
@@ -208,33 +200,27 @@ func TestForwardedPeers(t *testing.T) {
 	_, err := own.Authenticate(httptest.NewRequest(http.MethodGet, "/", nil))
 	require.ErrorIs(t, err, authn.ErrNoCredential)
 
-	// A Unix socket has no addresses. Its peers count only if the operator says so.
-	local := func(r *http.Request) *http.Request {
-		return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Net: "unix", Name: "/x"})))
-	}
-	require.ErrorIs(t, must.Err(own.Authenticate(local(forwarded(loopback, web)))), authn.ErrNoCredential)
-	_, err = forwardedCertificate(t, func(o *authn.ForwardedOptions) { o.UnixPeers = true }).Authenticate(local(forwarded("@", web)))
-	require.NoError(t, err)
+	local := forwarded(loopback, web) // a Unix socket has no addresses
+	local = local.WithContext(context.WithValue(local.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Net: "unix", Name: "/x"})))
+	require.ErrorIs(t, must.Err(own.Authenticate(local)), authn.ErrNoCredential)
 }
 
-func TestForwardedOptions(t *testing.T) {
+func TestForwardedArguments(t *testing.T) {
 	t.Parallel()
-	all := spiffe.AllowAnyPeer()
-	for name, o := range map[string]authn.ForwardedOptions{
-		"no policy":     {},
-		"zero policy":   {Allow: spiffe.Policy{}},
-		"all of IPv4":   {Allow: all, Proxies: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
-		"all of IPv6":   {Allow: all, Proxies: []netip.Prefix{netip.MustParsePrefix("::/0")}},
-		"zero prefix":   {Allow: all, Proxies: []netip.Prefix{{}}},
-		"IPv4 as IPv6":  {Allow: all, Proxies: []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.0"), 104)}},
-		"second is bad": {Allow: all, Proxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), {}}},
-	} {
-		require.ErrorContains(t, must.Err(authn.ForwardedCertificate(o)), "authn: forwarded certificate:", name)
+	all, ten := spiffe.AllowAnyPeer(), netip.MustParsePrefix("10.0.0.0/8")
+	for _, policy := range []spiffe.PolicySource{nil, spiffe.Policy{}} {
+		require.ErrorContains(t, must.Err(authn.ForwardedCertificate(policy)), "authn: forwarded certificate:")
 	}
-	prefixes := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
-	a := forwardedCertificate(t, func(o *authn.ForwardedOptions) { o.Proxies = prefixes })
+	for _, proxies := range [][]netip.Prefix{
+		{netip.MustParsePrefix("0.0.0.0/0")}, {netip.MustParsePrefix("::/0")}, {{}}, {ten, {}},
+		{netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.0"), 104)},
+	} {
+		require.ErrorContains(t, must.Err(authn.ForwardedCertificate(all, proxies...)), "authn: forwarded certificate:", "%v", proxies)
+	}
+	prefixes := []netip.Prefix{ten}
+	a := forwardedCertificate(t, prefixes...)
 	prefixes[0] = netip.MustParsePrefix("192.0.2.0/24")
-	require.NoError(t, must.Err(a.Authenticate(forwarded("10.0.0.1:1", web))), "the options are copied")
+	require.NoError(t, must.Err(a.Authenticate(forwarded("10.0.0.1:1", web))), "they are copied")
 }
 
 // FuzzForwardedCertificate reads any header. A header that is accepted is still accepted, as the same caller, behind any
@@ -271,28 +257,17 @@ func FuzzForwardedCertificate(f *testing.F) {
 	})
 }
 
-// A header that comes again is not read again, and is judged by the policy as it is then.
-func TestForwardedAgain(t *testing.T) {
+// Each request is judged by the policy as it is then.
+func TestForwardedPolicy(t *testing.T) {
 	t.Parallel()
 	policy := policies{p: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/web"))}
-	a := forwardedCertificate(t, func(o *authn.ForwardedOptions) { o.Allow = &policy })
-	first := must.Get(a.Authenticate(forwarded(loopback, web)))(t)
-	again := must.Get(a.Authenticate(forwarded(loopback, web)))(t)
-	assert.Same(t, first, again)
+	a := must.Get(authn.ForwardedCertificate(&policy))(t)
+	require.NoError(t, must.Err(a.Authenticate(forwarded(loopback, web))))
 	policy.p = spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/db"))
 	require.ErrorIs(t, must.Err(a.Authenticate(forwarded(loopback, web))), spiffe.ErrDenied)
-	require.ErrorIs(t, must.Err(a.Authenticate(forwarded("192.0.2.1:1", web))), authn.ErrNoCredential)
 }
 
 // policies is a source of a policy that changes.
 type policies struct{ p spiffe.Policy }
 
 func (p *policies) Policy() spiffe.Policy { return p.p }
-
-func TestForwardedAllocations(t *testing.T) {
-	if rounds.Race {
-		t.Skip("the race detector allocates")
-	}
-	a, r := forwardedCertificate(t), forwarded(loopback, web)
-	require.Zero(t, testing.AllocsPerRun(100, func() { _, _ = a.Authenticate(r) }))
-}

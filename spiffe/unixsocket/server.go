@@ -25,8 +25,8 @@
 //		return name, nil
 //	}}
 //
-// Peers are known only on Linux. [ConnContext] makes them known to any other [http.Server]. Package authn
-// authenticates callers by their peer (authn.UnixPeer).
+// Peers are known only on Linux. [ConnContext] makes them known to any other [http.Server]. An
+// authn.Func makes a caller of a peer.
 //
 // # Limits
 //

@@ -118,7 +118,7 @@ func (c *callers) check(td spiffe.TrustDomain) (badRule, badGateways error) {
 	if c.rule != nil {
 		_, badRule = jwt.New(c.rule.options(td))
 	}
-	_, badGateways = authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td), Proxies: c.gateways})
+	_, badGateways = authn.ForwardedCertificate(spiffe.AllowMembersOf(td), c.gateways...)
 	return badRule, badGateways
 }
 
