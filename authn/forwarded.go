@@ -1,17 +1,13 @@
 package authn
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -21,13 +17,13 @@ import (
 //
 // The header counts if the address of the connection is one of the proxies or loopback; otherwise it is ignored, as it
 // is on a Unix socket. A trusted proxy can name any caller that the policy allows; the policy does not judge callers
-// without a SPIFFE ID. The proxy must have verified the certificate, and must remove or extend a header that the client
-// sent. Envoy does so with these settings:
+// without a SPIFFE ID. The proxy must have verified the certificate, and must remove or extend a header that the
+// client sent. Envoy does so with these settings:
 //
 //   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With
 //     FORWARD_ONLY and ALWAYS_FORWARD_ONLY a client can name itself as any caller.
-//   - set_current_client_cert_details has uri, and dns and subject if the server needs them. Without all three Envoy
-//     names nothing, and the header is refused. cert and chain are useless here, and can exceed the limit of 16 KiB.
+//   - set_current_client_cert_details has uri, and dns if the server needs it. Without both Envoy names nothing, and
+//     the header is refused. subject, cert and chain are useless here, and can exceed the limit of 16 KiB.
 //   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, which forwards
 //     untrusted certificates like others. Each CA in trusted_ca can name members of all trust domains.
 //   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that contains a comma or a semicolon. Envoy escapes
@@ -38,10 +34,9 @@ import (
 // all earlier ones. Istio's CA takes the names of all elements together, so a client behind a proxy that appends can
 // add any name to its own.
 //
-// In that element, the URI that is a SPIFFE ID becomes the caller's ID, valid DNS names its DNSNames, and the only
-// common name of a Subject in the form of RFC 2253 its Name. Two SPIFFE IDs are refused, as in a certificate; other
-// URIs are dropped. By, Hash, Cert and Chain are checked for their form only. Certificate and NotAfter are not set,
-// because the proof is the word of the proxy.
+// In that element, the URI that is a SPIFFE ID becomes the caller's ID, and valid DNS names its DNSNames. Two SPIFFE IDs
+// are refused, as in a certificate; other URIs are dropped. By, Hash, Subject, Cert and Chain are not used.
+// Certificate and NotAfter are not set, because the proof is the word of the proxy.
 //
 // The error wraps [ErrNoCredential] if there is no header or the peer is not trusted. It wraps [ErrRefused] if the
 // header occurs more than once, is longer than 16 KiB, is malformed, or names nothing, or if the policy does not
@@ -60,8 +55,6 @@ func ForwardedCertificate(allow spiffe.PolicySource, proxies ...netip.Prefix) (A
 	}
 	return Func(f.authenticate), nil
 }
-
-const forwardedMethod = "forwarded-certificate"
 
 const (
 	forwardedHeader = "X-Forwarded-Client-Cert"
@@ -112,7 +105,7 @@ func (f *forwarded) read(values []string) (*Caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Caller{Method: forwardedMethod, Name: commonName(last.subject), DNSNames: validNames(last.dns)}
+	c := &Caller{Method: "forwarded-certificate", DNSNames: validNames(last.dns)}
 	for _, text := range last.uris {
 		id, err := spiffe.ParseID(text)
 		switch {
@@ -126,7 +119,7 @@ func (f *forwarded) read(values []string) (*Caller, error) {
 		}
 	}
 	if !c.proven() {
-		return nil, errors.New("the certificate has neither a SPIFFE ID nor a DNS name nor a common name")
+		return nil, errors.New("the certificate has neither a SPIFFE ID nor a DNS name")
 	}
 	if !c.ID.IsZero() {
 		if err := f.allow.Policy().Check(c.ID); err != nil {
@@ -137,10 +130,7 @@ func (f *forwarded) read(values []string) (*Caller, error) {
 }
 
 // element is what one proxy says about its client.
-type element struct {
-	subject   string // as it stands between the quotes
-	uris, dns []string
-}
+type element struct{ uris, dns []string }
 
 // lastElement reads a header, all of whose elements must be well-formed, and returns the last of them.
 func lastElement(header string) (last element, err error) {
@@ -181,12 +171,6 @@ func readElement(s string) (e element, rest string, more bool, err error) {
 				return e, "", false, fmt.Errorf("an element has %q twice", key)
 			}
 			seen[key] = true
-			if err := checkValue(key, value); err != nil {
-				return e, "", false, err
-			}
-			if key == "subject" {
-				e.subject = value
-			}
 		default:
 			return e, "", false, fmt.Errorf("an element has the key %.20q, which is not known", key)
 		}
@@ -230,77 +214,4 @@ func readValue(s string) (value, rest string, err error) {
 		}
 	}
 	return "", "", errors.New("a quote is not closed")
-}
-
-// checkValue checks the form of values that are not used.
-func checkValue(key, value string) error {
-	switch key {
-	case "hash":
-		if strings.Trim(value, "0123456789abcdefABCDEF") != "" {
-			return errors.New("the hash is not hexadecimal")
-		}
-	case "cert", "chain":
-		if _, err := url.PathUnescape(value); err != nil {
-			return fmt.Errorf("the value of %q is not URL-encoded", key)
-		}
-	}
-	return nil
-}
-
-// commonName returns the common name of a subject in the form of RFC 2253. It is empty if there is none or more than
-// one, or if the subject has another form.
-func commonName(subject string) (name string) {
-	for subject != "" {
-		n := 0
-		for n < len(subject) && !strings.ContainsRune(",+;", rune(subject[n])) {
-			if subject[n] == '\\' {
-				n++
-			}
-			n++
-		}
-		attribute := subject[:min(n, len(subject))]
-		subject = subject[min(n+1, len(subject)):]
-		key, text, ok := strings.Cut(attribute, "=")
-		key = strings.TrimSpace(key)
-		// OpenSSL's older form, in which keys and values cannot be told apart
-		if !ok || strings.HasPrefix(key, "/") {
-			return ""
-		}
-		if !strings.EqualFold(key, "CN") && key != "2.5.4.3" {
-			continue
-		}
-		value, ok := unescape(text)
-		if !ok || name != "" {
-			return ""
-		}
-		name = value
-	}
-	return name
-}
-
-// unescape returns the decoded RFC 2253 attribute value, if it is printable.
-func unescape(s string) (string, bool) {
-	var b []byte
-	for n := 0; n < len(s); n++ {
-		switch {
-		case s[n] != '\\':
-			b = append(b, s[n])
-		case n+1 < len(s) && strings.IndexByte(`,+"\<>;=# `, s[n+1]) >= 0:
-			n++
-			b = append(b, s[n])
-		case n+2 < len(s):
-			pair, err := hex.DecodeString(s[n+1 : n+3])
-			if err != nil {
-				return "", false
-			}
-			b = append(b, pair...)
-			n += 2
-		default:
-			return "", false
-		}
-	}
-	text := string(b)
-	ok := text != "" && s[0] != '#' && utf8.ValidString(text) &&
-		!strings.ContainsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) })
-	return text, ok
 }

@@ -19,8 +19,8 @@ func checkAccess(ctx context.Context, api *k8s.Client, remedy string, what ...k8
 		case err != nil:
 			return fmt.Errorf("authn/kube: check: %w", err)
 		case !allowed && reason != "":
-			return fmt.Errorf("authn/kube: this program may not %s %s: the API server says: %s; %s", a.Verb, a.Resource,
-				bearer.Redact(reason), remedy)
+			return fmt.Errorf("authn/kube: this program may not %s %s: the API server says: %s; %s", a.Verb,
+				a.Resource, bearer.Redact(reason), remedy)
 		case !allowed:
 			return fmt.Errorf("authn/kube: this program may not %s %s; %s", a.Verb, a.Resource, remedy)
 		}
