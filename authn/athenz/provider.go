@@ -49,7 +49,8 @@ type ProviderConfig struct {
 
 	// FirstUse reports whether a document, identified by its hash, is used for the first time, and remembers it until
 	// it has expired. An error refuses the document this time. Nil means the memory of this process. Replicas of a
-	// provider must share one, such as [FirstUseInConfigMap]; otherwise each accepts a document once.
+	// provider must share one, such as in a ConfigMap, as examples/athenz-provider does; otherwise each accepts a
+	// document once.
 	FirstUse func(ctx context.Context, document [32]byte, expires time.Time) (bool, error)
 
 	// Logger gets confirmations (Info) and refusals with their reasons (Warn). Nil means no logs.

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/examples/athenz-provider/firstuse"
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -194,7 +195,7 @@ func newCallback(s program.Settings, verifier *athenz.Verifier, log *slog.Logger
 		cfg.TrustDomain = td
 	}
 	if object := s.Text("USED_DOCUMENTS"); object != "" {
-		if cfg.FirstUse, err = athenz.FirstUseInConfigMap(s.Text("KUBERNETES_API"), nil, object); err != nil {
+		if cfg.FirstUse, err = firstuse.InConfigMap(s.Text("KUBERNETES_API"), nil, object); err != nil {
 			return nil, s.Reject("USED_DOCUMENTS", err)
 		}
 	}

@@ -36,6 +36,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/examples/athenz-provider/firstuse"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -549,7 +550,7 @@ spec:
 func useProvider(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	client := c.ClientOf(t, namespace, "athenz-callback")
 	pods := must.Get(athenz.NewAPIServer(c.URL, client))(t)
-	first := must.Get(athenz.FirstUseInConfigMap(c.URL, client, namespace+"/used-documents"))(t)
+	first := must.Get(firstuse.InConfigMap(c.URL, client, namespace+"/used-documents"))(t)
 	c.Account(t, namespace, "web")
 	pod := "web-1"
 	c.Create(t, fmt.Sprintf("POST /api/v1/namespaces/%s/pods\n{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {serviceAccountName: web, nodeName: node-a, "+

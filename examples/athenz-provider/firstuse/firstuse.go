@@ -1,4 +1,6 @@
-package athenz
+// Package firstuse records the identity documents that the replicas of an Athenz provider have seen, so that each is
+// used once.
+package firstuse
 
 import (
 	"cmp"
@@ -33,20 +35,23 @@ type usedDocuments struct {
 	turn            chan struct{} // replicas race; the requests of one replica take turns
 }
 
-// FirstUseInConfigMap returns a [ProviderConfig].FirstUse that all replicas of a provider share. It records hashes of
-// at most 4,096 documents in a ConfigMap, such as athenz/used-documents, each until a minute after the document has
+// InConfigMap returns a FirstUse of package authn/athenz that all replicas of a provider share. It records hashes of at
+// most 4,096 documents in a ConfigMap, such as athenz/used-documents, each until a minute after the document has
 // expired. An operator creates the ConfigMap without data, and lets the provider get and update it. The address and
-// the client are as for [NewAPIServer].
-func FirstUseInConfigMap(address string, client *http.Client,
+// the client are as for athenz.NewAPIServer.
+func InConfigMap(address string, client *http.Client,
 	object string) (func(ctx context.Context, document [32]byte, expires time.Time) (bool, error), error) {
 	namespace, name, _ := strings.Cut(object, "/")
 	if !kube.ValidLabel(namespace) || !kube.ValidName(name) {
-		return nil, fmt.Errorf("athenz: first use: %.300q is not the namespace and the name of a ConfigMap, "+
-			"such as athenz/used-documents", object)
+		return nil, fmt.Errorf("first use: %.300q is not the namespace and the name of a ConfigMap, such as "+
+			"athenz/used-documents", object)
 	}
-	api, err := kube.New(kube.Options{URL: address, Client: withoutTLS(address, client)})
+	if client == nil && strings.HasPrefix(address, "http://") {
+		client = new(http.Client) // presents no token
+	}
+	api, err := kube.New(kube.Options{URL: address, Client: client})
 	if err != nil {
-		return nil, fmt.Errorf("athenz: first use: %w", err)
+		return nil, fmt.Errorf("first use: %w", err)
 	}
 	return (&usedDocuments{api, namespace, name, make(chan struct{}, 1)}).first, nil
 }
