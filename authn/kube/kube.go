@@ -39,7 +39,7 @@
 // token that is not a JWT, because a webhook of the API server may know it.
 //
 // A request that a limit refuses gets an error that wraps [ErrReviewFailed] and has a method Retryable, which
-// says when to come back.
+// says when to come back if that is known.
 //
 // # Rights
 //

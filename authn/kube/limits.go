@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
@@ -16,10 +15,9 @@ const (
 	maxConcurrent    = 64
 	maxWaiting       = 1000
 	maxPerSecond     = 500
-	maxPerPeer       = 256         // of one peer, in progress or waiting
-	maxRefused       = 64          // tokens of one peer at once, including those in progress
-	refusedPerSecond = 1           // further refused tokens of that peer
-	busyFor          = time.Second // until a caller should come back, if that is not known
+	maxPerPeer       = 256 // of one peer, in progress or waiting
+	maxRefused       = 64  // tokens of one peer at once, including those in progress
+	refusedPerSecond = 1   // further refused tokens of that peer
 )
 
 // limits bound the requests that unproven callers cause to an API server.
@@ -45,7 +43,7 @@ func newLimiter(callerRate float64, callerBurst int) *limit.Limiter {
 }
 
 // do calls review within the total limits, and within the limits of the peer in ctx, if there is one. The error of a
-// limit wraps [ErrReviewFailed], and says when to come back. caller is the caller's context; ctx has less time.
+// limit wraps [ErrReviewFailed], and says when to come back if that is known. caller is the caller's context; ctx has less time.
 func (l *limits) do(ctx, caller context.Context, review func() (*spiffe.Pod, error)) (*spiffe.Pod, error) {
 	from := peerkey.FromContext(ctx)
 	if from != "" {
@@ -76,14 +74,4 @@ func (l *limits) do(ctx, caller context.Context, review func() (*spiffe.Pod, err
 }
 
 // busy is the error for a request that a limit refuses, or whose time ended while it waited.
-func busy(err error) error {
-	return fmt.Errorf("%w: %w", ErrReviewFailed, comeBack(err))
-}
-
-// comeBack gives an error of a limit a time to come back, if it has none.
-func comeBack(err error) error {
-	if over, ok := errors.AsType[*limit.Error](err); ok && over.RetryAfter == 0 {
-		over.RetryAfter = busyFor
-	}
-	return err
-}
+func busy(err error) error { return fmt.Errorf("%w: %w", ErrReviewFailed, err) }

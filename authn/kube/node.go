@@ -165,7 +165,7 @@ func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id
 // read reads from the API server for the pod with a UID, within the limits.
 func (n *NodeAuthorizer) read(ctx context.Context, uid, path string, query url.Values, out any) error {
 	if err := n.reads.Acquire(ctx, uid); err != nil {
-		return comeBack(err)
+		return err
 	}
 	defer n.reads.Release()
 	err := n.api.Get(ctx, path, query, out)

@@ -84,7 +84,6 @@ type Limiter struct {
 	concurrent, queue int
 	queueTime         time.Duration
 	start             time.Time // the zero of all times below
-	limited           bool      // there is at least one limit
 
 	mu      sync.Mutex
 	used    int       // slots in use
@@ -108,7 +107,6 @@ func New(o Options) *Limiter {
 		callers:    newCallers(newSize(o.CallerRate, o.CallerBurst)),
 	}
 	l.long.last = -time.Hour
-	l.limited = l.concurrent > 0 || l.total.every > 0 || l.callers.every > 0
 	return l
 }
 
@@ -122,17 +120,11 @@ func (l *Limiter) Acquire(ctx context.Context, caller string) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if !l.limited {
-		return nil
-	}
 	l.mu.Lock()
 	place, err := l.take(caller)
 	l.mu.Unlock()
-	if err != nil {
+	if err != nil || place == nil {
 		return err
-	}
-	if place == nil {
-		return nil
 	}
 	granted := place.Value.(chan struct{})
 	select {
@@ -156,31 +148,26 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 	now := time.Since(l.start)
 	own, known := l.callers.find(caller, now)
 	ownWait, totalWait := own.wait(now), l.total.wait(now)
-	full := l.concurrent > 0 && l.used >= l.concurrent
+	full, waiting := l.concurrent > 0 && l.used >= l.concurrent, l.waiting.Len()
 	switch {
 	case ownWait > 0:
 		return nil, &Error{Reason: CallerRate, RetryAfter: max(ownWait, totalWait)}
 	case totalWait > 0:
 		return nil, &Error{Reason: TotalRate, RetryAfter: totalWait}
-	}
-	if full {
-		if l.waiting.Len() >= l.queue || l.overloaded(now) {
-			return nil, &Error{Reason: QueueFull, RetryAfter: l.pace.after(now, l.waiting.Len()+1)}
-		}
+	case full && (waiting >= l.queue || l.overloaded(now)):
+		return nil, &Error{Reason: QueueFull, RetryAfter: l.pace.after(now, waiting+1)}
 	}
 	own.take(now)
 	l.callers.put(caller, own, known, now)
 	l.total.take(now)
-	if full {
-		if l.waiting.Len() == 0 {
-			l.pace.begin(now)
-		}
-		return l.waiting.PushBack(make(chan struct{})), nil
-	}
-	if l.concurrent > 0 {
+	if !full {
 		l.used++
+		return nil, nil
 	}
-	return nil, nil
+	if waiting == 0 {
+		l.pace.last = now
+	}
+	return l.waiting.PushBack(make(chan struct{})), nil
 }
 
 // overloaded reports whether one more request would wait too long, and this is not just a burst; mu is held.
@@ -201,9 +188,6 @@ func (l *Limiter) overloaded(now time.Duration) bool {
 
 // Release frees the slot. The request that has waited longest gets it.
 func (l *Limiter) Release() {
-	if l.concurrent == 0 {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.used == 0 {
@@ -263,8 +247,6 @@ type pace struct {
 	last    time.Duration // the last release, or when the queue began
 	average time.Duration // of these times, weighted towards newer ones; 0 at first
 }
-
-func (p *pace) begin(now time.Duration) { p.last = now }
 
 func (p *pace) step(now time.Duration) {
 	p.average = (3*cmp.Or(p.average, now-p.last) + now - p.last) / 4
