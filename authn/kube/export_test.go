@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"strconv"
 
-	k8s "github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -16,8 +15,6 @@ func Judge(answer []byte, token string, wanted []string) (*spiffe.Pod, error) {
 	}
 	return r.Status.account(token, wanted)
 }
-
-func ParseUsername(s string) (namespace, name string, err error) { return k8s.ParseUser(s) }
 
 // Remember makes n remember the answers to so many questions, and returns how many it remembers.
 func (n *NodeAuthorizer) Remember(questions int) int {

@@ -11,8 +11,8 @@
 // Requests that wait for a slot are served in order of arrival. A refused request uses nothing: no slot, no place in
 // the queue, no token. So a caller over its rate cannot use up capacity for others. A refusal says when to try again.
 //
-// [Shares] limits resources held for longer than a request, such as streams, and [Strikes] limits work on requests
-// that are refused only after they were examined.
+// [Shares] limits resources held for longer than a request, such as streams. [Limiter.Check] and [Limiter.Forgive] make
+// of the rate of a caller a limit on its refused requests, for work that a caller can cause before it proves anything.
 //
 // Memory is bounded by Options.Queue, and by 65,536 remembered callers, whatever their names. Beyond that number, the
 // callers that asked longest ago are forgotten and start again with a full burst; the total rate still holds.
@@ -205,6 +205,29 @@ func (l *Limiter) handOn() {
 	l.pace.step(time.Since(l.start))
 	l.waiting.Remove(first)
 	close(first.Value.(chan struct{}))
+}
+
+// Check returns the error of Acquire for the rate of a caller, and takes nothing.
+func (l *Limiter) Check(caller string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Since(l.start)
+	b, _ := l.callers.find(caller, now)
+	if wait := b.wait(now); wait > 0 {
+		return &Error{Reason: CallerRate, RetryAfter: wait}
+	}
+	return nil
+}
+
+// Forgive gives a token back to a caller, whose request was good and does not count.
+func (l *Limiter) Forgive(caller string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Since(l.start)
+	if b, known := l.callers.find(caller, now); known != nil {
+		b.full -= b.every
+		l.callers.put(caller, b, known, now)
+	}
 }
 
 // size is how fast a bucket fills and how much it holds.
