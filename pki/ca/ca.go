@@ -35,7 +35,7 @@
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
 // So a leaf's root has been in the bundle for at least Propagation before the leaf exists, and stays there until the
-// leaf has expired. Only [Authority.RevokeNow] takes these steps early or in another order. Readers compute the state
+// leaf has expired. Only [Authority.Revoke] takes these steps early or in another order. Readers compute the state
 // as of now, so it is right even while Run is not called. Run notifies waiters, replaces a root before its end, and
 // reads and writes the store. The keys of JWT-SVIDs rotate by the same steps, independently.
 //
@@ -173,9 +173,6 @@ type Limits struct {
 // New makes an authority with one new root, which is active at once and lives only in this process. It starts no
 // goroutine. The error says which setting is wrong, such as a trust domain whose certificates crypto/x509 could not
 // read.
-//
-// Without replicas, the authority knows when its last leaf expires, and retires an old root then. An authority of
-// [Open] must wait for the longest lifetime that a leaf may have.
 func New(cfg Config) (*Authority, error) {
 	a, err := newAuthority(cfg)
 	if err != nil {
@@ -298,9 +295,8 @@ type Authority struct {
 	events  events
 
 	mu      sync.Mutex
-	ends    rotation.Ends // without a store: when the last signature of each active key expires
-	synced  time.Time     // with a store: wall-clock start of the read or write that gave the state
-	syncErr error         // of the last attempt since; nil if there was none or it worked
+	synced  time.Time // with a store: wall-clock start of the read or write that gave the state
+	syncErr error     // of the last attempt since; nil if there was none or it worked
 }
 
 // state holds from one step to the next. It never changes.
@@ -388,12 +384,7 @@ func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
 	if old.next.IsZero() || !rotation.Reached(now, old.next) {
 		return old, nil
 	}
-	d, steps := old.Document.Advance(a.lastEnds(), now)
-	for _, s := range steps {
-		if s.Activated != nil { // the old key's time to retire includes it
-			a.ends[s.Kind] = time.Time{}
-		}
-	}
+	d, steps := old.Document.Advance(now)
 	s, err := a.newState(old, d, old.version, old.plugged)
 	if err != nil {
 		panic(err) // impossible: these authorities made a good bundle before, among others
@@ -401,14 +392,6 @@ func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
 	s.dirty = a.store != nil
 	a.publish(s)
 	return s, steps
-}
-
-// lastEnds returns the latest expiries signed so far. Only a sole signer can know them: with replicas it returns nil.
-func (a *Authority) lastEnds() *rotation.Ends {
-	if a.store != nil {
-		return nil
-	}
-	return &a.ends
 }
 
 // publish replaces the state and tells waiters if the change is visible; mu is held.
@@ -443,10 +426,9 @@ func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more .
 }
 
 // Bundle returns the current trust bundle: every root and every JWT key from its preparation to its retirement,
-// oldest first. Its sequence number starts at 1 for a new CA and grows with each change of the contents. Without a
-// store it grows by one. With a store it grows in steps, so that replicas never share a number, and also when the
-// time of a change is decided. For plugged-in files see [Load]. Bundle does not block, except that the first caller
-// after a rotation step came due takes the step.
+// oldest first. Its sequence number starts at 1 for a new CA. It grows with each change of the contents, and when the
+// time of a change is decided, in steps, so that replicas never share a number. For plugged-in files see [Load].
+// Bundle does not block, except that the first caller after a rotation step came due takes the step.
 func (a *Authority) Bundle() *spiffe.Bundle { return a.current().bundle }
 
 // Changed returns a channel that is closed at the next change of the bundle or of a key's state. Take it before

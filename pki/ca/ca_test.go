@@ -227,6 +227,7 @@ func TestLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var buf bytes.Buffer
 		a := newAuthority(t, func(c *ca.Config) {
+			c.MaxTTL = time.Hour
 			c.Logger = slog.New(slog.NewTextHandler(&buf, &slog.HandlerOptions{ReplaceAttr: func(_ []string, at slog.Attr) slog.Attr {
 				if at.Key == slog.TimeKey {
 					return slog.Attr{}
@@ -240,7 +241,7 @@ func TestLog(t *testing.T) {
 		old := a.Roots()[0].ID
 		time.Sleep(25 * time.Minute)
 		a.Bundle()
-		time.Sleep(time.Hour)
+		time.Sleep(2 * time.Hour)
 		a.Bundle()
 		assert.Equal(t, "level=INFO msg=\"CA created\" trust_domain=example.org serial="+old+" not_after=2009-12-29T00:00:00.000Z where=\"in memory\"\n"+
 			"level=INFO msg=\"root prepared\" trust_domain=example.org serial="+r.ID+" activates=2000-01-01T00:25:00.000Z why=\"asked for\"\n"+

@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -68,7 +69,7 @@ func TestTaintedRootDoesNotAuthenticate(t *testing.T) {
 		clean := sign(t, a, csr, time.Hour)
 		require.NoError(t, enter(clean), "its successor")
 		require.ErrorIs(t, enter(forged), authn.ErrRefused)
-		require.NoError(t, a.Revoke(t.Context(), a.Roots()[0].ID))
+		require.NoError(t, must.Err(a.Revoke(t.Context(), a.Roots()[0].ID, false)))
 		require.NoError(t, enter(clean))
 		require.ErrorIs(t, enter(forged), authn.ErrRefused)
 		require.Error(t, verify(a.Bundle(), forged, time.Now()))
@@ -112,19 +113,19 @@ func TestTaintTakesEffectAtOnce(t *testing.T) {
 	require.NoError(t, enter(leaf))
 	require.NoError(t, operator.Taint(t.Context(), operator.Roots()[0].ID))
 	require.ErrorIs(t, enter(leaf), authn.ErrRefused)
-	result, err := operator.RevokeNow(t.Context(), operator.Roots()[0].ID)
+	_, err := operator.Revoke(t.Context(), operator.Roots()[0].ID, true)
 	require.NoError(t, err)
 	require.NoError(t, enter(sign(t, server, newCSR(t), time.Hour)))
-	require.Equal(t, result.Successor.ID, server.Status().Roots[0].ID)
+	require.Equal(t, operator.Roots(), server.Roots())
 	require.Len(t, server.Roots(), 1)
 
 	require.NoError(t, operator.Taint(t.Context(), operator.Status().JWTKeys[0].ID))
-	_, err = operator.RevokeNow(t.Context(), operator.Status().JWTKeys[0].ID)
+	_, err = operator.Revoke(t.Context(), operator.Status().JWTKeys[0].ID, true)
 	require.NoError(t, err)
 	require.NoError(t, validate(operator.CallerBundle(), signJWT(t, server, time.Minute)), "by the new key")
 
 	// A folder that cannot be read costs one request the time for it.
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "CURRENT"), []byte("v-none"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "record.json"), []byte("{}"), 0o600))
 	require.NoError(t, enter(sign(t, server, newCSR(t), time.Hour)), "and the last that was read stays")
 }
 
@@ -163,8 +164,8 @@ func TestTaintAndRevokeAllCertificatesOfAKey(t *testing.T) {
 			case "taint the old one":
 				require.NoError(t, a.Taint(t.Context(), old))
 			case "revoke":
-				require.ErrorIs(t, a.Revoke(t.Context(), old), ca.ErrActive, "what it signed would verify with the other one")
-				_, err := a.RevokeNow(t.Context(), old)
+				require.ErrorIs(t, must.Err(a.Revoke(t.Context(), old, false)), ca.ErrActive, "what it signed would verify with the other one")
+				_, err := a.Revoke(t.Context(), old, true)
 				require.NoError(t, err)
 				require.Len(t, a.Roots(), 1)
 				require.Error(t, verify(a.Bundle(), ofAge, time.Now()))

@@ -103,7 +103,7 @@ func TestCrashChild(t *testing.T) {
 			_ = a.Taint(ctx, some.ID)
 		default:
 			_ = log.write(crashLine{Gone: some.ID, Key: hex.EncodeToString(some.Certificate.SubjectKeyId)})
-			if _, err := a.RevokeNow(ctx, some.ID); err == nil {
+			if _, err := a.Revoke(ctx, some.ID, true); err == nil {
 				_ = log.write(crashLine{Revoked: some.ID})
 			}
 		}

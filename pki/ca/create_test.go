@@ -281,7 +281,7 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 		store.swap(folder)
 		_, err = a.Rotate(t.Context())
 		all = append(all, err)
-		_, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
+		_, err = a.Revoke(t.Context(), a.Roots()[0].ID, true)
 		all = append(all, err, a.Health().Store)
 		time.Sleep(100 * time.Hour)
 		_, err = a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -76,6 +77,7 @@ func TestKeyEvents(t *testing.T) {
 		var log logBuffer
 		a := make(withJWT, func(c *ca.Config) {
 			c.Auditor, c.Actor, c.Logger, c.Rotation.Manual = records, operator, slog.New(slog.NewTextHandler(&log, nil)), true
+			c.MaxTTL = time.Hour
 		})
 		run(t, a)
 		synctest.Wait()
@@ -121,12 +123,12 @@ func TestKeyEvents(t *testing.T) {
 		step("taint", "tainted root", "prepared root")
 		require.NoError(t, a.Taint(t.Context(), a.Roots()[1].ID))
 		step("taint the successor", "revoked root", "prepared root", "tainted root")
-		require.NoError(t, a.Revoke(t.Context(), a.Roots()[1].ID))
+		require.NoError(t, must.Err(a.Revoke(t.Context(), a.Roots()[1].ID, false)))
 		step("revoke the successor", "revoked root")
 		old := a.Roots()[0].ID
-		r, err := a.RevokeNow(t.Context(), old)
+		_, err = a.Revoke(t.Context(), old, true)
 		require.NoError(t, err)
-		assert.Equal(t, r.Successor.ID, records.all()[0].Successor)
+		assert.Equal(t, a.Roots()[0].ID, records.all()[0].Successor)
 		step("revoke now", "revoked root", "prepared root", "activated root")
 		require.NoError(t, a.Taint(t.Context(), a.Status().JWTKeys[0].ID))
 		step("taint tokens", "tainted jwt", "prepared jwt")
@@ -159,7 +161,7 @@ func TestKeyEventsOfStores(t *testing.T) {
 		require.Equal(t, []string{"prepared root"}, others.take())
 		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
 		time.Sleep(31 * time.Second)
-		_, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
+		_, err = a.Revoke(t.Context(), a.Roots()[0].ID, true)
 		require.NoError(t, err)
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
@@ -239,7 +241,7 @@ func TestKeyEventsOfAFullDisk(t *testing.T) {
 		records.take()
 		records.breaks(full)
 		stolen := a.Roots()[0].ID
-		_, err := a.RevokeNow(t.Context(), stolen)
+		_, err := a.Revoke(t.Context(), stolen, true)
 		require.NoError(t, err)
 		assert.Contains(t, log.String(), `level=ERROR msg="key event not recorded" trust_domain=example.org err="disk full" waiting=3 event=revoked key=root serial=`+stolen+` actor="{UID:1000 Host:host-a Command:ca -rotate}"`)
 		require.ErrorIs(t, a.Health().Audit, full)
@@ -263,7 +265,7 @@ func TestKeyEventsAreBounded(t *testing.T) {
 		for range 200 {
 			next, err := a.Rotate(t.Context())
 			require.NoError(t, err)
-			require.NoError(t, a.Revoke(t.Context(), next.ID))
+			require.NoError(t, must.Err(a.Revoke(t.Context(), next.ID, false)))
 		}
 		records.breaks(nil)
 		_, err := a.Rotate(t.Context())

@@ -43,7 +43,7 @@ type JWTConfig struct {
 	// Propagation is how long a key is in the bundle before it signs, if that is longer than [Rotation].Propagation.
 	// With an Issuer, 0 means a day, or a third of KeyTTL if that is less, as many verifiers seldom fetch keys. The
 	// first key added to an authority waits only for Rotation.Propagation, and the successor of a key in
-	// [Authority.RevokeNow] does not wait.
+	// [Authority.Revoke] does not wait.
 	Propagation time.Duration
 
 	// DefaultTTL is the lifetime of a token whose request has none; 0 means 5 minutes, or MaxTTL if that is less.

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -144,8 +145,8 @@ func TestLoad(t *testing.T) {
 			_, err = a.Rotate(t.Context())
 			require.ErrorIs(t, err, ca.ErrPluggedIn)
 			require.ErrorIs(t, a.Taint(t.Context(), id), ca.ErrPluggedIn)
-			require.ErrorIs(t, a.Revoke(t.Context(), id), ca.ErrPluggedIn)
-			require.ErrorIs(t, a.Revoke(t.Context(), "0"), ca.ErrUnknownKey)
+			require.ErrorIs(t, must.Err(a.Revoke(t.Context(), id, false)), ca.ErrPluggedIn)
+			require.ErrorIs(t, must.Err(a.Revoke(t.Context(), "0", false)), ca.ErrUnknownKey)
 		}
 		// A root that signs leaves itself.
 		keyPEM, err := pki.MarshalPrivateKeyPEM(root.key)
@@ -482,7 +483,7 @@ func TestPluggedInJWT(t *testing.T) {
 		assert.True(t, a.Bundle().Equal(b.Bundle()))
 		require.NoError(t, validate(b.Bundle(), signJWT(t, a, 0)))
 		bad := b.Status().JWTKeys[0].ID
-		require.NoError(t, b.Revoke(t.Context(), bad))
+		require.NoError(t, must.Err(b.Revoke(t.Context(), bad, false)))
 		require.Len(t, b.Status().JWTKeys, 1)
 
 		// Not in the store of a CA that has roots of its own, nor the other way round.

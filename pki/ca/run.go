@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
@@ -188,69 +187,14 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	return nil
 }
 
-// Revoke removes a root (id is its serial number in hexadecimal) or a JWT key (id is its key ID) from the bundle now,
-// with each root that has the same private key. Verifiers with the new bundle refuse everything that it signed.
-// Revoke refuses the active key: taint it, and revoke it once its successor signs, or use [Authority.RevokeNow].
-// Other errors are as in [Authority.Taint].
-func (a *Authority) Revoke(ctx context.Context, id string) error {
-	const op = "revoke a key of"
-	k, err := a.keyWithID(id)
-	if err != nil {
-		return a.opError(op, err)
-	}
-	id = k.ID
-	defer a.settle(ctx)
-	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) error {
-		if d.Find(id) == nil {
-			return errNoChange
-		}
-		if _, err := d.Revoke(id, nil, now); err != nil {
-			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or revoke "+
-				"it now although it signs", err)
-		}
-		return nil
-	})
-	if err != nil {
-		return a.opError(op, err)
-	}
-	return nil
-}
-
-// Revocation says what [Authority.RevokeNow] did, and its cost.
-type Revocation struct {
-	redacted // prints the action and its cost as sentences
-
-	Revoked   KeyStatus // as it was before
-	Successor KeyStatus // the key that signs from now on; zero if the revoked key did not sign
-
-	// Known is when verifiers that read the bundle as often as they should will know the successor. Until then,
-	// verifiers that have not read it refuse what the successor signs. It is zero if the revoked key did not sign, or
-	// if the successor was already known.
-	Known time.Time
-}
-
-// text describes the action and its cost.
-func (r *Revocation) text() string {
-	kind := rotation.Root
-	if r.Revoked.Certificate == nil {
-		kind = rotation.Token
-	}
-	text := fmt.Sprintf("%v %s is revoked: verifiers that have read the bundle since refuse everything that it signed",
-		kind, r.Revoked.ID)
-	if r.Successor.ID == "" {
-		return text
-	}
-	text += fmt.Sprintf("; %v %s signs in its place", kind, r.Successor.ID)
-	if !r.Known.IsZero() {
-		text += ", and verifiers that have not read the bundle refuse what it signs, until " +
-			r.Known.UTC().Format(time.RFC3339) + " at the latest"
-	}
-	return text + "; make all workloads renew"
-}
-
-// RevokeNow is [Authority.Revoke] that also accepts the active key: use it for a key that is known to be stolen. In
-// the same write its successor becomes active: the key that was being distributed, or else a new one. It skips the
-// rotation steps that keep handshakes from failing, which has a cost:
+// Revoke removes a root (id is its serial number in hexadecimal) or a JWT key (id is its key ID) from the bundle, with
+// each root that has the same private key. Verifiers with the new bundle refuse everything that it signed. It returns
+// what it did, and the cost, as a sentence for the operator.
+//
+// The key that signs is refused: taint it, and revoke it once its successor signs. With now, Revoke accepts it, too:
+// use that for a key that is known to be stolen. In the same write its successor becomes active: the key that was
+// being distributed, or else a new one. It skips the rotation steps that keep handshakes from failing, which has a
+// cost:
 //
 //   - A verifier that has read the bundle refuses everything that the revoked key signed, and so each workload that
 //     has not renewed.
@@ -259,14 +203,14 @@ func (r *Revocation) text() string {
 //   - A replica that has not read the store yet (30 seconds) goes on signing with the revoked key and shows the old
 //     bundle.
 //
-// Without RevokeNow the key stays trusted for Propagation and half of DefaultTTL. The successor always has another
-// key, even with [Rotation].KeepKey. A JWT key's successor has the same algorithm; this authority makes it even if it
-// signs no tokens. Errors are as in Revoke; a failure of the Auditor prevents nothing.
-func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
+// Otherwise the key stays trusted for Propagation and half of DefaultTTL. The successor always has another key, even
+// with [Rotation].KeepKey. A JWT key's successor has the same algorithm; this authority makes it even if it signs no
+// tokens. Errors are as in [Authority.Taint]; a failure of the Auditor prevents nothing.
+func (a *Authority) Revoke(ctx context.Context, id string, now bool) (done string, err error) {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
 	if err != nil {
-		return Revocation{}, a.opError(op, err)
+		return "", a.opError(op, err)
 	}
 	id = k.ID
 	defer a.settle(ctx)
@@ -275,32 +219,46 @@ func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error
 		fresh.Terms = fresh.Terms.Raise(k.Terms)
 		return fresh, err
 	}
+	if !now {
+		successor = nil
+	}
 	var made *rotation.Key
-	revoked := false
-	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
+	err = a.update(ctx, asked, func(d *rotation.Document, at time.Time) (err error) {
 		old := d.Find(id)
-		if revoked = old != nil; !revoked {
+		if made = nil; old == nil {
 			return errNoChange
 		}
 		k = *old
-		made, err = d.Revoke(id, successor, now)
+		made, err = d.Revoke(id, successor, at)
+		if errors.Is(err, rotation.ErrActive) {
+			err = fmt.Errorf("%w; taint it, and revoke it when its successor signs, or revoke it now although it "+
+				"signs", err)
+		}
 		return err
 	})
 	if err != nil {
-		return Revocation{}, a.opError(op, err)
+		return "", a.opError(op, err)
 	}
-	r := Revocation{Revoked: status(k)}
-	if revoked && made != nil {
-		r.Successor = status(*made)
-		if known := made.Prepared.Add(made.Propagation); time.Until(known) > 0 {
-			r.Known = known.Round(0)
-		}
-	}
-	r.redacted = redact.New(r.text())
+	done = revoked(&k, made)
 	if made != nil {
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the active key was revoked", slog.String("cost", r.text()))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the active key was revoked", slog.String("cost", done))
 	}
-	return r, nil
+	return done, nil
+}
+
+// revoked describes the revocation of k, and its cost if k was active, so that made signs now.
+func revoked(k, made *rotation.Key) string {
+	text := fmt.Sprintf("%v %s is revoked: verifiers that have read the bundle since refuse everything that it signed",
+		k.Kind(), k.ID)
+	if made == nil {
+		return text
+	}
+	text += fmt.Sprintf("; %v %s signs in its place", k.Kind(), made.ID)
+	if known := made.Prepared.Add(made.Propagation); time.Until(known) > 0 {
+		text += ", and verifiers that have not read the bundle refuse what it signs, until " +
+			known.UTC().Format(time.RFC3339) + " at the latest"
+	}
+	return text + "; make all workloads renew"
 }
 
 // newSuccessor makes a key that can replace k.

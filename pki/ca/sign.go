@@ -366,9 +366,6 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 		now := time.Now() // under the lock, so that a later caller has a later time
 		s, steps := a.advance(now)
 		g, err := a.grant(s, kind, ttl, now)
-		if err == nil && a.store == nil && g.notAfter.After(a.ends[kind]) {
-			a.ends[kind] = g.notAfter
-		}
 		a.mu.Unlock()
 		a.happened("", rotation.Events(steps)...)
 		if again && errors.Is(err, errTooLong) {

@@ -115,10 +115,7 @@ func (a *Authority) update(ctx context.Context, why string,
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if a.store == nil {
-		return a.updateMemory(why, change)
-	}
-	reload := change == nil
+	reload := change == nil && a.store != nil
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := a.attempt(ctx, reload, why, change)
 		if !errors.Is(err, ErrConflict) {
@@ -129,37 +126,6 @@ func (a *Authority) update(ctx context.Context, why string,
 			return fmt.Errorf("%w: %w", cause, err)
 		}
 	}
-}
-
-// updateMemory is update without a store.
-func (a *Authority) updateMemory(why string, change func(d *rotation.Document, now time.Time) error) error {
-	a.mu.Lock()
-	now := time.Now()
-	s, steps := a.advance(now)
-	err := errNoChange
-	var changes []rotation.Event
-	if change != nil {
-		d := s.Clone()
-		if err = change(d, now); err == nil {
-			var next *state
-			if next, err = a.newState(s, d, "", s.plugged); err == nil {
-				for _, kind := range rotation.Kinds {
-					if signer := d.In(kind, Active); signer != nil && signer.ID != s.In(kind, Active).ID {
-						a.ends[kind] = time.Time{} // it has signed nothing
-					}
-				}
-				a.publish(next)
-				changes = rotation.Diff(s.Document, d, now)
-			}
-		}
-	}
-	a.mu.Unlock()
-	a.happened("", rotation.Events(steps)...)
-	a.happened(why, changes...)
-	if errors.Is(err, errNoChange) {
-		return nil
-	}
-	return err
 }
 
 // attempt is one try of update; the writing slot is held. It notes a failure of the store for Status, but not a
@@ -185,8 +151,8 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string,
 		}
 	}
 	now := time.Now()
-	timed, _ := base.Advance(nil, now)
-	d, steps := d.Advance(nil, now)
+	timed, _ := base.Advance(now)
+	d, steps := d.Advance(now)
 	d, decided, err := a.withRequiredKeys(d, now)
 	if err != nil {
 		return a.note(ctx, err)
@@ -345,8 +311,11 @@ func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rota
 	return d, false, nil
 }
 
-// save stores d in place of base's record and installs it.
+// save stores d in place of base's record, if there is a store, and installs it.
 func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, why string) error {
+	if a.store == nil {
+		return a.install(d, "", time.Time{}, time.Now(), base.Document, why)
+	}
 	d = d.Clone()
 	d.Revision++
 	d.Writer = rotation.RandomID()
@@ -459,7 +428,7 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 	given := d
 	var steps []rotation.Step
 	if !a.views() {
-		d, steps = d.Advance(a.lastEnds(), now)
+		d, steps = d.Advance(now)
 	}
 	old := a.state.Load()
 	if old != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -66,7 +67,7 @@ func TestTaintActive(t *testing.T) {
 		assert.False(t, a.Roots()[1].Tainted)
 		require.NoError(t, a.Taint(t.Context(), bad), "twice changes nothing")
 		require.Equal(t, "A active, B distributing", n.see(t, a))
-		require.ErrorIs(t, a.Revoke(t.Context(), bad), ca.ErrActive)
+		require.ErrorIs(t, must.Err(a.Revoke(t.Context(), bad, false)), ca.ErrActive)
 		_, err := a.Rotate(t.Context())
 		require.ErrorIs(t, err, ca.ErrRotating)
 
@@ -117,7 +118,7 @@ func TestTaintOthers(t *testing.T) {
 
 		for _, id := range []string{"", "0", "nothing", next.ID} {
 			require.ErrorIs(t, a.Taint(t.Context(), id), ca.ErrUnknownKey)
-			require.ErrorIs(t, a.Revoke(t.Context(), id), ca.ErrUnknownKey)
+			require.ErrorIs(t, must.Err(a.Revoke(t.Context(), id, false)), ca.ErrUnknownKey)
 		}
 	})
 }
@@ -132,7 +133,7 @@ func TestRevoke(t *testing.T) {
 		next, err := a.Rotate(t.Context())
 		require.NoError(t, err)
 		n.see(t, a)
-		require.NoError(t, a.Revoke(t.Context(), next.ID), "a rotation is called off")
+		require.NoError(t, must.Err(a.Revoke(t.Context(), next.ID, false)), "a rotation is called off")
 		require.Equal(t, "A active", n.see(t, a))
 		time.Sleep(time.Hour)
 		require.Equal(t, "A active", n.see(t, a))
@@ -141,7 +142,7 @@ func TestRevoke(t *testing.T) {
 		time.Sleep(25 * time.Minute)
 		require.Equal(t, "A retiring, C active", n.see(t, a))
 		changed := a.Changed()
-		require.NoError(t, a.Revoke(t.Context(), a.Roots()[0].ID))
+		require.NoError(t, must.Err(a.Revoke(t.Context(), a.Roots()[0].ID, false)))
 		require.Equal(t, "C active", n.see(t, a))
 		<-changed
 		assert.Error(t, verify(a.Bundle(), leaf, time.Now()))
@@ -274,10 +275,10 @@ func TestTaintIsStoredFirst(t *testing.T) {
 		assert.True(t, b.Roots()[0].Tainted)
 		assert.True(t, b.Status().JWTKeys[0].Tainted)
 		store.behave(always("save", before))
-		require.ErrorIs(t, a.Revoke(t.Context(), a.Roots()[1].ID), errFault)
+		require.ErrorIs(t, must.Err(a.Revoke(t.Context(), a.Roots()[1].ID, false)), errFault)
 		assert.Len(t, a.Roots(), 2)
 		store.behave(nil)
-		require.NoError(t, a.Revoke(t.Context(), a.Roots()[1].ID))
+		require.NoError(t, must.Err(a.Revoke(t.Context(), a.Roots()[1].ID, false)))
 		assert.Len(t, open(t, store, withJWT).Roots(), 1)
 	})
 }
@@ -421,7 +422,7 @@ func TestJWTRotation(t *testing.T) {
 		_, err = a.RotateJWT(t.Context())
 		require.ErrorIs(t, err, ca.ErrRotating)
 		assert.ErrorContains(t, err, "ca: rotate the JWT key of example.org: a rotation is under way: JWT key "+next.ID)
-		require.NoError(t, a.Revoke(t.Context(), next.ID))
+		require.NoError(t, must.Err(a.Revoke(t.Context(), next.ID, false)))
 		require.Equal(t, "active", keys())
 		_, err = a.RotateJWT(t.Context())
 		require.NoError(t, err)
@@ -440,11 +441,11 @@ func TestJWTRotation(t *testing.T) {
 		bad := a.Status().JWTKeys[0].ID
 		require.NoError(t, a.Taint(t.Context(), bad))
 		require.Equal(t, "active distributing", keys())
-		require.ErrorIs(t, a.Revoke(t.Context(), bad), ca.ErrActive)
+		require.ErrorIs(t, must.Err(a.Revoke(t.Context(), bad, false)), ca.ErrActive)
 		time.Sleep(25 * time.Minute)
 		last := signJWT(t, a, time.Hour)
 		if len(a.Status().JWTKeys) == 2 {
-			require.NoError(t, a.Revoke(t.Context(), bad))
+			require.NoError(t, must.Err(a.Revoke(t.Context(), bad, false)))
 		}
 		require.NoError(t, validate(a.Bundle(), last))
 	})
@@ -602,14 +603,14 @@ func TestSequenceOfEachChange(t *testing.T) {
 				}
 				next, err := a.Rotate(t.Context())
 				do("a root is prepared", err)
-				do("a root that waits is revoked", a.Revoke(t.Context(), next.ID))
+				do("a root that waits is revoked", must.Err(a.Revoke(t.Context(), next.ID, false)))
 				next, err = a.Rotate(t.Context())
 				do("a root is prepared again", err)
 				do("a root that waits is tainted, and another one prepared", a.Taint(t.Context(), next.ID))
 				token, err := a.RotateJWT(t.Context())
 				do("a key for tokens is prepared", err)
-				do("a key for tokens is revoked", a.Revoke(t.Context(), token.ID))
-				_, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
+				do("a key for tokens is revoked", must.Err(a.Revoke(t.Context(), token.ID, false)))
+				_, err = a.Revoke(t.Context(), a.Roots()[0].ID, true)
 				do("the root that signs is revoked", err)
 			})
 		})
@@ -639,12 +640,12 @@ func TestSerialForms(t *testing.T) {
 		roots := a.Status().Roots
 		require.Len(t, roots, 2, name)
 		require.True(t, roots[0].Tainted, name)
-		require.Error(t, a.Revoke(t.Context(), form(id)), "%s: it signs", name)
-		require.NoError(t, a.Revoke(t.Context(), form(roots[1].ID)), name)
+		require.Error(t, must.Err(a.Revoke(t.Context(), form(id), false)), "%s: it signs", name)
+		require.NoError(t, must.Err(a.Revoke(t.Context(), form(roots[1].ID), false)), name)
 		require.Len(t, a.Status().Roots, 1, name)
-		revoked, err := a.RevokeNow(t.Context(), form(id))
+		revoked, err := a.Revoke(t.Context(), form(id), true)
 		require.NoError(t, err, name)
-		require.Equal(t, id, revoked.Revoked.ID, name)
+		require.Contains(t, revoked, id, name)
 		require.NotEqual(t, id, a.Status().Roots[0].ID, name)
 		require.ErrorIs(t, a.Taint(t.Context(), form(id)), ca.ErrUnknownKey, name)
 		require.ErrorIs(t, a.Taint(t.Context(), ""), ca.ErrUnknownKey)

@@ -697,7 +697,7 @@ func TestRevokeNow(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, r := range f.replicas {
 			wg.Go(func() {
-				_, err := r.RevokeNow(t.Context(), stolen.ID)
+				_, err := r.Revoke(t.Context(), stolen.ID, true)
 				assert.NoError(t, err)
 			})
 		}

@@ -67,7 +67,7 @@ func diff(before, after *Document, kind Kind, now time.Time) (all []Event) {
 	for _, old := range gone {
 		what, end := Revoked, old.Retires
 		if old.Phase == Active && active != nil {
-			end = old.retired(nil, active.Activates).Retires
+			end = old.retired(active.Activates).Retires
 		}
 		if !end.IsZero() && Reached(now, end) {
 			what = Retired

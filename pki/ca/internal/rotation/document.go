@@ -118,20 +118,12 @@ func (d *Document) Revoke(id string, successor func() (Key, error), now time.Tim
 	return after, nil
 }
 
-// Ends are the latest expiries signed by the active key of each kind; zero for none.
-type Ends [2]time.Time
-
-// Advance returns d as of now, and the steps that lead there. Replicas pass nil ends, as they do not know the others'
-// signatures.
-func (d *Document) Advance(ends *Ends, now time.Time) (*Document, []Step) {
+// Advance returns d as of now, and the steps that lead there.
+func (d *Document) Advance(now time.Time) (*Document, []Step) {
 	next := *d
 	var steps []Step
 	for kind, keys := range d.Keys {
-		var last *time.Time
-		if ends != nil {
-			last = &ends[kind]
-		}
-		after, more := advance(keys, last, now)
+		after, more := advance(keys, now)
 		next.Keys[kind], steps = after, append(steps, more...)
 	}
 	if len(steps) == 0 {
@@ -327,7 +319,7 @@ func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, change
 		}
 		// Once time has retired the old key, others may have dropped it, and all that it signed has expired: it must
 		// not come back.
-		if old := d.In(kind, Active); old != nil && !now.Before(old.retired(nil, k.Activates).Retires) {
+		if old := d.In(kind, Active); old != nil && !now.Before(old.retired(k.Activates).Retires) {
 			continue
 		}
 		if !changed {
@@ -366,7 +358,7 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 		*active = next
 		return nil
 	}
-	*active = old.retired(nil, now.Add(old.Propagation))
+	*active = old.retired(now.Add(old.Propagation))
 	// The active root comes before the distributing one.
 	at := slices.IndexFunc(d.Keys[Root], func(k Key) bool { return k.Phase == Distributing })
 	if at < 0 {

@@ -136,19 +136,10 @@ func (k *Key) due() time.Time {
 	return time.Time{}
 }
 
-// retired returns k as it is when another key takes over at the time at.
-//
-// A sole signer knows when the key's last certificate ends, or that there is none (zero), and passes it as last.
-// Replicas do not know the others' signatures, and pass nil: then the key stays for the longest lifetime that any of
-// them may have granted until then.
-func (k Key) retired(last *time.Time, at time.Time) Key {
+// retired returns k as it is when another key takes over at the time at. It stays for the longest lifetime that any
+// replica may have granted until then.
+func (k Key) retired(at time.Time) Key {
 	end := at.Add(k.Longest).Add(k.Grace)
-	if last != nil {
-		end = at
-		if e := last.Add(k.Grace); !last.IsZero() && e.After(at) {
-			end = e
-		}
-	}
 	if k.Tainted {
 		end = Earlier(end, at.Add(k.TaintGrace))
 	}
@@ -176,9 +167,9 @@ type Step struct {
 }
 
 // advance returns keys as of now, and the steps that lead there, one for each moment with a change. The result is the
-// same however late and however often it is called, and on every replica with the same keys. For last see
-// [Key.retired]. Phases only move forward: an earlier now than the last one changes nothing. keys is not changed.
-func advance(keys []Key, last *time.Time, now time.Time) ([]Key, []Step) {
+// same however late and however often it is called, and on every replica with the same keys. Phases only move
+// forward: an earlier now than the last one changes nothing. keys is not changed.
+func advance(keys []Key, now time.Time) ([]Key, []Step) {
 	var steps []Step
 	for {
 		at := nextStep(keys)
@@ -192,7 +183,7 @@ func advance(keys []Key, last *time.Time, now time.Time) ([]Key, []Step) {
 		for _, k := range keys {
 			switch {
 			case activates && k.Phase == Active:
-				k = k.retired(last, at)
+				k = k.retired(at)
 			case activates && k.Phase == Distributing:
 				k.Phase = Active
 				st.Activated = &k
@@ -202,9 +193,6 @@ func advance(keys []Key, last *time.Time, now time.Time) ([]Key, []Step) {
 				continue
 			}
 			after = append(after, k)
-		}
-		if activates && last != nil {
-			last = new(time.Time) // the new key has signed nothing
 		}
 		keys, steps = after, append(steps, st)
 	}

@@ -36,15 +36,13 @@ func TestSequenceOfSteps(t *testing.T) {
 		"a retirement beside one of a token": {[]Key{retiring(1, 50), active(2)}, []Key{token(active(4)), token(distributing(5, 50))}, at(50), 2, 1},
 	} {
 		d := &Document{Sequence: 7, Keys: [2][]Key{c.roots, c.tokens}}
-		for _, ends := range []*Ends{nil, {at(85), at(85)}} {
-			after, steps := d.Advance(ends, c.now)
-			assert.Len(t, steps, c.steps, name)
-			assert.Equal(t, 7+c.more, after.Sequence, name)
-			assert.LessOrEqual(t, after.Sequence, d.NumberOfNext(), name)
-			again, more := after.Advance(ends, c.now)
-			assert.Same(t, after, again, name)
-			assert.Empty(t, more, name)
-		}
+		after, steps := d.Advance(c.now)
+		assert.Len(t, steps, c.steps, name)
+		assert.Equal(t, 7+c.more, after.Sequence, name)
+		assert.LessOrEqual(t, after.Sequence, d.NumberOfNext(), name)
+		again, more := after.Advance(c.now)
+		assert.Same(t, after, again, name)
+		assert.Empty(t, more, name)
 		assert.EqualValues(t, 7, d.Sequence, name)
 	}
 }
@@ -71,7 +69,7 @@ func TestTrustedUntilTheEnd(t *testing.T) {
 	require.NoError(t, d.AddTrusted(td, []*x509.Certificate{long, ended}, at(0)), "known, and ended")
 	require.Len(t, d.Keys[Root], 2)
 	assert.Equal(t, at(10), d.Next().UTC())
-	after, steps := d.Advance(nil, at(10))
+	after, steps := d.Advance(at(10))
 	require.Len(t, steps, 1)
 	require.Len(t, after.Keys[Root], 1)
 	assert.True(t, after.Keys[Root][0].Cert.Equal(long))

@@ -121,7 +121,7 @@ func TestNumberOfNext(t *testing.T) {
 		{until, retiring(1, 50), active(2), distributing(4, 55)}, {until, retiring(1, 60), active(2)},
 	} {
 		d := &Document{Sequence: 7, Keys: [2][]Key{keys}}
-		after, _ := d.Advance(nil, at(1e6))
+		after, _ := d.Advance(at(1e6))
 		assert.Greater(t, d.NumberOfNext(), after.Sequence, timeline(keys))
 	}
 }
