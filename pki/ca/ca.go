@@ -55,7 +55,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -199,8 +198,7 @@ func newAuthority(cfg Config) (*Authority, error) {
 	}
 	a := &Authority{
 		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
-		cfg:      cfg, writing: make(chan struct{}, 1),
-		looking: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
+		cfg:      cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
 		syncInterval: max(1, min(30*time.Second, cfg.Rotation.Propagation/4)),
 		taintGrace:   cfg.DefaultTTL/2 + cfg.Backdate,
 	}
@@ -290,8 +288,8 @@ type Authority struct {
 
 	audited lastresult.Result // of the last record of a certificate or token
 
-	looking chan struct{}               // one slot, for the request that reads another process's changes
-	looked  atomic.Pointer[fs.FileInfo] // the store's file info at the last look
+	looking sync.Mutex  // for the request that reads another process's changes
+	looked  fs.FileInfo // of the store at the last look; guarded by looking
 	events  events
 
 	mu      sync.Mutex
@@ -309,7 +307,7 @@ type state struct {
 	callers  *spiffe.Bundle // bundle without tainted keys
 	sequence uint64         // of the bundle
 	next     time.Time      // of the next step by time; zero for none
-	changed  chan struct{}  // closed when the visible state has changed
+	changed  chan struct{}  // closed when another state has replaced this one
 }
 
 // active returns the key that signs certificates.
@@ -394,28 +392,11 @@ func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
 	return s, steps
 }
 
-// publish replaces the state and tells waiters if the change is visible; mu is held.
+// publish replaces the state and tells waiters; mu is held.
 func (a *Authority) publish(s *state) {
-	if old := a.state.Load(); old != nil {
-		if old.looksLike(s) {
-			s.changed = old.changed
-		} else {
-			defer close(old.changed)
-		}
+	if old := a.state.Swap(s); old != nil {
+		close(old.changed)
 	}
-	a.state.Store(s)
-}
-
-// looksLike reports whether s and t look the same through every method of the authority.
-func (s *state) looksLike(t *state) bool {
-	same := func(a, b rotation.Key) bool {
-		x, y := status(a), status(b)
-		x.Certificate, x.PublicKey, y.Certificate, y.PublicKey = nil, nil, nil, nil // compared with the bundles
-		return x == y
-	}
-	return s.bundle == t.bundle && s.callers == t.callers && s.plugged == t.plugged &&
-		slices.EqualFunc(s.Keys[rotation.Root], t.Keys[rotation.Root], same) &&
-		slices.EqualFunc(s.Keys[rotation.Token], t.Keys[rotation.Token], same)
 }
 
 // logKey logs an event of a key.
@@ -431,8 +412,9 @@ func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more .
 // Bundle does not block, except that the first caller after a rotation step came due takes the step.
 func (a *Authority) Bundle() *spiffe.Bundle { return a.current().bundle }
 
-// Changed returns a channel that is closed at the next change of the bundle or of a key's state. Take it before
-// reading, so that no change is missed. A step of time closes it when Run, or any reader, notices the step.
+// Changed returns a channel that is closed at the next change of the bundle or of a key's state, or of the record that
+// neither shows. Take it before reading, so that no change is missed. A step of time closes it when Run, or any
+// reader, notices the step.
 func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
 
 // create returns the document of a new CA. No verifier has its bundle yet, so its keys may sign at once.

@@ -42,7 +42,7 @@ func (a *Authority) Health() Health {
 		h.Until = s.plugged.until
 	}
 	recordable := h.Audit
-	h.Audit = cmp.Or(h.Audit, a.errUnrecorded())
+	h.Audit = cmp.Or(h.Audit, a.unrecorded())
 	h.Root = a.rootError(s, h.Until, now)
 	a.mu.Lock()
 	if bound := a.bound(s, rotation.Root, key); !bound.IsZero() {

@@ -11,9 +11,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/files/follow"
@@ -160,16 +158,9 @@ func (f *pluggedFiles) open(path string) (*os.File, error) {
 	if f.told || !slices.Contains(keyNames, filepath.Base(path)) {
 		return file, nil
 	}
-	// In Kubernetes volumes, whose files are behind directories like ..2026_01_02_15_04_05.123, the mode is the
-	// volume's and no other user has access.
-	info, err := file.Stat()
-	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o004 != 0 &&
-		!strings.Contains(filepath.ToSlash(file.Name()), "/..") {
+	if err := private.CheckKeyFile(path, file); err != nil {
 		f.told = true
-		f.a.cfg.Logger.Warn("the private key of the CA can be read by all users of this machine",
-			slog.String("file", path),
-			slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())),
-			slog.String("run", fmt.Sprintf("chmod 0600 %q", path)))
+		f.a.cfg.Logger.Warn("other users can read the private key of the CA", slog.Any("err", err))
 	}
 	return file, nil
 }

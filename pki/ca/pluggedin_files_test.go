@@ -117,11 +117,11 @@ func TestLoadComplainsOfReadableKeys(t *testing.T) {
 	}
 	dir, _ := plugIn(t, 0o644)
 	log := load(dir)
-	require.Equal(t, 1, strings.Count(log, "can be read by all users"), "%s", log)
+	require.Equal(t, 1, strings.Count(log, "other users can read the private key"), "%s", log)
 	assert.Contains(t, log, "chmod 0600")
 	assert.Contains(t, log, "ca-key.pem")
 	dir, _ = plugIn(t, 0o640)
-	assert.NotContains(t, load(dir), "can be read by all users")
+	assert.NotContains(t, load(dir), "other users can read the private key")
 
 	// As a Secret is mounted: files of root with mode 0644 behind links, in a folder with mode 1777.
 	volume, files := plugIn(t, 0o644)
@@ -132,5 +132,5 @@ func TestLoadComplainsOfReadableKeys(t *testing.T) {
 		require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(volume, name)))
 	}
 	require.NoError(t, os.Chmod(volume, 0o777|os.ModeSticky))
-	assert.NotContains(t, load(volume), "can be read by all users")
+	assert.NotContains(t, load(volume), "other users can read the private key")
 }

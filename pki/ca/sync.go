@@ -372,28 +372,16 @@ func (a *Authority) look(ctx context.Context) {
 	if !ok {
 		return
 	}
+	a.looking.Lock()
+	defer a.looking.Unlock()
 	info, err := store.stat()
-	if err != nil || a.hasLooked(info) { // Run reports the error
-		return
+	if err != nil || a.looked != nil && os.SameFile(a.looked, info) && a.looked.ModTime().Equal(info.ModTime()) {
+		return // Run reports the error
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
-	select {
-	case a.looking <- struct{}{}:
-		defer func() { <-a.looking }()
-	case <-ctx.Done():
-		return
-	}
-	if a.hasLooked(info) {
-		return
-	}
 	_ = a.update(ctx, "", nil) // update notes the error
-	a.looked.Store(&info)
-}
-
-func (a *Authority) hasLooked(info fs.FileInfo) bool {
-	last := a.looked.Load()
-	return last != nil && os.SameFile(*last, info) && (*last).ModTime().Equal(info.ModTime())
+	a.looked = info
 }
 
 // load reads the store, with a time limit.
