@@ -371,13 +371,13 @@ func (a *Authority) current() *state {
 	a.mu.Lock()
 	s, steps := a.advance(time.Now())
 	a.mu.Unlock()
-	a.happened("", rotation.Events(steps)...)
+	a.happened("", steps...)
 	return s
 }
 
 // advance takes the steps that are due at now and returns the state after them; mu is held. The caller logs the steps
 // once mu is free.
-func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
+func (a *Authority) advance(now time.Time) (*state, []rotation.Event) {
 	old := a.state.Load()
 	if old.next.IsZero() || !rotation.Reached(now, old.next) {
 		return old, nil

@@ -160,7 +160,8 @@ func (f *pluggedFiles) open(path string) (*os.File, error) {
 	}
 	if err := private.CheckKeyFile(path, file); err != nil {
 		f.told = true
-		f.a.cfg.Logger.Warn("other users can read the private key of the CA", slog.Any("err", err))
+		f.a.cfg.Logger.Warn("other users can read the private key of the CA", slog.Any("err", err),
+			slog.String("run", fmt.Sprintf("chmod 0600 %q", path)))
 	}
 	return file, nil
 }
@@ -193,7 +194,7 @@ func (f *pluggedFiles) take(ctx context.Context, read follow.Files) error {
 	s, steps := a.advance(time.Now())
 	taken, err := a.replacePlugged(s, next)
 	a.mu.Unlock()
-	a.happened("", rotation.Events(steps)...)
+	a.happened("", steps...)
 	if taken {
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "CA files taken over",
 			slog.String("serial", next.key.ID), slog.Int("roots", len(next.roots)), slog.Time("not_after", next.until))

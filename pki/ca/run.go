@@ -440,7 +440,7 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	case kind == rotation.Token: // so that its successor signs once it has signed for KeyTTL
 		return k.Activates.Add(cfg.JWT.KeyTTL - cfg.JWT.Propagation).Round(0), true
 	}
-	at := r.a.schedule().ReplaceAt(k.Cert)
+	at := cfg.Rotation.replaceAt(k.Cert, cfg.MaxTTL)
 	if time.Until(r.nextNote) <= 0 && time.Until(at) > 0 {
 		r.nextNote = time.Now().Add(cfg.Rotation.CheckInterval)
 		cfg.Logger.Info("the root is not about to expire", "root", k.ID, "replaced_at", at)
@@ -458,13 +458,21 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	return r.nextCheck, true
 }
 
-// schedule returns the rules for when to replace roots.
-func (a *Authority) schedule() rotation.Schedule {
-	r := &a.cfg.Rotation
-	return rotation.Schedule{
-		TTL: r.RootTTL, Longest: a.cfg.terms(rotation.Root).Longest, Propagation: r.Propagation,
-		GraceRatio: r.GraceRatio, SameKey: r.KeepKey,
+// replaceAt returns when to replace the active root. It depends only on the certificate's dates, so compare it with
+// the wall clock.
+//
+// With four steps, that is when Propagation, the longest lifetime of a leaf and the grace ratio of the root's life are
+// left, but not in the first half of its life. With the same key, it is when the grace ratio is left.
+func (r *Rotation) replaceAt(active *x509.Certificate, longest time.Duration) time.Time {
+	life := min(r.RootTTL, active.NotAfter.Sub(active.NotBefore)) // a root from elsewhere may have a short one
+	half, share := life/2, time.Duration(float64(life)*r.GraceRatio)
+	if r.KeepKey {
+		return active.NotAfter.Add(-share)
 	}
+	if longest < half-share-r.Propagation { // this order avoids overflow
+		return active.NotAfter.Add(-(r.Propagation + longest + share))
+	}
+	return active.NotAfter.Add(-half)
 }
 
 // rotated returns how long to wait after an attempt to rotate.

@@ -363,7 +363,7 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 		s, steps := a.advance(now)
 		g, err := a.grant(s, kind, ttl, now)
 		a.mu.Unlock()
-		a.happened("", rotation.Events(steps)...)
+		a.happened("", steps...)
 		if again && errors.Is(err, errTooLong) {
 			// This authority's settings have grown, or the replica that made the key had smaller ones.
 			if err := a.update(ctx, "", nil); err != nil && ctx.Err() != nil {

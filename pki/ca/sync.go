@@ -414,7 +414,7 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 	a.mu.Lock()
 	// A reader may have taken a step meanwhile.
 	given := d
-	var steps []rotation.Step
+	var steps []rotation.Event
 	if !a.views() {
 		d, steps = d.Advance(now)
 	}
@@ -448,7 +448,7 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 	a.mu.Unlock()
 	if err == nil {
 		a.happened(why, changes...)
-		a.happened("", rotation.Events(steps)...)
+		a.happened("", steps...)
 	}
 	return err
 }

@@ -118,23 +118,26 @@ func (d *Document) Revoke(id string, successor func() (Key, error), now time.Tim
 	return after, nil
 }
 
-// Advance returns d as of now, and the steps that lead there.
-func (d *Document) Advance(now time.Time) (*Document, []Step) {
+// Advance returns d as of now, and the events of the steps that lead there. Each moment at which keys of one kind leave
+// gives the bundle the next number.
+func (d *Document) Advance(now time.Time) (*Document, []Event) {
 	next := *d
-	var steps []Step
+	var events []Event
 	for kind, keys := range d.Keys {
 		after, more := advance(keys, now)
-		next.Keys[kind], steps = after, append(steps, more...)
-	}
-	if len(steps) == 0 {
-		return d, nil
-	}
-	for _, s := range steps {
-		if len(s.Retired) > 0 {
-			next.Sequence++
+		next.Keys[kind], events = after, append(events, more...)
+		var last time.Time
+		for _, e := range more {
+			if e.What == Retired && !e.At.Equal(last) {
+				next.Sequence++
+				last = e.At
+			}
 		}
 	}
-	return &next, steps
+	if len(events) == 0 {
+		return d, nil
+	}
+	return &next, events
 }
 
 // Next returns when the next step of time is due; zero for never.

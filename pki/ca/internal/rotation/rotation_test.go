@@ -4,6 +4,7 @@ import (
 	"crypto"
 	"crypto/x509"
 	"fmt"
+	"maps"
 	"math/big"
 	"math/rand/v2"
 	"slices"
@@ -15,7 +16,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -36,17 +36,20 @@ func timeline(roots []Key) string {
 	return strings.Join(parts, " ")
 }
 
-func history(steps []Step) string {
+// history writes events as "25:+2 62:-1", with the minute, and activations first.
+func history(events []Event) string {
+	lines := map[int][]string{}
+	for _, e := range events {
+		minute := int(e.At.Sub(epoch).Minutes())
+		if e.What == Activated {
+			lines[minute] = slices.Insert(lines[minute], 0, fmt.Sprintf("+%v", e.Key.Cert.SerialNumber))
+		} else {
+			lines[minute] = append(lines[minute], fmt.Sprintf("-%v", e.Key.Cert.SerialNumber))
+		}
+	}
 	var parts []string
-	for _, s := range steps {
-		what := []string{fmt.Sprintf("%d:", int(s.At.Sub(epoch).Minutes()))}
-		if s.Activated != nil {
-			what = append(what, fmt.Sprintf("+%v", s.Activated.Cert.SerialNumber))
-		}
-		for _, c := range s.Retired {
-			what = append(what, fmt.Sprintf("-%v", c.Cert.SerialNumber))
-		}
-		parts = append(parts, strings.Join(what, ""))
+	for _, minute := range slices.Sorted(maps.Keys(lines)) {
+		parts = append(parts, fmt.Sprintf("%d:%s", minute, strings.Join(lines[minute], "")))
 	}
 	return strings.Join(parts, " ")
 }
@@ -149,7 +152,7 @@ func TestAdvanceDoesNotDependOnReaders(t *testing.T) {
 		want, wantSteps := advance(start, at(1000))
 
 		roots := start
-		var steps []Step
+		var steps []Event
 		for latest := 0; latest < 1000; {
 			now := rng.IntN(latest + 60) // often before what was seen already
 			latest = max(latest, now)
@@ -157,7 +160,7 @@ func TestAdvanceDoesNotDependOnReaders(t *testing.T) {
 				latest, now = 1000, 1000
 			}
 			before := slices.Clone(roots)
-			var s []Step
+			var s []Event
 			roots, s = advance(roots, at(now))
 			steps = append(steps, s...)
 
@@ -253,53 +256,4 @@ func TestStepsOfTheWallClock(t *testing.T) {
 	assert.Equal(t, []Phase{Active}, phases(got))
 	got, _ = advance(keys, after(10*time.Hour, -10*time.Hour))
 	assert.Equal(t, []Phase{Active, Distributing}, phases(got))
-}
-
-func TestReplaceAt(t *testing.T) {
-	t.Parallel()
-	conformance.Covers(t, "IST-2.12-4")
-	const day = 24 * time.Hour
-	for _, tt := range []struct {
-		name              string
-		root, max, spread time.Duration
-		left              time.Duration
-	}{
-		{"the defaults: two years, 90 days and 25 minutes before", 3650 * day, 90 * day, 25 * time.Minute, 730*day + 90*day + 25*time.Minute},
-		{"a long maximum: at half of its life", 100 * day, 90 * day, time.Hour, 50 * day},
-		{"a maximum beyond all reason", 100 * day, 1<<63 - 1, time.Hour, 50 * day},
-		{"the three just fit into half", 100 * day, 20 * day, 10 * day, 50 * day},
-		{"minutes", time.Hour, time.Minute, time.Minute, 14 * time.Minute},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			schedule := Schedule{TTL: tt.root, Longest: tt.max, Propagation: tt.spread, GraceRatio: 0.2}
-			end := epoch.Add(tt.root)
-			assert.Equal(t, tt.left, end.Sub(schedule.ReplaceAt(&x509.Certificate{NotAfter: end})))
-		})
-	}
-}
-
-func TestReplaceAtOtherwise(t *testing.T) {
-	t.Parallel()
-	const day = 24 * time.Hour
-	for _, tt := range []struct {
-		name     string
-		schedule Schedule
-		life     time.Duration // of the certificate
-		left     time.Duration
-	}{
-		{"a larger grace ratio", Schedule{GraceRatio: 0.4, Longest: day, Propagation: time.Hour}, 100 * day, 41*day + time.Hour},
-		{"never before half of its life", Schedule{GraceRatio: 0.5, Longest: day, Propagation: time.Hour}, 100 * day, 50 * day},
-		{"a CA below counts like a leaf", Schedule{GraceRatio: 0.2, Longest: 10 * day, Propagation: time.Hour}, 100 * day, 30*day + time.Hour},
-		{"a root from elsewhere with a shorter life", Schedule{GraceRatio: 0.2, Longest: day, Propagation: time.Hour}, 10 * day, 3*day + time.Hour},
-		{"with its own key: the ratio alone", Schedule{GraceRatio: 0.2, SameKey: true, Longest: 40 * day, Propagation: time.Hour}, 100 * day, 20 * day},
-		{"with its own key, a shorter life", Schedule{GraceRatio: 0.2, SameKey: true}, 10 * day, 2 * day},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			tt.schedule.TTL = 100 * day
-			c := &x509.Certificate{NotBefore: epoch, NotAfter: epoch.Add(tt.life)}
-			assert.Equal(t, tt.left, c.NotAfter.Sub(tt.schedule.ReplaceAt(c)).Round(time.Second))
-		})
-	}
 }

@@ -27,12 +27,12 @@ func TestSequenceOfSteps(t *testing.T) {
 		"an activation":                      {[]Key{active(1), distributing(2, 25)}, nil, at(30), 1, 0},
 		"an activation and its retirement":   {[]Key{active(1), distributing(2, 25)}, nil, at(100), 2, 1},
 		"a retirement":                       {[]Key{retiring(1, 50), active(3)}, nil, at(50), 1, 1},
-		"two retirements at one moment":      {[]Key{retiring(1, 50), retiring(2, 50), active(3)}, nil, at(50), 1, 1},
+		"two retirements at one moment":      {[]Key{retiring(1, 50), retiring(2, 50), active(3)}, nil, at(50), 2, 1},
 		"two retirements at two moments":     {[]Key{retiring(1, 50), retiring(2, 60), active(3)}, nil, at(60), 2, 2},
 		"the first of two":                   {[]Key{retiring(1, 50), retiring(2, 60), active(3)}, nil, at(59), 1, 1},
 		"both kinds":                         {[]Key{retiring(1, 50), active(3)}, []Key{token(retiring(4, 50)), token(active(5))}, at(50), 2, 2},
 		"an activation of a key for tokens":  {[]Key{active(1)}, []Key{token(active(4)), token(distributing(5, 25))}, at(30), 1, 0},
-		"a retirement beside an activation":  {[]Key{retiring(1, 50), active(2), distributing(3, 50)}, nil, at(55), 1, 1},
+		"a retirement beside an activation":  {[]Key{retiring(1, 50), active(2), distributing(3, 50)}, nil, at(55), 2, 1},
 		"a retirement beside one of a token": {[]Key{retiring(1, 50), active(2)}, []Key{token(active(4)), token(distributing(5, 50))}, at(50), 2, 1},
 	} {
 		d := &Document{Sequence: 7, Keys: [2][]Key{c.roots, c.tokens}}
