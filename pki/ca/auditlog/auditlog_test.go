@@ -453,7 +453,9 @@ func TestNamesAreDurable(t *testing.T) {
 	l := open(t, path, nil, faults)
 	require.Equal(t, 2, syncs, "it is new as long as it is empty")
 	require.NoError(t, l.Record(t.Context(), record("1")))
-	require.Equal(t, 2, syncs)
+	require.Equal(t, 3, syncs)
+	require.NoError(t, l.Record(t.Context(), record("1a")))
+	require.Equal(t, 3, syncs)
 
 	require.NoError(t, os.Rename(path, path+".1"))
 	broken = syscall.EIO
@@ -461,7 +463,7 @@ func TestNamesAreDurable(t *testing.T) {
 	broken = nil
 	require.NoError(t, l.Reopen())
 	require.NoError(t, l.Record(t.Context(), record("2")))
-	require.Equal(t, []string{"1", "2"}, contents(t, path+".1", path))
+	require.Equal(t, []string{"1", "1a", "2"}, contents(t, path+".1", path))
 	if runtime.GOOS != "windows" {
 		info, err := os.Stat(path)
 		require.NoError(t, err)
