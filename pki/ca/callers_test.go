@@ -34,8 +34,7 @@ func (c callers) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 // door is how a server authenticates callers by their certificate.
 func door(t *testing.T, a *ca.Authority) func(chain ...*x509.Certificate) error {
 	t.Helper()
-	v, err := spiffe.NewVerifier(callers{a}, spiffe.AllowMembersOf(td), nil)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(callers{a}, spiffe.AllowMembersOf(td), nil))(t)
 	method := authn.ClientCertificate(v)
 	return func(chain ...*x509.Certificate) error {
 		_, err := method.Authenticate(&http.Request{TLS: &tls.ConnectionState{PeerCertificates: chain}})
@@ -103,8 +102,7 @@ func TestTaintTakesEffectAtOnce(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ca")
 	of := func() ca.Store {
-		store, err := ca.NewDirStore(dir)
-		require.NoError(t, err)
+		store := must.Get(ca.NewDirStore(dir))(t)
 		return store
 	}
 	operator := open(t, of(), withJWT)
@@ -113,15 +111,13 @@ func TestTaintTakesEffectAtOnce(t *testing.T) {
 	require.NoError(t, enter(leaf))
 	require.NoError(t, operator.Taint(t.Context(), operator.Roots()[0].ID))
 	require.ErrorIs(t, enter(leaf), authn.ErrRefused)
-	_, err := operator.Revoke(t.Context(), operator.Roots()[0].ID, true)
-	require.NoError(t, err)
+	must.Get(operator.Revoke(t.Context(), operator.Roots()[0].ID, true))(t)
 	require.NoError(t, enter(sign(t, server, newCSR(t), time.Hour)))
 	require.Equal(t, operator.Roots(), server.Roots())
 	require.Len(t, server.Roots(), 1)
 
 	require.NoError(t, operator.Taint(t.Context(), operator.Status().JWTKeys[0].ID))
-	_, err = operator.Revoke(t.Context(), operator.Status().JWTKeys[0].ID, true)
-	require.NoError(t, err)
+	must.Get(operator.Revoke(t.Context(), operator.Status().JWTKeys[0].ID, true))(t)
 	require.NoError(t, validate(operator.CallerBundle(), signJWT(t, server, time.Minute)), "by the new key")
 
 	// A folder that cannot be read costs one request the time for it.
@@ -139,8 +135,7 @@ func TestTaintPluggedIn(t *testing.T) {
 		require.NoError(t, validate(a.CallerBundle(), token))
 		require.NoError(t, a.Taint(t.Context(), a.Status().JWTKeys[0].ID))
 		require.Error(t, validate(a.CallerBundle(), token))
-		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.NoError(t, err)
+		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web}))(t)
 		require.NoError(t, door(t, a)(chain...))
 	})
 }
@@ -165,8 +160,7 @@ func TestTaintAndRevokeAllCertificatesOfAKey(t *testing.T) {
 				require.NoError(t, a.Taint(t.Context(), old))
 			case "revoke":
 				require.ErrorIs(t, must.Err(a.Revoke(t.Context(), old, false)), ca.ErrActive, "what it signed would verify with the other one")
-				_, err := a.Revoke(t.Context(), old, true)
-				require.NoError(t, err)
+				must.Get(a.Revoke(t.Context(), old, true))(t)
 				require.Len(t, a.Roots(), 1)
 				require.Error(t, verify(a.Bundle(), ofAge, time.Now()))
 				continue
@@ -178,8 +172,7 @@ func TestTaintAndRevokeAllCertificatesOfAKey(t *testing.T) {
 			// Another program renews the tainted root: it stays tainted.
 			r := load(t, store)
 			r.Data()["ca-cert.pem"] = pki.MarshalCertificatesPEM(istioRoot(t, key))
-			_, err := store.Save(t.Context(), r)
-			require.NoError(t, err)
+			must.Get(store.Save(t.Context(), r))(t)
 			b := open(t, store)
 			require.ErrorIs(t, door(t, b)(ofAge), authn.ErrRefused, name)
 			for _, k := range b.Roots() {
@@ -200,8 +193,7 @@ func TestProven(t *testing.T) {
 		for range 20 {
 			require.Equal(t, began.Unix(), a.Proven(leaf).Unix())
 			time.Sleep(11*time.Hour + 333*time.Millisecond)
-			chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, Proven: a.Proven(leaf)})
-			require.NoError(t, err)
+			chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, Proven: a.Proven(leaf)}))(t)
 			require.Equal(t, time.Now().Add(-2*time.Minute).Unix(), chain[0].NotBefore.Unix(), "as clients compute with it")
 			leaf = chain[0]
 		}
@@ -215,8 +207,7 @@ func TestProven(t *testing.T) {
 			"long ago":    {now.Add(-50 * 365 * 24 * time.Hour), time.Unix(0, 0)},
 			"a past time": {time.Unix(1_000_000, 999_999_999), time.Unix(1_000_000, 0)},
 		} {
-			chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, Proven: tt.given})
-			require.NoError(t, err)
+			chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, Proven: tt.given}))(t)
 			require.Equal(t, tt.want.Unix(), a.Proven(chain[0]).Unix(), name)
 		}
 	})
@@ -281,8 +272,7 @@ func TestSerialNumbers(t *testing.T) {
 	var ones [160]int
 	const n = 400
 	for range n {
-		chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, Proven: proven})
-		require.NoError(t, err)
+		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, Proven: proven}))(t)
 		serial := chain[0].SerialNumber
 		require.Equal(t, 1, serial.Sign())
 		require.Equal(t, 159, serial.BitLen())

@@ -68,10 +68,8 @@ func TestLoadCreatesOnlyWithPermission(t *testing.T) {
 	require.ErrorContains(t, err, "there are no keys for JWT-SVIDs of example.org")
 	_, err = tryLoadCA(t.Context(), files, ca.NewMemoryStore(), notCreating)
 	require.NoError(t, err, "without tokens there is nothing to make")
-	a, err := tryLoadCA(t.Context(), files, store, withJWT)
-	require.NoError(t, err)
-	b, err := tryLoadCA(t.Context(), files, store, withJWT, notCreating)
-	require.NoError(t, err)
+	a := must.Get(tryLoadCA(t.Context(), files, store, withJWT))(t)
+	b := must.Get(tryLoadCA(t.Context(), files, store, withJWT, notCreating))(t)
 	assert.Equal(t, a.Status().JWTKeys, b.Status().JWTKeys)
 }
 
@@ -166,10 +164,8 @@ func TestCopiesBesideTheState(t *testing.T) {
 	made := ca.NewMemoryStore()
 	first := open(t, made)
 	good := load(t, made)
-	otherKey, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	other, err := pki.MarshalPrivateKeyPEM(otherKey)
-	require.NoError(t, err)
+	otherKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	other := must.Get(pki.MarshalPrivateKeyPEM(otherKey))(t)
 	for name, tt := range map[string]struct {
 		item    string
 		is      []byte // nil: missing
@@ -212,8 +208,7 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	t.Parallel()
 	volume := t.TempDir()
 	dir := filepath.Join(volume, "ca")
-	store, err := ca.NewDirStore(dir)
-	require.NoError(t, err)
+	store := must.Get(ca.NewDirStore(dir))(t)
 	a := open(t, store)
 	a.SetSyncInterval(20 * time.Millisecond)
 	run(t, a)
@@ -221,7 +216,7 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	require.NoError(t, os.Rename(dir, away))
 	require.Eventually(t, func() bool { return errors.Is(a.Health().Store, ca.ErrUnfit) }, time.Minute, 5*time.Millisecond)
 	require.ErrorContains(t, a.Health().Store, "mount its volume")
-	_, err = a.Rotate(t.Context())
+	_, err := a.Rotate(t.Context())
 	require.ErrorIs(t, err, ca.ErrUnfit)
 	time.Sleep(100 * time.Millisecond)
 	require.NoDirExists(t, dir)
@@ -229,8 +224,7 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	require.NoError(t, os.Rename(away, dir))
 	require.Eventually(t, func() bool { return a.Health().Store == nil }, time.Minute, 5*time.Millisecond)
 	assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots())
-	_, err = a.Rotate(t.Context())
-	require.NoError(t, err)
+	must.Get(a.Rotate(t.Context()))(t)
 
 	// To have the record there again, an operator makes the folder. It goes by a rename: what is being written meanwhile
 	// would be in the way of RemoveAll.

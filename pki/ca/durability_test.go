@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/diskcrash"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -29,8 +30,7 @@ const lastSave = 3
 func saveHistory(t testing.TB) []diskcrash.Write {
 	dir := filepath.Join(t.TempDir(), "ca")
 	j := &diskcrash.Journal{}
-	inner, err := ca.NewDirStore(dir)
-	require.NoError(t, err)
+	inner := must.Get(ca.NewDirStore(dir))(t)
 	s := ca.OnDisk(inner, j)
 	version := ""
 	for save := 1; save <= lastSave; save++ {
@@ -46,8 +46,7 @@ func saveHistory(t testing.TB) []diskcrash.Write {
 			require.ErrorIs(t, err, context.Canceled)
 			j.Fail = nil
 		}
-		version, err = s.Save(t.Context(), savedRecord(version, save))
-		require.NoError(t, err)
+		version = must.Get(s.Save(t.Context(), savedRecord(version, save)))(t)
 		j.Saved(save)
 	}
 	return j.Writes
@@ -135,15 +134,13 @@ func TestDirStoreDiskFails(t *testing.T) {
 	t.Parallel()
 	for n := 0; ; n++ {
 		dir := filepath.Join(t.TempDir(), "ca")
-		inner, err := ca.NewDirStore(dir)
-		require.NoError(t, err)
+		inner := must.Get(ca.NewDirStore(dir))(t)
 		j := &diskcrash.Journal{}
 		s := ca.OnDisk(inner, j)
-		first, err := s.Save(t.Context(), savedRecord("", 1))
-		require.NoError(t, err)
+		first := must.Get(s.Save(t.Context(), savedRecord("", 1)))(t)
 		left := n
 		j.Fail = func(diskcrash.Write) bool { left--; return left == -1 }
-		_, err = s.Save(t.Context(), savedRecord(first, 2))
+		_, err := s.Save(t.Context(), savedRecord(first, 2))
 		committed := err == nil
 		if left >= 0 {
 			require.NoError(t, err)

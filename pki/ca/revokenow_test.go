@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -37,8 +38,7 @@ func TestRevokeNow(t *testing.T) {
 					time.Sleep(10 * time.Minute)
 				}
 				changed := a.Changed()
-				r, err := a.Revoke(t.Context(), stolen.ID, true)
-				require.NoError(t, err)
+				r := must.Get(a.Revoke(t.Context(), stolen.ID, true))(t)
 				<-changed
 				require.Equal(t, "B active", n.see(t, a))
 				now := a.Roots()[0]
@@ -55,13 +55,12 @@ func TestRevokeNow(t *testing.T) {
 				if !distributing {
 					assert.Error(t, verify(before, fresh, time.Now()), "the cost: a verifier that has not read the bundle")
 				}
-				_, err = a.Revoke(t.Context(), stolen.ID, true)
+				_, err := a.Revoke(t.Context(), stolen.ID, true)
 				require.ErrorIs(t, err, ca.ErrUnknownKey)
 
 				// Life goes on.
 				if !keepKey {
-					_, err = a.Rotate(t.Context())
-					require.NoError(t, err)
+					must.Get(a.Rotate(t.Context()))(t)
 					n.see(t, a)
 					time.Sleep(25 * time.Minute)
 					require.Equal(t, "B retiring, C active", n.see(t, a))
@@ -80,18 +79,14 @@ func TestRevokeNowOfOthers(t *testing.T) {
 		sign(t, a, newCSR(t), 90*24*time.Hour)
 		n := namer{}
 		n.see(t, a)
-		next, err := a.Rotate(t.Context())
-		require.NoError(t, err)
-		r, err := a.Revoke(t.Context(), next.ID, true)
-		require.NoError(t, err)
+		next := must.Get(a.Rotate(t.Context()))(t)
+		r := must.Get(a.Revoke(t.Context(), next.ID, true))(t)
 		assert.NotContains(t, r, "in its place")
 		require.Equal(t, "A active", n.see(t, a))
-		_, err = a.Rotate(t.Context())
-		require.NoError(t, err)
+		must.Get(a.Rotate(t.Context()))(t)
 		n.see(t, a)
 		time.Sleep(25 * time.Minute)
-		r, err = a.Revoke(t.Context(), a.Roots()[0].ID, true)
-		require.NoError(t, err)
+		r = must.Get(a.Revoke(t.Context(), a.Roots()[0].ID, true))(t)
 		assert.NotContains(t, r, "in its place")
 		require.Equal(t, "B active", n.see(t, a))
 		for _, id := range []string{"", "0", next.ID} {
@@ -113,8 +108,7 @@ func TestRevokeNowJWT(t *testing.T) {
 				stolen := a.Status().JWTKeys[0]
 				token := signJWT(t, a, time.Hour)
 				// The operator's program signs no tokens.
-				r, err := open(t, store).Revoke(t.Context(), stolen.ID, true)
-				require.NoError(t, err)
+				r := must.Get(open(t, store).Revoke(t.Context(), stolen.ID, true))(t)
 				assert.Contains(t, r, "JWT key "+stolen.ID+" is revoked")
 				a = open(t, store, edit)
 				require.Len(t, a.Status().JWTKeys, 1)
@@ -134,8 +128,7 @@ func TestRevokeNowPluggedIn(t *testing.T) {
 	_, err := a.Revoke(t.Context(), a.Roots()[0].ID, true)
 	require.ErrorIs(t, err, ca.ErrPluggedIn)
 	require.ErrorContains(t, err, "replace the files with those of another CA")
-	_, err = a.Revoke(t.Context(), a.Status().JWTKeys[0].ID, true)
-	require.NoError(t, err)
+	must.Get(a.Revoke(t.Context(), a.Status().JWTKeys[0].ID, true))(t)
 }
 
 // A crash leaves the old CA or the new one: all of it is one write, which is there before any reader sees it.
@@ -147,8 +140,7 @@ func TestRevokeNowIsOneWrite(t *testing.T) {
 			store := &faultStore{Store: memory}
 			a := open(t, store)
 			if distributing {
-				_, err := a.Rotate(t.Context())
-				require.NoError(t, err)
+				must.Get(a.Rotate(t.Context()))(t)
 			}
 			stolen := a.Roots()[0].ID
 			version := load(t, memory).Version
@@ -174,8 +166,7 @@ func TestRevokeNowIsOneWrite(t *testing.T) {
 			assert.NoError(t, verify(b.Bundle(), sign(t, b, newCSR(t), 0), time.Now()))
 
 			store.behave(nil) // the operator tries again
-			_, err = a.Revoke(t.Context(), stolen, true)
-			require.NoError(t, err)
+			must.Get(a.Revoke(t.Context(), stolen, true))(t)
 			assert.Equal(t, b.Roots(), a.Roots(), "and there is one successor")
 		})
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -139,8 +140,7 @@ func TestTimeline(t *testing.T) {
 							require.ErrorIs(t, err, ca.ErrRotating, "event %d", i)
 						case "sign":
 							ttl, name, _ := strings.Cut(arg, " by ")
-							d, err := time.ParseDuration(ttl)
-							require.NoError(t, err)
+							d := must.Get(time.ParseDuration(ttl))(t)
 							leaf := sign(t, a, csr, d)
 							assert.Equal(t, name, n.name(signer(t, a, leaf)), "event %d: the signing root", i)
 						}
@@ -159,15 +159,14 @@ func TestRootStatusTimes(t *testing.T) {
 		a := newAuthority(t, shortLived)
 		time.Sleep(time.Minute)
 		sign(t, a, newCSR(t), time.Hour)
-		r, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		r := must.Get(a.Rotate(t.Context()))(t)
 		assert.Equal(t, ca.Distributing, r.Phase)
 		assert.Equal(t, start.Add(time.Minute), r.Prepared)
 		assert.Equal(t, start.Add(26*time.Minute), r.Activates)
 		assert.Zero(t, r.Retires)
 		assert.Equal(t, "root "+r.ID+": distributing, signs from 2000-01-01T00:26:00Z", r.String())
 		assert.Equal(t, r, a.Roots()[1])
-		_, err = a.Rotate(t.Context())
+		_, err := a.Rotate(t.Context())
 		assert.EqualError(t, err, "ca: rotate example.org: a rotation is under way: root "+r.ID+" activates at 2000-01-01T00:26:00Z")
 
 		time.Sleep(25 * time.Minute)
@@ -186,8 +185,7 @@ func TestBundleIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t, func(c *ca.Config) { c.Rotation.Propagation, c.MaxTTL = time.Second, 24*time.Hour })
 		for range 63 {
-			_, err := a.Rotate(t.Context())
-			require.NoError(t, err)
+			must.Get(a.Rotate(t.Context()))(t)
 			time.Sleep(time.Second)
 		}
 		require.Len(t, a.Roots(), 64)
@@ -226,8 +224,7 @@ func TestRunTellsOfEachStep(t *testing.T) {
 		synctest.Wait()
 		sign(t, a, newCSR(t), time.Hour)
 		time.Sleep(time.Minute)
-		_, err := a.Rotate(ctx)
-		require.NoError(t, err)
+		must.Get(a.Rotate(ctx))(t)
 		time.Sleep(10 * time.Hour)
 		synctest.Wait()
 		assert.Equal(t, []string{
@@ -287,8 +284,7 @@ func TestRunTriesAgain(t *testing.T) {
 			c.Rotation.RootTTL, c.MaxTTL, c.DefaultTTL, c.Rotation.Propagation = 100*time.Hour, 90*time.Hour, time.Hour, time.Second
 		})
 		for range 63 {
-			_, err := a.Rotate(t.Context())
-			require.NoError(t, err)
+			must.Get(a.Rotate(t.Context()))(t)
 			time.Sleep(time.Second)
 		}
 		go func() { _ = a.Run(t.Context()) }()

@@ -28,8 +28,7 @@ import (
 func newDirStore(t testing.TB) (ca.Store, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "ca")
-	d, err := ca.NewDirStore(dir)
-	require.NoError(t, err)
+	d := must.Get(ca.NewDirStore(dir))(t)
 	return d, dir
 }
 
@@ -49,8 +48,7 @@ func TestStores(t *testing.T) {
 			require.ErrorIs(t, err, ca.ErrConflict, "there is nothing to replace")
 
 			data := map[string][]byte{"a.pem": []byte("secret"), "b": {}, "C_d-e": {0, 255, '\n'}}
-			v1, err := s.Save(ctx, ca.NewRecord("", data))
-			require.NoError(t, err)
+			v1 := must.Get(s.Save(ctx, ca.NewRecord("", data)))(t)
 			require.NotEmpty(t, v1)
 			data["a.pem"][0] = 'X'
 			r, err := s.Load(ctx)
@@ -65,11 +63,9 @@ func TestStores(t *testing.T) {
 				_, err = s.Save(ctx, ca.NewRecord(version, data))
 				require.ErrorIs(t, err, ca.ErrConflict, version)
 			}
-			v2, err := s.Save(ctx, ca.NewRecord(v1, map[string][]byte{"only": []byte("2")}))
-			require.NoError(t, err)
+			v2 := must.Get(s.Save(ctx, ca.NewRecord(v1, map[string][]byte{"only": []byte("2")})))(t)
 			assert.NotEqual(t, v1, v2)
-			r, err = s.Load(ctx)
-			require.NoError(t, err)
+			r = must.Get(s.Load(ctx))(t)
 			assert.Equal(t, v2, r.Version)
 			assert.Equal(t, map[string][]byte{"only": []byte("2")}, r.Data(), "all of it was replaced")
 			_, err = s.Save(ctx, ca.NewRecord(v1, data))
@@ -90,8 +86,7 @@ func TestStores(t *testing.T) {
 			require.ErrorIs(t, err, cause)
 			_, err = s.Save(done, ca.NewRecord(v2, data))
 			require.ErrorIs(t, err, cause)
-			r, err = s.Load(ctx)
-			require.NoError(t, err)
+			r = must.Get(s.Load(ctx))(t)
 			assert.Equal(t, v2, r.Version, "nothing of that was written")
 		})
 	}
@@ -118,8 +113,7 @@ func TestRecordsDoNotPrint(t *testing.T) {
 			}
 		}
 	}
-	b, err := json.Marshal(r)
-	require.NoError(t, err)
+	b := must.Get(json.Marshal(r))(t)
 	assert.JSONEq(t, `{"Version":"7"}`, string(b))
 	assert.Equal(t, `ca.Record("7", 1 items)`, r.String())
 }
@@ -160,8 +154,7 @@ func TestNoLostUpdate(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			r, err := open().Load(t.Context())
-			require.NoError(t, err)
+			r := must.Get(open().Load(t.Context()))(t)
 			assert.Equal(t, strconv.Itoa(writers*each), string(r.Data()["n"]))
 		})
 	}
@@ -180,8 +173,7 @@ func TestDirStoreIsPrivate(t *testing.T) {
 	d, dir := newDirStore(t)
 	_, err := os.Stat(dir)
 	require.ErrorIs(t, err, os.ErrNotExist, "nothing is made before it is needed")
-	v, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("x")}))
-	require.NoError(t, err)
+	v := must.Get(d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("x")})))(t)
 	var names []string
 	require.NoError(t, filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
 		require.NoError(t, err)
@@ -215,8 +207,7 @@ func TestDirStoreIsPrivate(t *testing.T) {
 		}
 		require.NoError(t, os.Chmod(tt.path, tt.back))
 	}
-	_, err = d.Load(t.Context())
-	require.NoError(t, err)
+	must.Get(d.Load(t.Context()))(t)
 }
 
 func TestNewDirStoreRefuses(t *testing.T) {
@@ -297,8 +288,7 @@ func TestDirStoreOwners(t *testing.T) {
 		t.Run(of, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "above", "ca")
-			d, err := ca.NewDirStore(dir)
-			require.NoError(t, err)
+			d := must.Get(ca.NewDirStore(dir))(t)
 			version, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("1")}))
 			require.NoError(t, err)
 			path := filepath.Join(dir, of)
@@ -382,12 +372,11 @@ func TestDirStoreLock(t *testing.T) {
 		t.Skip("looks at flock")
 	}
 	d, dir := newDirStore(t)
-	_, err := d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("1")}))
-	require.NoError(t, err)
+	must.Get(d.Save(t.Context(), ca.NewRecord("", map[string][]byte{"key": []byte("1")})))(t)
 	unlock := holdLock(t, filepath.Join(dir, "lock"))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err = d.Save(ctx, ca.NewRecord("", map[string][]byte{}))
+	_, err := d.Save(ctx, ca.NewRecord("", map[string][]byte{}))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.ErrorContains(t, err, "another process has the lock")
 	_, err = d.Load(t.Context())

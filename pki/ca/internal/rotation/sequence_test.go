@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -52,8 +53,7 @@ func TestTrustedUntilTheEnd(t *testing.T) {
 	t.Parallel()
 	td := spiffe.MustParseTrustDomain("example.org")
 	root := func(from, to int) *x509.Certificate {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: at(from), NotAfter: at(to)})
 		require.NoError(t, err)
 		return issuer.Certificate()
