@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
@@ -43,7 +42,6 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 		return nil, err
 	}
 	data := map[string][]byte{stateName: state, noteName: []byte(note)}
-	maps.Copy(data, d.Others)
 	active := d.In(rotation.Root, Active)
 	if active == nil {
 		return data, nil
@@ -64,14 +62,6 @@ func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed
 	d, changed, err = a.parse(r, now)
 	if err != nil {
 		return nil, false, fmt.Errorf("ca: %w: %w", errRecord, within(err))
-	}
-	d.Others = map[string][]byte{}
-	for name, b := range r.Data() {
-		switch name {
-		case stateName, caCertName, caKeyName, certChainName, keyName, rootCertName, noteName:
-		default:
-			d.Others[name] = bytes.Clone(b) // not ours to change
-		}
 	}
 	return d, changed, nil
 }

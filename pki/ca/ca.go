@@ -185,8 +185,7 @@ func New(cfg Config) (*Authority, error) {
 	if err := a.install(d, "", now, now, nil, ""); err != nil {
 		return nil, err
 	}
-	a.started(created, "in memory")
-	a.settle(context.Background())
+	a.started(context.Background(), created, "in memory")
 	return a, nil
 }
 

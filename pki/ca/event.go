@@ -158,19 +158,20 @@ func (a *Authority) settle(ctx context.Context) {
 }
 
 // started reports how the authority began: its CA was "created", "adopted" or "loaded".
-func (a *Authority) started(how, where string) {
+func (a *Authority) started(ctx context.Context, how, where string) {
 	s := a.current()
 	k := s.active()
 	level := slog.LevelInfo
 	if how == adopted {
 		level = slog.LevelWarn
 	}
-	a.cfg.Logger.LogAttrs(context.Background(), level, "CA "+how, slog.String("serial", k.ID),
+	a.cfg.Logger.LogAttrs(ctx, level, "CA "+how, slog.String("serial", k.ID),
 		slog.Time("not_after", k.Cert.NotAfter), slog.String("where", where))
 	a.keep(a.keyEvent(how, k, time.Now(), "", where))
-	if how == created && s.In(rotation.Token, Active) != nil {
-		a.keep(a.keyEvent(how, s.In(rotation.Token, Active), time.Now(), "", where))
+	if token := s.In(rotation.Token, Active); how == created && token != nil {
+		a.keep(a.keyEvent(how, token, time.Now(), "", where))
 	}
+	a.settle(ctx)
 }
 
 // How an authority may begin.

@@ -273,22 +273,15 @@ func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, erro
 	issuer := pair.Issuer()
 	cert := issuer.Certificate()
 	p.key = rotation.Key{ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Phase: Active}
-	p.from, p.until = cert.NotBefore, cert.NotAfter
-	for _, c := range issuer.Chain() {
+	p.until = cert.NotAfter
+	chain := issuer.Chain()
+	for _, c := range chain {
 		if !slices.ContainsFunc(p.roots, c.Equal) {
 			p.above = append(p.above, c)
 		}
 		p.from, p.until = later(p.from, c.NotBefore), rotation.Earlier(p.until, c.NotAfter)
 	}
-	// The chain's root or, if it leads to several, the root that ends last.
-	var end time.Time
-	top := issuer.Chain()[len(issuer.Chain())-1]
-	for _, r := range p.roots {
-		if r.Equal(top) || top.CheckSignatureFrom(r) == nil {
-			end = later(end, r.NotAfter)
-		}
-	}
-	if !end.IsZero() {
+	if end := lastEnd(p.roots, chain[len(chain)-1]); !end.IsZero() {
 		p.until = rotation.Earlier(p.until, end)
 	}
 	if err := probe(f.a.cfg.TrustDomain, issuer, p.above, bundle, now); err != nil {
@@ -298,6 +291,16 @@ func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, erro
 		p.sequence = max(p.sequence, uint64(max(1, file.ModTime.UnixMilli())))
 	}
 	return p, nil
+}
+
+// lastEnd returns the end of the root that top is or, if several have signed it, of the one that ends last.
+func lastEnd(roots []*x509.Certificate, top *x509.Certificate) (end time.Time) {
+	for _, r := range roots {
+		if r.Equal(top) || top.CheckSignatureFrom(r) == nil {
+			end = later(end, r.NotAfter)
+		}
+	}
+	return end
 }
 
 func later(a, b time.Time) time.Time {

@@ -29,7 +29,8 @@ var (
 type Store interface {
 	// Load returns the record of the last Save that finished before the call, or a later one: never an older one from
 	// a cache or a lagging copy. The error wraps [ErrNoRecord] if there is none; any other error says that the store
-	// could not tell. The caller owns the result.
+	// could not tell. The caller owns the result. Other programs' data beside the record is not part of it: the
+	// authority saves only its own items.
 	Load(ctx context.Context) (Record, error)
 
 	// Save replaces the record whose version is r.Version by r.Data(), all of it or nothing, and returns the new

@@ -459,18 +459,16 @@ func (a *Authority) opened(ctx context.Context) {
 	if named, ok := a.store.(fmt.Stringer); ok { // other stores might print their keys
 		where = named.String()
 	}
-	switch s := a.state.Load(); {
+	switch {
+	case a.files != nil:
+		where = a.files.dir
 	case a.adopted:
 		how = adopted
-	case a.fresh != nil && a.fresh.Authority == s.Authority:
+	case a.fresh != nil && a.fresh.Authority == a.state.Load().Authority:
 		how = created
 	}
 	a.fresh = nil
-	if a.files != nil {
-		how, where = loaded, a.files.dir
-	}
-	a.started(how, where)
-	a.settle(ctx)
+	a.started(ctx, how, where)
 }
 
 // note keeps err for Status, and logs it if it is new.

@@ -29,8 +29,6 @@ type Document struct {
 	Writer    string   // random, chosen for each write: it tells a reader whether the write was its own
 	Sequence  uint64   // of the bundle
 	Keys      [2][]Key // by kind, oldest first; at most one is Active; of roots exactly one, unless there are none
-
-	Others map[string][]byte // items of the record that are not ours
 }
 
 // Clone returns a document that may be changed, including its keys.
