@@ -146,24 +146,11 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 		return a.opError(op, err)
 	}
 	kind, id := k.Kind(), k.ID
-	// Run, in a replica that signs tokens, prepares the successor of a JWT key.
-	replaces := func(d *rotation.Document) bool {
-		return (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
-	}
 	defer a.settle(ctx)
 	var successor rotation.Key
-	if replaces(a.current().Document) {
-		if successor, err = a.newKey(kind); err != nil { // before any lock
-			return a.opError(op, err)
-		}
-	}
-	var dropped *rotation.Key // a distributing key, which leaves the document instead of being tainted in it
 	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
-		prepares := replaces(d)
-		dropped = nil
-		if k := d.Find(id); k != nil && k.Phase == Distributing {
-			dropped = new(*k)
-		}
+		// Run, in a replica that signs tokens, prepares the successor of a JWT key.
+		prepares := (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
 		if !d.Taint(id, a.taintGrace, now) {
 			return errNoChange
 		}
@@ -180,9 +167,6 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	})
 	if err != nil {
 		return a.opError(op, err)
-	}
-	if dropped != nil {
-		a.happened(asked, rotation.Event{What: rotation.Tainted, At: time.Now(), Key: *dropped})
 	}
 	return nil
 }
