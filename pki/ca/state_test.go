@@ -88,7 +88,6 @@ func TestUnfitDocuments(t *testing.T) {
 		"two certificates": func(d map[string]any) {
 			root(d, 0)["certificate"] = root(d, 0)["certificate"].(string) + root(d, 1)["certificate"].(string)
 		},
-		"a root with a key ID":    func(d map[string]any) { root(d, 0)["key_id"] = "x" },
 		"no time of preparation":  func(d map[string]any) { delete(root(d, 0), "prepared") },
 		"no time of activation":   func(d map[string]any) { delete(root(d, 1), "activates") },
 		"a time that is none":     func(d map[string]any) { root(d, 1)["activates"] = "tomorrow" },
@@ -102,7 +101,6 @@ func TestUnfitDocuments(t *testing.T) {
 			require.NoError(t, json.Unmarshal(load(t, s).Data()[stateName], &od))
 			d["roots"] = od["roots"]
 		},
-		"a JWT key with a certificate":      func(d map[string]any) { jwt(d)["certificate"] = root(d, 0)["certificate"] },
 		"a JWT key without an ID":           func(d map[string]any) { delete(jwt(d), "key_id") },
 		"a JWT key without its public":      func(d map[string]any) { delete(jwt(d), "public_key") },
 		"a JWT key with another public":     func(d map[string]any) { jwt(d)["public_key"] = jwt(others)["public_key"] },
