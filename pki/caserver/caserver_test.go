@@ -587,7 +587,7 @@ type hasty struct {
 
 func (h *hasty) Changed() <-chan struct{} {
 	if h.armed.CompareAndSwap(true, false) {
-		_, err := h.RevokeNow(context.WithoutCancel(h.t.Context()), active(h.t, h.Authority))
+		_, err := h.Revoke(context.WithoutCancel(h.t.Context()), active(h.t, h.Authority), true)
 		if err != nil {
 			h.t.Error(err)
 		}
@@ -623,7 +623,7 @@ func TestIdentityFollowsRoots(t *testing.T) {
 		}, time.Minute, 10*time.Millisecond)
 	}
 	follows()
-	_, err := h.RevokeNow(t.Context(), active(t, h.Authority))
+	_, err := h.Revoke(t.Context(), active(t, h.Authority), true)
 	require.NoError(t, err)
 	follows()
 	h.armed.Store(true)

@@ -244,13 +244,8 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		}
 	}
 	return func(cfg ca.Config) (err error) {
-		switch a.Own, err = ca.Open(ctx, cfg, store); {
-		case errors.Is(err, ca.ErrNoRecord):
+		if a.Own, err = ca.Open(ctx, cfg, store); errors.Is(err, ca.ErrNoRecord) {
 			return a.missing(c, err)
-		case errors.Is(err, ca.ErrUnfit) && !c.Kubernetes:
-			if r, lost := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, folder), false); lost == nil { // a dry run
-				return fmt.Errorf("%w; -recover goes on with %s", err, r)
-			}
 		}
 		a.Signer = a.Own
 		return err
@@ -421,30 +416,6 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	if s.SyncError != nil {
 		fmt.Fprintf(out, "the store: %v\n", s.SyncError)
 	}
-}
-
-// Recover repairs the directory of a self-signed CA whose file CURRENT is missing or wrong: the CA goes on with the
-// newest complete version; see [ca.RecoverDirStore]. The audit log records it.
-func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
-	if c.Kubernetes || c.StateDir == "" {
-		return ca.Recovery{}, misused("-recover: it is for the folder in -state-dir; a Secret has one version, to " +
-			"be restored from a backup")
-	}
-	r, err := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, "ca"), true)
-	if err != nil || c.AuditLog == "none" {
-		return r, err
-	}
-	log, err := c.openAudit(nil)
-	if err == nil {
-		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
-			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds,
-			Detail: r.Version, Actor: currentActor(),
-		}), log.Close())
-	}
-	if err != nil {
-		err = fmt.Errorf("the CA is recovered, and there is no audit record of that: %w", err)
-	}
-	return r, err
 }
 
 func isLoopback(addr string) bool {

@@ -175,7 +175,7 @@ func TestMayCreate(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "token-secret"), []byte("x"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "audit.jsonl"), nil, 0o600))
 	assert.True(t, may(), "a start that failed")
-	for _, name := range []string{"root-cert.pem", "tokens", "audit.jsonl.1", filepath.Join("ca", "CURRENT")} {
+	for _, name := range []string{"root-cert.pem", "tokens", "audit.jsonl.1", filepath.Join("ca", "record.json")} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600))
 		assert.False(t, may(), name)
 		assert.True(t, may("-create"), name)
