@@ -56,9 +56,8 @@ func TestNew(t *testing.T) {
 	good := istioca.Options{Signer: authority(t), Authenticator: callers}
 	must.Get(istioca.New(good))(t)
 	for want, edit := range map[string]func(*istioca.Options){
-		"istioca: invalid Options: Signer is nil":           func(o *istioca.Options) { o.Signer = nil },
-		"istioca: invalid Options: Authenticator is nil":    func(o *istioca.Options) { o.Authenticator = nil },
-		"istioca: invalid Options: Timeout is negative (-1": func(o *istioca.Options) { o.Timeout = -1 },
+		"istioca: invalid Options: Signer is nil":        func(o *istioca.Options) { o.Signer = nil },
+		"istioca: invalid Options: Authenticator is nil": func(o *istioca.Options) { o.Authenticator = nil },
 	} {
 		bad := good
 		edit(&bad)
@@ -204,8 +203,8 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 	}
 	assert.Equal(t, "8", s.metric(t, "authentication_failure_count"))
 	assert.Contains(t, s.logs.String(), "secret reason: no connection")
-	o.Timeout = 100 * time.Millisecond
 	impatient := serve(t, o)
+	impatient.SetTimeout(100 * time.Millisecond)
 	_, err := impatient.call(t, "hangs", goodRequest(t))
 	refused(t, err, grpchttp.Unavailable, unauthenticated)
 }
@@ -695,7 +694,8 @@ func TestTimeout(t *testing.T) {
 	m := goodRequest(t)
 	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("slow")}}
 	t.Run("of the server", func(t *testing.T) {
-		s := serve(t, istioca.Options{Signer: a, Timeout: 2 * time.Second}) // enough for what comes before
+		s := serve(t, istioca.Options{Signer: a})
+		s.SetTimeout(2 * time.Second) // enough for what comes before
 		_, err := s.call(t, "web", m)
 		refused(t, err, grpchttp.Unavailable, "CSR signing error (the CA cannot answer now; try again later)")
 		<-entered

@@ -52,18 +52,6 @@ func anchorsOf(a *ca.Authority) []*x509.Certificate {
 	return slices.Collect(a.Bundle().X509Authorities())
 }
 
-// issuerOf is for the option of that name.
-func issuerOf(a *ca.Authority) func() []*x509.Certificate {
-	return func() []*x509.Certificate {
-		for _, r := range a.Status().Roots {
-			if r.Phase == ca.Active {
-				return []*x509.Certificate{r.Certificate}
-			}
-		}
-		return nil
-	}
-}
-
 // TestCluster has an authority of ours and an API server behind the service.
 func TestCluster(t *testing.T) {
 	t.Parallel()
@@ -89,7 +77,7 @@ func TestCluster(t *testing.T) {
 	})
 	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()}))(t)
 	authority := realAuthority(t)
-	s := serve(t, linkerd.Options{Signer: authority, Review: reviewer.Review, Issuer: issuerOf(authority)})
+	s := serve(t, linkerd.Options{Signer: authority, Review: reviewer.Review})
 	r := goodRequest(t)
 	for token, code := range map[string]grpchttp.Code{
 		"web\n": 0, "node": grpchttp.InvalidArgument, "admin": grpchttp.InvalidArgument, "dotted": grpchttp.InvalidArgument,
@@ -453,18 +441,15 @@ func (c *clocked) SetWriteDeadline(t time.Time) error {
 // A client that does not send, or does not take its answer, does not keep the server.
 func TestDeadlines(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		for timeout, read := range map[time.Duration]time.Duration{0: 10 * time.Second, 75 * time.Second: 10 * time.Second, 2 * time.Second: 2 * time.Second} {
-			srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review, Timeout: timeout})
-			require.NoError(t, err)
-			r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, marshal(t, goodRequest(t)))))
-			r.ProtoMajor, r.ProtoMinor, r.TLS = 2, 0, new(tls.ConnectionState)
-			r.Header.Set("Content-Type", "application/grpc")
-			w := &clocked{ResponseRecorder: httptest.NewRecorder()}
-			srv.ServeHTTP(w, r)
-			require.Equal(t, "0", w.Result().Trailer.Get("Grpc-Status"))
-			assert.Equal(t, read, time.Until(w.read))
-			assert.Equal(t, 10*time.Second, time.Until(w.write))
-		}
+		srv := must.Get(linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review}))(t)
+		r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, marshal(t, goodRequest(t)))))
+		r.ProtoMajor, r.ProtoMinor, r.TLS = 2, 0, new(tls.ConnectionState)
+		r.Header.Set("Content-Type", "application/grpc")
+		w := &clocked{ResponseRecorder: httptest.NewRecorder()}
+		srv.ServeHTTP(w, r)
+		require.Equal(t, "0", w.Result().Trailer.Get("Grpc-Status"))
+		assert.Equal(t, 10*time.Second, time.Until(w.read))
+		assert.Equal(t, 10*time.Second, time.Until(w.write))
 	})
 }
 
