@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -14,9 +15,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/crypto/cryptobyte"
-	"golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/spiffe"
@@ -305,11 +303,13 @@ func keyID(pub crypto.PublicKey) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	spki := cryptobyte.String(der)
-	var bits []byte
-	if !spki.ReadASN1(&spki, asn1.SEQUENCE) || !spki.SkipASN1(asn1.SEQUENCE) || !spki.ReadASN1BitStringAsBytes(&bits) {
-		return nil, errors.New("the public key has no DER form")
+	var spki struct {
+		Algorithm asn1.RawValue
+		Key       asn1.BitString
 	}
-	h := sha256.Sum256(bits)
+	if _, err := asn1.Unmarshal(der, &spki); err != nil {
+		return nil, err
+	}
+	h := sha256.Sum256(spki.Key.Bytes)
 	return h[:20], nil
 }

@@ -78,6 +78,3 @@ func ParseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
 func NewSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, error) {
 	return newSelfSigned(key, o)
 }
-
-// ParsePublicKey reads the key of a request.
-func ParsePublicKey(spki []byte) (crypto.PublicKey, error) { return parsePublicKey(spki) }

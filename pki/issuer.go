@@ -4,15 +4,13 @@ import (
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
+	"encoding/asn1"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/crypto/cryptobyte"
-	"golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
@@ -157,7 +155,10 @@ func (i *Issuer) Renew(notBefore, notAfter time.Time) (*Issuer, error) {
 			if len(old.AuthorityKeyId) == 0 {
 				continue
 			}
-			if e.Value, err = marshalAuthorityKeyID(old.AuthorityKeyId); err != nil {
+			id := struct {
+				KeyID []byte `asn1:"tag:0"`
+			}{old.AuthorityKeyId}
+			if e.Value, err = asn1.Marshal(id); err != nil {
 				return fail("", err)
 			}
 		}
@@ -246,15 +247,6 @@ func sign(what string, tmpl, parent *x509.Certificate, key signer) (*x509.Certif
 		return nil, fmt.Errorf("pki: %s: read back: %w", what, err)
 	}
 	return cert, nil
-}
-
-// marshalAuthorityKeyID returns the value of an extension that names a key and nothing else.
-func marshalAuthorityKeyID(id []byte) ([]byte, error) {
-	var b cryptobyte.Builder
-	b.AddASN1(asn1.SEQUENCE, func(b *cryptobyte.Builder) {
-		b.AddASN1(asn1.Tag(0).ContextSpecific(), func(b *cryptobyte.Builder) { b.AddBytes(id) })
-	})
-	return b.Bytes()
 }
 
 // tooDeep returns the index of the first CA in chain whose path length is less than its index, or 0. The index is the

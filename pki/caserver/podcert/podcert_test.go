@@ -307,7 +307,7 @@ func TestRefused(t *testing.T) {
 		{"weak key", "Denied", "UnsupportedKeyType", "ECDSAP256, ECDSAP384, ECDSAP521, ED25519, RSA3072 and RSA4096", func(s *spec) { s.StubPKCS10Request = pemOf(t, weak) }},
 		{"no CSR", "Failed", "InvalidRequest", "", func(s *spec) { s.StubPKCS10Request = nil }},
 		{"CSR cut", "Failed", "InvalidRequest", "", func(s *spec) { s.StubPKCS10Request = keys()[:50] }},
-		{"CSR with a tail", "Failed", "InvalidRequest", "after the request", func(s *spec) { s.StubPKCS10Request = append(bytes.Clone(keys()), 0) }},
+		{"CSR with a tail", "Failed", "InvalidRequest", "not in DER", func(s *spec) { s.StubPKCS10Request = append(bytes.Clone(keys()), 0) }},
 		{"wrong signature", "Failed", "InvalidRequest", "not by the key", func(s *spec) {
 			s.StubPKCS10Request = bytes.Clone(keys())
 			s.StubPKCS10Request[len(s.StubPKCS10Request)-1] ^= 1
