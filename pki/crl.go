@@ -158,7 +158,7 @@ func readIssuingPoint(value []byte, critical bool) error {
 }
 
 // checkCRL verifies that ca signed list: names and key identifiers agree, ca is a CA whose key usages, if any,
-// include CRL signing, its key is acceptable ([CheckPublicKey]), and the signature verifies. It does not look at
+// include CRL signing, its key is acceptable ([ErrWeakKey]), and the signature verifies. It does not look at
 // dates.
 func checkCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 	switch {

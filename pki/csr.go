@@ -115,7 +115,7 @@ func ParseCSRPEM(data []byte) (*CSR, error) {
 }
 
 // ParseCSR parses a request in DER and verifies that it is signed with its own key. The cheap checks come first: size
-// (64 KiB), form and key ([CheckPublicKey]), then the signature. It copies der.
+// (64 KiB), form and key ([ErrWeakKey]), then the signature. It copies der.
 //
 // It reads strictly: no trailing bytes at any level, version 1, at most one extension request without repeated
 // extensions, at most one common name of at most 253 bytes (proxies put whole DNS names there), alternative names by

@@ -30,6 +30,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -306,7 +307,7 @@ func TestCSRFiles(t *testing.T) {
 			}
 			require.Equal(t, head["sans"], strings.Join(sans, ", "))
 			require.Equal(t, head["cn"], c.CommonName())
-			require.NoError(t, pki.CheckPublicKey(c.PublicKey()))
+			require.NoError(t, certpem.CheckKey(c.PublicKey()))
 		})
 	}
 }

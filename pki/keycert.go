@@ -138,8 +138,9 @@ func readChain(what string, pem []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// verify returns all paths from cert to one of roots, both included.
-func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time.Time) ([][]*x509.Certificate, error) {
+// findPaths returns all paths from cert to one of roots, both included.
+func findPaths(cert *x509.Certificate, between, roots []*x509.Certificate,
+	now time.Time) ([][]*x509.Certificate, error) {
 	o := x509.VerifyOptions{
 		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
 		CurrentTime: now.UTC(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
@@ -150,11 +151,16 @@ func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time
 	for _, c := range between {
 		o.Intermediates.AddCert(c)
 	}
-	paths, err := cert.Verify(o)
+	return cert.Verify(o)
+}
+
+// verify returns all paths from a CA to one of roots, both included.
+func verify(ca *x509.Certificate, between, roots []*x509.Certificate, now time.Time) ([][]*x509.Certificate, error) {
+	paths, err := findPaths(ca, between, roots, now)
 	if err != nil {
 		return nil, err
 	}
-	// For crypto/x509 cert is the leaf, but it signs others, so each path counts one CA more.
+	// For crypto/x509 ca is the leaf, but it signs others, so each path counts one CA more.
 	paths = slices.DeleteFunc(paths, func(path []*x509.Certificate) bool { return tooDeep(path) > 0 })
 	if len(paths) == 0 {
 		return nil, errors.New("a CA above it does not allow as many CAs below it (path length)")
@@ -275,7 +281,7 @@ var (
 //
 // These are the checks, in this order, at the time now, which must not be zero:
 //
-//   - certificates, chain and roots are valid PEM, every key in them is acceptable ([CheckPublicKey]), and every
+//   - certificates, chain and roots are valid PEM, every key in them is acceptable ([ErrWeakKey]), and every
 //     root is a CA;
 //   - the CA certificate leads through the chain to a root, for any extended key usage, and path lengths allow the
 //     certificates that it signs;

@@ -172,7 +172,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	noCRL := withUsage(t, root, x509.KeyUsageCertSign)
 	short := root.below(t, func(o *pki.CertificateOptions) { o.NotAfter = base.Add(time.Second * 30) })
 	late := root.below(t, func(o *pki.CertificateOptions) { o.NotBefore = base.Add(time.Hour) })
-	wrongDomain := newTestRoot(t, func(o *pki.CertificateOptions) { o.PermittedDNSDomains = []string{"example.org"} })
+	wrongDomain := foreignCA(t, func(c *x509.Certificate) { c.PermittedDNSDomains = []string{"example.org"} })
 	outside := unchecked(t, wrongDomain, "ca.other.test")
 	renewedRoot := must.Get(root.Renew(base, base.AddDate(1, 0, 0)))(t)
 
