@@ -236,11 +236,11 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		// The lists.
 		"text as CRL":                {crls([]byte("hello")), "no list found", pki.ErrCRL},
 		"a certificate as CRL":       {crls(certsPEM(root.cert())), "not X509 CRL", pki.ErrCRL},
-		"a list of another CA":       {crls(unrelated.crl(t)), fmt.Sprintf("no list for %q, %q, %q", ca.cert().Subject, mid.cert().Subject, root.cert().Subject), pki.ErrCRL},
+		"a list of another CA":       {crls(unrelated.crl(t)), fmt.Sprintf("no list for %q:", ca.cert().Subject), pki.ErrCRL},
 		"no list for the CA":         {crls(root.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", ca.cert().Subject), pki.ErrCRL},
 		"no list in the middle":      {crls(ca.crl(t), root.crl(t)), fmt.Sprintf("no list for %q:", mid.cert().Subject), pki.ErrCRL},
 		"no list for the root":       {crls(ca.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", root.cert().Subject), pki.ErrCRL},
-		"a list by another key":      {crls(ca.crl(t), mid.crl(t), forgedCRL(t, root)), fmt.Sprintf("no list for %q (", root.cert().Subject), pki.ErrCRL},
+		"a list by another key":      {crls(ca.crl(t), mid.crl(t), forgedCRL(t, root)), fmt.Sprintf("no list for %q: the signature", root.cert().Subject), pki.ErrCRL},
 		"a damaged list":             {crls(ca.crl(t), mid.crl(t), damaged(root.crl(t)), root.crl(t)), "1 damaged PEM blocks", pki.ErrCRL},
 		"the CA is revoked":          {crls(ca.crl(t), mid.crl(t, ca.cert()), root.crl(t)), fmt.Sprintf("%q is revoked since 2026-03-01T11:00:00Z, reason 1", ca.cert().Subject), pki.ErrCRL},
 		"the one above is revoked":   {crls(ca.crl(t), mid.crl(t), root.crl(t, mid.cert())), fmt.Sprintf("%q is revoked", mid.cert().Subject), pki.ErrCRL},
@@ -497,8 +497,6 @@ func TestReadKeyCertBundle(t *testing.T) {
 		_, err = pki.ReadKeyCertBundle(fsys, newKey(t, pki.ECDSAP256), during)
 		assert.ErrorIs(t, err, pki.ErrKeyMismatch, name)
 	}
-	_, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: cert, Key: key, Signer: mid.key, Roots: roots}, during)
-	require.ErrorContains(t, err, "there are two")
 	for name, tc := range map[string]struct {
 		fsys fs.FS
 		want string

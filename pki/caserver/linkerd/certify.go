@@ -122,7 +122,8 @@ func readCSR(der []byte, identity string) (*pki.CSR, error) {
 			return nil, failed("the certificate signing request is refused: "+err.Error(), err)
 		}
 	}
-	return nil, caservice.Refuse(grpchttp.InvalidArgument, "the certificate signing request is not PKCS#10 in DER", err)
+	return nil, caservice.Refuse(grpchttp.InvalidArgument, "the certificate signing request is not PKCS#10 in DER",
+		err)
 }
 
 // checkCSR applies the rules for the form of a request for an identity.

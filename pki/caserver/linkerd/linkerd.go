@@ -39,10 +39,10 @@
 //	Internal            signing failed
 //	Unavailable         the signed certificate does not verify against the trust anchors
 //
-// Linkerd's own certifier does not have the first row, answers Unknown if its issuer does not verify, verifies no signature, and
-// checks the key only when it signs, with Internal. This server also answers ResourceExhausted for a limit of the
-// authority or a request that is too large, and Unavailable for an authority that cannot sign now, cannot write its
-// audit record, or takes too long. A client cannot tell a bad token from a bad name by the code alone.
+// Linkerd's own certifier does not have the first row, answers Unknown if its issuer does not verify, verifies no
+// signature, and checks the key only when it signs, with Internal. This server also answers ResourceExhausted for a
+// limit of the authority or a request that is too large, and Unavailable for an authority that cannot sign now, cannot
+// write its audit record, or takes too long. A client cannot tell a bad token from a bad name by the code alone.
 //
 // The certificates in an answer are DER, as Linkerd sends them; the comments of its protobuf definition say PEM. The
 // direct issuer always follows the leaf, even when it is a trust anchor. The subject of a leaf is its name, if the
