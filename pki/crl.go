@@ -36,7 +36,7 @@ var errCRL = errors.New("invalid certificate revocation list")
 //
 // More than 1 MiB of input, 700 KiB for a list, or 100 lists give an error that wraps [spiffe.ErrTooLarge].
 func parseCRLs(data []byte) (crls []*x509.RevocationList, err error) {
-	err = certpem.Each(data, "X509 CRL", "list", maxCRLs, func(der []byte) error {
+	err = certpem.Each(data, "X509 CRL", "list", maxCRLs, nil, func(der []byte) error {
 		list, err := parseCRL(der)
 		crls = append(crls, list)
 		return err

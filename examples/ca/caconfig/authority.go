@@ -17,8 +17,8 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient/local"
-	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/examples/internal/devtoken"
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"

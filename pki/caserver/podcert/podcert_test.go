@@ -768,41 +768,6 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-func TestTemplate(t *testing.T) {
-	t.Parallel()
-	pod := spiffe.Pod{Namespace: "shop", ServiceAccount: "web", Name: "web-0", UID: "u-1", Node: "n1.example"}
-	for path, want := range map[string]string{
-		"/ns/${namespace}/sa/${service-account}": "spiffe://example.org/ns/shop/sa/web",
-		"/pod/${pod-uid}/on/${node}":             "spiffe://example.org/pod/u-1/on/n1.example",
-		"/x/${pod}":                              "spiffe://example.org/x/web-0",
-	} {
-		require.Equal(t, want, must.Get(must.Get(podcert.Template(td, path))(t)(pod))(t).String())
-	}
-	for path, want := range map[string]string{
-		"":                  "template",
-		"/workload":         "all pods would have one identity",
-		"/ns/${namepace}":   "template",
-		"ns/${namespace}":   "template",
-		"/ns/${namespace}/": "template",
-		"//${pod}":          "template",
-		"/../${pod}":        "template",
-		"/${pod}?x":         "template",
-		"/${pod}#x":         "template",
-		"/${pod} x":         "template",
-		"/${pod}/ä":         "template",
-		"/${pod":            "template",
-		"/${namespace}/${}": "template",
-	} {
-		require.ErrorContains(t, must.Err(podcert.Template(td, path)), want, path)
-	}
-	id := must.Get(podcert.Template(td, "/ns/${namespace}/pod/${pod}"))(t)
-	for _, p := range []spiffe.Pod{{Namespace: "", Name: "x"}, {Namespace: "..", Name: "x"}, {Namespace: "a", Name: "x/../../b/"}, {Namespace: "a", Name: "ü"}} {
-		require.Error(t, must.Err(id(p)), "%+v", p)
-	}
-	got, err := id(spiffe.Pod{Namespace: "${pod}", Name: "x"}) // which no namespace is called
-	require.Error(t, err, "%s", got)
-}
-
 // Whatever a request is, it is answered or waits, and nothing panics.
 func FuzzRequest(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"name":"r","namespace":"shop","uid":"1"},"spec":{"signerName":"example.org/spiffe","podName":"p"}}`))
