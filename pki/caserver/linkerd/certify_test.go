@@ -616,43 +616,6 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-func TestConcurrentClients(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	s := serve(t, linkerd.Options{Signer: chained(t)})
-	const clients, each = 32, 8
-	errs := make(chan error, clients)
-	serials := make(chan string, clients*each)
-	request := goodRequest(t)
-	for range clients {
-		c := newClient(caservertest.ProxyClient(t), "http://"+s.addr)
-		go func() {
-			for range each {
-				resp, err := c.call(t.Context(), request)
-				if err != nil {
-					errs <- err
-					return
-				}
-				leaf, err := x509.ParseCertificate(resp.GetLeafCertificate())
-				if err != nil {
-					errs <- err
-					return
-				}
-				serials <- leaf.SerialNumber.String()
-			}
-			errs <- nil
-		}()
-	}
-	for range clients {
-		require.NoError(t, <-errs)
-	}
-	seen := map[string]bool{}
-	for range clients * each {
-		seen[<-serials] = true
-	}
-	assert.Len(t, seen, clients*each)
-}
-
 func TestCertifyWithALPN(t *testing.T) {
 	t.Parallel()
 	s := serve(t, linkerd.Options{})
