@@ -19,10 +19,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// keyCertPEM holds the files of a CA. It does not print its key.
+// keyCertPEM holds the files of a CA.
 type keyCertPEM struct {
-	redacted
-
 	// Cert is the CA certificate. More certificates behind it count as part of Chain.
 	Cert []byte
 

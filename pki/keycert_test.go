@@ -10,11 +10,9 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -404,29 +402,6 @@ func TestKeyCertBundleEqual(t *testing.T) {
 	assert.True(t, none.Equal(nil))
 	assert.False(t, bundle.Equal(nil))
 	assert.False(t, none.Equal(bundle))
-}
-
-func TestKeyCertBundleDoesNotPrintItsKey(t *testing.T) {
-	t.Parallel()
-	root := newTestRoot(t)
-	b, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert())}, during)
-	require.NoError(t, err)
-	key := root.keyPEM(t)
-	line := strings.Split(string(key), "\n")[1]
-	secret := []byte(line[len(line)-24:])
-	var buf bytes.Buffer
-	for _, log := range []*slog.Logger{slog.New(slog.NewTextHandler(&buf, nil)), slog.New(slog.NewJSONHandler(&buf, nil))} {
-		log.Info("x", "bundle", b, "value", *b, "any", struct{ B *pki.KeyCertBundle }{b})
-	}
-	assert.Contains(t, buf.String(), "1 roots, 0 CRLs")
-	assertNoKey(t, secret, &buf, b, *b, pki.KeyCertBundle{})
-	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
-		assert.NotContains(t, fmt.Sprintf(verb, pki.KeyCertPEM{Key: key}), string(secret))
-		assert.NotContains(t, fmt.Sprintf(verb, pki.KeyCertPEM{Key: key}), fmt.Sprintf("%x", secret))
-	}
-	assert.Equal(t, "pki.KeyCertBundle("+root.cert().Subject.String()+", 1 roots, 0 CRLs)", b.String())
-	assert.Equal(t, "[redacted]", pki.KeyCertBundle{}.String())
-	assert.Equal(t, "[{}]", string(must.Get(json.Marshal([]any{b}))(t)))
 }
 
 func TestReadKeyCertBundle(t *testing.T) {
