@@ -33,7 +33,7 @@ func TestLoneRoots(t *testing.T) {
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h"))
 	assert.Equal(t, fromCA, a.cfg.Origin)
 	assert.Contains(t, a.cfg.why, "ROOTCA is")
-	assert.Equal(t, web, must.Get(a.Source().SVID())(t).ID())
+	assert.Equal(t, web, must.Get(a.identity.SVID())(t).ID())
 	for _, want := range [][]byte{mine, later} {
 		require.Eventually(t, func() bool {
 			secret, err := fetch(t, a.cfg.Socket, "ROOTCA")

@@ -108,7 +108,9 @@ func (w *world) start(cfg kubesecrets.Config) *world {
 	if cfg.Namespace == "" {
 		cfg.Namespace = "gw"
 	}
-	src := must.Do(kubesecrets.Start(w.t.Context(), cfg))
+	src := must.Do(kubesecrets.New(cfg))
+	go func() { _ = src.Run(context.Background()) }()
+	must.Err(src.GenerateSecret(w.t.Context(), "kubernetes://first")) // waits for the first list
 	w.t.Cleanup(func() { require.NoError(w.t, src.Close()) })
 	w.src = src
 	w.t.Cleanup(src.Subscribe(func(name string) {
@@ -543,7 +545,7 @@ func TestWithdrawn(t *testing.T) {
 			w.absent("kubernetes://s")
 			w.absent("kubernetes://s-cacert")
 			assert.Equal(t, all, w.heard())
-			assert.Empty(t, w.src.Status().Secrets)
+			assert.Zero(t, w.src.Status().Secrets)
 			assert.Zero(t, w.src.Status().Bytes)
 			put(w.api, "gw/s", d, "metadata", labels("yes"))
 			w.is("kubernetes://s", pair(d))
@@ -761,7 +763,7 @@ func TestPages(t *testing.T) {
 		for _, name := range []string{"s000", "s099", "s119", "large0", "large3"} {
 			w.is("kubernetes://"+name, pair(d))
 		}
-		assert.Len(t, w.src.Status().Secrets, 124)
+		assert.Equal(t, 124, w.src.Status().Secrets)
 		assert.Less(t, w.api.Count("GET", "/api/v1/namespaces/gw/secrets"), 20, "pages become larger again")
 
 		// A list that becomes too old in the middle begins anew.
@@ -771,7 +773,7 @@ func TestPages(t *testing.T) {
 		}
 		w.api.ExpireWatches()
 		time.Sleep(time.Minute)
-		assert.Len(t, w.src.Status().Secrets, 119)
+		assert.Equal(t, 119, w.src.Status().Secrets)
 		require.NoError(t, w.src.Status().Err)
 	})
 }
@@ -787,7 +789,7 @@ func TestRoom(t *testing.T) {
 		}
 		w.start(kubesecrets.Config{}.WithMaxBytes(10 << 10))
 		st := w.src.Status()
-		have := len(st.Secrets)
+		have := st.Secrets
 		assert.Greater(t, have, 2)
 		assert.Equal(t, 10, have+st.Refused)
 		assert.LessOrEqual(t, st.Bytes, 10<<10)
@@ -822,8 +824,8 @@ func TestRoom(t *testing.T) {
 	})
 }
 
-// TestStart has what keeps a Source from being ready, and what it then says.
-func TestStart(t *testing.T) {
+// TestNotReady has what keeps a Source from being ready, and what it then says.
+func TestNotReady(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		api := kubetest.StartOn(t, 1, memconn.Listen())
@@ -833,19 +835,21 @@ func TestStart(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := kubesecrets.Start(ctx, cfg)
+		src := must.Get(kubesecrets.New(cfg))(t)
+		go func() { _ = src.Run(ctx) }()
+		_, err := src.GenerateSecret(ctx, "kubernetes://s")
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, `Role in namespace "gw"`)
 
-		src := must.Get(kubesecrets.New(cfg))(t)
+		src = must.Get(kubesecrets.New(cfg))(t)
 		require.NoError(t, src.Run(canceled(t)))
 		short, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
 		require.ErrorIs(t, must.Err(src.GenerateSecret(short, "kubernetes://s")), spiffe.ErrNotReady)
 		api.Faults(nil)
 		require.NoError(t, src.Close())
-		require.ErrorIs(t, src.Ready(t.Context()), spiffe.ErrNotReady)
+		require.ErrorIs(t, must.Err(src.GenerateSecret(t.Context(), "kubernetes://s")), spiffe.ErrNotReady)
 		require.Error(t, src.Run(t.Context()))
 	})
 }

@@ -43,6 +43,14 @@ type content struct {
 	from time.Time
 }
 
+// end returns when the secret in use ends; zero if there is none, or it has no end.
+func (c *content) end() (end time.Time) {
+	if c.secret != nil {
+		end = c.secret.NotAfter()
+	}
+	return end
+}
+
 // bytes returns the size of c.
 func (c *content) bytes() (n int) {
 	for _, s := range []*pki.Secret{c.secret, c.next} {
