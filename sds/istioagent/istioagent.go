@@ -58,7 +58,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -191,7 +190,8 @@ func (a *Agent) newIdentity() error {
 	a.sink, err = filesink.New(filesink.Config{
 		Source: output, Dir: a.cfg.path(a.cfg.outputCerts), Plain: true,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
-		TraditionalKey: a.cfg.Origin == fromCA && !a.cfg.pkcs8Key, AllowWritable: a.cfg.inPod, Logger: a.cfg.Logger,
+		TraditionalKey: a.cfg.Origin == fromCA && !a.cfg.v.Bool("PKCS8_KEY"), AllowWritable: a.cfg.inPod,
+		Logger: a.cfg.Logger,
 	})
 	if err == nil {
 		a.add("outputs", a.sink, a.sink.Run)
@@ -215,7 +215,7 @@ func (a *Agent) newSources() (src, roots sds.Source, output snapshots, err error
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if a.identity, src = m, m; !c.pkcs8Key {
+	if a.identity, src = m, m; !c.v.Bool("PKCS8_KEY") {
 		src = traditional{m}
 	}
 	if c.roots == "" {
@@ -369,9 +369,6 @@ func (a *Agent) sayOrigin() {
 	}
 	for _, note := range c.unused {
 		c.Logger.Info("istioagent: " + note)
-	}
-	if idle := c.Envoy.idle; !c.Envoy.Started && len(idle) > 0 {
-		c.Logger.Info("istioagent: not used, as this program starts no Envoy: " + strings.Join(idle, ", "))
 	}
 }
 

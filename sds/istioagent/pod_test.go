@@ -116,8 +116,8 @@ func TestPostQuantum(t *testing.T) {
 		require.NoError(t, a.Close())
 		require.NoError(t, <-ended)
 	}
-	cfg := config(t, folder(t), pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
-	cfg.allowTLS12, cfg.postQuantum = true, true
+	cfg := config(t, folder(t), pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1 COMPLIANCE_POLICY=fips-140-2")
+	cfg.postQuantum = true
 	require.ErrorContains(t, must.Err(New(chosen(cfg, fromCA))), "TLS 1.2 has no such key exchange")
 }
 

@@ -244,7 +244,7 @@ func TestTiming(t *testing.T) {
 		{0.5, 0.01, 0.49, 0.51}, {0.5, 0, 0.5, 0.5}, {0, 0.01, 0.01, 0.01}, {0, 0, 0.01, 0.01}, {1, 0.01, 0.99, 0.99}, {1, 0, 0.99, 0.99},
 		{0, 1, 0.01, 0.99}, {1, 1, 0.01, 0.99}, {0.02, 0.01, 0.01, 0.03}, {0.2, 0.05, 0.15, 0.25},
 	} {
-		grace, jitter := (&Config{graceRatio: c.ratio, jitter: c.jitter}).timing()
+		grace, jitter := timing(c.ratio, c.jitter)
 		assert.InDelta(t, c.least, grace, 1e-6, "%+v", c)
 		assert.InDelta(t, c.most, grace+jitter, 1e-6, "%+v", c)
 		assert.Positive(t, jitter)
