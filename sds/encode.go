@@ -61,15 +61,12 @@ func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	if s == nil {
 		return nil, errors.New("the source returned no secret and no error")
 	}
-	c, err := contentOf(s)
-	if err != nil {
-		return nil, err
-	}
+	guessable := false
 	encoded, err := protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, typeURL)
 		w.Message(2, func(w *protofield.Writer) {
 			w.Text(1, name)
-			w.Message(c.field, c.write)
+			guessable = writeContent(w, s)
 		})
 	})
 	if err != nil {
@@ -78,18 +75,11 @@ func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	e := &entry{name: name, secret: s, any: encoded}
 	h := sha256.New()
 	h.Write(encoded)
-	if c.guessable {
+	if guessable {
 		h.Write(salt)
 	}
 	copy(e.version[:], h.Sum(nil))
 	return e, nil
-}
-
-// content is the content of an Envoy Secret, of one kind.
-type content struct {
-	field     protofield.Number // of the Secret
-	guessable bool              // it contains secrets that people may have chosen
-	write     func(w *protofield.Writer)
 }
 
 // Fields of a Secret, one for each kind.
@@ -106,35 +96,37 @@ const (
 	validatorURL  = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig"
 )
 
-// contentOf encodes the content of a secret.
-func contentOf(s *pki.Secret) (c content, err error) {
+// writeContent writes the content of a secret, and reports whether people may have chosen some of it.
+func writeContent(w *protofield.Writer, s *pki.Secret) (guessable bool) {
 	if chain, key, ok := s.KeyPair(); ok {
-		c.field, c.write = tlsCertificate, func(w *protofield.Writer) {
+		w.Message(tlsCertificate, func(w *protofield.Writer) {
 			writeInline(w, 1, chain)
 			writeInline(w, 2, key)
-		}
+		})
 	} else if chain, provider, ok := s.KeyProvider(); ok {
-		err = checkProvider(provider)
-		c.field, c.guessable, c.write = tlsCertificate, true, func(w *protofield.Writer) {
+		guessable = true
+		w.Fail(checkProvider(provider))
+		w.Message(tlsCertificate, func(w *protofield.Writer) {
 			writeInline(w, 1, chain)
 			w.AddBytes(6, provider)
-		}
+		})
 	} else if roots, ok := s.Roots(); ok {
-		c.field, c.write = validationContext, func(w *protofield.Writer) { writeRoots(w, roots, s) }
+		w.Message(validationContext, func(w *protofield.Writer) { writeRoots(w, roots, s) })
 	} else if domains, ok := s.TrustDomains(); ok {
-		c.field, c.write = validationContext, func(w *protofield.Writer) { writeDomains(w, domains) }
+		w.Message(validationContext, func(w *protofield.Writer) { writeDomains(w, domains) })
 	} else if keys, ok := s.TicketKeys(); ok {
-		c.field, c.write = sessionTicketKeys, func(w *protofield.Writer) {
+		w.Message(sessionTicketKeys, func(w *protofield.Writer) {
 			for _, key := range keys {
 				writeInline(w, 1, key)
 			}
-		}
+		})
 	} else if values, ok := s.Generic(); ok {
-		c.field, c.guessable, c.write = genericSecret, true, func(w *protofield.Writer) { writeValues(w, values) }
+		guessable = true
+		w.Message(genericSecret, func(w *protofield.Writer) { writeValues(w, values) })
 	} else {
-		err = errors.New("the secret is empty")
+		w.Fail(errors.New("the secret is empty"))
 	}
-	return c, err
+	return guessable
 }
 
 func writeRoots(w *protofield.Writer, roots []byte, s *pki.Secret) {
