@@ -150,8 +150,7 @@ func (s *stream) request(msg []byte) error {
 
 // begin starts the stream to a server.
 func (s *stream) begin(local bool, node []byte) *leg {
-	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer),
-		redact: func(text string) string { return bearer.Redact(text) }}
+	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer)}
 	if !local {
 		l.node = node
 	}
@@ -350,7 +349,7 @@ func (l *leg) count(status error, answered bool) {
 		h.plane.failed(e)
 	}
 	h.log.Warn("xdsproxy: a stream to the control plane has failed", e.Code.String(), slog.Bool("answered", answered),
-		slog.String("err", bearer.Redact(e.Message)))
+		slog.String("err", e.Message))
 }
 
 // refused logs that a stream or a request was refused.
