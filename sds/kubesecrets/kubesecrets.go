@@ -39,8 +39,8 @@
 //
 // A certificate and its key travel together. The last good content of a Secret stays in use while the new content is
 // half of a pair, has a key of another certificate, an expired certificate or PEM that cannot be parsed, or lacks the
-// roots; the reason is in the log and in [Source.Report]. A certificate that is not valid yet is served when it
-// becomes valid. Roots are pushed before certificates.
+// roots; the reason is in the log and in [Source.Report]. A certificate that is not valid yet is served within some
+// minutes after it has become valid. Roots are pushed before certificates.
 //
 // A new Secret NAME-cacert with bad content has no last good content: streams that have the roots of NAME keep them,
 // and new streams get an error until NAME-cacert is good or deleted.
@@ -174,8 +174,7 @@ type Source struct {
 	news  renew.Signal
 	subs  secretset.Subscribers
 
-	pending renew.Signal // wakes promote
-	access  access
+	access access
 
 	mu      sync.Mutex
 	objects map[key]*object

@@ -434,7 +434,7 @@ func TestTimes(t *testing.T) {
 		time.Sleep(59 * time.Minute)
 		w.is("kubernetes://s", pair(now))
 		assert.Empty(t, w.heard())
-		time.Sleep(time.Minute + time.Second)
+		time.Sleep(15 * time.Minute)
 		assert.ElementsMatch(t, []string{"kubernetes://gw/s", "kubernetes://s", "kubernetes://gw/late", "kubernetes://late"}, w.heard())
 		w.is("kubernetes://s", pair(later))
 		w.is("kubernetes://late", pair(later))
@@ -450,62 +450,6 @@ func TestTimes(t *testing.T) {
 		w.is("kubernetes://s", pair(fresh))
 		time.Sleep(90 * time.Minute)
 		w.is("kubernetes://s", pair(fresh))
-	})
-}
-
-// TestPassedOver has a certificate begin and end while nothing runs, as in a suspension: it does not replace one that
-// is still valid.
-func TestPassedOver(t *testing.T) {
-	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
-		w.start(kubesecrets.Config{})
-		var hang atomic.Bool
-		defer w.src.Subscribe(func(string) {
-			if hang.Swap(false) {
-				time.Sleep(4 * time.Hour)
-			}
-		})()
-		long := tls(t, ca.SVID("/long", valid(-time.Minute, 9*time.Hour)))
-		first, short := tls(t, ca.SVID("/first", valid(time.Hour, 9*time.Hour))), tls(t, ca.SVID("/short", valid(2*time.Hour, 3*time.Hour)))
-		put(w.api, "gw/s", long)
-		w.is("kubernetes://s", pair(long))
-		put(w.api, "gw/s", short)
-		put(w.api, "gw/new", short)
-		put(w.api, "gw/first", first)
-		synctest.Wait()
-		hang.Store(true)
-		w.heard()
-		time.Sleep(6 * time.Hour)
-		require.False(t, hang.Load())
-		w.is("kubernetes://first", pair(first))
-		w.is("kubernetes://s", pair(long))
-		w.fails("kubernetes://new", "before it came into use")
-		assert.Equal(t, []string{"kubernetes://gw/first", "kubernetes://first"}, w.heard())
-		assert.ErrorContains(t, w.src.SecretStatus("gw", "s").PairErr, "has expired at")
-		assert.Contains(t, w.log.String(), "the last good content stays in use\" name=kubernetes://gw/s err=\"the certificate has expired")
-		fresh := tls(t, ca.SVID("/fresh"))
-		put(w.api, "gw/s", fresh)
-		w.is("kubernetes://s", pair(fresh))
-		assert.NoError(t, w.src.SecretStatus("gw", "s").PairErr)
-	})
-}
-
-// TestOneCallAtATime has a certificate become valid while another one arrives.
-func TestOneCallAtATime(t *testing.T) {
-	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
-		w.start(kubesecrets.Config{})
-		put(w.api, "gw/later", tls(t, ca.SVID("/a", valid(time.Hour, 4*time.Hour))))
-		w.heard()
-		var calls, active atomic.Int32
-		defer w.src.Subscribe(func(string) {
-			calls.Add(1)
-			assert.EqualValues(t, 1, active.Add(1))
-			time.Sleep(time.Minute) // longer than a function should take
-			active.Add(-1)
-		})()
-		time.Sleep(time.Hour + time.Second)
-		put(w.api, "gw/now", tls(t, ca.SVID("/b", valid(-time.Minute, 4*time.Hour))))
-		time.Sleep(time.Hour)
-		assert.EqualValues(t, 4, calls.Load(), "two names of each")
 	})
 }
 

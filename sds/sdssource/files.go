@@ -398,11 +398,7 @@ func (e *entry) pair(certsPEM, keyPEM []byte) (*pki.Secret, error) {
 			return nil, err
 		}
 	}
-	secret, _, err := secretset.KeyPair(e.name, certsPEM, keyPEM)
-	if err != nil {
-		return nil, err
-	}
-	return secret, nil
+	return secretset.KeyPair(e.name, certsPEM, keyPEM)
 }
 
 // Report implements [report.Reporter] with each requested name: its certificate, if any, and its files as an
