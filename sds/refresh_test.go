@@ -234,25 +234,6 @@ func TestSubscribeAgain(t *testing.T) {
 	wantDelta(t, d.recv(), nil, db)
 }
 
-// A fetch that waited for its secret asks again before it answers.
-func TestFetchAsksAgain(t *testing.T) {
-	t.Parallel()
-	m, r := newMint(t), newRights()
-	src := &slowSource{fakeSource: newFakeSource(), entered: make(chan struct{}), release: make(chan struct{})}
-	src.put("db", m.pair("db"))
-	r.set("db", true)
-	_, c := serving(t, src, &sds.Options{Resolve: sds.Allow(r.authorize)})
-	got := make(chan string, 1)
-	go func() {
-		_, code := fetch(t, c, "db")
-		got <- code
-	}()
-	<-src.entered
-	r.set("db", false)
-	close(src.release)
-	assert.Equal(t, codeNotFound, <-got)
-}
-
 // A fetch that has waited for one of its secrets asks again about the others, too, which were there from the start.
 func TestFetchAsksAgainAboutAll(t *testing.T) {
 	t.Parallel()

@@ -34,7 +34,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/kubesecrets"
 	"github.com/svidkit/svidkit/spiffe"
@@ -690,36 +689,6 @@ func TestOneEvent(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestPages has more Secrets than fit into one answer.
-func TestPages(t *testing.T) {
-	rounds.NotShort(t)
-	inBubble(t, func(t *testing.T, ca *spiffetest.CA, w *world) {
-		d := tls(t, ca.SVID("/a"))
-		for i := range 120 {
-			put(w.api, fmt.Sprintf("gw/s%03d", i), d)
-		}
-		for i := range 4 { // more than 4 MiB
-			put(w.api, fmt.Sprintf("gw/large%d", i), with(d, data{"x": make([]byte, 900<<10)}))
-		}
-		w.start(kubesecrets.Config{})
-		for _, name := range []string{"s000", "s099", "s119", "large0", "large3"} {
-			w.is("kubernetes://"+name, pair(d))
-		}
-		assert.Equal(t, 124, w.src.Status().Secrets)
-		assert.Less(t, w.api.Count("GET", "/api/v1/namespaces/gw/secrets"), 20, "pages become larger again")
-
-		// A list that becomes too old in the middle begins anew.
-		w.api.FailNext(1, kubetest.Fault{Code: 410, Reason: "Expired"}, func(r *http.Request) bool { return r.URL.Query().Get("continue") != "" })
-		for _, name := range []string{"s007", "large0", "large1", "large2", "large3"} {
-			w.api.Remove(path("gw/" + name))
-		}
-		w.api.ExpireWatches()
-		time.Sleep(time.Minute)
-		assert.Equal(t, 119, w.src.Status().Secrets)
-		require.NoError(t, w.src.Status().Err)
-	})
 }
 
 // TestRoom bounds what is kept.
