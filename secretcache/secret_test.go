@@ -174,7 +174,7 @@ func TestWithoutRun(t *testing.T) {
 func TestSequences(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.3-2", "IST-7.3-5", "IST-7.3-7", "IST-7.3-10", "IST-7.3-12")
-	trust := []string{"ROOTCA", "spiffe://example.org", "ALL"}
+	trust := []string{"ALL", "ROOTCA", "spiffe://example.org"}
 	leaf := []string{"default", "spiffe://example.org/web"}
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
@@ -257,7 +257,7 @@ func TestSubscribers(t *testing.T) {
 			}
 		})
 		start(t, m)
-		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL", "default"}, first.take())
+		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org", "default"}, first.take())
 		assert.Equal(t, []string{worker.String()}, slices.Compact(second.take()), "a subscriber is told of what changes after it has subscribed")
 	})
 }

@@ -156,7 +156,6 @@ func TestNewRefuses(t *testing.T) {
 		"Config.Role is 4":                 {ID: web, CA: ca, Role: 4},
 		"Lifetime is -1s":                  {ID: web, CA: ca, Lifetime: -time.Second},
 		"Timeout -1s":                      {ID: web, CA: ca, Timeout: -time.Second},
-		"Concurrency -1":                   {ID: web, CA: ca, Concurrency: -1},
 		"GraceRatio is 1 ":                 {ID: web, CA: ca, GraceRatio: 1},
 		"GraceRatio is -0.5 ":              {ID: web, CA: ca, GraceRatio: -0.5},
 		"GraceRatio is 0.9 and Jitter 0.1": {ID: web, CA: ca, GraceRatio: 0.9, Jitter: 0.1},

@@ -119,7 +119,6 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	// What renews itself.
 	cacheConfig := secretcache.Config{ID: id, CA: client, NewKey: func() (crypto.Signer, error) { return key, nil }}
 	manager := must.Get(secretcache.New(cacheConfig))(t)
-	cacheConfig.Previous = snapshot
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = manager.Run(ctx) }()

@@ -317,10 +317,6 @@ var fields = map[string]struct {
 	"caserver.Options.Linkerd": {refused, func(t *testing.T, _ *spiffetest.Source) error {
 		return serverOf(t, caserver.Options{Linkerd: new(linkerd.Options)})
 	}},
-	"secretcache.Config.Previous": {refused, func(t *testing.T, _ *spiffetest.Source) error {
-		_, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: spiffetest.NewCA(t, "example.org"), Previous: new(spiffe.Snapshot)})
-		return err
-	}},
 	"kube.TokenReviewOptions.Reviewer": {refused, func(*testing.T, *spiffetest.Source) error {
 		_, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: new(kube.Reviewer), TrustDomain: spiffe.MustParseTrustDomain("example.org"), Audiences: []string{"a"}})
 		return err
