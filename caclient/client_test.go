@@ -399,15 +399,15 @@ func TestCheckAccepts(t *testing.T) {
 			chain, key := issuer.Certificate("/web")
 			// The request may name anything, or nothing: id is what counts.
 			for _, csr := range []*pki.CSR{csrFor(t, key), csrFor(t, key, web), csrFor(t, key, spiffe.MustParseID("spiffe://example.org/other"))} {
-				assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), ca.Bundle(), time.Now()))
-				assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), ca.Bundles(), chain[0].NotAfter))
+				assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), ca.Bundle()))
+				assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), ca.Bundles()))
 			}
 		})
 	}
 	t.Run("any usage, or none said", func(t *testing.T) {
 		for _, usage := range [][]x509.ExtKeyUsage{nil, {x509.ExtKeyUsageAny}} {
 			chain, key := ca.Certificate("/web", func(c *x509.Certificate) { c.ExtKeyUsage = usage })
-			assert.NoError(t, caclient.Check(chain, csrFor(t, key), pki.ExpectID(web), ca.Bundle(), time.Now()))
+			assert.NoError(t, caclient.Check(chain, csrFor(t, key), pki.ExpectID(web), ca.Bundle()))
 		}
 	})
 }
@@ -425,7 +425,6 @@ func TestCheckRefuses(t *testing.T) {
 	signing, signingKey := ca.Certificate("/web", func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} })
 	foreignChain, foreignKey := foreign.Certificate("/web")
 	stolen, stolenKey := foreign.Certificate("/web", func(c *x509.Certificate) { c.URIs[0] = web.URL() })
-	now := time.Now() // after the last leaf: a certificate is not valid in the second before it was made
 	csr := csrFor(t, key)
 	empty := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{}))(t)
 	unusable := must.Get(spiffe.NewBundle(ca.TrustDomain(), other.Bundle().Contents()))(t)
@@ -437,8 +436,8 @@ func TestCheckRefuses(t *testing.T) {
 		}
 		return c
 	}
-	require.NoError(t, caclient.Check(good, csr, pki.ExpectID(web), ca.Bundle(), now))
-	require.NoError(t, caclient.Check(chainOf(16), csr, pki.ExpectID(web), ca.Bundle(), now))
+	require.NoError(t, caclient.Check(good, csr, pki.ExpectID(web), ca.Bundle()))
+	require.NoError(t, caclient.Check(chainOf(16), csr, pki.ExpectID(web), ca.Bundle()))
 
 	for _, tt := range []struct {
 		name    string
@@ -446,39 +445,34 @@ func TestCheckRefuses(t *testing.T) {
 		csr     *pki.CSR
 		id      spiffe.ID
 		bundles spiffe.BundleSource
-		now     time.Time
 		is      error
 		says    string
 	}{
-		{"no chain", nil, csr, web, both, now, nil, "empty"},
-		{"no leaf", good[:0], csr, web, both, now, nil, "empty"},
-		{"a hole", []*x509.Certificate{good[0], nil}, csr, web, both, now, nil, "nil certificate"},
-		{"too many", chainOf(17), csr, web, both, now, spiffe.ErrTooLarge, "17 certificates, the limit is 16"},
-		{"too large", big, csrFor(t, bigKey), web, both, now, spiffe.ErrTooLarge, "bytes of certificates, the limit is 65536"},
-		{"the leaf last", []*x509.Certificate{good[1], good[0]}, csr, web, both, now, nil, "certificate 2 of 2 is not a CA"},
-		{"two leaves", []*x509.Certificate{good[0], good[1], foreignChain[0]}, csr, web, both, now, nil, "certificate 3 of 3 is not a CA"},
-		{"no request", good, nil, web, both, now, nil, "no request"},
-		{"an empty request", good, new(pki.CSR), web, both, now, nil, "public key"},
-		{"another key", good, newCSR(t, web), web, both, now, nil, "public key is not that of the request"},
-		{"the signer's own certificate", good[1:], csr, web, both, now, nil, "public key is not that of the request"},
-		{"no ID", good, csr, spiffe.ID{}, both, now, spiffe.ErrZero, "nothing was expected"},
-		{"another workload", good, csr, spiffe.MustParseID("spiffe://example.org/api"), both, now, nil, `the leaf is for "spiffe://example.org/web"`},
-		{"a workload below", good, csr, spiffe.MustParseID("spiffe://example.org/web/x"), both, now, nil, "the leaf is for"},
-		{"another trust domain", foreignChain, csrFor(t, foreignKey), web, both, now, nil, `the leaf is for "spiffe://example.com/web"`},
-		{"signed by another trust domain", stolen, csrFor(t, stolenKey), web, both, now, nil, "authority"},
-		{"no bundles", good, csr, web, nil, now, nil, "no bundle source"},
-		{"no bundle of the trust domain", good, csr, web, foreign.Bundle(), now, spiffe.ErrUnknownTrustDomain, ""},
-		{"an empty bundle", good, csr, web, empty, now, spiffe.ErrNoAuthority, ""},
-		{"another root", good, csr, web, unusable, now, nil, "authority"},
-		{"no intermediate", good[:1], csr, web, both, now, nil, "authority"},
-		{"another intermediate", []*x509.Certificate{good[0], ca.Intermediate().Root()}, csr, web, both, now, nil, "authority"},
-		{"for signing code", signing, csrFor(t, signingKey), web, both, now, nil, "incompatible key usage"},
-		{"not yet valid", good, csr, web, both, good[0].NotBefore.Add(-time.Second), nil, "not yet valid"},
-		{"expired", good, csr, web, both, good[0].NotAfter.Add(time.Second), nil, "expired"},
+		{"no chain", nil, csr, web, both, nil, "empty"},
+		{"no leaf", good[:0], csr, web, both, nil, "empty"},
+		{"a hole", []*x509.Certificate{good[0], nil}, csr, web, both, nil, "nil certificate"},
+		{"too many", chainOf(17), csr, web, both, spiffe.ErrTooLarge, "17 certificates, the limit is 16"},
+		{"too large", big, csrFor(t, bigKey), web, both, spiffe.ErrTooLarge, "bytes of certificates, the limit is 65536"},
+		{"the leaf last", []*x509.Certificate{good[1], good[0]}, csr, web, both, nil, "certificate 2 of 2 is not a CA"},
+		{"two leaves", []*x509.Certificate{good[0], good[1], foreignChain[0]}, csr, web, both, nil, "certificate 3 of 3 is not a CA"},
+		{"an empty request", good, new(pki.CSR), web, both, nil, "public key"},
+		{"another key", good, newCSR(t, web), web, both, nil, "public key is not that of the request"},
+		{"the signer's own certificate", good[1:], csr, web, both, nil, "public key is not that of the request"},
+		{"another workload", good, csr, spiffe.MustParseID("spiffe://example.org/api"), both, nil, `the leaf is for "spiffe://example.org/web"`},
+		{"a workload below", good, csr, spiffe.MustParseID("spiffe://example.org/web/x"), both, nil, "the leaf is for"},
+		{"another trust domain", foreignChain, csrFor(t, foreignKey), web, both, nil, `the leaf is for "spiffe://example.com/web"`},
+		{"signed by another trust domain", stolen, csrFor(t, stolenKey), web, both, nil, "authority"},
+		{"no bundles", good, csr, web, nil, nil, "no bundle source"},
+		{"no bundle of the trust domain", good, csr, web, foreign.Bundle(), spiffe.ErrUnknownTrustDomain, ""},
+		{"an empty bundle", good, csr, web, empty, spiffe.ErrNoAuthority, ""},
+		{"another root", good, csr, web, unusable, nil, "authority"},
+		{"no intermediate", good[:1], csr, web, both, nil, "authority"},
+		{"another intermediate", []*x509.Certificate{good[0], ca.Intermediate().Root()}, csr, web, both, nil, "authority"},
+		{"for signing code", signing, csrFor(t, signingKey), web, both, nil, "incompatible key usage"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			err := caclient.Check(tt.chain, tt.csr, pki.ExpectID(tt.id), tt.bundles, tt.now)
+			err := caclient.Check(tt.chain, tt.csr, pki.ExpectID(tt.id), tt.bundles)
 			requireBadAnswer(t, err)
 			assert.ErrorContains(t, err, tt.says)
 			if tt.is != nil {
@@ -505,7 +499,7 @@ func TestCheckRefusesFaults(t *testing.T) {
 			if err != nil {
 				id = spiffe.MustParseID("spiffe://example.org/broken")
 			}
-			requireBadAnswer(t, caclient.Check(chain, csrFor(t, key), pki.ExpectID(id), ca.Bundle(), time.Now()))
+			requireBadAnswer(t, caclient.Check(chain, csrFor(t, key), pki.ExpectID(id), ca.Bundle()))
 		})
 	}
 	assert.Greater(t, refused, 17)
@@ -526,7 +520,7 @@ func TestCheckRefusesDamage(t *testing.T) {
 			continue
 		}
 		parsed++
-		require.Error(t, caclient.Check([]*x509.Certificate{c}, csr, pki.ExpectID(web), ca.Bundle(), time.Now()), "byte %d", i)
+		require.Error(t, caclient.Check([]*x509.Certificate{c}, csr, pki.ExpectID(web), ca.Bundle()), "byte %d", i)
 	}
 	assert.Greater(t, parsed, 100)
 }

@@ -127,7 +127,7 @@ func TestOneIdentity(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			require.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), a.Bundle(), time.Now()))
+			require.NoError(t, cafake.Check(chain, csr, pki.ExpectID(web), a.Bundle()))
 			assert.Empty(t, chain[0].DNSNames)
 			assert.WithinRange(t, chain[0].NotAfter, asked.Add(time.Hour-time.Second), time.Now().Add(time.Hour+time.Second))
 		})
@@ -150,7 +150,7 @@ func TestManyIdentities(t *testing.T) {
 	require.NoError(t, err)
 	for csr, id := range known {
 		chain := must.Get(c.Sign(t.Context(), csr, 0))(t)
-		assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(id), a.Bundle(), time.Now()))
+		assert.NoError(t, cafake.Check(chain, csr, pki.ExpectID(id), a.Bundle()))
 	}
 	_, err = c.Sign(t.Context(), newCSR(t, pki.IDSAN(web)), 0)
 	assert.Equal(t, caclient.ErrDenied, kind(t, err))
@@ -165,7 +165,7 @@ func TestSetOfIdentities(t *testing.T) {
 	for _, id := range []spiffe.ID{web, api} {
 		csr := newCSR(t, pki.IDSAN(id))
 		chain := must.Get(c.Sign(t.Context(), csr, 0))(t)
-		assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(id), a.Bundle(), time.Now()))
+		assert.NoError(t, cafake.Check(chain, csr, pki.ExpectID(id), a.Bundle()))
 	}
 	other := pki.IDSAN(spiffe.MustParseID("spiffe://example.org/admin"))
 	for name, csr := range map[string]*pki.CSR{
@@ -442,7 +442,7 @@ func TestRegistrationAuthority(t *testing.T) {
 
 	csr := newCSR(t, pki.IDSAN(web))
 	chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
-	assert.NoError(t, caclient.Check(chain, csr, pki.ExpectID(web), roots, time.Now()))
+	assert.NoError(t, cafake.Check(chain, csr, pki.ExpectID(web), roots))
 
 	// What was not granted does not get to the signer.
 	for name, bad := range map[string]*pki.CSR{
