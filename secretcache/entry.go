@@ -20,7 +20,7 @@ type entry struct {
 	held   atomic.Pointer[held]  // for readers; nil before the first certificate, and for the bundles
 	cause  atomic.Pointer[error] // of the last failure; nil after a success
 	since  time.Time             // first failure in a row; zero after a success; guarded by the Manager's mu
-	asked  atomic.Int64          // start of the running attempt, or of one that Run ended, in nanoseconds since 1970; 0 if none
+	asked  atomic.Int64          // start of the last unfinished attempt, in nanoseconds since 1970; 0 if there is none
 	orphan bool                  // the root of the held certificate has left the bundle; guarded by the Manager's mu
 }
 

@@ -398,7 +398,8 @@ func (m *Manager) notReady(e *entry, cause error) error {
 		last = fmt.Errorf("the CA has not answered for %v", silence)
 	}
 	idle := m.life.Idle()
-	if last != nil && (errors.Is(idle, lifecycle.ErrNotStarted) || cause != nil && errors.Is(idle, lifecycle.ErrEnded)) {
+	if tried := last != nil; tried && errors.Is(idle, lifecycle.ErrNotStarted) ||
+		tried && cause != nil && errors.Is(idle, lifecycle.ErrEnded) {
 		idle = nil // GenerateSecret tries without Run
 	}
 	var why error

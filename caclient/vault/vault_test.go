@@ -2,7 +2,6 @@ package vault_test
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -33,24 +32,10 @@ import (
 
 var _ caclient.CA = (*vault.CA)(nil)
 
-// certClient is an HTTP client that presents an identity.
-func certClient(t testing.TB, e caclient.Endpoint, svid *spiffe.SVID) *http.Client {
-	t.Helper()
-	transport := e.HTTPClient.Transport.(*http.Transport).Clone()
-	transport.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		return svid.TLSCertificate(), nil
-	}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport}
-}
-
-// named gives a certificate the common name by which the method cert knows its callers.
-func named(c *x509.Certificate) { c.Subject.CommonName = "web" }
-
 // Each login with each way in which a role takes names.
 func TestSign(t *testing.T) {
 	t.Parallel()
-	for _, login := range []string{"token", "file", "kubernetes", "cert", "named cert"} {
+	for _, login := range []string{"token", "file", "kubernetes"} {
 		for _, ignore := range []bool{false, true} {
 			t.Run(fmt.Sprint(login, ignore), func(t *testing.T) {
 				t.Parallel()
@@ -66,13 +51,7 @@ func TestSign(t *testing.T) {
 					o.Token, o.TokenFile = nil, filepath.Join(t.TempDir(), "token")
 					require.NoError(t, os.WriteFile(o.TokenFile, []byte(token+"\n"), 0o600))
 				case "kubernetes":
-					o.Login = vault.KubernetesLogin("", "workload")
-				case "cert", "named cert":
-					o.Token, o.HTTPClient = nil, certClient(t, o.Endpoint, ca.SVID("/web", named))
-					o.Login = vault.CertLogin("", strings.TrimPrefix(strings.TrimPrefix(login, "named cert"), "cert"))
-					if login == "named cert" {
-						o.Login = vault.CertLogin("cert", "workload")
-					}
+					o.LoginRole = "workload"
 				}
 				client := must.Get(caclient.New(newCA(t, o), nil))(t)
 				for range 3 {
@@ -82,7 +61,7 @@ func TestSign(t *testing.T) {
 					assert.Len(t, chain, 2, "the intermediate and no root")
 					assert.WithinDuration(t, time.Now().Add(90*time.Minute), chain[0].NotAfter, time.Minute)
 				}
-				if strings.Contains(login, "cert") || login == "kubernetes" {
+				if login == "kubernetes" {
 					assert.Equal(t, 1, v.Logins(), "the token is kept")
 				}
 			})
@@ -128,7 +107,7 @@ func TestWire(t *testing.T) {
 		}
 		return signed(ca, c)
 	}}
-	c := newCA(t, vault.Options{Endpoint: endpoint(s), Mount: "ns/pki-2/", Role: "my.role_1", Namespace: "team", Login: vault.KubernetesLogin("/a/b/", "r")})
+	c := newCA(t, vault.Options{Endpoint: endpoint(s), Mount: "ns/pki-2/", Role: "my.role_1", Namespace: "team", LoginRole: "r", LoginMount: "/a/b/"})
 	csr := cafake.NewCSR(t, pki.CSROptions{CommonName: "cn", SANs: []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("a.test"), pki.DNSSAN("b.test"), pki.IPSAN([]byte{192, 0, 2, 1})}})
 	for _, lifetime := range []time.Duration{0, time.Millisecond, 90*time.Second + time.Millisecond} {
 		must.Get(c.Sign(t.Context(), csr, lifetime))(t)
@@ -210,12 +189,10 @@ func TestBadOptions(t *testing.T) {
 		"escaped mount":     {func(o *vault.Options) { o.Mount = "a%2fb" }, "Mount"},
 		"long mount":        {func(o *vault.Options) { o.Mount = strings.Repeat("mount/", 100) }, "Mount"},
 		"namespace":         {func(o *vault.Options) { o.Namespace = "a\r\nX-Vault-Token: b" }, "Namespace"},
-		"login role":        {func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "a b") }, "Login"},
-		"no login role":     {func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "") }, "KubernetesLogin"},
-		"login mount":       {func(o *vault.Options) { o.Login = vault.KubernetesLogin("..", "web") }, "Login"},
-		"nothing to log in": {func(o *vault.Options) { o.Login, o.Token = vault.KubernetesLogin("", "web"), nil }, "KubernetesLogin"},
-		"cert and token":    {func(o *vault.Options) { o.Login, o.HTTPClient = vault.CertLogin("", ""), new(http.Client) }, "CertLogin"},
-		"no certificate":    {func(o *vault.Options) { o.Login, o.Token = vault.CertLogin("", ""), nil }, "CertLogin"},
+		"login role":        {func(o *vault.Options) { o.LoginRole = "a b" }, "LoginRole"},
+		"no login role":     {func(o *vault.Options) { o.LoginMount = "jwt" }, "LoginRole"},
+		"login mount":       {func(o *vault.Options) { o.LoginRole, o.LoginMount = "web", ".." }, "LoginMount"},
+		"nothing to log in": {func(o *vault.Options) { o.LoginRole, o.Token = "web", nil }, "LoginRole"},
 	} {
 		o := good()
 		c.edit(&o)
@@ -288,7 +265,7 @@ func TestErrors(t *testing.T) {
 		assert.Len(t, s.Paths(), 1, c.name)
 
 		// A login that fails is one of the caller, or may pass, and never "denied" or "invalid".
-		_, err = newCA(t, vault.Options{Endpoint: e, Role: "web", Login: vault.KubernetesLogin("", "web")}).Sign(t.Context(), webCSR(t), 0)
+		_, err = newCA(t, vault.Options{Endpoint: e, Role: "web", LoginRole: "web"}).Sign(t.Context(), webCSR(t), 0)
 		told = must.As[*caclient.Error](err)(t, c.name)
 		want := c.kind
 		if c.code == 400 || c.code == 403 {
@@ -362,13 +339,12 @@ func TestRules(t *testing.T) {
 		{"other token", nil, func(o *vault.Options) { o.Token = cafake.Give(secret) }, caclient.ErrUnauthenticated},
 		{"empty token", nil, func(o *vault.Options) { o.Token = cafake.Give("") }, caclient.ErrUnauthenticated},
 		{"no such file", nil, func(o *vault.Options) { o.Token, o.TokenFile = nil, "/nowhere" }, caclient.ErrUnauthenticated},
-		{"vault's token for a login", nil, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "workload") }, caclient.ErrUnauthenticated},
-		{"login role", func(r *cafake.VaultRules) { r.Kubernetes = true }, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "other") }, caclient.ErrUnauthenticated},
+		{"vault's token for a login", nil, func(o *vault.Options) { o.LoginRole = "workload" }, caclient.ErrUnauthenticated},
+		{"login role", func(r *cafake.VaultRules) { r.Kubernetes = true }, func(o *vault.Options) { o.LoginRole = "other" }, caclient.ErrUnauthenticated},
 		{"token not believed", func(r *cafake.VaultRules) {
 			r.Kubernetes, r.Review = true, func(string) bool { return false }
-		}, func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "workload") }, caclient.ErrUnauthenticated},
+		}, func(o *vault.Options) { o.LoginRole = "workload" }, caclient.ErrUnauthenticated},
 		{"service account's token without a login", func(r *cafake.VaultRules) { r.Kubernetes = true }, nil, caclient.ErrUnauthenticated},
-		{"no client certificate", nil, func(o *vault.Options) { o.Token, o.Login = nil, vault.CertLogin("", "") }, caclient.ErrUnauthenticated},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -387,26 +363,6 @@ func TestRules(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A certificate that the login does not know.
-func TestCertLoginOfAnother(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	v := cafake.NewVault(t, ca, "/web")
-	for name, svid := range map[string]*spiffe.SVID{"other ID": ca.SVID("/db"), "other CA": spiffetest.NewCA(t, "example.org").SVID("/web")} {
-		o := vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: vault.CertLogin("", "")}
-		o.Token, o.HTTPClient = nil, certClient(t, o.Endpoint, svid)
-		_, err := newCA(t, o).Sign(t.Context(), webCSR(t), 0)
-		require.ErrorIs(t, err, caclient.ErrUnauthenticated, name)
-		assert.ErrorContains(t, err, "log in: ", name)
-	}
-	o := vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: vault.CertLogin("", "")}
-	o.Token, o.HTTPClient = nil, certClient(t, o.Endpoint, ca.SVID("/web"))
-	_, err := newCA(t, o).Sign(t.Context(), webCSR(t), 0)
-	require.ErrorIs(t, err, caclient.ErrUnauthenticated, "without a common name")
-	assert.ErrorContains(t, err, "this one has none: give it one, or log in with a token")
-	assert.Zero(t, v.Logins())
 }
 
 // A mount without an issuer is worth another try, for certificates and for roots.
@@ -435,8 +391,8 @@ func TestContextEnds(t *testing.T) {
 	t.Parallel()
 	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 	v.Hang()
-	for _, login := range []vault.Login{{}, vault.KubernetesLogin("", "workload")} {
-		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", Login: login})
+	for _, login := range []string{"", "workload"} {
+		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", LoginRole: login})
 		cause := errors.New("enough")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, cause)
 		assert.ErrorIs(t, must.Err(c.Sign(ctx, webCSR(t), 0)), cause)
@@ -452,7 +408,7 @@ func TestPrinting(t *testing.T) {
 	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
 	v.Change(func(r *cafake.VaultRules) { r.Kubernetes = true })
 	e := v.Endpoint()
-	c := newCA(t, vault.Options{Endpoint: e, Role: "workload", Login: vault.KubernetesLogin("", "workload")})
+	c := newCA(t, vault.Options{Endpoint: e, Role: "workload", LoginRole: "workload"})
 	must.Get(c.Sign(t.Context(), webCSR(t), 0))(t)
 	var log logtest.Buffer
 	log.Logger().Info("x", "ca", c, slog.Any("any", c))
@@ -506,8 +462,8 @@ func FuzzAnswers(f *testing.F) {
 			}
 			require.Less(t, len(err.Error()), 2000)
 		}
-		for _, login := range []vault.Login{{}, vault.KubernetesLogin("", "web")} {
-			c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web", Login: login})
+		for _, login := range []string{"", "web"} {
+			c := newCA(t, vault.Options{Endpoint: endpoint(s), Role: "web", LoginRole: login})
 			got, err := c.Sign(t.Context(), csr, 0)
 			if err != nil {
 				require.Empty(t, got)

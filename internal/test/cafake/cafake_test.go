@@ -190,8 +190,6 @@ func TestVaultRules(t *testing.T) {
 		"login without role": {"POST", "/v1/auth/kubernetes/login", "", doc{"jwt": "x"}, 400, "invalid role name"},
 		"login without JWT":  {"POST", "/v1/auth/kubernetes/login", "", doc{"role": "workload"}, 400, "missing jwt"},
 		"login of another":   {"POST", "/v1/auth/kubernetes/login", "", doc{"role": "workload", "jwt": "x"}, 403, "permission denied"},
-		"login without cert": {"POST", "/v1/auth/cert/login", "", doc{}, 400, "client certificate must be supplied"},
-		"bad login":          {"POST", "/v1/auth/cert/login", "", "x", 400, "JSON"},
 		"bad JWT login":      {"POST", "/v1/auth/kubernetes/login", "", "x", 400, "JSON"},
 	} {
 		code, answer := post(t, e, c.method, c.path, map[string]string{"X-Vault-Token": c.token}, c.body)

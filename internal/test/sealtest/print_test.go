@@ -175,7 +175,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	}))(t)
 	vaultCA := must.Get(vault.New(vault.Options{Endpoint: caclient.Endpoint{
 		URL: "https://vault.example.org", TrustDomain: td, HTTPClient: httpClient(t, leaf, key),
-	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"}))(t)
+	}, Mount: "pki", Role: "web"}))(t)
 	member, memberKey := linkerdProxy(t, issuer)
 	instance := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",
