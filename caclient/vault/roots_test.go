@@ -173,7 +173,7 @@ func TestOwnRoots(t *testing.T) {
 func TestLongAnswer(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	for n, want := range map[int]error{30: nil, 31: caclient.ErrBadAnswer, 900: caclient.ErrBadAnswer} {
+	for n, want := range map[int]error{14: nil, 15: caclient.ErrBadAnswer, 900: caclient.ErrBadAnswer} {
 		s := &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 			code, answer := signed(ca, c)
 			answer.(doc)["data"].(doc)["ca_chain"] = []string{strings.Repeat(pem(ca.Root()), n)}

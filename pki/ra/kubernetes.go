@@ -129,7 +129,7 @@ func (j *job) remove(ctx context.Context, absent int) {
 		fmt.Errorf("not done within %v", cleanUp))
 	defer cancel()
 	for pause := firstPause; ; pause *= 2 {
-		err := j.a.api.Delete(ctx, j.path(), nil)
+		err := j.a.api.Delete(ctx, j.path())
 		missing := k8s.NotFound(err)
 		if err == nil || missing && absent == 0 {
 			return

@@ -16,7 +16,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -43,8 +42,6 @@ const (
 
 	maxToken = 64 << 10
 	maxFile  = 1 << 20
-
-	maxAnswer = 32 // certificates in an answer, before roots and duplicates are removed
 )
 
 // Config is the part that differs between the clients.
@@ -59,7 +56,7 @@ type Config struct {
 	// PriorKnowledge is for gRPC: connections, with and without TLS, begin with HTTP/2, without ALPN.
 	PriorKnowledge bool
 
-	// Roots asks the CA for its present roots, if the Endpoint has no other source. Nil means that the CA has no
+	// Roots asks the CA for its present roots, at least one, if the Endpoint has no other source. Nil means that the CA has no
 	// method for that: then Learn requests a certificate only to learn the roots. Learn may be nil if the client
 	// requires another source.
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
@@ -135,7 +132,7 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 }
 
 // Text returns the text that a client prints instead of its tokens and keys.
-func (c *Conn) Text() redact.Text { return redact.New(c.cfg.Name + ".CA(" + c.URL + ")") }
+func (c *Conn) Text() redact.Text { return redact.New(c.Name + ".CA(" + c.URL + ")") }
 
 // Token returns the token to send, or the reason why an expected token is missing. A token is valid in a header. The
 // error is a [*caclient.Error] of op, or says that ctx is done.
@@ -148,7 +145,7 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 		}
 		if err != nil {
 			if ctx.Err() != nil {
-				return "", nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
+				return "", nil, fmt.Errorf("%s: %s: %w", c.Name, op, context.Cause(ctx))
 			}
 			if _, ok := errors.AsType[*caclient.Error](err); ok {
 				return "", nil, err
@@ -164,7 +161,7 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 		token, missing = readToken(c.Endpoint.TokenFile)
 	}
 	if missing != nil {
-		c.tokenless.Warn(c.cfg.Name+": no token to send", "the file cannot be used", slog.Any("err", missing))
+		c.tokenless.Warn(c.Name+": no token to send", "the file cannot be used", slog.Any("err", missing))
 	}
 	if len(token) > maxToken || !IsText(token) || strings.Contains(token, " ") {
 		return "", nil, c.Error(op, caclient.ErrInvalid,
@@ -220,7 +217,7 @@ func readToken(name string) (string, error) {
 
 // Error returns err with the operation, a kind, which may be nil, and the package name.
 func (c *Conn) Error(op string, kind, err error) *caclient.Error {
-	return &caclient.Error{Op: op, Kind: kind, Err: fmt.Errorf("%s: %w", c.cfg.Name, err)}
+	return &caclient.Error{Op: op, Kind: kind, Err: fmt.Errorf("%s: %w", c.Name, err)}
 }
 
 // CheckRequest refuses a request that no CA can sign. The result is a [*caclient.Error], or nil.
@@ -301,9 +298,8 @@ func Untrusted(err error) bool {
 	return ok
 }
 
-// Chain parses certificates in PEM, in any number of texts, as the chain that answers csr: without self-signed roots,
-// which peers have, and without duplicates. The leaf comes first and has the key of csr. An error describes the fault
-// in the answer.
+// Chain parses certificates in PEM, in any number of texts, as the chain that answers csr: the leaf, which has the key
+// of csr, then each certificate above, without roots and duplicates. An error describes the fault in the answer.
 func Chain(csr *pki.CSR, texts ...string) ([]*x509.Certificate, error) {
 	all, err := pki.ParseCertificatesPEM([]byte(strings.Join(texts, "\n")))
 	if err != nil {
@@ -312,21 +308,15 @@ func Chain(csr *pki.CSR, texts ...string) ([]*x509.Certificate, error) {
 	return Tidy(csr, all)
 }
 
-// Tidy is [Chain] for one or more parsed certificates.
+// Tidy is [Chain] for parsed certificates.
 func Tidy(csr *pki.CSR, all []*x509.Certificate) ([]*x509.Certificate, error) {
-	if len(all) > maxAnswer { // each may cost a signature to check
-		return nil, fmt.Errorf("the answer has %d certificates, the limit is %d", len(all), maxAnswer)
+	if err := certchain.CheckSize(all); err != nil {
+		return nil, fmt.Errorf("the answer: %w", err)
 	}
 	if !pki.PublicKeysEqual(all[0].PublicKey, csr.PublicKey()) {
 		return nil, errors.New("the leaf's public key is not that of the request")
 	}
-	out := []*x509.Certificate{all[0]}
-	for _, c := range all[1:] { // plugged-in chains contain roots, and duplicates
-		if !certchain.SelfSigned(c) && !slices.ContainsFunc(out, c.Equal) {
-			out = append(out, c)
-		}
-	}
-	return out, nil
+	return certchain.Tidy(all, csr.PublicKey()), nil
 }
 
 // Request is a call of a CA that speaks JSON.
@@ -401,7 +391,7 @@ func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
 		}
 	}
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, r.Op, context.Cause(ctx))
+		return nil, fmt.Errorf("%s: %s: %w", c.Name, r.Op, context.Cause(ctx))
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err // without the URL, whose query may contain a secret
