@@ -325,8 +325,7 @@ func TestFetchBundles(t *testing.T) {
 		assert.True(t, set.Equal(ca.Bundles()))
 
 		ca.FailNext(1, &caclient.Error{Op: "fetch bundles", Kind: caclient.ErrUnauthenticated, Err: io.EOF})
-		_, err = c.FetchBundles(t.Context())
-		assert.EqualError(t, err, "caclient: fetch bundles: not authenticated: EOF")
+		assert.EqualError(t, must.Err(c.FetchBundles(t.Context())), "caclient: fetch bundles: not authenticated: EOF")
 
 		_, err = newClient(t, nothing{}, nil).FetchBundles(t.Context())
 		requireBadAnswer(t, err)

@@ -231,8 +231,7 @@ func TestCredentialConfig(t *testing.T) {
 	}
 
 	// An ID by another way is an SVID.
-	m, err := secretcache.New(secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), Expect: pki.ExpectID(web)})
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), Expect: pki.ExpectID(web)}))(t)
 	must.Get(m.GenerateSecret(t.Context(), web.String()))(t)
 	assert.Equal(t, web, current(t, m).ID())
 	c, err := m.Credential()
@@ -421,8 +420,7 @@ func TestBrokenCredentials(t *testing.T) {
 				assert.Nil(t, c)
 				assert.ErrorIs(t, err, spiffe.ErrNotReady)
 				assert.ErrorContains(t, err, f.want)
-				_, err = m.SVID()
-				assert.ErrorIs(t, err, errors.ErrUnsupported, "even if it is an SVID that the CA has sent")
+				assert.ErrorIs(t, must.Err(m.SVID()), errors.ErrUnsupported, "even if it is an SVID that the CA has sent")
 			})
 		})
 	}

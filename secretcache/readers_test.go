@@ -52,8 +52,7 @@ func TestReadersNeverMiss(t *testing.T) {
 	var federated bundles
 	federated.set.Store(set(t, partner.Bundle()))
 	// Renewed after a tenth of a second.
-	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca, Federated: &federated, GraceRatio: 0.994, Jitter: 0.005})
-	require.NoError(t, err)
+	m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: ca, Federated: &federated, GraceRatio: 0.994, Jitter: 0.005}))(t)
 	require.NoError(t, m.Add(worker))
 	start(t, m)
 	names := []string{"default", web.String(), worker.String(), "ROOTCA", "spiffe://example.org"}

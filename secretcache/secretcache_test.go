@@ -205,8 +205,7 @@ func TestTiming(t *testing.T) {
 		"a small ratio": {0.1, 42 * time.Minute, 54 * time.Minute},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
-			m, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: c.grace})
-			require.NoError(t, err)
+			m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: c.grace}))(t)
 			start(t, m)
 			var took []time.Duration
 			last := time.Time{}
@@ -339,8 +338,7 @@ func TestWithoutDefaultIdentity(t *testing.T) {
 		cancel()
 		require.NoError(t, <-done)
 
-		_, err = secretcache.New(secretcache.Config{TrustDomain: td, ID: web, CA: issuer})
-		assert.ErrorContains(t, err, "has its own")
+		assert.ErrorContains(t, must.Err(secretcache.New(secretcache.Config{TrustDomain: td, ID: web, CA: issuer})), "has its own")
 	})
 }
 

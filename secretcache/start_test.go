@@ -219,6 +219,5 @@ func TestStartLeavesNothing(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	}
 	assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+1 }, time.Minute, time.Millisecond) // one is Eventually's
-	_, err := secretcache.Start(t.Context(), secretcache.Config{CA: ca})
-	require.ErrorContains(t, err, "Config.ID is required")
+	require.ErrorContains(t, must.Err(secretcache.Start(t.Context(), secretcache.Config{CA: ca})), "Config.ID is required")
 }

@@ -65,10 +65,8 @@ func TestReflected(t *testing.T) {
 	g := cafake.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
 	g.Change(func(r *cafake.GoogleCASRules) { r.SelfOnly = true })
 	csr := newCSR(t, spiffe.MustParseID("spiffe://example.org/admin"))
-	_, err := newCA(t, googlecas.Options{Endpoint: g.Endpoint()}).Sign(t.Context(), csr, 0)
-	require.ErrorIs(t, err, caclient.ErrDenied)
-	chain, err := newCA(t, googlecas.Options{Endpoint: g.Endpoint(), ReflectSPIFFE: true}).Sign(t.Context(), csr, 0)
-	require.NoError(t, err)
+	require.ErrorIs(t, must.Err(newCA(t, googlecas.Options{Endpoint: g.Endpoint()}).Sign(t.Context(), csr, 0)), caclient.ErrDenied)
+	chain := must.Get(newCA(t, googlecas.Options{Endpoint: g.Endpoint(), ReflectSPIFFE: true}).Sign(t.Context(), csr, 0))(t)
 	assert.Equal(t, webID, must.Get(spiffe.IDFromCertificate(chain[0]))(t))
 }
 

@@ -115,15 +115,12 @@ func newNode(t testing.TB, pods int) *node {
 			},
 		}}
 	})
-	reviewer, err := kube.NewReviewer(&kube.ReviewerOptions{APIServer: n.api.URL(), HTTPClient: n.api.Client()})
-	require.NoError(t, err)
-	tokens, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: domain, Cluster: "Kubernetes"})
-	require.NoError(t, err)
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: n.api.URL(), HTTPClient: n.api.Client()}))(t)
+	tokens := must.Get(kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: domain, Cluster: "Kubernetes"}))(t)
 	nodes := must.Get(kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{
 		APIServer: n.api.URL(), HTTPClient: n.api.Client(), Accounts: []string{"istio-system/agent"},
 	}))(t)
-	srv, err := server.New(server.Options{Signer: n.authority, Authenticator: tokens, NodeAuthorizer: nodes.Authorize})
-	require.NoError(t, err)
+	srv := must.Get(server.New(server.Options{Signer: n.authority, Authenticator: tokens, NodeAuthorizer: nodes.Authorize}))(t)
 
 	host := spiffetest.NewCA(t, "server.test")
 	chain, key := host.Certificate("/ca")
@@ -169,11 +166,9 @@ func (l *counting) Accept() (net.Conn, error) {
 func TestImpersonation(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, 2)
-	c, err := caclient.New(newCA(t, n.ca), nil)
-	require.NoError(t, err)
+	c := must.Get(caclient.New(newCA(t, n.ca), nil))(t)
 	for _, id := range []spiffe.ID{workload(0), workload(1), spiffe.MustParseID("spiffe://example.org/ns/istio-system/sa/agent")} {
-		csr, err := pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}})
-		require.NoError(t, err)
+		csr := must.Get(pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}}))(t)
 		chain, err := c.Sign(t.Context(), csr, time.Hour) // which checks the ID
 		require.NoError(t, err)
 		require.Equal(t, id.String(), chain[0].URIs[0].String())
@@ -190,7 +185,7 @@ func TestImpersonation(t *testing.T) {
 	}
 	n.ca.Impersonate = false
 	c = must.Get(caclient.New(newCA(t, n.ca), nil))(t)
-	_, err = c.Sign(t.Context(), freshCSR(t), time.Hour)
+	_, err := c.Sign(t.Context(), freshCSR(t), time.Hour)
 	require.ErrorIs(t, err, caclient.ErrBadAnswer, "without impersonation the agent gets its own certificate")
 }
 

@@ -334,8 +334,7 @@ func TestResponses(t *testing.T) {
 		"with a fraction":          at(end.Add(999 * time.Millisecond)),
 		"a field that nobody asks": append(at(end), 0x22, 1, 'x'),
 	} {
-		got, err := linkerd.ReadResponse(message, now)
-		require.NoError(t, err, name)
+		got := must.Get(linkerd.ReadResponse(message, now))(t, name)
 		assert.Equal(t, chain, got, name)
 	}
 	for _, tt := range []struct {
@@ -502,8 +501,7 @@ func TestAnchorsChange(t *testing.T) {
 	set := must.Get(c.FetchBundles(t.Context()))(t)
 	assert.True(t, must.Get(set.Bundle(td))(t).Equal(mustBundle(t, s.ca)))
 	require.NoError(t, os.Remove(name))
-	set, err = c.FetchBundles(t.Context())
-	require.NoError(t, err, "what is known stays")
+	set = must.Get(c.FetchBundles(t.Context()))(t, "what is known stays")
 	assert.NotNil(t, set)
 	_, err = s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, name }).FetchBundles(t.Context())
 	requireKind(t, err, caclient.ErrUnavailable)
@@ -616,10 +614,9 @@ func TestClose(t *testing.T) {
 	}
 	s.Start()
 	defer s.Close()
-	c, err := linkerd.New(linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
+	c := must.Get(linkerd.New(linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
 		URL: s.URL, TrustDomain: td, Roots: through.Roots, Token: through.Token, AllowPlaintext: true,
-	}})
-	require.NoError(t, err)
+	}}))(t)
 	require.NoError(t, c.Close(), "before any")
 	none := func() bool { return open.Load() == 0 }
 	failed := make(chan error, 1)
@@ -647,7 +644,7 @@ func TestClose(t *testing.T) {
 	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
 
 	close(hang)
-	_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
+	_, err := c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
 	requireKind(t, err, caclient.ErrUnavailable)
 	require.EqualValues(t, 1, open.Load(), "it is kept")
 	require.NoError(t, c.Close())

@@ -77,8 +77,7 @@ func TestNewRefuses(t *testing.T) {
 	assert.Error(t, must.Err(local.NewFunc(nil, decide)))
 	assert.Error(t, must.Err(local.NewFunc(a, nil)))
 	for _, id := range []spiffe.ID{{}, td.ID(), spiffe.MustParseID("spiffe://example.com/web")} {
-		_, err = local.New(a, id)
-		assert.ErrorContains(t, err, `is not the ID of a workload in the trust domain "example.org"`)
+		assert.ErrorContains(t, must.Err(local.New(a, id)), `is not the ID of a workload in the trust domain "example.org"`)
 	}
 }
 
@@ -86,8 +85,7 @@ func TestNewRefuses(t *testing.T) {
 func TestServer(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	_, err := local.NewServer(a, web, pki.IDSAN(web))
-	require.ErrorContains(t, err, "neither a DNS name nor an IP address")
+	require.ErrorContains(t, must.Err(local.NewServer(a, web, pki.IDSAN(web))), "neither a DNS name nor an IP address")
 	require.Error(t, must.Err(local.NewServer(a, td.ID())))
 	c := must.Get(local.NewServer(a, web, pki.DNSSAN("ca.example.org"), pki.IPSAN(net.IPv4(127, 0, 0, 1))))(t)
 	chain := must.Get(c.Sign(t.Context(), newCSR(t, pki.DNSSAN("evil.example.org")), 0))(t)
@@ -205,8 +203,7 @@ func TestErrors(t *testing.T) {
 		}, newCSR(t), 0, 0, caclient.ErrUnavailable, io.ErrNoProgress, true},
 	} {
 		bubble.Run(t, tt.name, func(t *testing.T) {
-			c, err := local.NewFunc(newAuthority(t), func(context.Context, *pki.CSR) (spiffe.ID, error) { return tt.decide() })
-			require.NoError(t, err)
+			c := must.Get(local.NewFunc(newAuthority(t), func(context.Context, *pki.CSR) (spiffe.ID, error) { return tt.decide() }))(t)
 			time.Sleep(tt.age)
 			chain, err := c.Sign(t.Context(), tt.csr, tt.ttl)
 			require.Error(t, err)
@@ -434,8 +431,7 @@ func signer(t *testing.T, s *kubetest.Server) *x509.Certificate {
 func TestRegistrationAuthority(t *testing.T) {
 	t.Parallel()
 	s := kubetest.Start(t)
-	roots, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{signer(t, s)}})
-	require.NoError(t, err)
+	roots := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{signer(t, s)}}))(t)
 	a, err := ra.New(ra.Config{TrustDomain: td, Signer: "example.com/mesh", Roots: roots, APIServer: s.URL(), HTTPClient: s.Client()})
 	require.NoError(t, err)
 	c := must.Get(local.New(a, web))(t)

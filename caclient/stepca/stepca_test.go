@@ -186,8 +186,7 @@ func TestServerIsVerified(t *testing.T) {
 		require.NoError(t, err)
 		print[i] ^= 1
 		o.Fingerprint = hex.EncodeToString(print)
-		_, err = newClient(t, o).Sign(t.Context(), csr, 0)
-		require.ErrorContains(t, err, "and not the one in Options", "octet %d", i)
+		require.ErrorContains(t, must.Err(newClient(t, o).Sign(t.Context(), csr, 0)), "and not the one in Options", "octet %d", i)
 	}
 	assert.Zero(t, signs)
 }
@@ -341,8 +340,7 @@ func TestAnswers(t *testing.T) {
 		"a chain, and root": answer(map[string]any{"certChain": []string{leaf, issuer, root}, "tlsOptions": map[string]any{"minVersion": 1.2}}),
 		"a text of two":     answer(map[string]any{"certChain": []string{leaf + issuer}}),
 	} {
-		got, err := stepca.ReadAnswer(csr, body)
-		require.NoError(t, err, name)
+		got := must.Get(stepca.ReadAnswer(csr, body))(t, name)
 		assert.Equal(t, chain, got, name)
 	}
 	for name, body := range map[string][]byte{
@@ -528,8 +526,7 @@ func TestLifetimeInSeconds(t *testing.T) {
 		Token: cafake.Give("token"),
 	}})
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}})
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}}))(t)
 	for wish, want := range map[time.Duration]string{
 		0: "", 1: "1s", 999 * time.Millisecond: "1s", time.Second: "1s", 1999 * time.Millisecond: "1s", time.Hour + time.Millisecond: "1h0m0s",
 	} {

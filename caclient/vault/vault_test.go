@@ -382,8 +382,7 @@ func TestNoIssuer(t *testing.T) {
 func TestLifetimeOfTheRole(t *testing.T) {
 	t.Parallel()
 	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
-	chain, err := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"}).Sign(t.Context(), webCSR(t), 1000*time.Hour)
-	require.NoError(t, err)
+	chain := must.Get(newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload"}).Sign(t.Context(), webCSR(t), 1000*time.Hour))(t)
 	assert.WithinDuration(t, time.Now().Add(24*time.Hour), chain[0].NotAfter, time.Minute)
 }
 

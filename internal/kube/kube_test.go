@@ -443,8 +443,7 @@ func TestClientTimeout(t *testing.T) {
 // TestPrinting shows that a Client prints its server and nothing else.
 func TestPrinting(t *testing.T) {
 	t.Parallel()
-	c, err := kube.New(kube.Options{URL: "https://kubernetes:6443", Client: &http.Client{Transport: secretive{"hunter2"}}})
-	require.NoError(t, err)
+	c := must.Get(kube.New(kube.Options{URL: "https://kubernetes:6443", Client: &http.Client{Transport: secretive{"hunter2"}}}))(t)
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "client", c)
 	for verb := range strings.FieldsSeq("%v %+v %#v %s") {

@@ -132,8 +132,7 @@ func TestDevelopment(t *testing.T) {
 		if !tc.want && !c.Kubernetes {
 			assert.Empty(t, c.linkerdAddr)
 			assert.Equal(t, 2160*time.Hour, c.CA.MaxTTL)
-			_, err := parse(append(tc.args, "-istio-addr", ":15012"), tc.env.get, io.Discard, true)
-			assert.NoError(t, err)
+			assert.NoError(t, must.Err(parse(append(tc.args, "-istio-addr", ":15012"), tc.env.get, io.Discard, true)))
 		}
 	}
 }
@@ -151,8 +150,7 @@ func TestRenewByCertificate(t *testing.T) {
 		require.ErrorContains(t, err, "-renew-by-certificate", text)
 	}
 	ra := []string{"-kubernetes", "-external-ca", kubernetesRA, "-k8s-signer", "example.com/mesh", "-renew-by-certificate"}
-	_, err := parse(append(ra, "720h"), env{}.get, io.Discard, false)
-	require.ErrorContains(t, err, "-renew-by-certificate")
+	require.ErrorContains(t, must.Err(parse(append(ra, "720h"), env{}.get, io.Discard, false)), "-renew-by-certificate")
 	must.Get(parse(append(ra, "off"), env{}.get, io.Discard, false))(t)
 }
 

@@ -164,8 +164,7 @@ func TestNoMinRefresh(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newService(t, life)
-				e, err := linkerdproxy.FromEnviron(change(seed(t, s), "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=0"), nil)
-				require.NoError(t, err)
+				e := must.Get(linkerdproxy.FromEnviron(change(seed(t, s), "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=0"), nil))(t)
 				cfg := config(t, e.Name, s.ca.Bundle().MarshalPEM())
 				cfg.MinRefresh, cfg.MaxRefresh = e.MinRefresh, e.MaxRefresh
 				id := must.Get(linkerdproxy.NewWith(cfg, s))(t)
@@ -394,8 +393,7 @@ func TestNewRefuses(t *testing.T) {
 		c.edit(&cfg)
 		require.ErrorContains(t, must.Err(linkerdproxy.New(cfg)), c.want, name)
 	}
-	_, err := linkerdproxy.New(linkerdproxy.Config{Name: "web"})
-	require.ErrorContains(t, err, "is not SERVICEACCOUNT.NAMESPACE")
+	require.ErrorContains(t, must.Err(linkerdproxy.New(linkerdproxy.Config{Name: "web"})), "is not SERVICEACCOUNT.NAMESPACE")
 	for _, addr := range []string{"linkerd-identity", "linkerd-identity.linkerd.svc.cluster.local.:8080", "10.0.0.1", "[fd00::1]:8080", "fd00::1"} {
 		cfg := config(t, web, anchors)
 		cfg.Certifier.Addr = addr

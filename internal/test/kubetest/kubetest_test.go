@@ -392,14 +392,12 @@ func TestPages(t *testing.T) {
 		}
 		return names, l, err
 	}
-	names, first, err := page("limit", "2")
-	require.NoError(t, err)
+	names, first := must.Get2(page("limit", "2"))(t)
 	assert.Equal(t, "ab", names)
 	s.Remove(secrets + "/a")
 	s.Remove(secrets + "/c")
 	s.Put(secrets+"/f", named("f"))
-	names, second, err := page("limit", "2", "continue", first.Metadata.Continue)
-	require.NoError(t, err)
+	names, second := must.Get2(page("limit", "2", "continue", first.Metadata.Continue))(t)
 	assert.Equal(t, "cd", names)
 	assert.Equal(t, first.Metadata.ResourceVersion, second.Metadata.ResourceVersion)
 	names, third, err := page("limit", "2", "continue", second.Metadata.Continue)

@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -104,8 +106,7 @@ func TestBytes(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := proto.MarshalOptions{Deterministic: true}.Marshal(test.msg)
-			require.NoError(t, err)
+			got := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(test.msg))(t)
 			assert.Equal(t, test.want, got)
 			back := test.msg.ProtoReflect().New().Interface()
 			require.NoError(t, proto.Unmarshal(test.want, back))
@@ -120,8 +121,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	in := join(text(1, "n"), message(3, text(1, "metadata")), text(6, "envoy"), text(10, "feature"))
 	var node envoysds.Node
 	require.NoError(t, proto.Unmarshal(in, &node))
-	out, err := proto.Marshal(&node)
-	require.NoError(t, err)
+	out := must.Get(proto.Marshal(&node))(t)
 	assert.Equal(t, in, out)
 }
 

@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -41,8 +43,7 @@ func TestBytes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := proto.MarshalOptions{Deterministic: true}.Marshal(test.msg)
-			require.NoError(t, err)
+			got := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(test.msg))(t)
 			assert.Equal(t, test.want, string(got))
 			back := test.msg.ProtoReflect().New().Interface()
 			require.NoError(t, proto.Unmarshal([]byte(test.want), back))
@@ -60,8 +61,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	assert.Equal(t, "c", req.GetCsr())
 	assert.Zero(t, req.GetValidityDuration())
 	assert.Nil(t, req.GetMetadata())
-	out, err := proto.Marshal(&req)
-	require.NoError(t, err)
+	out := must.Get(proto.Marshal(&req))(t)
 	assert.Equal(t, in, string(out))
 }
 
