@@ -168,20 +168,3 @@ func TestNotSignable(t *testing.T) {
 		assert.ErrorContains(t, must.Err(pki.ParseCSRPEM(c.PEM)), "pki: invalid certificate signing request: ", c.Name)
 	}
 }
-
-// TestWeakKeysSign shows that the signatures of weak keys are good, so that the key is the only reason
-// to refuse the request.
-func TestWeakKeysSign(t *testing.T) {
-	t.Parallel()
-	checked := 0
-	for _, c := range hostilecsr.Cases(t) {
-		switch c.Name {
-		case "key/P-224", "key/RSA of 1024 bits", "key/RSA of 2047 bits", "key/RSA of 8200 bits", "key/RSA of 16384 bits",
-			"key/RSA with exponent 3", "key/RSA with exponent 17", "key/RSA with exponent 65535":
-			csr := must.Get(x509.ParseCertificateRequest(c.DER))(t, c.Name)
-			assert.NoError(t, csr.CheckSignature(), c.Name)
-			checked++
-		}
-	}
-	assert.Equal(t, 8, checked)
-}

@@ -114,22 +114,3 @@ func TestBytes(t *testing.T) {
 		})
 	}
 }
-
-// A proxy of ours passes on what it does not know.
-func TestUnknownFieldsAreKept(t *testing.T) {
-	t.Parallel()
-	in := join(text(1, "n"), message(3, text(1, "metadata")), text(6, "envoy"), text(10, "feature"))
-	var node envoysds.Node
-	require.NoError(t, proto.Unmarshal(in, &node))
-	out := must.Get(proto.Marshal(&node))(t)
-	assert.Equal(t, in, out)
-}
-
-// The canonical types register under their own names; ours must not take those.
-func TestOwnPackageName(t *testing.T) {
-	t.Parallel()
-	for _, m := range []proto.Message{(*envoysds.Secret)(nil), (*envoysds.Status)(nil), (*envoysds.DiscoveryRequest)(nil)} {
-		assert.Equal(t, "svidkit.wire.envoy.v3", string(m.ProtoReflect().Descriptor().ParentFile().Package()))
-	}
-	assert.Equal(t, "internal/test/wire/envoysds/envoysds.proto", envoysds.File_internal_test_wire_envoysds_envoysds_proto.Path())
-}

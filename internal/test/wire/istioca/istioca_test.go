@@ -51,26 +51,3 @@ func TestBytes(t *testing.T) {
 		})
 	}
 }
-
-// A field that an older or a newer release has is kept, and does not become another one.
-func TestUnknownFieldsAreKept(t *testing.T) {
-	t.Parallel()
-	in := "\x0a\x01c" + "\x12\x05token" + "\x2a\x01x"
-	var req istioca.IstioCertificateRequest
-	require.NoError(t, proto.Unmarshal([]byte(in), &req))
-	assert.Equal(t, "c", req.GetCsr())
-	assert.Zero(t, req.GetValidityDuration())
-	assert.Nil(t, req.GetMetadata())
-	out := must.Get(proto.Marshal(&req))(t)
-	assert.Equal(t, in, string(out))
-}
-
-// The canonical types register under their own names; ours must not take those.
-func TestOwnPackageName(t *testing.T) {
-	t.Parallel()
-	file := (*istioca.IstioCertificateRequest)(nil).ProtoReflect().Descriptor().ParentFile()
-	assert.Equal(t, "svidkit.wire.istioca", string(file.Package()))
-	assert.Equal(t, "internal/test/wire/istioca/istioca.proto", file.Path())
-	assert.Zero(t, file.Services().Len())
-	assert.Equal(t, "/istio.v1.auth.IstioCertificateService/CreateCertificate", istioca.CreateCertificate)
-}

@@ -51,25 +51,3 @@ func TestBytes(t *testing.T) {
 		})
 	}
 }
-
-// A field that a newer release has is kept, and does not become another one.
-func TestUnknownFieldsAreKept(t *testing.T) {
-	t.Parallel()
-	in := "\x0a\x01a" + "\x22\x01x"
-	var req linkerd.CertifyRequest
-	require.NoError(t, proto.Unmarshal([]byte(in), &req))
-	assert.Equal(t, "a", req.GetIdentity())
-	assert.Empty(t, req.GetCertificateSigningRequest())
-	out := must.Get(proto.Marshal(&req))(t)
-	assert.Equal(t, in, string(out))
-}
-
-// The canonical types register under their own names; ours must not take those.
-func TestOwnPackageName(t *testing.T) {
-	t.Parallel()
-	file := (*linkerd.CertifyRequest)(nil).ProtoReflect().Descriptor().ParentFile()
-	assert.Equal(t, "svidkit.wire.linkerd", string(file.Package()))
-	assert.Equal(t, "internal/test/wire/linkerd/linkerd.proto", file.Path())
-	assert.Zero(t, file.Services().Len())
-	assert.Equal(t, "/io.linkerd.proxy.identity.Identity/Certify", linkerd.Certify)
-}

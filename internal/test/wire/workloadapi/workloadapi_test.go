@@ -86,12 +86,3 @@ func TestBytes(t *testing.T) {
 		})
 	}
 }
-
-// The canonical types register under their own names; ours must not take those.
-func TestOwnPackageName(t *testing.T) {
-	t.Parallel()
-	file := (*workloadapi.X509SVIDResponse)(nil).ProtoReflect().Descriptor().ParentFile()
-	assert.Equal(t, "svidkit.wire.workloadapi", string(file.Package()))
-	assert.Equal(t, "internal/test/wire/workloadapi/workloadapi.proto", file.Path())
-	assert.Zero(t, file.Services().Len(), "the service is in the descriptors for reflection only")
-}
