@@ -81,10 +81,17 @@ func (h honest) unremarkable(chain []*x509.Certificate, csr *pki.CSR) bool {
 	return slices.EqualFunc(chain, certchain.Tidy(chain, csr.PublicKey()), (*x509.Certificate).Equal)
 }
 
-// Check returns why chain is no good answer to csr: it has another key, or it is not what want expects.
+// Check returns why chain is no good answer to csr: it has another key, something beside the certificates of CAs above
+// its leaf, or it is not what want expects.
 func Check(chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation, bundles spiffe.BundleSource) error {
-	if len(chain) == 0 || !pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()) {
+	if err := certchain.CheckSize(chain); err != nil {
+		return err
+	}
+	if !pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()) {
 		return errors.New("there is no leaf with the key of the request")
+	}
+	if slices.ContainsFunc(chain[1:], func(c *x509.Certificate) bool { return !c.IsCA }) {
+		return errors.New("there is a second leaf")
 	}
 	_, err := want.Verify(chain, bundles, spiffe.BothRoles, time.Now())
 	return err
