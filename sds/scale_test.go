@@ -26,10 +26,10 @@ import (
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
+	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/filesink"
-	"github.com/svidkit/svidkit/spiffe/filesource"
+	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
@@ -300,30 +300,20 @@ func TestScaleRestart(t *testing.T) { // not parallel: it measures
 	id, dir := spiffe.MustParseID("spiffe://example.org/web"), t.TempDir()
 	path := filepath.Join(socketDir(t), "s")
 	// agent starts one that goes on where the one before it has ended.
-	agent := func() (manager *secretcache.Manager, end func()) {
-		var previous *spiffe.Snapshot
-		if _, err := os.Stat(filepath.Join(dir, "key.pem")); err == nil {
-			src, err := filesource.Start(t.Context(), filesource.Config{
-				CertFile: filepath.Join(dir, "cert-chain.pem"), KeyFile: filepath.Join(dir, "key.pem"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "root-cert.pem")}},
-			})
-			require.NoError(t, err)
-			previous = must.Get(src.Snapshot())(t)
-			require.NoError(t, src.Close())
-		}
-		m := must.Get(secretcache.Start(t.Context(), secretcache.Config{ID: id, CA: authority, Previous: previous}))(t)
-		sink := must.Get(filesink.Start(t.Context(), filesink.Config{Source: m, Dir: dir}))(t)
-		h := must.Get(sds.NewHandler(m, nil))(t)
+	agent := func() (identity *source.LastGood, end func()) {
+		m := must.Get(secretcache.New(secretcache.Config{ID: id, CA: authority}))(t)
+		l := must.Get(source.StartLastGood(t.Context(), source.LastGoodConfig{Source: m, Dir: dir, MaxAge: time.Hour, Identity: true}))(t)
+		h := must.Get(sds.NewHandler(sdssource.FromIdentity(l), nil))(t)
 		s := &unixsocket.Server{Path: path, Handler: h}
 		require.NoError(t, s.Listen())
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- s.Run(ctx) }()
-		return m, sync.OnceFunc(func() {
+		return l, sync.OnceFunc(func() {
 			assert.NoError(t, h.Close())
 			cancel()
 			assert.NoError(t, <-done)
-			assert.NoError(t, sink.Close())
-			assert.NoError(t, m.Close())
+			assert.NoError(t, l.Close())
 		})
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -23,7 +23,7 @@
 //
 // The token goes only to the mesh's certifier. Before the client sends it, the server has proven in a TLS handshake
 // that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors. The host in the URL and a
-// wildcard in a certificate prove nothing. Each call makes a connection, unless another call is under way. The
+// wildcard in a certificate prove nothing. Each call makes a connection. The
 // connection is TLS 1.3 without ALPN, like Linkerd's.
 //
 // The token is read again for each call. It is sent in the request body, as the API requires. No error and no log
@@ -156,13 +156,6 @@ func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
 	}
 }
 
-// Close closes the connections to the certifier that the CA has made, which ends running calls. The owner of an
-// HTTPClient closes that client's connections. Later calls make a new connection. The error is always nil.
-func (c *CA) Close() error {
-	c.conn.Close()
-	return nil
-}
-
 // FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the
 // CA only if the Endpoint has no source of roots. If the source fails and earlier roots are known, it logs the failure
 // and returns them. The error is a [*caclient.Error], unless ctx is done.
@@ -199,7 +192,6 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
 	}
-	c.conn.Reconnect() // so that the certifier proves itself by the present anchors
 	c.conn.Begin()
 	response, err := c.rpc.Unary(ctx, method, nil, request)
 	if err != nil {

@@ -22,7 +22,6 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
@@ -50,10 +49,11 @@ type Config struct {
 	Endpoint caclient.Endpoint
 
 	// TLS returns a new configuration for each connection, for an Endpoint without an HTTPClient. NextProtos is set
-	// later. Nil means the configuration of [caclient.NewHTTPClient], with the RootsFile.
+	// later. Nil means the client of [caclient.NewHTTPClient], with the RootsFile.
 	TLS func(ctx context.Context) (*tls.Config, error)
 
-	// PriorKnowledge is for gRPC: connections, with and without TLS, begin with HTTP/2, without ALPN.
+	// PriorKnowledge is for gRPC: connections, with and without TLS, begin with HTTP/2, without ALPN. Each call makes
+	// one.
 	PriorKnowledge bool
 
 	// Roots asks the CA for its present roots, at least one, if the Endpoint has no other source. Nil means that the CA has no
@@ -71,7 +71,6 @@ type Conn struct {
 	HTTP     *http.Client
 
 	cfg   Config
-	conns *conns.Transport // nil if another package made the transport of HTTP
 	roots roots
 	stale atomic.Bool // the next call must make a new connection
 
@@ -106,7 +105,6 @@ func New(cfg Config) (*Conn, error) {
 	}
 	c := &Conn{Name: cfg.Name, Endpoint: *e, URL: u.Scheme + "://" + u.Host, HTTP: hc, cfg: cfg}
 	c.tokenless = ratelog.New(e.Logger, 0)
-	c.conns, _ = hc.Transport.(*conns.Transport)
 	c.roots.td = e.TrustDomain
 	return c, nil
 }
@@ -117,8 +115,9 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	case e.HTTPClient != nil:
 		*c = *e.HTTPClient
 	case cfg.TLS != nil || scheme == "http":
-		c.Transport = conns.NewTransport(new(net.Dialer).DialContext,
-			func(dial conns.Dial) *http.Transport { return tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, dial) })
+		t := tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, nil)
+		t.DisableKeepAlives = cfg.PriorKnowledge
+		c.Transport = t
 	default:
 		var err error
 		o := caclient.TLSOptions{RootsFile: e.RootsFile, MinVersion: tls.VersionTLS12, Logger: e.Logger}
@@ -242,10 +241,6 @@ func (c *Conn) Begin() {
 		c.HTTP.CloseIdleConnections()
 	}
 }
-
-// Close closes the connections to the CA that this Conn made, which ends their running calls. The next call makes a
-// new one.
-func (c *Conn) Close() { c.conns.Close() }
 
 // Refused reports whether err says that the CA refuses the client certificate of a call, so that a token may work.
 func Refused(err error) bool {
