@@ -367,24 +367,6 @@ func TestServer(t *testing.T) {
 	require.Equal(t, string(root), string(rootsOf(later)), "the same CA")
 }
 
-// In development mode an agent that asks for an hour gets it, and one that asks for 24, as Istio's does by default, gets an
-// hour, too: the documentation of the program says so.
-func TestAgentOfADay(t *testing.T) {
-	t.Parallel()
-	s, _ := start(t, newConfig(t, t.TempDir()))
-	client := newClient(s.ca.Bundle(), nil)
-	defer client.CloseIdleConnections()
-	agent := must.Get(caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
-		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: s.c.CA.TrustDomain,
-		Token: func(context.Context) (string, error) { return token(t, s, "demo/web"), nil },
-	}}))(t)
-	_, csr := must.Get2(newRequest())(t)
-	chain := must.Get(agent.Sign(t.Context(), csr, time.Hour))(t)
-	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
-	chain = must.Get(agent.Sign(t.Context(), csr, 24*time.Hour))(t)
-	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
-}
-
 // Without -shorten-ttl it is refused, with both lifetimes, and the flag and the variable of the limit.
 func TestAgentOfADayRefused(t *testing.T) {
 	t.Parallel()

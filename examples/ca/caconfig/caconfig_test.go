@@ -159,22 +159,6 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 	require.ErrorContains(t, err, "-state-dir")
 }
 
-// A folder that has lost its file CURRENT names the flag that mends it.
-func TestLostPointer(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	c := newConfig(t, dir)
-	a := must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t)
-	a.Close()
-	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
-	_, err := c.Open(t.Context(), caconfig.OpenOptions{})
-	require.ErrorIs(t, err, ca.ErrUnfit)
-	require.ErrorContains(t, err, "recover the newest version that is complete; -recover goes on with v-")
-	must.Get(c.Recover(t.Context()))(t)
-	a = must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t)
-	a.Close()
-}
-
 // The modes of an audit log that others can write to are complained of.
 func TestAuditLog(t *testing.T) {
 	t.Parallel()
