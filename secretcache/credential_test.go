@@ -454,30 +454,3 @@ func TestCredentialChains(t *testing.T) {
 		})
 	}
 }
-
-// TestCredentialInHardware has a key that no secret can hold.
-func TestCredentialInHardware(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		ca := newDNSCA(t)
-		m := ca.manager(t, secretcache.Config{NewKey: func() (crypto.Signer, error) {
-			key, err := ca.newKey()
-			return hardware{key}, err
-		}})
-		assert.IsType(t, hardware{}, readyCredential(t, m).TLSCertificate().PrivateKey)
-		s, err := m.GenerateSecret(t.Context(), "default")
-		assert.ErrorContains(t, err, "cannot be exported")
-		assert.Nil(t, s)
-	})
-}
-
-// TestCredentialReads is not parallel, as others would count.
-func TestCredentialReads(t *testing.T) {
-	if rounds.Race {
-		t.Skip("the race detector allocates")
-	}
-	m := newDNSCA(t).manager(t, secretcache.Config{})
-	must.Get(m.GenerateSecret(t.Context(), "default"))(t)
-	ctx := t.Context()
-	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = m.Credential() }))
-	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = m.GenerateSecret(ctx, "default") }))
-}

@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -321,50 +320,6 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// Rules of the operator, one broken at a time.
-func TestRules(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		change func(*cafake.VaultRules)
-		edit   func(*vault.Options)
-		kind   error
-	}{
-		{"sealed", func(r *cafake.VaultRules) { r.Sealed = true }, nil, caclient.ErrUnavailable},
-		{"policy", func(r *cafake.VaultRules) { r.Forbidden = true }, nil, caclient.ErrDenied},
-		{"other ID", func(r *cafake.VaultRules) { r.AllowedURISANs = []string{"spiffe://example.org/db"} }, nil, caclient.ErrInvalid},
-		{"other namespace", func(r *cafake.VaultRules) { r.Namespace = "prod" }, nil, caclient.ErrInvalid},
-		{"other role", nil, func(o *vault.Options) { o.Role = "admin" }, caclient.ErrDenied},
-		{"other engine", nil, func(o *vault.Options) { o.Mount = "kv" }, caclient.ErrInvalid},
-		{"other token", nil, func(o *vault.Options) { o.Token = cafake.Give(secret) }, caclient.ErrUnauthenticated},
-		{"empty token", nil, func(o *vault.Options) { o.Token = cafake.Give("") }, caclient.ErrUnauthenticated},
-		{"no such file", nil, func(o *vault.Options) { o.Token, o.TokenFile = nil, "/nowhere" }, caclient.ErrUnauthenticated},
-		{"vault's token for a login", nil, func(o *vault.Options) { o.LoginRole = "workload" }, caclient.ErrUnauthenticated},
-		{"login role", func(r *cafake.VaultRules) { r.Kubernetes = true }, func(o *vault.Options) { o.LoginRole = "other" }, caclient.ErrUnauthenticated},
-		{"token not believed", func(r *cafake.VaultRules) {
-			r.Kubernetes, r.Review = true, func(string) bool { return false }
-		}, func(o *vault.Options) { o.LoginRole = "workload" }, caclient.ErrUnauthenticated},
-		{"service account's token without a login", func(r *cafake.VaultRules) { r.Kubernetes = true }, nil, caclient.ErrUnauthenticated},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
-			if c.change != nil {
-				v.Change(c.change)
-			}
-			o := vault.Options{Endpoint: v.Endpoint(), Role: "workload"}
-			if c.edit != nil {
-				c.edit(&o)
-			}
-			_, err := newCA(t, o).Sign(t.Context(), webCSR(t), 0)
-			require.ErrorIs(t, err, c.kind)
-			if o.TokenFile != "" {
-				assert.ErrorIs(t, err, os.ErrNotExist, "the reason for the missing token")
-			}
-		})
-	}
-}
-
 // A mount without an issuer is worth another try, for certificates and for roots.
 func TestNoIssuer(t *testing.T) {
 	t.Parallel()
@@ -399,22 +354,6 @@ func TestContextEnds(t *testing.T) {
 		cancel()
 	}
 	v.Mend()
-}
-
-// The printers show the address, and nothing of what a login gave.
-func TestPrinting(t *testing.T) {
-	t.Parallel()
-	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
-	v.Change(func(r *cafake.VaultRules) { r.Kubernetes = true })
-	e := v.Endpoint()
-	c := newCA(t, vault.Options{Endpoint: e, Role: "workload", LoginRole: "workload"})
-	must.Get(c.Sign(t.Context(), webCSR(t), 0))(t)
-	var log logtest.Buffer
-	log.Logger().Info("x", "ca", c, slog.Any("any", c))
-	for _, text := range []string{fmt.Sprint(c), fmt.Sprintf("%v %+v %#v %s %q", c, c, c, c, c), log.String()} {
-		assert.Contains(t, text, "vault.CA("+e.URL+")")
-		assert.NotContains(t, text, "hvs.")
-	}
 }
 
 func TestConformance(t *testing.T) {
