@@ -260,22 +260,6 @@ func TestOwnRoots(t *testing.T) {
 	assert.Empty(t, s.Calls())
 }
 
-// A quota that is used up passes, and the error says when.
-func TestQuota(t *testing.T) {
-	t.Parallel()
-	g := cafake.NewGoogleCAS(t, spiffetest.NewCA(t, "example.org"), "/web")
-	g.Change(func(r *cafake.GoogleCASRules) { r.Quota, r.RetryDelay = 0, 300*time.Millisecond })
-	client := newCA(t, googlecas.Options{Endpoint: g.Endpoint()})
-	csr := newCSR(t, webID)
-	_, err := client.Sign(t.Context(), csr, 0)
-	e := must.As[*caclient.Error](err)(t)
-	after, again := e.Retryable()
-	assert.True(t, again)
-	assert.Equal(t, 300*time.Millisecond, after)
-	g.Change(func(r *cafake.GoogleCASRules) { r.Quota = 1 })
-	must.Get(client.Sign(t.Context(), csr, 0))(t)
-}
-
 func TestBadOptions(t *testing.T) {
 	t.Parallel()
 	good := func() googlecas.Options {

@@ -234,19 +234,6 @@ func TestAgain(t *testing.T) {
 	})
 }
 
-func TestDoneContext(t *testing.T) {
-	t.Parallel()
-	c := must.Get(local.New(newAuthority(t), web))(t)
-	cause := errors.New("going home")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(cause)
-	assert.ErrorIs(t, must.Err(c.Sign(ctx, newCSR(t), 0)), cause)
-	assert.ErrorIs(t, must.Err(c.FetchBundles(ctx)), cause)
-	for range c.WatchBundles(ctx) {
-		t.Error("yielded for a reader that has gone")
-	}
-}
-
 func TestBundles(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -326,8 +313,6 @@ var (
 	_ ca.Signer = (*ca.Authority)(nil)
 	_ ca.Signer = (*ra.RA)(nil)
 )
-
-const csrs = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 // plain is an authority that tells nothing of changes.
 type plain struct{ *ca.Authority }

@@ -191,53 +191,6 @@ func TestServerIsVerified(t *testing.T) {
 	assert.Zero(t, signs)
 }
 
-// The rules for tokens and names, as step-ca has them.
-func TestRules(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	f := cafake.NewStepCA(t, ca, path)
-	other := cafake.NewStepCA(t, ca, path).Endpoint()
-	good := must.Get(f.Endpoint().Token(t.Context()))(t)
-	csr, _ := newCSR(t, f)
-	more, _ := newCSR(t, f, pki.DNSSAN("admin.example.org"))
-	none := must.Get(pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{}))(t)
-	static := func(token string) func(context.Context) (string, error) { return cafake.Give(token) }
-	for _, tt := range []struct {
-		name     string
-		token    func(context.Context) (string, error)
-		csr      *pki.CSR
-		lifetime time.Duration
-		kind     error
-		says     string
-	}{
-		{"good", static(good), csr, 0, nil, ""},
-		{"used before", static(good), csr, 0, caclient.ErrUnauthenticated, "used before"},
-		{"of another CA", other.Token, csr, 0, caclient.ErrUnauthenticated, "signature"},
-		{"garbage", static("x.y.z"), csr, 0, caclient.ErrUnauthenticated, "parsed"},
-		{"no token", static(""), csr, 0, caclient.ErrUnauthenticated, "neither a token"},
-		{"more names", f.Endpoint().Token, more, 0, caclient.ErrDenied, "admin.example.org"},
-		{"no names", f.Endpoint().Token, none, 0, caclient.ErrDenied, "the request is for []"},
-		{"too short", f.Endpoint().Token, csr, time.Minute, caclient.ErrDenied, "lifetime 1m0s"},
-		{"too long", f.Endpoint().Token, csr, 48 * time.Hour, caclient.ErrDenied, "lifetime 48h0m0s"},
-		{"an hour", f.Endpoint().Token, csr, time.Hour + time.Millisecond, nil, ""},
-	} {
-		e := f.Endpoint()
-		e.Token = tt.token
-		chain, err := newClient(t, stepca.Options{Endpoint: e}).Sign(t.Context(), tt.csr, tt.lifetime)
-		if tt.kind == nil {
-			require.NoError(t, err, tt.name)
-			if tt.lifetime > 0 {
-				assert.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, 10*time.Second)
-			}
-			continue
-		}
-		told := requireKind(t, err, tt.kind)
-		assert.ErrorContains(t, err, tt.says, tt.name)
-		_, again := told.Retryable()
-		assert.False(t, again, tt.name)
-	}
-}
-
 // A workload with a certificate needs no token.
 func TestRenewal(t *testing.T) {
 	t.Parallel()

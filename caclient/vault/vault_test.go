@@ -341,21 +341,6 @@ func TestLifetimeOfTheRole(t *testing.T) {
 	assert.WithinDuration(t, time.Now().Add(24*time.Hour), chain[0].NotAfter, time.Minute)
 }
 
-func TestContextEnds(t *testing.T) {
-	t.Parallel()
-	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
-	v.Hang()
-	for _, login := range []string{"", "workload"} {
-		c := newCA(t, vault.Options{Endpoint: v.Endpoint(), Role: "workload", LoginRole: login})
-		cause := errors.New("enough")
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, cause)
-		assert.ErrorIs(t, must.Err(c.Sign(ctx, webCSR(t), 0)), cause)
-		assert.ErrorIs(t, must.Err(c.FetchBundles(ctx)), cause)
-		cancel()
-	}
-	v.Mend()
-}
-
 func TestConformance(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
