@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -60,7 +61,7 @@ func TestCertify(t *testing.T) {
 	c.Account(meshtest.Token(web), "")
 	for changed := id.Changed(); ; changed = id.Changed() {
 		now := must.Get(id.Credential())(t)
-		if !now.Leaf().Equal(first.Leaf()) {
+		if !now.Leaf().Equal(first.Leaf()) && slices.Contains(c.Seen(), "another") {
 			assert.True(t, pki.PublicKeysEqual(now.Leaf().PublicKey, first.Leaf().PublicKey), "the key is constant")
 			break
 		}
@@ -70,7 +71,7 @@ func TestCertify(t *testing.T) {
 			t.Fatal(id.Report().Identities[0].Err)
 		}
 	}
-	assert.Equal(t, []string{meshtest.Token(web), "another"}, c.Seen()[:2])
+	assert.Equal(t, meshtest.Token(web), c.Seen()[0])
 	again := must.Get(os.ReadFile(filepath.Join(cfg.Dir, "key.der")))(t)
 	assert.Equal(t, key, again)
 	again = must.Get(os.ReadFile(filepath.Join(cfg.Dir, "csr.p8")))(t)

@@ -12,6 +12,7 @@
 //	until PATTERN PROGRAM …      repeat a command until it prints the pattern
 //	await PATTERN FILE           wait until a file, as the log of a server is one, has the pattern
 //	get URL                      print an answer of HTTP, after its status
+//	record STORE DIRECTORY       write the items of a CA's record to files in a directory
 //
 // A server that has no other name is server: its standard output is in the file server.out, and its log in
 // server.err. The ports of a ca are free ones unless flags name others. The variables ISTIO, LINKERD, BUNDLE and
@@ -21,6 +22,7 @@ package scripttest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -94,6 +96,7 @@ func commands(programs []string) map[string]func(*testscript.TestScript, bool, [
 		"until":  until,
 		"await":  await,
 		"get":    get,
+		"record": record,
 	}
 	for _, name := range programs {
 		all[name] = func(ts *testscript.TestScript, not bool, args []string) {
@@ -321,4 +324,18 @@ func get(ts *testscript.TestScript, _ bool, args []string) {
 	_, err = io.Copy(&body, resp.Body)
 	ts.Check(err)
 	fmt.Fprintf(ts.Stdout(), "%s\n%s\n", resp.Status, body.Bytes())
+}
+
+func record(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: record STORE DIRECTORY")
+	}
+	var r struct {
+		Data map[string][]byte `json:"data"`
+	}
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile(filepath.Join(args[0], "record.json"))), &r))
+	ts.Check(os.MkdirAll(ts.MkAbs(args[1]), 0o700))
+	for name, item := range r.Data {
+		ts.Check(os.WriteFile(filepath.Join(ts.MkAbs(args[1]), name), item, 0o600))
+	}
 }
