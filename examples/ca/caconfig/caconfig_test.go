@@ -122,7 +122,7 @@ func TestWithoutCreate(t *testing.T) {
 	require.ErrorIs(t, err, ca.ErrNoRecord)
 	require.EqualError(t, err, "there is no CA in "+filepath.Join(dir, "ca")+"; if there was one, name its folder in -state-dir, mount its volume or restore it from a backup; to make a new one, start the server once with -create")
 	require.ErrorIs(t, must.Err(c.Open(t.Context(), caconfig.OpenOptions{})), ca.ErrNoRecord)
-	require.NoFileExists(t, filepath.Join(dir, "ca", "CURRENT"))
+	require.NoFileExists(t, filepath.Join(dir, "ca", "record.json"))
 
 	a := must.Get(newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{}))(t)
 	root := a.Own.Status().Roots[0].ID
