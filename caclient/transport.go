@@ -213,8 +213,8 @@ func (t *transport) certificate() *pki.Credential {
 		t.pair = parsed[pki.Credential]{}
 		t.log.Log(slog.LevelInfo, noCertificate, "there is none", slog.Any("err", err))
 	case err != nil:
-		const message = "caclient: the client certificate for the CA cannot be used; the last good one stays until it ends"
-		t.log.Warn(message, "not usable", slog.Any("err", err))
+		t.log.Warn("caclient: the client certificate for the CA cannot be used; a good one stays until it ends",
+			"not usable", slog.Any("err", err))
 	}
 	pair := t.pair.value
 	if pair != nil && !time.Now().Before(pair.NotAfter()) {

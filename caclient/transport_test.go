@@ -240,7 +240,7 @@ func TestHTTPClientCertificate(t *testing.T) {
 		requirePage(t, "HTTP/2.0 /one", c, s.url)
 	}
 	require.Equal(t, without+with, s.conns.Load())
-	assert.Equal(t, 1, strings.Count(out.String(), `the last good one stays until it ends" reason="not usable"`), "%s", out)
+	assert.Equal(t, 1, strings.Count(out.String(), `a good one stays until it ends" reason="not usable"`), "%s", out)
 	assert.NotContains(t, out.String(), "BEGIN")
 	writePair(t, dir, second, secondKey)
 	requirePage(t, "HTTP/2.0 /two", c, s.url)

@@ -56,9 +56,9 @@ type Config struct {
 	// one.
 	PriorKnowledge bool
 
-	// Roots asks the CA for its present roots, at least one, if the Endpoint has no other source. Nil means that the CA has no
-	// method for that: then Learn requests a certificate only to learn the roots. Learn may be nil if the client
-	// requires another source.
+	// Roots asks the CA for its present roots, at least one, if the Endpoint has no other source. Nil means that the
+	// CA has no method for that: then Learn requests a certificate only to learn the roots. Learn may be nil if the
+	// client requires another source.
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
 	Learn func(ctx context.Context) error
 }

@@ -238,8 +238,8 @@ func (c *Config) ownIssuer() (issuer, audience string, err error) {
 	return cmp.Or(issuer, ownIssuer), cmp.Or(audience, ownAudience), nil
 }
 
-// unverifiedIssuer returns the issuer and the first audience of the token in a file, expired or not. It verifies nothing,
-// so a writer of the file chooses the trusted issuer: it is a configuration file.
+// unverifiedIssuer returns the issuer and the first audience of the token in a file, expired or not. It verifies
+// nothing, so a writer of the file chooses the trusted issuer: it is a configuration file.
 func unverifiedIssuer(tokenFile string) (issuer, audience string, err error) {
 	text, err := files.Read(tokenFile, jws.MaxSize+2)
 	c, _ := jws.ReadClaims(strings.TrimSpace(string(text)))
