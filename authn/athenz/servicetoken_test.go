@@ -135,8 +135,7 @@ func TestServiceTokenVectors(t *testing.T) {
 			assert.NotContains(t, err.Error(), sig[3:30], name)
 		}
 	}
-	_, err := athenz.VerifyServiceToken(t.Context(), good, oneKey(ecKey(t, elliptic.P256())))
-	require.ErrorIs(t, err, athenz.ErrServiceToken)
+	must.Fail(t, must.Err(athenz.VerifyServiceToken(t.Context(), good, oneKey(ecKey(t, elliptic.P256())))), athenz.ErrServiceToken)
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	require.ErrorIs(t, must.Err(athenz.VerifyServiceToken(t.Context(), good, oneKey(ed))), athenz.ErrServiceToken)
@@ -158,10 +157,8 @@ func TestServiceTokenVectors(t *testing.T) {
 		edit(&s)
 		require.ErrorIs(t, must.Err(athenz.SignServiceToken(s, athenztest.RSAKey())), athenz.ErrServiceToken, name)
 	}
-	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, nil)
-	require.ErrorIs(t, err, athenz.ErrServiceToken)
-	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, ed)
-	require.ErrorIs(t, err, athenz.ErrServiceToken)
+	must.Fail(t, must.Err(athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, nil)), athenz.ErrServiceToken)
+	must.Fail(t, must.Err(athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, ed)), athenz.ErrServiceToken)
 }
 
 func TestServiceTokenTimes(t *testing.T) {
@@ -173,8 +170,7 @@ func TestServiceTokenTimes(t *testing.T) {
 		time.Sleep(time.Hour - time.Nanosecond)
 		require.NoError(t, must.Err(athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))))
 		time.Sleep(time.Nanosecond)
-		_, err = athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))
-		require.ErrorContains(t, err, "expired at")
+		must.Fail(t, must.Err(athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))), "expired at")
 	})
 }
 

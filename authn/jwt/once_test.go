@@ -22,11 +22,9 @@ func TestOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		once, issuer := newClients(t, func(o *jwt.ClientOptions) { o.Uses = 1 })
 		_, bundle := mint(t)
-		often, err := jwt.Client(jwt.ClientOptions{Issuer: asURL, Bundles: bundle, Clients: registered, Uses: 1000})
-		require.NoError(t, err)
+		often := must.Get(jwt.Client(jwt.ClientOptions{Issuer: asURL, Bundles: bundle, Clients: registered, Uses: 1000}))(t)
 		issue := func(n int) string {
-			token, err := issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID(webID), Audience: []string{asURL}, Claims: map[string]any{"jti": fmt.Sprint(n)}})
-			require.NoError(t, err)
+			token := must.Get(issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID(webID), Audience: []string{asURL}, Claims: map[string]any{"jti": fmt.Sprint(n)}}))(t)
 			return token
 		}
 		token := issue(0)

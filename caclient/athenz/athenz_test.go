@@ -166,8 +166,7 @@ func TestRegisteredAnew(t *testing.T) {
 	tr := c.zts.Endpoint().HTTPClient.Transport.(*http.Transport).Clone()
 	tr.TLSClientConfig.Certificates = []tls.Certificate{*c.zts.Credential("k8s.admin.athenz-callback").TLSCertificate()}
 	defer tr.CloseIdleConnections()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", nil)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", nil))(t)
 	answer := must.Get(tr.RoundTrip(r))(t)
 	answer.Body.Close()
 	require.Equal(t, http.StatusNoContent, answer.StatusCode)
@@ -333,8 +332,7 @@ func TestClockBehind(t *testing.T) {
 		x.NotBefore, x.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	})
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()}))(t)
 	begun := time.Now()
 	require.NoError(t, must.Err(c.Sign(t.Context(), csr, 0)), "the caller says what is wrong with it")
 	assert.Less(t, time.Since(begun), time.Minute, "there is no end to wait for")
@@ -383,8 +381,7 @@ func TestWire(t *testing.T) {
 	in := must.Get(c.opts.Instance.Service.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "media-sports"))(t)
 	c.restart()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()})
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()}))(t)
 	for lifetime, minutes := range map[time.Duration]any{0: nil, time.Second: 1.0, time.Minute: 1.0, 90*time.Minute + time.Second: 90.0, 30 * 24 * time.Hour: 43200.0} {
 		must.Get(c.Sign(t.Context(), csr, lifetime))(t)
 		assert.Equal(t, "POST /zts/v1/instance", path)
@@ -525,8 +522,7 @@ func TestManager(t *testing.T) {
 			return nil
 		}})
 		require.NoError(t, err)
-		m, err = secretcache.New(secretcache.Config{Expect: zts.Expectation(), CommonName: instance.Service.String(), CA: client})
-		require.NoError(t, err)
+		m = must.Get(secretcache.New(secretcache.Config{Expect: zts.Expectation(), CommonName: instance.Service.String(), CA: client}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		done := make(chan error, 1)
@@ -574,8 +570,7 @@ func TestZTSRules(t *testing.T) {
 			edit(body)
 		}
 		data := must.Get(json.Marshal(body))(t)
-		answer, err := client.Post(c.zts.Endpoint().URL+"/zts/v1/instance"+path, "application/json", strings.NewReader(string(data)))
-		require.NoError(t, err)
+		answer := must.Get(client.Post(c.zts.Endpoint().URL+"/zts/v1/instance"+path, "application/json", strings.NewReader(string(data))))(t)
 		defer answer.Body.Close()
 		text := must.Get(io.ReadAll(answer.Body))(t)
 		if answer.StatusCode == http.StatusCreated {
@@ -678,8 +673,7 @@ func TestZTSRules(t *testing.T) {
 	}
 
 	remove := func(client *http.Client) int {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance"+path, nil)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance"+path, nil))(t)
 		answer := must.Get(client.Do(r))(t)
 		answer.Body.Close()
 		return answer.StatusCode
@@ -802,8 +796,7 @@ func TestIssuerBySignature(t *testing.T) {
 			c.opts.URL, c.opts.HTTPClient = fake.URL, fake.Client()
 			c.opts.Token = func(context.Context) (string, error) { return "attested", nil }
 			c.restart()
-			chain, err := c.Sign(t.Context(), csr, time.Hour)
-			require.NoError(t, err, name)
+			chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t, name)
 			require.Len(t, chain, 2, name)
 			require.NoError(t, chain[0].CheckSignatureFrom(chain[1]), name)
 			require.True(t, time.Now().Before(chain[1].NotAfter), name)

@@ -40,8 +40,7 @@ func TestRead(t *testing.T) {
 		return jsonapi.Read(answer, limit)
 	}
 	for _, coding = range []string{"", "identity", "IDENTITY"} {
-		data, err := get(2)
-		require.NoError(t, err, coding)
+		data := must.Get(get(2))(t, coding)
 		assert.Equal(t, "{}", string(data))
 		require.ErrorIs(t, must.Err(get(1)), spiffe.ErrTooLarge)
 	}
