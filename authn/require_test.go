@@ -309,16 +309,3 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	require.True(t, ok, "%v", err)
 	assert.Equal(t, grpchttp.Unauthenticated, e.Code)
 }
-
-func BenchmarkClientCertificate(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil)
-	require.NoError(b, err)
-	a, r := authn.ClientCertificate(v), request(ca.SVID("/web").Chain()...)
-	b.ReportAllocs()
-	for b.Loop() { // the verifier remembers the chain
-		if _, err := a.Authenticate(r); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -83,28 +83,6 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// Over a long time as many pass as the rate says, however often a caller asks.
-func TestRateInTheLongRun(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	for _, rate := range []float64{0.1, 0.7, 1, 3, 800} {
-		synctest.Test(t, func(t *testing.T) {
-			const long = 100 * time.Second
-			l := limit.New(limit.Options{CallerRate: rate, CallerBurst: 1})
-			passed := 0
-			for begin := time.Now(); time.Since(begin) < long; {
-				err := l.Acquire(t.Context(), "a")
-				if err == nil {
-					passed++
-					continue
-				}
-				time.Sleep(min(refused(t, err, limit.CallerRate), long))
-			}
-			assert.InDelta(t, rate*long.Seconds(), passed, 1+rate*long.Seconds()/1e6, "rate %v", rate)
-		})
-	}
-}
-
 // A request that is over both rates is told of the longer wait.
 func TestLongerWait(t *testing.T) {
 	t.Parallel()
