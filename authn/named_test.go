@@ -91,9 +91,7 @@ func TestNamedCertificate(t *testing.T) {
 		_, err = a.Authenticate(request(ca))
 		assert.True(t, authn.Unavailable(err), err)
 	}
-	_, err = authn.NamedCertificate(spiffe.TrustDomain{}, ca.Bundle(), func(*x509.Certificate) (string, error) { return "x", nil })
-	require.Error(t, err)
-	_, err = authn.NamedCertificate(ca.TrustDomain(), nil, func(*x509.Certificate) (string, error) { return "x", nil })
-	require.Error(t, err)
+	require.Error(t, must.Err(authn.NamedCertificate(spiffe.TrustDomain{}, ca.Bundle(), func(*x509.Certificate) (string, error) { return "x", nil })))
+	require.Error(t, must.Err(authn.NamedCertificate(ca.TrustDomain(), nil, func(*x509.Certificate) (string, error) { return "x", nil })))
 	require.Error(t, must.Err(authn.NamedCertificate(ca.TrustDomain(), ca.Bundle(), nil)))
 }

@@ -515,13 +515,12 @@ func TestManager(t *testing.T) {
 		e := zts.Endpoint()
 		token := e.Token
 		e.Token = func(ctx context.Context) (string, error) { registered++; return token(ctx) }
-		client, err := athenz.New(athenz.Options{Endpoint: e, Instance: instance, Certificate: func() *tls.Certificate {
+		client := must.Get(athenz.New(athenz.Options{Endpoint: e, Instance: instance, Certificate: func() *tls.Certificate {
 			if c, err := m.Credential(); err == nil {
 				return c.TLSCertificate()
 			}
 			return nil
-		}})
-		require.NoError(t, err)
+		}}))(t)
 		m = must.Get(secretcache.New(secretcache.Config{Expect: zts.Expectation(), CommonName: instance.Service.String(), CA: client}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
