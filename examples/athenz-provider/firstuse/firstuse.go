@@ -35,8 +35,8 @@ type usedDocuments struct {
 	turn            chan struct{} // replicas race; the requests of one replica take turns
 }
 
-// InConfigMap returns a FirstUse of package authn/athenz that all replicas of a provider share. It records hashes of at
-// most 4,096 documents in a ConfigMap, such as athenz/used-documents, each until a minute after the document has
+// InConfigMap returns a FirstUse of package authn/athenz that all replicas of a provider share. It records hashes of
+// at most 4,096 documents in a ConfigMap, such as athenz/used-documents, each until a minute after the document has
 // expired. An operator creates the ConfigMap without data, and lets the provider get and update it. The address and
 // the client are as for athenz.NewAPIServer.
 func InConfigMap(address string, client *http.Client,
