@@ -71,7 +71,7 @@ func (t *ServiceToken) check(now time.Time) error {
 	case t.KeyService != "" && t.KeyService != "zms" && t.KeyService != "zts":
 		return badToken("the key service %q is neither zms nor zts", token.Clip(t.KeyService, token.MaxQuoted))
 	case t.KeyID == "" || !isTokenText(t.KeyID):
-		return badToken("the ID of the key is missing, or has a character that it cannot have")
+		return badToken("the KeyID is missing, or has a character that it cannot have")
 	case t.Issued.After(now.Add(tokenLeeway)):
 		return badToken("it was issued at %s, which is in the future", token.Stamp(t.Issued))
 	case !now.Before(t.Expires):
