@@ -585,7 +585,8 @@ func testGatewaySecrets(t *testing.T, c *cluster) {
 		{Namespace: namespace},
 	} {
 		cfg.APIServer, cfg.HTTPClient = c.URL, c.ClientOf(t, namespace, "agent")
-		src := must.Get(kubesecrets.Start(t.Context(), cfg))(t)
+		src := must.Get(kubesecrets.New(cfg))(t)
+		go func() { _ = src.Run(t.Context()) }()
 		defer src.Close()
 		await := func(name string, want map[string][]byte) {
 			t.Helper()
@@ -646,11 +647,15 @@ func testGatewaySecrets(t *testing.T, c *cluster) {
 func useSecrets(t *testing.T, c *cluster, namespace string, client *http.Client) error {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	src, err := kubesecrets.Start(ctx, kubesecrets.Config{AllNamespaces: true, TrustDomain: domain, APIServer: c.URL, HTTPClient: client})
+	src, err := kubesecrets.New(kubesecrets.Config{AllNamespaces: true, TrustDomain: domain, APIServer: c.URL, HTTPClient: client})
 	if err != nil {
 		return err
 	}
 	defer src.Close()
+	go func() { _ = src.Run(t.Context()) }()
+	if _, err := src.GenerateSecret(ctx, "kubernetes://"+namespace+"/none"); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	ca := spiffetest.NewCA(t, "servers.test")
 	putSecret(t, c.Cluster, namespace, "web", "kubernetes.io/tls", pairOf(t, ca))
 	for end := time.Now().Add(passing); ; time.Sleep(often) {

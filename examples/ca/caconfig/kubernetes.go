@@ -1,4 +1,4 @@
-package caserver
+package caconfig
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Kubernetes authenticates callers by the service account tokens of one cluster, which its API server reviews.
+// kubernetes authenticates callers by the service account tokens of one cluster, which its API server reviews.
 // TrustDomain is required.
-type Kubernetes struct {
+type kubernetes struct {
 	TrustDomain spiffe.TrustDomain
 	API         kube.ReviewerOptions // how to ask the API server
 
@@ -33,9 +33,9 @@ type Kubernetes struct {
 	LinkerdAnyAudience bool
 }
 
-// Set sets the authentication of callers in the options of the two APIs; linkerd may be nil. It returns a function
+// set sets the authentication of callers in the options of the two APIs; linkerd may be nil. It returns a function
 // that asks the API server of its own cluster whether this program has the rights that it needs there.
-func (k Kubernetes) Set(istio *istioca.Options,
+func (k kubernetes) set(istio *istioca.Options,
 	linkerd *linkerd.Options) (check func(context.Context) error, err error) {
 	reviewer, err := kube.NewReviewer(&k.API)
 	if err != nil {
@@ -74,7 +74,7 @@ func (k Kubernetes) Set(istio *istioca.Options,
 }
 
 // nodes returns the authorizer for the nodes of all clusters.
-func (k *Kubernetes) nodes(own *kube.Reviewer, remotes map[string]*kube.Reviewer) (*kube.NodeAuthorizer, error) {
+func (k *kubernetes) nodes(own *kube.Reviewer, remotes map[string]*kube.Reviewer) (*kube.NodeAuthorizer, error) {
 	others := make(map[string]*kube.NodeAuthorizer)
 	for id, r := range remotes {
 		var err error
