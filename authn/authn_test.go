@@ -40,8 +40,7 @@ func TestClientCertificate(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	web := ca.SVID("/web")
-	caller, err := clientCertificate(t, ca.Bundle(), spiffe.AllowIDs(web.ID())).Authenticate(request(web.Chain()...))
-	require.NoError(t, err)
+	caller := must.Get(clientCertificate(t, ca.Bundle(), spiffe.AllowIDs(web.ID())).Authenticate(request(web.Chain()...)))(t)
 	assert.Equal(t, web.ID(), caller.ID)
 	assert.Equal(t, "client-certificate", caller.Method)
 	assert.Equal(t, web.NotAfter(), caller.NotAfter)
@@ -132,8 +131,7 @@ func TestClientCertificateDNSNames(t *testing.T) {
 		{[]string{"a..b", "ok.test", "*"}, []string{"ok.test"}},
 	} {
 		web := ca.SVID("/web", func(t *x509.Certificate) { t.DNSNames = c.in })
-		caller, err := a.Authenticate(request(web.Chain()...))
-		require.NoError(t, err, "%q", c.in)
+		caller := must.Get(a.Authenticate(request(web.Chain()...)))(t, "%q", c.in)
 		assert.Equal(t, c.want, caller.DNSNames, "%q", c.in)
 		if len(c.want) > 0 { // the caller's own copy
 			caller.DNSNames[0] = "changed"
@@ -183,8 +181,7 @@ func TestClientCertificateRefused(t *testing.T) {
 	}
 	t.Run("policy", func(t *testing.T) {
 		_, err := clientCertificate(t, ca.Bundle(), spiffe.AllowIDs(ca.SVID("/db").ID())).Authenticate(request(ca.SVID("/web").Chain()...))
-		require.ErrorIs(t, err, authn.ErrRefused)
-		require.ErrorIs(t, err, spiffe.ErrDenied)
+		must.Fail(t, err, authn.ErrRefused, spiffe.ErrDenied)
 	})
 }
 
@@ -233,14 +230,11 @@ func TestFirstOf(t *testing.T) {
 
 	// A name that is no SPIFFE ID is a proof, too.
 	for _, named := range []*authn.Caller{{Method: "m", Name: "uid:1000"}, {Method: "m", DNSNames: []string{"web.test"}}} {
-		c, err := authn.FirstOf(silent, nobody, authn.Func(func(*http.Request) (*authn.Caller, error) { return named, nil }), never).Authenticate(request())
-		require.NoError(t, err)
+		c := must.Get(authn.FirstOf(silent, nobody, authn.Func(func(*http.Request) (*authn.Caller, error) { return named, nil }), never).Authenticate(request()))(t)
 		assert.Same(t, named, c)
 	}
 
-	_, err := authn.FirstOf(none, bad).Authenticate(request())
-	require.ErrorIs(t, err, authn.ErrNoCredential)
-	require.ErrorIs(t, err, authn.ErrRefused)
+	must.Fail(t, must.Err(authn.FirstOf(none, bad).Authenticate(request())), authn.ErrNoCredential, authn.ErrRefused)
 
 	require.ErrorIs(t, must.Err(authn.FirstOf().Authenticate(request())), authn.ErrNoCredential)
 }

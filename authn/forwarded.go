@@ -34,8 +34,8 @@ import (
 // all earlier ones. Istio's CA takes the names of all elements together, so a client behind a proxy that appends can
 // add any name to its own.
 //
-// In that element, the URI that is a SPIFFE ID becomes the caller's ID, and valid DNS names its DNSNames. Two SPIFFE IDs
-// are refused, as in a certificate; other URIs are dropped. By, Hash, Subject, Cert and Chain are not used.
+// In that element, the URI that is a SPIFFE ID becomes the caller's ID, and valid DNS names its DNSNames. Two SPIFFE
+// IDs are refused, as in a certificate; other URIs are dropped. By, Hash, Subject, Cert and Chain are not used.
 // Certificate and NotAfter are not set, because the proof is the word of the proxy.
 //
 // The error wraps [ErrNoCredential] if there is no header or the peer is not trusted. It wraps [ErrRefused] if the

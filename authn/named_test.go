@@ -75,8 +75,7 @@ func TestNamedCertificate(t *testing.T) {
 		assert.Nil(t, caller)
 		assert.False(t, authn.Unavailable(err))
 	}
-	nameless, err := authn.NamedCertificate(ca.TrustDomain(), ca.Bundle(), func(*x509.Certificate) (string, error) { return "", nil })
-	require.NoError(t, err)
+	nameless := must.Get(authn.NamedCertificate(ca.TrustDomain(), ca.Bundle(), func(*x509.Certificate) (string, error) { return "", nil }))(t)
 	require.ErrorIs(t, must.Err(nameless.Authenticate(request(ca))), authn.ErrRefused)
 
 	// Without a bundle nothing is known of the caller.
@@ -88,14 +87,11 @@ func TestNamedCertificate(t *testing.T) {
 		func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return other.Bundle(), nil },
 		func(spiffe.TrustDomain) (*spiffe.Bundle, error) { return empty, nil },
 	} {
-		a, err := authn.NamedCertificate(ca.TrustDomain(), bundles, func(*x509.Certificate) (string, error) { return "x", nil })
-		require.NoError(t, err)
+		a := must.Get(authn.NamedCertificate(ca.TrustDomain(), bundles, func(*x509.Certificate) (string, error) { return "x", nil }))(t)
 		_, err = a.Authenticate(request(ca))
 		assert.True(t, authn.Unavailable(err), err)
 	}
-	_, err = authn.NamedCertificate(spiffe.TrustDomain{}, ca.Bundle(), func(*x509.Certificate) (string, error) { return "x", nil })
-	require.Error(t, err)
-	_, err = authn.NamedCertificate(ca.TrustDomain(), nil, func(*x509.Certificate) (string, error) { return "x", nil })
-	require.Error(t, err)
+	require.Error(t, must.Err(authn.NamedCertificate(spiffe.TrustDomain{}, ca.Bundle(), func(*x509.Certificate) (string, error) { return "x", nil })))
+	require.Error(t, must.Err(authn.NamedCertificate(ca.TrustDomain(), nil, func(*x509.Certificate) (string, error) { return "x", nil })))
 	require.Error(t, must.Err(authn.NamedCertificate(ca.TrustDomain(), ca.Bundle(), nil)))
 }

@@ -176,8 +176,7 @@ func TestRequireGRPC(t *testing.T) {
 			srv.StartTLS()
 			t.Cleanup(srv.Close)
 			body := append([]byte{0, 0, 1, 0, 0}, make([]byte, 1<<16)...)
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+path, strings.NewReader(string(body)))
-			require.NoError(t, err)
+			r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+path, strings.NewReader(string(body))))(t)
 			r.Header.Set("Content-Type", "application/grpc+proto")
 			r.Header.Set("Te", "trailers")
 			resp := must.Get(srv.Client().Do(r))(t)
@@ -264,8 +263,7 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	conformance.Covers(t, "IST-5.1-1", "IST-5.2-1")
 	ca := spiffetest.NewCA(t, "example.org")
 	server, web, db := ca.SVID("/agent"), ca.SVID("/web"), ca.SVID("/db")
-	manager, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: ca})
-	require.NoError(t, err)
+	manager := must.Get(secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: ca}))(t)
 	api := ca.SVID("/api")
 	require.NoError(t, manager.Add(api.ID()))
 	handler, err := sds.NewHandler(manager, &sds.Options{Resolve: func(ctx context.Context, name string) (string, error) {
@@ -279,8 +277,7 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, handler.Close()) })
 	who := authn.FirstOf(clientCertificate(t, ca.Bundle(), spiffe.AllowIDs(web.ID(), api.ID(), db.ID())))
 	srv := &http.Server{Handler: authn.Require(who, handler, nil)}
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: server, Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: server, Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())}))(t)
 	require.NoError(t, endpoint.ConfigureServer(srv))
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	done := make(chan error, 1)
@@ -288,8 +285,7 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	t.Cleanup(func() { _ = srv.Close(); <-done })
 
 	watch := func(svid *spiffe.SVID, patience time.Duration) (*pki.Secret, error) {
-		endpoint, err := spiffetls.New(spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(server.ID())})
-		require.NoError(t, err)
+		endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(server.ID())}))(t)
 		transport := must.Get(endpoint.Transport())(t)
 		defer transport.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -312,17 +308,4 @@ func TestRequireInFrontOfSDS(t *testing.T) {
 	e, ok := errors.AsType[*grpchttp.Error](err)
 	require.True(t, ok, "%v", err)
 	assert.Equal(t, grpchttp.Unauthenticated, e.Code)
-}
-
-func BenchmarkClientCertificate(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()), nil)
-	require.NoError(b, err)
-	a, r := authn.ClientCertificate(v), request(ca.SVID("/web").Chain()...)
-	b.ReportAllocs()
-	for b.Loop() { // the verifier remembers the chain
-		if _, err := a.Authenticate(r); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -165,23 +165,16 @@ func readClaims(text string, payload []byte, headIssuer string) (*document, erro
 	var aud, iss, sub []byte // nil if missing or not a string
 	var exp, iat, nbf token.Date
 	bound := false
+	texts := map[string]*[]byte{"aud": &aud, "iss": &iss, "sub": &sub}
+	dates := map[string]*token.Date{"exp": &exp, "iat": &iat, "nbf": &nbf}
 	refused := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
-		switch name {
-		case "aud":
-			aud, _ = r.Text()
-		case "iss":
-			iss, _ = r.Text()
-		case "sub":
-			sub, _ = r.Text()
-		case "exp":
-			exp = token.ReadDate(r)
-		case "iat":
-			iat = token.ReadDate(r)
-		case "nbf":
-			nbf = token.ReadDate(r)
-		case "cnf":
-			bound = true
+		if text := texts[name]; text != nil {
+			*text, _ = r.Text()
 		}
+		if date := dates[name]; date != nil {
+			*date = token.ReadDate(r)
+		}
+		bound = bound || name == "cnf"
 	})
 	latest, earliest := time.Now().Add(leeway), time.Now().Add(-leeway)
 	switch {
@@ -194,10 +187,9 @@ func readClaims(text string, payload []byte, headIssuer string) (*document, erro
 			token.Clip(string(iss), token.MaxQuoted), token.Clip(headIssuer, token.MaxQuoted))
 	case !exp.Number || !iat.Number || nbf.Present && !nbf.Number:
 		return nil, bad(`its "exp" or "iat" is missing or not a number, or its "nbf" is not one`)
-	case iat.At.After(latest):
-		return nil, bad("it was issued at %s, which is in the future", token.Stamp(iat.At))
-	case nbf.At.After(latest):
-		return nil, bad("it is not valid before %s", token.Stamp(nbf.At))
+	case iat.At.After(latest) || nbf.At.After(latest):
+		return nil, bad(`it is from the future: its "iat" is %s, and its "nbf" %s`, token.Stamp(iat.At),
+			token.Stamp(nbf.At))
 	case !earliest.Before(exp.At):
 		return nil, bad("it expired at %s", token.Stamp(exp.At))
 	case exp.At.Sub(iat.At) > maxLifetime:
@@ -206,9 +198,6 @@ func readClaims(text string, payload []byte, headIssuer string) (*document, erro
 		return nil, bad(`"cnf" binds it to a key, whose holder cannot be seen here`)
 	}
 	subject, err := parsePodSubject(string(sub))
-	if err != nil {
-		return nil, err
-	}
 	use := sha256.Sum256([]byte(text[:strings.LastIndexByte(text, '.')]))
-	return &document{subject, exp.At, use}, nil
+	return &document{subject, exp.At, use}, err
 }

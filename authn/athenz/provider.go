@@ -213,6 +213,11 @@ func (p *provider) check(ctx context.Context, c *confirmation, refresh bool) err
 	if err := p.names(c, service, pod); err != nil || doc == nil {
 		return err
 	}
+	return p.once(ctx, doc)
+}
+
+// once returns a refusal if a document was used before. It is the last check, so that only a good use counts.
+func (p *provider) once(ctx context.Context, doc *document) error {
 	first, err := p.cfg.FirstUse(ctx, doc.use, doc.expires.Add(leeway))
 	if err == nil && !first {
 		err = refused("the document was used before")

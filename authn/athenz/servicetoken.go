@@ -31,7 +31,8 @@ const (
 	serviceTokenHead = "Athenz-Principal-Auth"
 )
 
-// ServiceToken is the content of a service token, an "ntoken". [SignServiceToken] makes the token's text.
+// ServiceToken is the content of a service token, an "ntoken". [SignServiceToken] makes the token's text. The host and
+// the address that a token may name are not in it, because nothing verifies them.
 type ServiceToken struct {
 	Version string             // "S1" for a service, "U1" for a user
 	Service athenzname.Service // whom the token names: the domain of a user is "user"
@@ -41,7 +42,6 @@ type ServiceToken struct {
 	// sys.auth.zts. It is empty if the service itself signed. ZMS signs the tokens of users.
 	KeyService string
 
-	Host, IP        string // of the instance, unverified; may be empty
 	Issued, Expires time.Time
 }
 
@@ -71,7 +71,7 @@ func (t *ServiceToken) check(now time.Time) error {
 	case t.KeyService != "" && t.KeyService != "zms" && t.KeyService != "zts":
 		return badToken("the key service %q is neither zms nor zts", token.Clip(t.KeyService, token.MaxQuoted))
 	case t.KeyID == "" || !isTokenText(t.KeyID):
-		return badToken("the ID of the key is missing, or has a character that it cannot have")
+		return badToken("the KeyID is missing, or has a character that it cannot have")
 	case t.Issued.After(now.Add(tokenLeeway)):
 		return badToken("it was issued at %s, which is in the future", token.Stamp(t.Issued))
 	case !now.Before(t.Expires):
@@ -95,9 +95,6 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	}
 	if err := t.check(now); err != nil {
 		return "", err
-	}
-	if !isTokenText(t.Host) || !isTokenText(strings.ReplaceAll(t.IP, ":", "")) {
-		return "", badToken("the Host or the IP has a character that a token cannot have")
 	}
 	if key == nil {
 		return "", badToken("the key is missing")
@@ -127,7 +124,7 @@ func (t *ServiceToken) signedText() string {
 	var parts []string
 	for _, tag := range [][2]string{
 		{"v", t.Version}, {"d", t.Service.Domain}, {"n", t.Service.Name}, {"k", t.KeyID},
-		{"z", t.KeyService}, {"h", t.Host}, {"i", t.IP}, {"a", hex.EncodeToString(salt)},
+		{"z", t.KeyService}, {"a", hex.EncodeToString(salt)},
 		{"t", strconv.FormatInt(t.Issued.Unix(), 10)}, {"e", strconv.FormatInt(t.Expires.Unix(), 10)},
 	} {
 		if tag[1] != "" {
@@ -199,7 +196,7 @@ func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte,
 	}
 	t = &ServiceToken{
 		Service: athenzname.Service{Domain: strings.ToLower(tags["d"]), Name: strings.ToLower(tags["n"])},
-		Version: tags["v"], KeyID: cmp.Or(tags["k"], "0"), KeyService: tags["z"], Host: tags["h"], IP: tags["i"],
+		Version: tags["v"], KeyID: cmp.Or(tags["k"], "0"), KeyService: tags["z"],
 	}
 	for tag, at := range map[string]*time.Time{"t": &t.Issued, "e": &t.Expires} {
 		n, err := strconv.ParseInt(tags[tag], 10, 64)

@@ -52,16 +52,16 @@ func oneKey(key crypto.Signer) keyFunc {
 
 func TestServiceToken(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "ATH-14-1", "ATH-14-2", "ATH-14-3", "ATH-14-4", "ATH-14-5", "ATH-14-6", "ATH-14-7", "ATH-14-8", "ATH-14-9", "ATH-14-10", "ATH-14-13", "ATH-14-17",
+	conformance.Covers(t, "ATH-14-1", "ATH-14-2", "ATH-14-3", "ATH-14-4", "ATH-14-5", "ATH-14-8", "ATH-14-9", "ATH-14-10", "ATH-14-13", "ATH-14-17",
 		"ATH-14-18", "ATH-14-19", "ATH-14-24")
 	for _, key := range []crypto.Signer{athenztest.RSAKey(), ecKey(t, elliptic.P256()), ecKey(t, elliptic.P384())} {
 		now := time.Now()
 		text, err := athenz.SignServiceToken(athenz.ServiceToken{
-			Service: athenztest.Subject().Service, KeyID: "v1", Host: "host1", IP: "10.1.2.3", Issued: now, Expires: now.Add(2 * time.Hour),
+			Service: athenztest.Subject().Service, KeyID: "v1", Issued: now, Expires: now.Add(2 * time.Hour),
 		}, key)
 		require.NoError(t, err)
 		begin, rest, _ := strings.Cut(text, ";a=")
-		assert.Equal(t, "v=S1;d=media.sports;n=frontend;k=v1;h=host1;i=10.1.2.3", begin)
+		assert.Equal(t, "v=S1;d=media.sports;n=frontend;k=v1", begin)
 		salt, rest, _ := strings.Cut(rest, ";")
 		assert.Len(t, salt, 16)
 		times, _, _ := strings.Cut(rest, ";s=")
@@ -74,7 +74,7 @@ func TestServiceToken(t *testing.T) {
 		})
 		require.NoError(t, err)
 		assert.Equal(t, athenz.ServiceToken{
-			Version: "S1", Service: athenztest.Subject().Service, KeyID: "v1", Host: "host1", IP: "10.1.2.3", Issued: time.Unix(now.Unix(), 0).UTC(), Expires: time.Unix(now.Unix()+7200, 0).UTC(),
+			Version: "S1", Service: athenztest.Subject().Service, KeyID: "v1", Issued: time.Unix(now.Unix(), 0).UTC(), Expires: time.Unix(now.Unix()+7200, 0).UTC(),
 		}, *got)
 	}
 	for want, token := range map[string]athenz.ServiceToken{
@@ -90,7 +90,7 @@ func TestServiceToken(t *testing.T) {
 
 func TestServiceTokenVectors(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "ATH-14-11", "ATH-14-12", "ATH-14-14", "ATH-14-15", "ATH-14-16", "ATH-14-17", "ATH-14-18", "ATH-14-22")
+	conformance.Covers(t, "ATH-14-6", "ATH-14-7", "ATH-14-11", "ATH-14-12", "ATH-14-14", "ATH-14-15", "ATH-14-16", "ATH-14-17", "ATH-14-18", "ATH-14-22")
 	now := time.Now().Unix()
 	text := fmt.Sprintf("v=S1;d=media.sports;n=frontend;k=v1;a=0123456789abcdef;t=%d;e=%d", now, now+3600)
 	with := func(old, replacement string) string { return signText(t, strings.Replace(text, old, replacement, 1)) }
@@ -135,8 +135,7 @@ func TestServiceTokenVectors(t *testing.T) {
 			assert.NotContains(t, err.Error(), sig[3:30], name)
 		}
 	}
-	_, err := athenz.VerifyServiceToken(t.Context(), good, oneKey(ecKey(t, elliptic.P256())))
-	require.ErrorIs(t, err, athenz.ErrServiceToken)
+	must.Fail(t, must.Err(athenz.VerifyServiceToken(t.Context(), good, oneKey(ecKey(t, elliptic.P256())))), athenz.ErrServiceToken)
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	require.ErrorIs(t, must.Err(athenz.VerifyServiceToken(t.Context(), good, oneKey(ed))), athenz.ErrServiceToken)
@@ -147,8 +146,7 @@ func TestServiceTokenVectors(t *testing.T) {
 
 	for name, edit := range map[string]func(*athenz.ServiceToken){
 		"no key ID":    func(s *athenz.ServiceToken) { s.KeyID = "" },
-		"a part in it": func(s *athenz.ServiceToken) { s.Host = "a;n=root" },
-		"IP":           func(s *athenz.ServiceToken) { s.IP = "1;d=x" },
+		"a part in it": func(s *athenz.ServiceToken) { s.KeyID = "a;n=root" },
 		"no service":   func(s *athenz.ServiceToken) { s.Service.Name = "" },
 		"too long":     func(s *athenz.ServiceToken) { s.Expires = time.Now().AddDate(0, 2, 0) },
 		"past":         func(s *athenz.ServiceToken) { s.Expires = time.Now() },
@@ -158,10 +156,8 @@ func TestServiceTokenVectors(t *testing.T) {
 		edit(&s)
 		require.ErrorIs(t, must.Err(athenz.SignServiceToken(s, athenztest.RSAKey())), athenz.ErrServiceToken, name)
 	}
-	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, nil)
-	require.ErrorIs(t, err, athenz.ErrServiceToken)
-	_, err = athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, ed)
-	require.ErrorIs(t, err, athenz.ErrServiceToken)
+	must.Fail(t, must.Err(athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, nil)), athenz.ErrServiceToken)
+	must.Fail(t, must.Err(athenz.SignServiceToken(athenz.ServiceToken{Service: athenztest.Subject().Service, KeyID: "v1"}, ed)), athenz.ErrServiceToken)
 }
 
 func TestServiceTokenTimes(t *testing.T) {
@@ -173,8 +169,7 @@ func TestServiceTokenTimes(t *testing.T) {
 		time.Sleep(time.Hour - time.Nanosecond)
 		require.NoError(t, must.Err(athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))))
 		time.Sleep(time.Nanosecond)
-		_, err = athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))
-		require.ErrorContains(t, err, "expired at")
+		must.Fail(t, must.Err(athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))), "expired at")
 	})
 }
 

@@ -51,16 +51,3 @@ func TestAllocations(t *testing.T) {
 		require.Zero(t, testing.AllocsPerRun(100, authenticate), name)
 	}
 }
-
-func BenchmarkAgain(b *testing.B) {
-	for name, c := range again(b) {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := c.a.Authenticate(c.r); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

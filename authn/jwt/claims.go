@@ -36,9 +36,9 @@ type claims struct {
 	certificate                  *string // that the token is bound to; see readBinding
 }
 
-// forms are the JSON types of claims; "aud" may also be a list.
+// forms are the JSON types of claims.
 var forms = map[string]strictjson.Kind{
-	"iss": strictjson.String, "sub": strictjson.String, "aud": strictjson.String,
+	"iss": strictjson.String, "sub": strictjson.String,
 	"exp": strictjson.Number, "nbf": strictjson.Number, "iat": strictjson.Number,
 }
 
@@ -47,31 +47,17 @@ func readClaims(payload []byte) (claims, *token.Error) {
 	var c claims
 	bad := ""
 	e := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
-		list := name == "aud" && r.Kind() == strictjson.Array
-		if form, judged := forms[name]; judged && r.Kind() != form && !list {
-			bad = name
-		}
+		form, judged := forms[name]
+		ok := !judged || r.Kind() == form
 		switch name {
 		case "iss":
 			c.issuer = text(r)
 		case "sub":
 			c.subject = text(r)
 		case "aud":
-			if !list {
-				c.audiences = []string{text(r)}
-				return
-			}
-			for range r.Elements() {
-				if r.Kind() != strictjson.String {
-					bad = name
-				}
-				c.audiences = append(c.audiences, text(r))
-			}
+			c.audiences, ok = readAudience(r)
 		case "act":
-			var ok bool
-			if c.actors, ok = readActors(r, nil); !ok {
-				bad = name
-			}
+			c.actors, ok = readActors(r, nil)
 		case "cnf":
 			c.certificate = readBinding(r)
 		case "exp":
@@ -81,11 +67,28 @@ func readClaims(payload []byte) (claims, *token.Error) {
 		case "iat":
 			c.issuedAt = token.ReadDate(r)
 		}
+		if !ok {
+			bad = name
+		}
 	})
 	if e == nil && bad != "" {
 		e = kind.Refuse(token.Malformed, "", "the claim %q is of another type than it should be", bad)
 	}
 	return c, e
+}
+
+// readAudience reads a string or a list of strings.
+func readAudience(r *strictjson.Reader) (all []string, ok bool) {
+	if r.Kind() != strictjson.Array {
+		one, ok := r.Text()
+		return []string{string(one)}, ok
+	}
+	ok = true
+	for range r.Elements() {
+		one, isText := r.Text()
+		all, ok = append(all, string(one)), ok && isText
+	}
+	return all, ok
 }
 
 // text reads a string; it returns "" for another value.

@@ -199,13 +199,10 @@ func (c *clients) use(assertion string, proof *jwtsvid.Verified, now time.Time) 
 	defer c.mu.Unlock()
 	s := c.seen[key]
 	if s == nil {
-		err := c.shares.Take(proof.ID(), 1)
-		if age := now.Sub(c.swept); age > time.Minute || err != nil && age > time.Second {
-			if c.sweep(now); err != nil {
-				err = c.shares.Take(proof.ID(), 1)
-			}
+		if now.Sub(c.swept) > time.Second {
+			c.sweep(now)
 		}
-		if err != nil {
+		if err := c.shares.Take(proof.ID(), 1); err != nil {
 			return fmt.Errorf("%q has presented too many assertions that have not ended: %w", proof.ID(), err)
 		}
 		s = &seen{id: proof.ID(), until: proof.Expires().Add(2 * time.Minute)} // beyond any leeway

@@ -83,8 +83,7 @@ func TestClient(t *testing.T) {
 		assert.Equal(t, &authn.Caller{ID: spiffe.MustParseID(webID), Name: name, Method: "client-assertion", NotAfter: c.NotAfter}, c)
 		assert.WithinDuration(t, time.Now().Add(5*time.Minute), c.NotAfter, 10*time.Second)
 	}
-	_, err := a.Authenticate(asks(t, "client_assertion", token, "client_assertion_type", bearerType))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(a.Authenticate(asks(t, "client_assertion", token, "client_assertion_type", bearerType))))
 	other := svidOf(t, issuer, "spiffe://"+td.String()+"/ns/prod/sa/other", asURL)
 	c := must.Get(a.Authenticate(asserts(t, other, "client_id", "shop")))(t)
 	assert.Equal(t, "shop", c.Name, "one of the instances")
@@ -163,9 +162,7 @@ func TestClientReplay(t *testing.T) {
 	_, err := a.Authenticate(asserts(t, otherSignature(t, token)))
 	require.NoError(t, err, "of the same text, which counts")
 	for _, again := range []string{token, otherSignature(t, token)} {
-		_, err := a.Authenticate(asserts(t, again))
-		require.ErrorIs(t, err, authn.ErrRefused)
-		require.ErrorContains(t, err, "was presented")
+		must.Fail(t, must.Err(a.Authenticate(asserts(t, again))), authn.ErrRefused, "was presented")
 	}
 	_, err = a.Authenticate(asserts(t, svidOf(t, issuer, webID, asURL)+""))
 	if err != nil { // two of one second are one text
@@ -235,8 +232,7 @@ func TestClientCertificate(t *testing.T) {
 	assert.True(t, svid.NotAfter().Equal(c.NotAfter))
 	assert.NotNil(t, c.Certificate)
 	require.ErrorIs(t, must.Err(by()), authn.ErrNoCredential, "RFC 8705 has the client name itself")
-	_, err := by("client_id", "shop", "client_secret", "password")
-	require.ErrorIs(t, err, authn.ErrNoCredential, "another method judges the other credential")
+	require.ErrorIs(t, must.Err(by("client_id", "shop", "client_secret", "password")), authn.ErrNoCredential, "another method judges the other credential")
 	require.ErrorIs(t, must.Err(by("client_id", "nobody")), authn.ErrRefused)
 	require.ErrorIs(t, must.Err(a.Authenticate(asks(t, "client_id", "shop"))), authn.ErrNoCredential)
 }
@@ -330,8 +326,7 @@ func TestClientByMutualTLS(t *testing.T) {
 	defer server.Close()
 	source := ca.Source(strings.TrimPrefix(webID, "spiffe://"+td.String()))
 	ask := func(clientID string) error {
-		endpoint, err := spiffetls.New(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://" + td.String() + "/as"))})
-		require.NoError(t, err)
+		endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://" + td.String() + "/as"))}))(t)
 		transport := must.Get(endpoint.Transport())(t)
 		defer transport.CloseIdleConnections()
 		s, err := tokensource.ClientCredentials(tokensource.ClientOptions{URL: server.URL, ClientID: clientID, HTTPClient: &http.Client{Transport: transport}})
@@ -350,4 +345,48 @@ func TestClientByMutualTLS(t *testing.T) {
 	refused, ok := errors.AsType[*tokensource.StatusError](ask("nobody"))
 	require.True(t, ok)
 	require.Equal(t, "invalid_client", refused.Code)
+}
+
+// Uses of 1 is once: as long as the signature and the times of an assertion would do, the leeway for clocks that differ included, and however many
+// assertions of others come and go meanwhile.
+func TestOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		once, issuer := newClients(t, func(o *jwt.ClientOptions) { o.Uses = 1 })
+		_, bundle := mint(t)
+		often := must.Get(jwt.Client(jwt.ClientOptions{Issuer: asURL, Bundles: bundle, Clients: registered, Uses: 1000}))(t)
+		issue := func(n int) string {
+			token := must.Get(issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID(webID), Audience: []string{asURL}, Claims: map[string]any{"jti": fmt.Sprint(n)}}))(t)
+			return token
+		}
+		token := issue(0)
+		require.NoError(t, must.Err(once.Authenticate(asserts(t, token))))
+		good := 0
+		for n := 1; n <= 100; n++ { // 500 s, and the assertion is good for 300
+			if _, err := often.Authenticate(asserts(t, token)); err == nil {
+				good++
+				_, err = once.Authenticate(asserts(t, token))
+				require.ErrorIs(t, err, authn.ErrRefused, "after %d s", 5*(n-1))
+				require.ErrorContains(t, err, "at most 1 are accepted")
+			}
+			require.NoError(t, must.Err(once.Authenticate(asserts(t, issue(n)))))
+			time.Sleep(5 * time.Second)
+		}
+		require.Greater(t, good, 60, "the leeway")
+		require.Less(t, good, 100)
+	})
+}
+
+// An assertion may end an hour ahead, and no second more.
+func TestLifetimeOfAssertion(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a, issuer := newClients(t)
+		for life, ok := range map[time.Duration]bool{time.Second: true, time.Hour: true, time.Hour + time.Second: false} {
+			token, err := issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID(webID), Audience: []string{asURL}, Lifetime: life})
+			require.NoError(t, err)
+			_, err = a.Authenticate(asserts(t, token))
+			require.Equal(t, ok, err == nil, "%v: %v", life, err)
+		}
+	})
 }

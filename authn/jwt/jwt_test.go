@@ -1,12 +1,16 @@
 package jwt_test
 
 import (
+	"crypto/sha256"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 func TestNewRefuses(t *testing.T) {
@@ -91,8 +96,7 @@ func TestAuthenticate(t *testing.T) {
 		"dots in a name":  sign("p256", map[string]any{"sub": "system:serviceaccount:prod:web.v1"}),
 	} {
 		for _, again := range []bool{false, true} {
-			c, err := a.Authenticate(request(t, text))
-			require.NoError(t, err, name)
+			c := must.Get(a.Authenticate(request(t, text)))(t, name)
 			want := webID
 			if name == "dots in a name" {
 				want += ".v1"
@@ -124,8 +128,7 @@ func TestJWKSURL(t *testing.T) {
 	a := newAuthenticator(t, i, func(o *jwt.Options) {
 		o.Issuer, o.JWKSURL = "kubernetes/serviceaccount", "https://keys.example.org/jwks"
 	})
-	_, err := a.Authenticate(request(t, sign("p256", map[string]any{"iss": "kubernetes/serviceaccount"})))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(a.Authenticate(request(t, sign("p256", map[string]any{"iss": "kubernetes/serviceaccount"})))))
 	assert.Equal(t, []string{"/jwks"}, i.asked())
 }
 
@@ -208,10 +211,8 @@ func TestRefused(t *testing.T) {
 		assert.Empty(t, leak(err.Error(), c.text), name)
 	}
 	require.NoError(t, must.Err(a.Authenticate(request(t, good))), "the authenticator is as it was")
-	_, err := a.Authenticate(request(t, sign("p256", map[string]any{"exp": now - 61})))
-	require.ErrorIs(t, err, jwtsvid.ErrExpired)
-	_, err = a.Authenticate(request(t, sign("p256", map[string]any{"aud": "vault"})))
-	require.ErrorIs(t, err, jwtsvid.ErrAudience)
+	require.ErrorIs(t, must.Err(a.Authenticate(request(t, sign("p256", map[string]any{"exp": now - 61})))), jwtsvid.ErrExpired)
+	must.Fail(t, must.Err(a.Authenticate(request(t, sign("p256", map[string]any{"aud": "vault"})))), jwtsvid.ErrAudience)
 }
 
 // leak returns a piece of the token that an error shows, other than of its empty parts.
@@ -256,14 +257,12 @@ func TestPlaintext(t *testing.T) {
 	a := newAuthenticator(t, newIssuer("p256"))
 	for range 2 {
 		_, err := a.Authenticate(r)
-		require.ErrorIs(t, err, authn.ErrRefused)
-		require.ErrorContains(t, err, "not encrypted")
+		must.Fail(t, err, authn.ErrRefused, "not encrypted")
 		require.NoError(t, must.Err(a.Authenticate(request(t, sign("p256", nil)))))
 		_, err = a.Authenticate(request(t, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))) // which is remembered then
 		require.NoError(t, err)
 	}
-	_, err := newAuthenticator(t, newIssuer("p256"), func(o *jwt.Options) { o.AllowPlaintext = true }).Authenticate(r)
-	require.NoError(t, err)
+	require.NoError(t, must.Err(newAuthenticator(t, newIssuer("p256"), func(o *jwt.Options) { o.AllowPlaintext = true }).Authenticate(r)))
 }
 
 // An operator maps claims to callers.
@@ -300,15 +299,10 @@ func TestCallerOption(t *testing.T) {
 	assert.Equal(t, "jwt:"+subject+" 12345678901234567", c.String())
 	assert.WithinDuration(t, time.Now().Add(time.Hour), c.NotAfter, time.Minute)
 	for _, repository := range []string{"nothing", "no name"} {
-		_, err = a.Authenticate(request(t, sign("p256", map[string]any{"repository": repository})))
-		require.ErrorIs(t, err, authn.ErrRefused)
-		require.ErrorContains(t, err, "names no caller")
+		must.Fail(t, must.Err(a.Authenticate(request(t, sign("p256", map[string]any{"repository": repository})))), authn.ErrRefused, "names no caller")
 	}
-	_, err = a.Authenticate(request(t, sign("p256", map[string]any{"repository": "c/d"})))
-	require.ErrorIs(t, err, authn.ErrRefused)
-	require.ErrorIs(t, err, denied)
-	_, err = a.Authenticate(request(t, sign("p256", map[string]any{"repository": 1})))
-	require.ErrorContains(t, err, "authn/jwt: claim \"repository\":")
+	must.Fail(t, must.Err(a.Authenticate(request(t, sign("p256", map[string]any{"repository": "c/d"})))), authn.ErrRefused, denied)
+	must.Fail(t, must.Err(a.Authenticate(request(t, sign("p256", map[string]any{"repository": 1})))), `authn/jwt: claim "repository":`)
 }
 
 // A token that is remembered is judged by the time.
@@ -339,4 +333,79 @@ func TestPrint(t *testing.T) {
 		assert.NotContains(t, s, text)
 		assert.Less(t, len(s), 200)
 	}
+}
+
+// A token that is bound to a client certificate is of use to the client alone that has its key, also when it was seen before; one
+// that is bound in another way is refused.
+func TestBoundTokens(t *testing.T) {
+	t.Parallel()
+	a := newAuthenticator(t, newIssuer("p256"))
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := a.Authenticate(r); err != nil {
+			http.Error(w, err.Error(), http.StatusUnauthorized)
+		}
+	}))
+	server.TLS = &tls.Config{ClientAuth: tls.RequestClientCert} // of any CA, as RFC 8705 permits
+	server.StartTLS()
+	defer server.Close()
+	ca := spiffetest.NewCA(t, "example.org")
+	client := func(path string) (*http.Client, string) {
+		c := server.Client()
+		transport := c.Transport.(*http.Transport).Clone()
+		if path == "" {
+			return &http.Client{Transport: transport}, ""
+		}
+		chain, key := ca.Certificate(path)
+		transport.TLSClientConfig.Certificates = []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}}
+		sum := sha256.Sum256(chain[0].Raw)
+		return &http.Client{Transport: transport}, base64.RawURLEncoding.EncodeToString(sum[:])
+	}
+	holder, thumbprint := client("/web")
+	thief, another := client("/thief")
+	without, _ := client("")
+
+	type m = map[string]any
+	const certificate, none, other = "it is bound to another client certificate", "has presented none", `by another way than "x5t#S256" alone`
+	for name, c := range map[string]struct {
+		cnf                    any
+		holder, thief, without string // why it is refused; empty if it is not
+	}{
+		"bearer":             {nil, "", "", ""},
+		"bound":              {m{"x5t#S256": thumbprint}, "", certificate, none},
+		"bound to the thief": {m{"x5t#S256": another}, certificate, "", none},
+		"padded":             {m{"x5t#S256": thumbprint + "="}, certificate, certificate, none},
+		"DPoP":               {m{"jkt": thumbprint}, other, other, other},
+		"both":               {m{"x5t#S256": thumbprint, "jkt": thumbprint}, other, other, other},
+		"a key":              {m{"jwk": m{"kty": "EC"}}, other, other, other},
+		"the name of a key":  {m{"kid": "1"}, other, other, other},
+		"nothing":            {m{}, other, other, other},
+		"no text":            {m{"x5t#S256": 1}, other, other, other},
+		"no object":          {"x5t#S256", other, other, other},
+	} {
+		changes := m{}
+		if c.cnf != nil {
+			changes["cnf"] = c.cnf
+		}
+		text := sign("p256", changes)
+		for range 2 { // the second is remembered
+			for _, who := range []struct {
+				client *http.Client
+				says   string
+			}{{holder, c.holder}, {thief, c.thief}, {without, c.without}} {
+				r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil))(t)
+				r.Header.Set("Authorization", "Bearer "+text)
+				resp := must.Get(who.client.Do(r))(t)
+				body := must.Get(io.ReadAll(resp.Body))(t)
+				require.NoError(t, resp.Body.Close())
+				if who.says == "" {
+					assert.Equal(t, http.StatusOK, resp.StatusCode, "%s: %s", name, body)
+				} else {
+					assert.Equal(t, http.StatusUnauthorized, resp.StatusCode, name)
+					assert.Contains(t, string(body), who.says, name)
+				}
+			}
+		}
+	}
+	null := sign("p256", m{"cnf": m(nil)})
+	require.ErrorContains(t, must.Err(a.Authenticate(request(t, null))), other)
 }

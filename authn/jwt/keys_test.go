@@ -81,8 +81,7 @@ func TestOldBeforeNew(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, i *issuer, a *jwt.Authenticator) {
 		good := func() {
-			_, err := a.Authenticate(request(t, sign("p256", map[string]any{"jti": time.Now().String()})))
-			require.NoError(t, err)
+			require.NoError(t, must.Err(a.Authenticate(request(t, sign("p256", map[string]any{"jti": time.Now().String()})))))
 		}
 		good()
 		away := errors.New("away")
@@ -340,9 +339,7 @@ func TestManyKeysWithoutID(t *testing.T) {
 	a := newAuthenticator(t, i)
 	require.NoError(t, must.Err(a.Authenticate(request(t, signHeader(`{"alg":"ES256"}`, nil)))))
 	i.jwks = `{"keys":[` + strings.Repeat(jwk("other", "")+",", 16) + jwk("p256", "") + `]}`
-	_, err := newAuthenticator(t, i).Authenticate(request(t, signHeader(`{"alg":"ES256"}`, nil)))
-	require.ErrorIs(t, err, authn.ErrRefused)
-	require.ErrorContains(t, err, "17 keys fit")
+	must.Fail(t, must.Err(newAuthenticator(t, i).Authenticate(request(t, signHeader(`{"alg":"ES256"}`, nil)))), authn.ErrRefused, "17 keys fit")
 }
 
 // A real server with TLS, as the API server of a cluster publishes its keys. Redirects are not followed.
@@ -372,4 +369,40 @@ func TestOverTLS(t *testing.T) {
 	assert.Nil(t, srv.Client().CheckRedirect, "the caller's client is as it was")
 	a = newAuthenticator(t, nil, func(o *jwt.Options) { o.Issuer, o.HTTPClient = srv.URL, nil })
 	require.ErrorContains(t, a.Fetch(t.Context()), "certificate", "roots of the host")
+}
+
+// Once an issuer is back its outage is forgotten: a key that it does not have is a reason to refuse again, and its next outage begins with short
+// waits.
+func TestIssuerIsBack(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, i *issuer, a *jwt.Authenticator) {
+		unknown := func() error {
+			_, err := a.Authenticate(request(t, sign("other", map[string]any{"jti": time.Now().String()})))
+			return err
+		}
+		away := errors.New("away")
+		for range 3 {
+			i.set(func(i *issuer) { i.err = away })
+			for range 40 { // so that the waits grow to their longest
+				err := unknown()
+				require.ErrorIs(t, err, away)
+				require.NotErrorIs(t, err, authn.ErrRefused)
+				time.Sleep(10 * time.Second)
+			}
+			i.set(func(i *issuer) { i.err = nil })
+			time.Sleep(30 * time.Second)
+			err := unknown()
+			require.ErrorIs(t, err, authn.ErrRefused)
+			require.NotErrorIs(t, err, away)
+			require.ErrorIs(t, unknown(), authn.ErrRefused, "without asking again")
+
+			i.set(func(i *issuer) { i.err = away })
+			time.Sleep(10 * time.Second)
+			require.ErrorIs(t, unknown(), away)
+			before := len(i.asked())
+			time.Sleep(2 * time.Second)
+			require.ErrorIs(t, unknown(), away)
+			assert.Greater(t, len(i.asked()), before, "the first wait is of two seconds at most")
+		}
+	})
 }

@@ -20,8 +20,7 @@ func mint(t testing.TB) (*jwtsvid.Issuer, *spiffe.Bundle) {
 	t.Helper()
 	key := keys()["p256"]
 	issuer := must.Get(jwtsvid.NewIssuer(td, "k", key, nil))(t)
-	b, err := spiffe.NewBundle(td, spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{"k": key.Public()}})
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{"k": key.Public()}}))(t)
 	return issuer, b
 }
 
@@ -75,14 +74,11 @@ func TestSVID(t *testing.T) {
 	}
 	plain := request(t, text)
 	plain.TLS = nil
-	_, err = a.Authenticate(plain)
-	require.ErrorIs(t, err, authn.ErrRefused)
-	require.ErrorContains(t, err, "not encrypted")
+	must.Fail(t, must.Err(a.Authenticate(plain)), authn.ErrRefused, "not encrypted")
 
 	fail = down
 	_, err = a.Authenticate(request(t, text))
-	require.ErrorIs(t, err, down)
-	require.ErrorIs(t, err, jwtsvid.ErrUnavailable)
+	must.Fail(t, err, down, jwtsvid.ErrUnavailable)
 	assert.True(t, authn.Unavailable(err))
 
 	require.Error(t, must.Err(jwt.SVID(nil, spiffe.AllowAnyPeer())))

@@ -75,23 +75,18 @@ func TestTokenReviewErrors(t *testing.T) {
 
 	plain := request("sesame")
 	plain.TLS = nil
-	_, err = a.Authenticate(plain)
-	require.ErrorIs(t, err, authn.ErrRefused)
-	require.ErrorContains(t, err, "not encrypted")
+	must.Fail(t, must.Err(a.Authenticate(plain)), authn.ErrRefused, "not encrypted")
 	assert.Empty(t, s.Requests(), "a token that others may have read was sent on")
 
 	s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return kubetest.TokenReviewStatus{} })
 	_, err = a.Authenticate(request("sesame"))
-	require.ErrorIs(t, err, authn.ErrRefused)
-	require.ErrorIs(t, err, kube.ErrNotAuthenticated)
+	must.Fail(t, err, authn.ErrRefused, kube.ErrNotAuthenticated)
 	require.EqualError(t, err, "authn/kube: credential refused: token not authenticated: the API server does not know it")
 
 	s.TokenReviews(func(kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
 		return kubetest.TokenReviewStatus{Error: "expired"}
 	})
-	_, err = a.Authenticate(request("another"))
-	require.ErrorIs(t, err, authn.ErrRefused)
-	require.ErrorIs(t, err, kube.ErrInvalidToken)
+	must.Fail(t, must.Err(a.Authenticate(request("another"))), authn.ErrRefused, kube.ErrInvalidToken)
 
 	s.FailNext(1, kubetest.Fault{Code: 500}, nil)
 	_, err = a.Authenticate(request("third"))
@@ -101,8 +96,7 @@ func TestTokenReviewErrors(t *testing.T) {
 
 	s.TokenReviews(func(spec kubetest.TokenReviewSpec) kubetest.TokenReviewStatus { return good(spec.Audiences...) })
 	require.NoError(t, must.Err(a.Authenticate(request("third"))))
-	a, err = kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer(t, s, kube.ReviewerOptions{}), TrustDomain: td, AllowPlaintext: true})
-	require.NoError(t, err)
+	a = must.Get(kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer(t, s, kube.ReviewerOptions{}), TrustDomain: td, AllowPlaintext: true}))(t)
 	require.NoError(t, must.Err(a.Authenticate(plain)))
 }
 
@@ -136,8 +130,7 @@ func TestTokenReviewClusters(t *testing.T) {
 		{"two count for none", []string{"west", "east"}, "own", ""},
 		{"two unknown count for none", []string{"x", "x"}, "own", ""},
 	} {
-		caller, err := a.Authenticate(request("sesame", c.header...))
-		require.NoError(t, err, c.name)
+		caller := must.Get(a.Authenticate(request("sesame", c.header...)))(t, c.name)
 		assert.Equal(t, c.asked, caller.Pod.Namespace, c.name)
 		assert.Equal(t, c.remote, caller.Pod.Cluster, c.name)
 		assert.Equal(t, td, caller.ID.TrustDomain(), c.name)
@@ -150,8 +143,7 @@ func TestTokenReviewClusters(t *testing.T) {
 	}
 
 	alone := must.Get(kube.TokenReview(kube.TokenReviewOptions{Reviewer: cluster("own"), TrustDomain: td}))(t)
-	_, err = alone.Authenticate(request("sesame", "Kubernetes"))
-	require.ErrorContains(t, err, `the cluster "Kubernetes" is not one of []`)
+	must.Fail(t, must.Err(alone.Authenticate(request("sesame", "Kubernetes"))), `the cluster "Kubernetes" is not one of []`)
 	require.NoError(t, must.Err(alone.Authenticate(request("sesame", ""))))
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // secret is a part of every token of these tests, and of no other text.
@@ -150,4 +151,9 @@ func done(t testing.TB) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	return ctx
+}
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
 }

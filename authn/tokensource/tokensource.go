@@ -204,7 +204,6 @@ func (s *Source) attempt(ctx context.Context, f *flight) {
 		fmt.Errorf("no token in %v: %w", fetchTimeout, context.DeadlineExceeded))
 	defer cancel()
 	got, err := s.fetch(ctx)
-
 	s.mu.Lock()
 	now, old := time.Now(), s.state.Load()
 	next := &state{token: got, received: now, planned: now}
@@ -230,7 +229,6 @@ func (s *Source) attempt(ctx context.Context, f *flight) {
 	s.state.Store(next)
 	s.loop.Done(f, next.wait)
 	s.mu.Unlock()
-
 	switch {
 	case err == nil:
 		s.logger.LogAttrs(ctx, slog.LevelDebug, "tokensource: new token", slog.String("source", s.name),

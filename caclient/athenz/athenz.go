@@ -129,15 +129,19 @@ type redacted = redact.Text // an alias, so that the embedded field is not expor
 func New(o Options) (*CA, error) {
 	c := &CA{opts: o, turn: make(chan struct{}, 1)}
 	err := o.check()
+	if err == nil && !o.Instance.SPIFFE.IsZero() {
+		_, c.namespace, err = athenzname.ServiceOfID(o.Instance.SPIFFE)
+	}
 	if err == nil {
-		if !o.Instance.SPIFFE.IsZero() {
-			_, c.namespace, err = athenzname.ServiceOfID(o.Instance.SPIFFE)
-		}
-		err = errors.Join(err, c.connect())
+		c.conn, err = c.dial(nil)
+	}
+	if err == nil {
+		c.refreshes, err = c.dial(c.clientCertificate)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("athenz: invalid Options: %w", err)
 	}
+	c.redacted = c.conn.Text()
 	return c, nil
 }
 
@@ -159,16 +163,8 @@ func (o *Options) check() error {
 	return o.Instance.Check()
 }
 
-// connect makes the connections. An instance is seldom refreshed, so none is kept.
-func (c *CA) connect() (err error) {
-	if c.conn, err = c.dial(nil); err != nil {
-		return err
-	}
-	c.redacted = c.conn.Text()
-	c.refreshes, err = c.dial(c.clientCertificate)
-	return err
-}
-
+// dial makes a connection, which presents a certificate if client is set. An instance is seldom refreshed, so none is
+// kept open.
 func (c *CA) dial(client func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) (*caconn.Conn, error) {
 	cfg := caconn.Config{Name: "athenz", Endpoint: c.opts.Endpoint}
 	cfg.TLS = func(context.Context) (*tls.Config, error) {

@@ -165,8 +165,7 @@ func TestRegisteredAnew(t *testing.T) {
 	tr := c.zts.Endpoint().HTTPClient.Transport.(*http.Transport).Clone()
 	tr.TLSClientConfig.Certificates = []tls.Certificate{*c.zts.Credential("k8s.admin.athenz-callback").TLSCertificate()}
 	defer tr.CloseIdleConnections()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", nil)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance/k8s.admin.athenz-callback/media.sports/frontend/frontend-0", nil))(t)
 	answer := must.Get(tr.RoundTrip(r))(t)
 	answer.Body.Close()
 	require.Equal(t, http.StatusNoContent, answer.StatusCode)
@@ -513,13 +512,12 @@ func TestManager(t *testing.T) {
 		e := zts.Endpoint()
 		token := e.Token
 		e.Token = func(ctx context.Context) (string, error) { registered++; return token(ctx) }
-		client, err := athenz.New(athenz.Options{Endpoint: e, Instance: instance, Certificate: func() *tls.Certificate {
+		client := must.Get(athenz.New(athenz.Options{Endpoint: e, Instance: instance, Certificate: func() *tls.Certificate {
 			if c, err := m.Credential(); err == nil {
 				return c.TLSCertificate()
 			}
 			return nil
-		}})
-		require.NoError(t, err)
+		}}))(t)
 		m = must.Get(secretcache.New(secretcache.Config{Expect: zts.Expectation(), CommonName: instance.Service.String(), CA: client}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -568,8 +566,7 @@ func TestZTSRules(t *testing.T) {
 			edit(body)
 		}
 		data := must.Get(json.Marshal(body))(t)
-		answer, err := client.Post(c.zts.Endpoint().URL+"/zts/v1/instance"+path, "application/json", strings.NewReader(string(data)))
-		require.NoError(t, err)
+		answer := must.Get(client.Post(c.zts.Endpoint().URL+"/zts/v1/instance"+path, "application/json", strings.NewReader(string(data))))(t)
 		defer answer.Body.Close()
 		text := must.Get(io.ReadAll(answer.Body))(t)
 		if answer.StatusCode == http.StatusCreated {

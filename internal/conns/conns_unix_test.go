@@ -3,11 +3,14 @@
 package conns_test
 
 import (
+	"context"
+	"fmt"
 	"net"
 	"os"
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -204,4 +207,126 @@ func TestPeer(t *testing.T) {
 	}
 	inMemory, _ := net.Pipe()
 	assert.Empty(t, conns.TCPPeer(inMemory))
+}
+
+// admits reports whether a peer gets one connection more.
+func admits(t *testing.T, l *conns.Listener, inner *endless, peer ...string) bool {
+	t.Helper()
+	inner.peer, inner.left = peer, 1
+	c, err := l.Accept()
+	if err == nil {
+		t.Cleanup(func() { l.Closed(c) })
+	}
+	return err == nil
+}
+
+// The first connection of a process passes while more than a quarter is free, whatever the other processes of its user have, and no longer:
+// a user has no more than two thirds by starting processes until the last place is gone.
+func TestFirstOfANarrowName(t *testing.T) {
+	t.Parallel()
+	for _, total := range []int{120, 100, 8, 7, 5, 4} {
+		inner := &endless{}
+		var reasons []string
+		l := conns.Listen(inner, conns.Options{
+			Total: total, Peer: func(c net.Conn) conns.Peer { return conns.Peer{Names: c.(*fake).peer} }, Refused: func(_ net.Conn, _ string, err *limit.Error) { reasons = append(reasons, err.Reason) },
+		})
+		t.Cleanup(l.CloseAll)
+		for admits(t, l, inner, "a", "a 0") {
+		}
+		most := l.Held() // of one process
+		require.Less(t, most, total)
+		require.False(t, admits(t, l, inner, "a", "a 0"), "%d: no second one by asking again", total)
+		for n := 1; n <= 2*total; n++ {
+			free, held := total-l.Held(), l.Held()
+			first := admits(t, l, inner, "a", fmt.Sprint("a ", n))
+			if held >= 2*free { // the user is beyond his share
+				require.Equal(t, 4*free > total, first, "%d in total, %d free: the first of process %d", total, free, n)
+			} else {
+				require.True(t, first)
+			}
+			if first && l.Held() >= 2*(total-l.Held()) {
+				require.False(t, admits(t, l, inner, "a", fmt.Sprint("a ", n)), "%d: the second of process %d", total, n)
+			}
+		}
+		require.True(t, admits(t, l, inner, "b", "b 1"), "%d in total: there is room for another user", total)
+		assert.NotContains(t, reasons, limit.TotalShare, "%d", total)
+	}
+}
+
+// A refused connection counts nowhere, and what is given back can be taken again, by all names of a peer.
+func TestRefusedCountsNowhere(t *testing.T) {
+	t.Parallel()
+	l, take := crowd(t, conns.Options{Total: 30, Each: 6})
+	for range 3 {
+		first := take("a", "a 1")
+		require.Positive(t, first)
+		require.Equal(t, first, l.Held(), "after a thousand that were refused")
+		require.LessOrEqual(t, first+take("a", "a 2"), 6)
+		l.CloseAll()
+		require.Zero(t, l.Held())
+		require.Equal(t, 6, take("b"), "of each")
+		require.Equal(t, 6, l.Held())
+		l.CloseAll()
+	}
+}
+
+// A user is one peer of the process by whatever first names he is known at its Listeners. This test takes the descriptors of the
+// process, and so is not parallel.
+func TestUserOfTheProcess(t *testing.T) {
+	all := conns.Max(1 << 30)
+	crowd := func() (*conns.Listener, func(conns.Peer) int) {
+		inner := &endless{}
+		var peer conns.Peer
+		l := conns.Listen(inner, conns.Options{Total: 100_000, Descriptors: all/120 + 1, Peer: func(net.Conn) conns.Peer { return peer }})
+		t.Cleanup(l.CloseAll)
+		return l, func(p conns.Peer) (taken int) {
+			peer, inner.left = p, 1000
+			for {
+				if _, err := l.Accept(); err != nil {
+					return taken
+				}
+				taken++
+			}
+		}
+	}
+	_, atFirst := crowd()
+	_, atSecond := crowd()
+	require.Equal(t, 80, atFirst(conns.Peer{Names: []string{"127.0.0.1 uid 7"}, User: "uid 7"}), "two thirds of 120")
+	assert.Zero(t, atSecond(conns.Peer{Names: []string{"::1 uid 7"}, User: "uid 7"}), "the same user at another address")
+	assert.Zero(t, atSecond(conns.Peer{Names: []string{"uid 7"}}), "and at a socket")
+	assert.Equal(t, 27, atSecond(conns.Peer{Names: []string{"::1 uid 8"}, User: "uid 8"}), "another user")
+}
+
+// closes counts how often a connection is closed.
+type closes struct {
+	net.Conn
+	n atomic.Int32
+}
+
+func (c *closes) Close() error { c.n.Add(1); return nil }
+
+// A connection that its user has closed is none of those that Close closes.
+func TestDialedClosesOnce(t *testing.T) {
+	t.Parallel()
+	var d conns.Dialed
+	var made []*closes
+	dial := d.Dial(func(context.Context, string, string) (net.Conn, error) {
+		c := new(closes)
+		made = append(made, c)
+		return c, nil
+	})
+	for range 2 {
+		for range 3 {
+			c := must.Get(dial(t.Context(), "tcp", "127.0.0.1:1"))(t)
+			if len(made)%3 == 1 {
+				require.NoError(t, c.Close())
+			}
+		}
+		d.Close()
+		d.Close()
+	}
+	require.Len(t, made, 6, "later ones are not affected")
+	for i, c := range made {
+		assert.EqualValues(t, 1, c.n.Load(), "connection %d", i)
+	}
 }

@@ -11,8 +11,8 @@
 // Requests that wait for a slot are served in order of arrival. A refused request uses nothing: no slot, no place in
 // the queue, no token. So a caller over its rate cannot use up capacity for others. A refusal says when to try again.
 //
-// [Shares] limits resources held for longer than a request, such as streams. [Limiter.Check] and [Limiter.Forgive] make
-// of the rate of a caller a limit on its refused requests, for work that a caller can cause before it proves anything.
+// [Shares] limits resources held for longer than a request, such as streams. [Limiter.Check] and [Limiter.Forgive]
+// limit only the requests of a caller that are refused, for work that a caller can cause before it proves anything.
 //
 // Memory is bounded by Options.Queue, and by 65,536 remembered callers, whatever their names. Beyond that number, the
 // callers that asked longest ago are forgotten and start again with a full burst; the total rate still holds.

@@ -83,28 +83,6 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// Over a long time as many pass as the rate says, however often a caller asks.
-func TestRateInTheLongRun(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	for _, rate := range []float64{0.1, 0.7, 1, 3, 800} {
-		synctest.Test(t, func(t *testing.T) {
-			const long = 100 * time.Second
-			l := limit.New(limit.Options{CallerRate: rate, CallerBurst: 1})
-			passed := 0
-			for begin := time.Now(); time.Since(begin) < long; {
-				err := l.Acquire(t.Context(), "a")
-				if err == nil {
-					passed++
-					continue
-				}
-				time.Sleep(min(refused(t, err, limit.CallerRate), long))
-			}
-			assert.InDelta(t, rate*long.Seconds(), passed, 1+rate*long.Seconds()/1e6, "rate %v", rate)
-		})
-	}
-}
-
 // A request that is over both rates is told of the longer wait.
 func TestLongerWait(t *testing.T) {
 	t.Parallel()
@@ -449,4 +427,75 @@ func TestAllocs(t *testing.T) {
 		}
 		l.Release()
 	}))
+}
+
+// A caller whose requests are good and forgiven has no limit, and one whose requests are not has that of its rate.
+func TestForgive(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limit.New(limit.Options{CallerRate: 0.5, CallerBurst: 3})
+		take := func(caller string) error { return l.Acquire(t.Context(), caller) }
+		for range 1000 {
+			require.NoError(t, l.Check("good"))
+			require.NoError(t, take("good"))
+			l.Forgive("good")
+		}
+		for range 3 {
+			require.NoError(t, take("bad"))
+		}
+		for range 100 {
+			assert.Equal(t, 2*time.Second, refused(t, l.Check("bad"), limit.CallerRate))
+			assert.Equal(t, 2*time.Second, refused(t, take("bad"), limit.CallerRate), "a refusal does not count")
+		}
+		l.Forgive("bad") // one that was under way was good
+		require.NoError(t, take("bad"))
+		refused(t, take("bad"), limit.CallerRate)
+		require.NoError(t, take("good"))
+		time.Sleep(2*time.Second - 1)
+		assert.EqualValues(t, 1, refused(t, take("bad"), limit.CallerRate))
+		time.Sleep(time.Nanosecond)
+		require.NoError(t, take("bad"))
+		time.Sleep(time.Minute)
+		l.Forgive("bad")
+		l.Forgive("stranger")
+		for range 3 {
+			require.NoError(t, take("bad"), "all are forgiven, and no more than all")
+		}
+		refused(t, take("bad"), limit.CallerRate)
+	})
+}
+
+func TestShares(t *testing.T) {
+	t.Parallel()
+	s := limit.NewShares[string](10, 4)
+	reason := func(err error) string {
+		t.Helper()
+		e := new(limit.Error)
+		require.ErrorAs(t, err, &e)
+		return e.Reason
+	}
+	require.NoError(t, s.Take("a", 3))
+	assert.Equal(t, limit.CallerShare, reason(s.Take("a", 2)), "all or nothing")
+	require.NoError(t, s.Take("a", 1))
+	assert.Equal(t, limit.CallerShare, reason(s.Take("a", 1)))
+	require.NoError(t, s.Take("b", 4))
+	assert.Equal(t, limit.TotalShare, reason(s.Take("c", 3)))
+	require.NoError(t, s.Take("c", 2))
+	assert.Equal(t, limit.TotalShare, reason(s.Take("c", 1)))
+	assert.Equal(t, 10, s.Held())
+
+	s.Give("a", 4)
+	require.NoError(t, s.Take("c", 2))
+	assert.Equal(t, limit.CallerShare, reason(s.Take("c", 1)), "its own share, although there is room")
+	assert.Equal(t, 8, s.Held())
+	assert.Panics(t, func() { s.Give("a", 1) }, "it holds nothing")
+	assert.Panics(t, func() { s.Give("b", 5) })
+	assert.Panics(t, func() { s.Give("b", -1) })
+	assert.Panics(t, func() { _ = s.Take("b", -1) })
+	assert.Equal(t, 8, s.Held())
+
+	assert.Equal(t, limit.CallerShare, reason(s.Take("d", int(^uint(0)>>1))), "no sum overflows")
+	none := limit.NewShares[int](0, -1)
+	require.NoError(t, none.Take(1, 1<<40))
+	assert.Equal(t, 1<<40, none.Held())
 }

@@ -182,3 +182,50 @@ func TestUnitAndPod(t *testing.T) {
 		assert.Equal(t, want[1], unixsocket.PodOf(groups), "pod in %s", groups)
 	}
 }
+
+// The socket of a server whose queue is full is in use.
+func TestBusyServer(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(socketDir(t), "s")
+	open := func() int {
+		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = syscall.Close(fd) })
+		return fd
+	}
+	server := open()
+	require.NoError(t, syscall.Bind(server, &syscall.SockaddrUnix{Name: path}))
+	require.NoError(t, syscall.Listen(server, 1))
+	for i := 0; ; i++ {
+		err := syscall.Connect(open(), &syscall.SockaddrUnix{Name: path})
+		if err == syscall.EAGAIN {
+			break
+		}
+		require.NoError(t, err)
+		require.Less(t, i, 100, "the queue has no end")
+	}
+	require.ErrorIs(t, (&unixsocket.Server{Path: path, Handler: says("")}).Listen(), unixsocket.ErrInUse)
+	require.NotZero(t, mode(t, path), "it is still there")
+}
+
+// A second user whose connections are refused is seen in the log.
+func TestRefusedUsersAreNamed(t *testing.T) {
+	t.Parallel()
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	var log lines
+	serve(t, &unixsocket.Server{Listener: inner, Handler: says("hello"), Logger: log.logger(), MaxConnsPerUser: 1})
+	for _, from := range []string{"127.0.0.2", "127.0.0.3"} {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		for i := range 3 {
+			c := must.Get(d.Dial("tcp", inner.Addr().String()))(t)
+			t.Cleanup(func() { _ = c.Close() })
+			if i > 0 {
+				require.True(t, cut(c, 5*time.Second))
+			}
+		}
+	}
+	refused := log.with("closed at once")
+	require.Len(t, refused, 2)
+	assert.Contains(t, refused[0], "peer=127.0.0.2:")
+	assert.Contains(t, refused[1], "peer=127.0.0.3:")
+}

@@ -66,9 +66,10 @@
 // log warns of that.
 //
 // A dead socket, on which no server answers, is replaced. A socket in use, and anything that is not a socket, is
-// left alone. A socket that is removed while the server runs does not appear again. Starting servers lock the directory, so that two of them do not both replace the same dead socket; a
-// process that holds that lock for long delays a start by 10 seconds and does not prevent it. On Windows there
-// are neither modes nor locks: the directory's access list decides which processes may connect.
+// left alone. A socket that is removed while the server runs does not appear again. Starting servers lock the
+// directory, so that two of them do not both replace the same dead socket; a process that holds that lock for long
+// delays a start by 10 seconds and does not prevent it. On Windows there are neither modes nor locks: the directory's
+// access list decides which processes may connect.
 package unixsocket
 
 import (
@@ -233,9 +234,8 @@ func (s *Server) listen() error {
 }
 
 func (s *Server) warn(dir string, err error) {
-	ratelog.Patient(s.Logger).Warn("unixsocket: users other than the owner may replace the socket; take away write permission of "+
-		"its folder",
-		slog.String("folder", dir), slog.Any("err", err))
+	ratelog.Patient(s.Logger).Warn("unixsocket: users other than the owner may replace the socket; take away write "+
+		"permission of its folder", slog.String("folder", dir), slog.Any("err", err))
 }
 
 // open makes the socket in an open directory, in the place of a dead one.
