@@ -102,8 +102,7 @@ func (g *Governor) interval() time.Duration {
 	}
 	return g.Interval
 }
-func (g *Governor) grace() time.Duration  { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
-func (g *Governor) jitter() time.Duration { return max(0, cmp.Or(g.Jitter, 10*time.Second)) }
+func (g *Governor) grace() time.Duration { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
 
 // governed is one connection.
 type governed struct {
@@ -112,11 +111,11 @@ type governed struct {
 	chain  []*x509.Certificate // as presented
 	remote string
 	proof
-	link  link
-	since time.Time
-	share float64     // of the jitter
-	leave atomic.Bool // it is draining; read by its requests
-	cause string      // while it is draining: the reason as a label. The Governor's lock guards it.
+	link   link
+	since  time.Time
+	spread time.Duration // the random part of Jitter
+	leave  atomic.Bool   // it is draining; read by its requests
+	cause  string        // while it is draining: the reason as a label. The Governor's lock guards it.
 
 	// Only Run's goroutine uses these, once the connection is added.
 	at     time.Time // when to drain it or, while it is draining, when to cut it
@@ -140,7 +139,7 @@ func (e *Endpoint) govern(l link, role spiffe.Role, remote string, p proof, cs t
 	}
 	c := &governed{
 		e: e, role: role, chain: cs.PeerCertificates, remote: remote, proof: p, link: l, since: now,
-		share: rand.Float64(),
+		spread: time.Duration(rand.Float64() * float64(max(0, cmp.Or(g.Jitter, 10*time.Second)))),
 	}
 	if role == spiffe.ClientRole && e.config.Self != nil {
 		if svid, err := e.config.Self.SVID(); err == nil && svid != nil {
@@ -255,7 +254,7 @@ func (g *Governor) judge(c *governed) {
 	case undecided(err):
 		c.e.log.Warn("spiffetls: a connection cannot be judged and stays open", reasonFor(err), c.attrs(err)...)
 	case c.reason == nil:
-		c.reason, c.at = err, now.Add(g.spread(c))
+		c.reason, c.at = err, now.Add(c.spread)
 		if end := c.end(now); end.Before(c.at) {
 			c.at = end
 		}
@@ -280,10 +279,6 @@ func undecided(err error) bool {
 	return false
 }
 
-func (g *Governor) spread(c *governed) time.Duration {
-	return time.Duration(c.share * float64(g.jitter()))
-}
-
 // end returns when a proof expires, on the clock of the timers.
 func (c *governed) end(now time.Time) time.Time {
 	end := c.notAfter
@@ -299,7 +294,7 @@ func (c *governed) end(now time.Time) time.Time {
 // farewell returns when to drain a connection so that it is closed when its proof expires.
 func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 	end := c.end(now)
-	start := end.Add(-g.grace()).Add(-g.spread(c)) // one by one, as their sum may overflow a Duration
+	start := end.Add(-g.grace()).Add(-c.spread) // one by one, as their sum may overflow a Duration
 	if start.Before(c.since) {
 		return end
 	}
