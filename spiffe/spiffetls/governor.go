@@ -62,9 +62,10 @@ import (
 //
 // # What it costs
 //
-// One goroutine for all connections, and some 300 bytes for each. All are judged again when a source changes and
-// when a connection is added, at most once a second. That takes less than a microsecond for each connection if its
-// bundle has not changed, and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
+// One goroutine for all connections, which looks at the sources each second, and some 300 bytes for each connection.
+// All are judged again when a source has changed or a connection was added. That takes less than a microsecond for
+// each connection if its bundle has not changed, and about a tenth of a millisecond if it has. The Governor keeps no
+// connection alive.
 //
 // The zero Governor is ready to use. A Governor is safe for concurrent use and may be shared by servers and
 // transports. It must not be copied, and its fields must not change once it is in use.
