@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,7 +20,8 @@ import (
 // such as an HTTP request. With ALPN h2 a nonzero first means 2: the preface, and a request. A reader that finds the
 // alert waits for these writes, and a quarter of a second for another.
 func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32) (*tls.Conn, error) {
-	c := &conn{Conn: below, first: first, mu: make(chan struct{}, 1)}
+	c := &conn{Conn: below, first: first, ended: make(chan struct{}), mu: make(chan struct{}, 1)}
+	c.over = sync.OnceFunc(func() { close(c.ended) })
 	c.tls = tls.Client(c, config)
 	if err := c.tls.HandshakeContext(ctx); err != nil {
 		_ = below.Close()
@@ -53,6 +55,8 @@ type conn struct {
 	first  int32
 	ready  atomic.Bool  // the handshake is done
 	writes atomic.Int32 // since the handshake
+	over   func()       // ends the wait
+	ended  chan struct{}
 
 	mu    chan struct{} // has an element during a read of Conn; a mutex would stop a synctest bubble's time
 	got   int           // bytes since the handshake
@@ -89,7 +93,7 @@ func (c *conn) note(p []byte) bool {
 	return may
 }
 
-// wait waits until no more writes are expected. net/http closes the connection once the reader has
+// wait waits until no more writes are expected, or a write fails. net/http closes the connection once the reader has
 // the alert; a request whose body is still being written would then only report that the connection is closed.
 func (c *conn) wait() {
 	last := int32(-1)
@@ -99,7 +103,11 @@ func (c *conn) wait() {
 			return
 		}
 		last = writes
-		time.Sleep(quiet)
+		select {
+		case <-c.ended:
+			return
+		case <-time.After(quiet):
+		}
 	}
 }
 
@@ -111,6 +119,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	}
 	c.writes.Add(1)
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed) {
+		c.over()
 		if alert := c.alert(); alert != nil {
 			err = alert
 		}
@@ -149,4 +158,10 @@ func (c *conn) all() bool {
 		c.ahead, c.err = append(c.ahead, more[:n]...), err
 	}
 	return c.like && c.got == sizeOfAlert
+}
+
+// Close implements [net.Conn].
+func (c *conn) Close() error {
+	c.over()
+	return c.Conn.Close()
 }
