@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -45,26 +43,4 @@ func manyRelationships(tb testing.TB, n int) *federation.Manager {
 		})
 	}
 	return newManager(tb, cfg)
-}
-
-// What it costs to look after 1,000 relationships for an hour in which every fetch fails at once:
-// scheduling, without the network.
-func TestScheduling(t *testing.T) {
-	rounds.Slow(t)
-	if rounds.Race {
-		t.Skip("60,000 attempts")
-	}
-	start := time.Now()
-	fetches := 0
-	synctest.Test(t, func(t *testing.T) {
-		m := manyRelationships(t, 1000)
-		running(t, m)
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		for _, s := range m.Status() {
-			assert.True(t, s.Failures >= 54 && s.Failures <= 62, "%d", s.Failures)
-			fetches += s.Failures
-		}
-	})
-	t.Logf("%v for each of %d attempts", time.Since(start)/time.Duration(fetches), fetches)
 }

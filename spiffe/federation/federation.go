@@ -42,10 +42,10 @@
 // at least every five minutes, unless MinInterval is longer. So a publisher that changes from counting to a clock is
 // held for half an hour too.
 //
-// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline. Redirects lead only to further https URLs whose servers authenticate in the same way. Proxies of
-// the environment are not used: a program that needs one sets [Config].DialContext. Sixteen fetches run at the same
-// time. A fetch that lasts for more than a second gives its slot to the next, and endpoints that failed last time
-// come last.
+// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline. Redirects lead only
+// to further https URLs whose servers authenticate in the same way. Proxies of the environment are not used: a
+// program that needs one sets [Config].DialContext. Sixteen fetches run at the same time. A fetch that lasts for more
+// than a second gives its slot to the next, and endpoints that failed last time come last.
 //
 // There is one request per interval: the bundle's refresh hint within bounds, give or take a tenth, or five minutes
 // without a hint. A failure waits for the next interval too.
@@ -173,8 +173,8 @@ func New(cfg Config) (*Manager, error) {
 	m.cfg.Relationships = nil
 	m.cfg.withDefaults()
 	if m.cfg.MinInterval < 0 || m.cfg.MinInterval > m.cfg.MaxInterval {
-		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v and MaxInterval %v: neither may be negative, "+
-			"nor the first the longer one", m.cfg.MinInterval, m.cfg.MaxInterval)
+		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v and MaxInterval %v: "+
+			"neither may be negative, nor the first the longer one", m.cfg.MinInterval, m.cfg.MaxInterval)
 	}
 	m.store = newStore(&m.cfg)
 	m.loop = renew.Loop[*relation]{

@@ -33,8 +33,9 @@ const (
 //
 // The error names the trust domain, the URL and the cause. It wraps a [*spiffe.VerifyError], a
 // [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate
-// by its profile; [context.DeadlineExceeded] if the fetch took too long; [spiffe.ErrTooLarge], or a [*spiffe.ParseError], for an answer that is not a bundle document; the cause of the
-// caller's context; or an error of the network.
+// by its profile; [context.DeadlineExceeded] if the fetch took too long; [spiffe.ErrTooLarge], or a
+// [*spiffe.ParseError], for an answer that is not a bundle document; the cause of the caller's context; or an error
+// of the network.
 //
 // A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more.
 // Fetch does not compare sequence numbers; a [Manager] does.

@@ -321,7 +321,7 @@ func kindOf(e *federation.FetchError) kind {
 		return timedOut
 	case errors.Is(e, context.Canceled), errors.Is(e, errOver):
 		return canceled
-	case strings.Contains(e.Error(), "HTTP status "):
+	case strings.Contains(e.Error(), ", not 200"):
 		return badStatus
 	}
 	return connection

@@ -102,30 +102,3 @@ func TestIstioHazards(t *testing.T) {
 		assert.True(t, statusOf(t, m, foo.TrustDomain()).Fresh)
 	})
 }
-
-func FuzzParseIstioString(f *testing.F) {
-	for _, s := range []string{
-		"", "foo", "foo|https://url/for/foo||bar|https://url/for/bar", "foo|http://x", "foo|a|||bar|b", "|", "||", "|||", "foo|a||foo|b",
-		"Foo|x", "foo|https://u:p@x/", "foo|https://[::1]:8443/x?y#z", "foo|%", "foo|\x00",
-	} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		all, err := federation.ParseIstioString(s)
-		if err != nil {
-			require.Nil(t, all)
-			return
-		}
-		require.NotEmpty(t, all)
-		// They are good for a Manager as they are, and say the same when they are written again.
-		must.Get(federation.New(federation.Config{Relationships: all}))(t)
-		tuples := make([]string, len(all))
-		for i, r := range all {
-			require.True(t, strings.HasPrefix(r.URL, "https://"))
-			require.Contains(t, s, strings.TrimPrefix(r.URL, "https://"))
-			tuples[i] = r.TrustDomain.String() + "|" + r.URL
-		}
-		again := must.Get(federation.ParseIstioString(strings.Join(tuples, "||")))(t)
-		require.Equal(t, all, again)
-	})
-}

@@ -56,9 +56,7 @@ func toBundle(td spiffeid.TrustDomain, b *spiffe.Bundle) *spiffebundle.Bundle {
 // The source returns the same [*spiffe.Bundle] until the contents of the bundle from src change. src must not block.
 // The bundle of a trust domain is kept until a later call finds none in src.
 func FromBundleSource(src spiffebundle.Source) spiffe.BundleSource {
-	if src == nil {
-		panic("gospiffe: FromBundleSource needs a source")
-	}
+	need(src != nil, "FromBundleSource needs a source")
 	return fromBundles(func(td spiffeid.TrustDomain) (*spiffebundle.Bundle, spiffeid.TrustDomain, error) {
 		b, err := src.GetBundleForTrustDomain(td)
 		if err != nil || b == nil {
@@ -71,9 +69,7 @@ func FromBundleSource(src spiffebundle.Source) spiffe.BundleSource {
 // FromX509BundleSource is like [FromBundleSource], for a source of X.509 authorities, such as an X509Source of
 // go-spiffe's workloadapi. Its bundles verify X.509-SVIDs and no tokens.
 func FromX509BundleSource(src x509bundle.Source) spiffe.BundleSource {
-	if src == nil {
-		panic("gospiffe: FromX509BundleSource needs a source")
-	}
+	need(src != nil, "FromX509BundleSource needs a source")
 	return fromBundles(func(td spiffeid.TrustDomain) ([]*x509.Certificate, spiffeid.TrustDomain, error) {
 		b, err := src.GetX509BundleForTrustDomain(td)
 		if err != nil || b == nil {
@@ -90,9 +86,7 @@ func FromX509BundleSource(src x509bundle.Source) spiffe.BundleSource {
 // FromJWTBundleSource is like [FromBundleSource], for a source of JWT authorities, such as a JWTSource of
 // go-spiffe's workloadapi. Its bundles verify JWT-SVIDs and no certificates.
 func FromJWTBundleSource(src jwtbundle.Source) spiffe.BundleSource {
-	if src == nil {
-		panic("gospiffe: FromJWTBundleSource needs a source")
-	}
+	need(src != nil, "FromJWTBundleSource needs a source")
 	return fromBundles(func(td spiffeid.TrustDomain) (map[string]crypto.PublicKey, spiffeid.TrustDomain, error) {
 		b, err := src.GetJWTBundleForTrustDomain(td)
 		if err != nil || b == nil {
@@ -164,9 +158,7 @@ func ToBundleSource(src spiffe.BundleSource) interface {
 	jwtbundle.Source
 	spiffebundle.Source
 } {
-	if src == nil {
-		panic("gospiffe: ToBundleSource needs a source")
-	}
+	need(src != nil, "ToBundleSource needs a source")
 	return bundlesFor(func(theirs spiffeid.TrustDomain) (*spiffe.Bundle, error) {
 		td, err := fromTrustDomain(theirs)
 		if err != nil {

@@ -51,15 +51,20 @@ func toTrustDomain(td spiffe.TrustDomain) (spiffeid.TrustDomain, error) {
 // tlsconfig.AdaptMatcher. A policy that can allow no peer gives a matcher that accepts no ID; see
 // [spiffe.CheckPolicySource].
 func ToMatcher(allow spiffe.PolicySource) spiffeid.Matcher {
-	if allow == nil {
-		panic("gospiffe: ToMatcher needs a policy")
-	}
+	need(allow != nil, "ToMatcher needs a policy")
 	return func(theirs spiffeid.ID) error {
 		id, err := fromID(theirs)
 		if err != nil {
 			return err
 		}
 		return allow.Policy().Check(id)
+	}
+}
+
+// need panics with a message if an argument is missing.
+func need(ok bool, message string) {
+	if !ok {
+		panic("gospiffe: " + message)
 	}
 }
 

@@ -45,9 +45,7 @@ func toSVID(svid *spiffe.SVID) (*x509svid.SVID, error) {
 // new SVID or in place. SVID takes as long as GetX509SVID of src, which must not block. A program that changes an
 // SVID in place must not do so while it is read.
 func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
-	if src == nil {
-		panic("gospiffe: FromSVIDSource needs a source")
-	}
+	need(src != nil, "FromSVIDSource needs a source")
 	type converted struct {
 		from x509svid.SVID
 		svid *spiffe.SVID
@@ -77,9 +75,7 @@ func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
 // shared. Unlike a [spiffe.SVID], the result shows its key when it is printed. Readers share the result, as with a
 // go-spiffe source, until src has another SVID; after a reader has changed it, later calls return a new one.
 func ToSVIDSource(src spiffe.SVIDSource) x509svid.Source {
-	if src == nil {
-		panic("gospiffe: ToSVIDSource needs a source")
-	}
+	need(src != nil, "ToSVIDSource needs a source")
 	type converted struct {
 		from *spiffe.SVID
 		svid *x509svid.SVID

@@ -16,9 +16,7 @@ import (
 // than src says, is an error. An expired token is an error that wraps [jwtsvid.ErrExpired], and a token whose
 // audiences are not exactly the requested ones is an error that wraps [jwtsvid.ErrAudience]. No error has the token.
 func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
-	if src == nil {
-		panic("gospiffe: FromTokenSource needs a source")
-	}
+	need(src != nil, "FromTokenSource needs a source")
 	return tokenSource(func(ctx context.Context, audience []string) (string, error) {
 		if len(audience) == 0 {
 			return "", errorf("token: %w: name the receiver of the token", jwtsvid.ErrAudience)
@@ -57,9 +55,7 @@ func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
 // A source of this library has tokens of one identity. A different Subject in the parameters is an error: make a
 // source of that identity.
 func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
-	if src == nil {
-		panic("gospiffe: ToTokenSource needs a source")
-	}
+	need(src != nil, "ToTokenSource needs a source")
 	return jwtSource(func(ctx context.Context, p theirjwt.Params) (*theirjwt.SVID, error) {
 		audience := append([]string{p.Audience}, p.ExtraAudiences...)
 		token, err := src.Fetch(ctx, audience...)

@@ -152,3 +152,8 @@ func TestFromTokenSourceRefuses(t *testing.T) {
 	assert.ErrorIs(t, err, jwtsvid.ErrAudience, "no audience")
 	assert.Panics(t, func() { gospiffe.FromTokenSource(nil) })
 }
+
+// fixed is a source of one token.
+type fixed string
+
+func (f fixed) Fetch(context.Context, ...string) (string, error) { return string(f), nil }

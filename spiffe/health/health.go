@@ -325,8 +325,8 @@ func addConditions(set *metrics.Set, all []state) {
 			}
 		})
 	}
-	condition("svidkit_ready", "Whether the part is ready: 1, or 0 for one without a valid identity, without a bundle "+
-		"that it needs, or by its own condition.", (*state).ready)
+	condition("svidkit_ready", "Whether the part is ready: 1, or 0 for one without a valid identity, "+
+		"without a bundle that it needs, or by its own condition.", (*state).ready)
 	condition("svidkit_alive", "Whether the part is alive: 1, or 0 if its identity has expired.", (*state).alive)
 }
 

@@ -295,9 +295,9 @@ func (a *answer) WriteHeader(status int) { a.status = status }
 //	})
 //	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithPerRPCCredentials(tokens))
 //
-// For some calls alone, use [grpc.PerRPCCredentials] as an option of these calls. grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
-// credentials allow. Without a token the call ends with Unauthenticated and the text of the function's error. No
-// error has the token.
+// For some calls alone, use [grpc.PerRPCCredentials] as an option of these calls. grpc-go sends no token over a
+// connection that is not encrypted. The token goes to every server that the transport credentials allow. Without a
+// token the call ends with Unauthenticated and the text of the function's error. No error has the token.
 func TokenCredentials(token func(context.Context) (string, error)) credentials.PerRPCCredentials {
 	return perRPC(token)
 }
@@ -313,8 +313,8 @@ func (p perRPC) GetRequestMetadata(ctx context.Context, _ ...string) (map[string
 	case err != nil:
 		return nil, status.Errorf(codes.Unauthenticated, "no token: %v", err)
 	case token == "", strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
-		return nil, status.Error(codes.Unauthenticated, "no token: what the function of TokenCredentials has returned "+
-			"is empty, or not one word of printable ASCII")
+		return nil, status.Error(codes.Unauthenticated, "no token: what the function of TokenCredentials has "+
+			"returned is empty, or not one word of printable ASCII")
 	}
 	return map[string]string{"authorization": "Bearer " + token}, nil
 }

@@ -23,7 +23,8 @@ func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.C
 	if err := e.asClient(); err != nil {
 		return nil, fmt.Errorf("spiffetls: dial: %w", err)
 	}
-	return e.dial(ctx, dialing{newNetDialer().DialContext, e.clientConfig(), e.config.HandshakeTimeout, 0}, network, addr)
+	d := dialing{newNetDialer().DialContext, e.clientConfig(), e.config.HandshakeTimeout, 0}
+	return e.dial(ctx, d, network, addr)
 }
 
 // Client does the handshake of a client on a connection that the caller has made, for example through a proxy or

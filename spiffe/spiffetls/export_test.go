@@ -31,9 +31,6 @@ func (g *Governor) Status() GovernorStatus {
 	return st
 }
 
-// Count counts a handshake.
-func Count(m *Metrics) { m.good(true, false) }
-
 // Failure is the last of a kind, with their number.
 type Failure struct {
 	Count                         int

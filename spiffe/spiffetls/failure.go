@@ -171,7 +171,8 @@ func reasonFor(err error) string {
 		return "refused"
 	}
 	return reasonOf(err, "other", []known{
-		{errNotJudged, "not_verified"}, {errUnproven, "not_proven"}, {errTooMany, "too_many"}, {errForeign, "ungoverned"},
+		{errNotJudged, "not_verified"}, {errUnproven, "not_proven"},
+		{errTooMany, "too_many"}, {errForeign, "ungoverned"},
 		{context.DeadlineExceeded, "timeout"}, {os.ErrDeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
 		{io.EOF, "closed"}, {io.ErrUnexpectedEOF, "closed"}, {syscall.ECONNRESET, "closed"}, {syscall.EPIPE, "closed"},
 	})

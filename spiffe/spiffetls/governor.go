@@ -62,9 +62,10 @@ import (
 //
 // # What it costs
 //
-// One goroutine for all connections, and some 300 bytes for each. All are judged again when a source changes and
-// when a connection is added, at most once a second. That takes less than a microsecond for each connection if its
-// bundle has not changed, and about a tenth of a millisecond if it has. The Governor keeps no connection alive.
+// One goroutine for all connections, which looks at the sources each second, and some 300 bytes for each connection.
+// All are judged again when a source has changed or a connection was added. That takes less than a microsecond for
+// each connection if its bundle has not changed, and about a tenth of a millisecond if it has. The Governor keeps no
+// connection alive.
 //
 // The zero Governor is ready to use. A Governor is safe for concurrent use and may be shared by servers and
 // transports. It must not be copied, and its fields must not change once it is in use.
@@ -102,8 +103,7 @@ func (g *Governor) interval() time.Duration {
 	}
 	return g.Interval
 }
-func (g *Governor) grace() time.Duration  { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
-func (g *Governor) jitter() time.Duration { return max(0, cmp.Or(g.Jitter, 10*time.Second)) }
+func (g *Governor) grace() time.Duration { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
 
 // governed is one connection.
 type governed struct {
@@ -112,11 +112,11 @@ type governed struct {
 	chain  []*x509.Certificate // as presented
 	remote string
 	proof
-	link  link
-	since time.Time
-	share float64     // of the jitter
-	leave atomic.Bool // it is draining; read by its requests
-	cause string      // while it is draining: the reason as a label. The Governor's lock guards it.
+	link   link
+	since  time.Time
+	spread time.Duration // the random part of Jitter
+	leave  atomic.Bool   // it is draining; read by its requests
+	cause  string        // while it is draining: the reason as a label. The Governor's lock guards it.
 
 	// Only Run's goroutine uses these, once the connection is added.
 	at     time.Time // when to drain it or, while it is draining, when to cut it
@@ -140,7 +140,7 @@ func (e *Endpoint) govern(l link, role spiffe.Role, remote string, p proof, cs t
 	}
 	c := &governed{
 		e: e, role: role, chain: cs.PeerCertificates, remote: remote, proof: p, link: l, since: now,
-		share: rand.Float64(),
+		spread: time.Duration(rand.Float64() * float64(max(0, cmp.Or(g.Jitter, 10*time.Second)))),
 	}
 	if role == spiffe.ClientRole && e.config.Self != nil {
 		if svid, err := e.config.Self.SVID(); err == nil && svid != nil {
@@ -255,7 +255,7 @@ func (g *Governor) judge(c *governed) {
 	case undecided(err):
 		c.e.log.Warn("spiffetls: a connection cannot be judged and stays open", reasonFor(err), c.attrs(err)...)
 	case c.reason == nil:
-		c.reason, c.at = err, now.Add(g.spread(c))
+		c.reason, c.at = err, now.Add(c.spread)
 		if end := c.end(now); end.Before(c.at) {
 			c.at = end
 		}
@@ -280,10 +280,6 @@ func undecided(err error) bool {
 	return false
 }
 
-func (g *Governor) spread(c *governed) time.Duration {
-	return time.Duration(c.share * float64(g.jitter()))
-}
-
 // end returns when a proof expires, on the clock of the timers.
 func (c *governed) end(now time.Time) time.Time {
 	end := c.notAfter
@@ -299,7 +295,7 @@ func (c *governed) end(now time.Time) time.Time {
 // farewell returns when to drain a connection so that it is closed when its proof expires.
 func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 	end := c.end(now)
-	start := end.Add(-g.grace()).Add(-g.spread(c)) // one by one, as their sum may overflow a Duration
+	start := end.Add(-g.grace()).Add(-c.spread) // one by one, as their sum may overflow a Duration
 	if start.Before(c.since) {
 		return end
 	}

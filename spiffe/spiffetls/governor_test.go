@@ -102,7 +102,7 @@ func open(t *testing.T, g *spiffetls.Governor, self spiffe.SVIDSource, peers spi
 // openAt makes a fixture with a clock of its own.
 func openAt(t *testing.T, clock func() time.Time, g *spiffetls.Governor, self spiffe.SVIDSource, peers spiffe.BundleSource, allow spiffe.PolicySource) *fixture {
 	t.Helper()
-	w := &fixture{t: t, l: memconn.Listen(), release: make(chan struct{})}
+	w := &fixture{t: t, release: make(chan struct{})}
 	if g == nil {
 		g = &spiffetls.Governor{}
 	}
@@ -128,12 +128,7 @@ func openAt(t *testing.T, clock func() time.Time, g *spiffetls.Governor, self sp
 	})
 	s := &http.Server{Handler: mux, ErrorLog: log.New(io.Discard, "", 0)}
 	require.NoError(t, configureServer(s, with(&spiffetls.Config{Governor: w.g, Now: clock, Logger: slog.New(slog.NewTextHandler(&w.log, nil))}, self, peers, allow)))
-	var wg sync.WaitGroup
-	wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(w.l, "", ""), http.ErrServerClosed) })
-	t.Cleanup(func() {
-		assert.NoError(t, s.Close())
-		wg.Wait()
-	})
+	w.l = inMemory(t, s)
 	govern(t, w.g)
 	return w
 }

@@ -5,7 +5,12 @@ import (
 	"crypto/x509"
 	"net"
 	"net/http"
+	"sync"
+	"testing"
 
+	"github.com/stretchr/testify/assert"
+
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
@@ -92,4 +97,16 @@ func newTransport(c spiffetls.Config) (*http.Transport, error) {
 		return nil, err
 	}
 	return e.Transport()
+}
+
+// inMemory serves TLS with s until the test ends.
+func inMemory(t testing.TB, s *http.Server) *memconn.Listener {
+	l := memconn.Listen()
+	var wg sync.WaitGroup
+	wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
+	t.Cleanup(func() {
+		_ = s.Close()
+		wg.Wait()
+	})
+	return l
 }

@@ -85,14 +85,7 @@ func (s *street) server(t *testing.T, path string, opts *spiffetls.Config) *memc
 		fmt.Fprint(w, path)
 	})}
 	require.NoError(t, configureServer(server, with(opts, s.ca.SVID(path), s.ca.Bundle(), spiffe.AllowAnyPeer())))
-	l := memconn.Listen()
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = server.ServeTLS(l, "", "") })
-	t.Cleanup(func() {
-		_ = server.Close()
-		wg.Wait()
-	})
-	return l
+	return inMemory(t, server)
 }
 
 func (s *street) client(t testing.TB, allow spiffe.PolicySource, opts *spiffetls.Config) (*http.Client, *http.Transport) {

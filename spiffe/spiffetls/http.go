@@ -70,9 +70,7 @@ func (e *Endpoint) hook(s *http.Server) {
 	inner, state := s.ConnContext, s.ConnState
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		if inner != nil {
-			if ctx = inner(ctx, c); ctx == nil {
-				return nil // net/http reports that
-			}
+			ctx = inner(ctx, c)
 		}
 		conn := &connection{e: e}
 		if tc, ok := c.(*tls.Conn); ok {

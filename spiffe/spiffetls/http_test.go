@@ -208,9 +208,6 @@ func TestConnContextIsKept(t *testing.T) {
 	assert.Equal(t, "kept 2 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", nil), url))
 	assert.Equal(t, "kept 1 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", http1), url))
 
-	s = &http.Server{ConnContext: func(context.Context, net.Conn) context.Context { return nil }}
-	require.NoError(t, configureServer(s, spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))
-	assert.Nil(t, s.ConnContext(t.Context(), nil), "net/http panics for it, and says so better")
 }
 
 func TestConfigureServerRefuses(t *testing.T) {

@@ -16,7 +16,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -889,13 +888,7 @@ func oneSidedServer(t *testing.T, self spiffe.SVIDSource, peers spiffe.BundleSou
 	opts.Governor = &spiffetls.Governor{}
 	s := &http.Server{Handler: who, ErrorLog: log.New(io.Discard, "", 0)}
 	require.NoError(t, configureServer(s, with(&opts, self, peers, spiffe.AllowAnyPeer())))
-	l := memconn.Listen()
-	var wg sync.WaitGroup
-	wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
-	t.Cleanup(func() {
-		assert.NoError(t, s.Close())
-		wg.Wait()
-	})
+	l := inMemory(t, s)
 	govern(t, opts.Governor)
 	return l, opts.Governor
 }
@@ -962,18 +955,12 @@ func TestGovernorAndWebServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca, pki := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "web.test")
 		lasting := func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(9 * time.Hour) }
-		l := memconn.Listen()
 		s := &http.Server{
 			Handler:   http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.TLS.PeerCertificates[0].URIs[0]) }),
 			TLSConfig: &tls.Config{Certificates: []tls.Certificate{*webLeaf(pki, nil, "server.test")}, ClientAuth: tls.RequireAnyClientCert},
 			ErrorLog:  log.New(io.Discard, "", 0),
 		}
-		var wg sync.WaitGroup
-		wg.Go(func() { assert.ErrorIs(t, s.ServeTLS(l, "", ""), http.ErrServerClosed) })
-		t.Cleanup(func() {
-			assert.NoError(t, s.Close())
-			wg.Wait()
-		})
+		l := inMemory(t, s)
 		var out notes
 		g := &spiffetls.Governor{}
 		govern(t, g)

@@ -104,8 +104,8 @@ var (
 	errIncomplete = errors.New("the handshake is not complete")
 	errNoID       = errors.New("the other side proved no SPIFFE ID, and the configuration requires none")
 	errUnprepared = errors.New("the request came without TLS, or to a server without ConfigureServer; " +
-		"serve with ServeTLS or ListenAndServeTLS, see PeerFromState for servers of other packages, and make requests " +
-		"for tests by RequestFrom of package spiffetest")
+		"serve with ServeTLS or ListenAndServeTLS, see PeerFromState for servers of other packages, " +
+		"and make requests for tests by RequestFrom of package spiffetest")
 )
 
 // provenBy returns the client of r and the endpoint that verified it, which is nil in a test. With an error it

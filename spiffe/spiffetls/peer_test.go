@@ -259,19 +259,3 @@ func TestHTTPTest(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkPeerFromState is a second look at a connection.
-func BenchmarkPeerFromState(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	db, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
-	require.NoError(b, err)
-	server := must.Get(db.ServerConfig())(b)
-	s, _ := connect(b, server, spiffetest.TLSConfig(ca.Certificate("/web")))
-	require.NoError(b, s.err)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := db.PeerFromState(spiffe.ClientRole, s.state); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

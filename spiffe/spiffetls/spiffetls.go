@@ -48,9 +48,9 @@
 //
 // # Session tickets
 //
-// A server lets clients resume sessions, except with WebCertificate. It verifies the certificates of a session again, which is cheap, as verified
-// chains are remembered. It declines a ticket whose client certificate no longer verifies, and tickets from before a
-// renewal of its own SVID; a full handshake follows.
+// A server lets clients resume sessions, except with WebCertificate. It verifies the certificates of a session again,
+// which is cheap, as verified chains are remembered. It declines a ticket whose client certificate no longer
+// verifies, and tickets from before a renewal of its own SVID; a full handshake follows.
 //
 // A client resumes only if the caller sets ClientSessionCache. Each identity needs a cache of its own, because the
 // server sees the original session's client in a resumed one. If the server of a session no longer verifies or is no
@@ -117,9 +117,9 @@ type Config struct {
 
 	// OptionalIdentity lets a client connect without a certificate while Self has none or it has expired, or if Self
 	// is nil. It is for a client that can also prove itself by other means, such as a token with which it gets or
-	// renews its identity. The server needs AllowAnonymousClients. A client with a Self then resumes no sessions, because
-	// the server sees the original session's client in a resumed one. An open connection stays as it was made, too:
-	// close idle connections once there is an identity.
+	// renews its identity. The server needs AllowAnonymousClients. A client with a Self then resumes no sessions,
+	// because the server sees the original session's client in a resumed one. An open connection stays as it was
+	// made, too: close idle connections once there is an identity.
 	OptionalIdentity bool
 
 	// AllowAnonymousClients makes a server ask for a client certificate without requiring one. For a client without

@@ -1,5 +1,5 @@
-// Package provenpeer carries the proven client of a request in a context: package spiffetest passes a [*spiffe.Peer] to
-// handlers of package spiffetls without a TLS connection, and package spiffegrpc passes the [*tls.Conn] of a
+// Package provenpeer carries the proven client of a request in a context: package spiffetest passes a [*spiffe.Peer]
+// to handlers of package spiffetls without a TLS connection, and package spiffegrpc passes the [*tls.Conn] of a
 // spiffetls.Endpoint, which verifies its client again. Programs cannot import it, so they cannot give a request
 // another peer than its connection has.
 package provenpeer

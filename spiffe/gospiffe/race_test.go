@@ -1,5 +1,0 @@
-//go:build race
-
-package gospiffe_test
-
-const raceEnabled = true
