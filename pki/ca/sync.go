@@ -272,20 +272,24 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		return based{}, err
 	}
 	if mem != nil {
-		switch {
-		case d.Authority != mem.Authority:
-			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place "+
-				"of this one; stop all "+
-				"authorities but one, and restore the record that is right", errRecord)
-		case d.Revision < mem.Revision, d.Revision == mem.Revision && d.Writer != mem.Writer:
-			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or "+
-				"written before (revision %d, "+
-				"not %d); after restoring a backup, restart all authorities", errRecord, d.Revision, mem.Revision)
+		if err := follows(mem.Document, d); err != nil {
+			return based{}, err
 		}
-		return based{Document: d.Merge(mem.Document, start), version: r.Version, dirty: changed, read: start}, nil
 	}
-	return based{Document: d.Merge(new(rotation.Document), start), version: r.Version, dirty: changed,
-		read: start}, nil
+	return based{Document: d.Merge(a.known(), start), version: r.Version, dirty: changed, read: start}, nil
+}
+
+// follows returns an error unless d, which was read, may replace the document in use.
+func follows(mem, d *rotation.Document) error {
+	switch {
+	case d.Authority != mem.Authority:
+		return fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all "+
+			"authorities but one, and restore the record that is right", errRecord)
+	case d.Revision < mem.Revision, d.Revision == mem.Revision && d.Writer != mem.Writer:
+		return fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, "+
+			"not %d); after restoring a backup, restart all authorities", errRecord, d.Revision, mem.Revision)
+	}
+	return nil
 }
 
 // withRequiredKeys returns d with the keys that this authority needs: their terms cover the lifetimes that it grants,
@@ -335,15 +339,9 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 	case err != nil:
 		// The write may have happened anyway. If so, the record is ours; if not, or if that is unknown, the next
 		// reading shows it.
-		r, lerr := a.load(ctx)
-		if lerr != nil {
+		if stored = a.landed(ctx, d.Writer, start); stored == "" {
 			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err)))
 		}
-		landed, _, lerr := a.read(r, start)
-		if lerr != nil || landed.Writer != d.Writer {
-			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err)))
-		}
-		stored = r.Version
 	}
 	if err := a.install(d, stored, start, time.Now(), base.Document, why); err != nil {
 		return err
@@ -360,6 +358,19 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 		return a.save(ctx, late, based{Document: d, version: stored}, why)
 	}
 	return nil
+}
+
+// landed returns the version of the record in the store if it is the writer's, and otherwise "".
+func (a *Authority) landed(ctx context.Context, writer string, now time.Time) string {
+	r, err := a.load(ctx)
+	if err != nil {
+		return ""
+	}
+	d, _, err := a.read(r, now)
+	if err != nil || d.Writer != writer {
+		return ""
+	}
+	return r.Version
 }
 
 // lookTime is how long a request waits to read another process's changes. After that, Run reads them.

@@ -116,8 +116,8 @@ func (d *Document) Revoke(id string, successor func() (Key, error), now time.Tim
 	return after, nil
 }
 
-// Advance returns d as of now, and the events of the steps that lead there. Each moment at which keys of one kind leave
-// gives the bundle the next number.
+// Advance returns d as of now, and the events of the steps that lead there. Each moment at which keys of one kind
+// leave gives the bundle the next number.
 func (d *Document) Advance(now time.Time) (*Document, []Event) {
 	next := *d
 	var events []Event
