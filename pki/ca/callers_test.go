@@ -102,8 +102,7 @@ func TestTaintTakesEffectAtOnce(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ca")
 	of := func() ca.Store {
-		store := must.Get(ca.NewDirStore(dir))(t)
-		return store
+		return must.Get(ca.NewDirStore(dir))(t)
 	}
 	operator := open(t, of(), withJWT)
 	server := open(t, of(), withJWT)

@@ -20,8 +20,7 @@ import (
 
 func signJWT(t testing.TB, a *ca.Authority, ttl time.Duration) string {
 	t.Helper()
-	token := must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, TTL: ttl}))(t)
-	return token
+	return must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, TTL: ttl}))(t)
 }
 
 // validate returns the error of the service "db", which trusts bundle.

@@ -26,8 +26,7 @@ import (
 
 func open(t testing.TB, store ca.Store, edit ...func(*ca.Config)) *ca.Authority {
 	t.Helper()
-	a := must.Get(tryOpen(t.Context(), store, edit...))(t)
-	return a
+	return must.Get(tryOpen(t.Context(), store, edit...))(t)
 }
 
 func tryOpen(ctx context.Context, store ca.Store, edit ...func(*ca.Config)) (*ca.Authority, error) {
@@ -750,8 +749,7 @@ func (s *swapStore) Save(ctx context.Context, r ca.Record) (string, error) {
 
 func load(t *testing.T, s ca.Store) ca.Record {
 	t.Helper()
-	r := must.Get(s.Load(t.Context()))(t)
-	return r
+	return must.Get(s.Load(t.Context()))(t)
 }
 
 // load2 is load, or nothing.

@@ -86,8 +86,7 @@ func (f *folder) put(files map[string][]byte) {
 
 func loadCA(t testing.TB, fsys fs.FS, edit ...func(*ca.Config)) *ca.Authority {
 	t.Helper()
-	a := must.Get(tryLoadCA(t.Context(), fsys, nil, edit...))(t)
-	return a
+	return must.Get(tryLoadCA(t.Context(), fsys, nil, edit...))(t)
 }
 
 func tryLoadCA(ctx context.Context, fsys fs.FS, store ca.Store, edit ...func(*ca.Config)) (*ca.Authority, error) {

@@ -254,8 +254,7 @@ func request(t *testing.T, key crypto.Signer, asks ...func(*x509.CertificateRequ
 	for _, ask := range asks {
 		ask(r)
 	}
-	der := must.Get(x509.CreateCertificateRequest(rand.Reader, r, key))(t)
-	return der
+	return must.Get(x509.CreateCertificateRequest(rand.Reader, r, key))(t)
 }
 
 func checkOnlyGiven(t *testing.T, leaf *x509.Certificate, r ca.Request, mark string) {

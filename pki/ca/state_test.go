@@ -187,8 +187,7 @@ func istioRoot(t testing.TB, key *rsa.PrivateKey, edit ...func(*x509.Certificate
 		e(tmpl)
 	}
 	der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
-	cert := must.Get(x509.ParseCertificate(der))(t)
-	return cert
+	return must.Get(x509.ParseCertificate(der))(t)
 }
 
 // pkcs1 is how Istio writes a key.

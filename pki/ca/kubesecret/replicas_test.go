@@ -221,8 +221,7 @@ func certificates(t *testing.T, b []byte) (out []*x509.Certificate) {
 func request(t *testing.T) *pki.CSR {
 	t.Helper()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
-	return csr
+	return must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 }
 
 // troubles are what an API server may do to replicas that race, each for a few requests.
@@ -261,84 +260,6 @@ func TestRacingCreate(t *testing.T) {
 						require.Len(t, r.Status().Roots, 1)
 						assert.Equal(t, history[0].active, r.Status().Roots[0].ID)
 					}
-				})
-			})
-		}
-	}
-}
-
-// TestRacingRotate has all replicas rotate at the same time, again and again. Each time one of them
-// is accepted, and one root is new.
-func TestRacingRotate(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	conformance.Covers(t, "IST-3.6-5", "IST-3.6-7")
-	for name, faults := range troubles {
-		for _, n := range []int{2, 5} {
-			t.Run(fmt.Sprintf("%d replicas, %s", n, name), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					f := newFleet(t, settings())
-					f.open(n)
-					f.server.Latency(50 * time.Millisecond)
-					accepted := map[string]bool{}
-					uncertain := 0
-					for round := range rounds.Of(1) {
-						for _, fault := range faults {
-							f.server.FailNext(1, fault, isWrite)
-						}
-						var mu sync.Mutex
-						var winners, failed int
-						var wg sync.WaitGroup
-						for _, r := range f.replicas {
-							wg.Go(func() {
-								root, err := r.Rotate(t.Context())
-								mu.Lock()
-								defer mu.Unlock()
-								switch {
-								case err == nil:
-									winners++
-									accepted[root.ID] = true
-								case !errors.Is(err, ca.ErrRotating):
-									failed++
-								}
-							})
-						}
-						wg.Wait()
-						assert.LessOrEqual(t, winners, 1, "round %d", round)
-						if len(faults) == 0 {
-							assert.Equal(t, 1, winners, "round %d", round)
-							assert.Zero(t, failed)
-						}
-						if winners == 0 {
-							uncertain++
-						}
-						f.converged()
-						added := 0
-						for _, root := range f.replicas[0].Status().Roots {
-							if root.Phase == ca.Distributing {
-								added++
-							}
-						}
-						assert.LessOrEqual(t, added, 1)
-						if winners == 1 {
-							assert.Equal(t, 1, added)
-						}
-						time.Sleep(f.cfg.Rotation.Propagation)
-						f.converged()
-					}
-					news := map[string]bool{}
-					for i, s := range f.history() {
-						for _, root := range s.roots {
-							if i > 0 && root != f.history()[0].active {
-								news[root] = true
-							}
-						}
-					}
-					for serial := range accepted {
-						assert.True(t, news[serial], "an accepted rotation left no root")
-					}
-					assert.LessOrEqual(t, len(news)-len(accepted), uncertain, "a root without a rotation")
 				})
 			})
 		}
@@ -616,8 +537,7 @@ func leafOf(t *testing.T, root *x509.Certificate, key any) *x509.Certificate {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{"b.a.svc"},
 	}, root, own.Public(), key)
 	require.NoError(t, err)
-	leaf := must.Get(x509.ParseCertificate(der))(t)
-	return leaf
+	return must.Get(x509.ParseCertificate(der))(t)
 }
 
 // readsAsIstio checks that a Secret is what Istio's CA expects of its own: a certificate and a key
@@ -670,32 +590,6 @@ func TestIstioReads(t *testing.T) {
 			assert.Len(t, certificates(t, stored(t, f.server, path).Data["root-cert.pem"]), 1)
 		})
 	}
-}
-
-// All replicas revoke the active root at the same moment: one write does it, with one successor, and Istio's items say so.
-func TestRevokeNow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, settings())
-		f.open(3)
-		stolen := f.replicas[0].Status().Roots[0]
-		writes := len(f.server.History(path))
-		var wg sync.WaitGroup
-		for _, r := range f.replicas {
-			wg.Go(func() {
-				_, err := r.Revoke(t.Context(), stolen.ID, true)
-				assert.NoError(t, err)
-			})
-		}
-		wg.Wait()
-		f.converged()
-		assert.Len(t, f.server.History(path), writes+1)
-		roots := f.replicas[0].Status().Roots
-		require.Len(t, roots, 1)
-		assert.Equal(t, ca.Active, roots[0].Phase)
-		assert.True(t, readsAsIstio(t, stored(t, f.server, path)).Equal(roots[0].Certificate))
-		assert.False(t, pki.PublicKeysEqual(stolen.Certificate.PublicKey, roots[0].Certificate.PublicKey))
-	})
 }
 
 // A Secret that cannot keep a CA ends the start at once, and so does one that lost its state, or is missing without
