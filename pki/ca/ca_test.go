@@ -9,12 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -131,9 +131,8 @@ func TestDefaultTTLFollowsMaxTTL(t *testing.T) {
 }
 
 func TestFirstRoot(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-2.1-3", "IST-3.2-5", "IST-3.5-4")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		now := time.Now()
 		a := newAuthority(t)
 		roots := a.Roots()
@@ -199,8 +198,7 @@ func TestKeyAlgorithms(t *testing.T) {
 }
 
 func TestLog(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var buf bytes.Buffer
 		a := newAuthority(t, func(c *ca.Config) {
 			c.MaxTTL = time.Hour

@@ -8,12 +8,12 @@ import (
 	"net"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -237,8 +237,7 @@ func TestNoHandshakeFails(t *testing.T) {
 			if replicas < 2 {
 				rounds.Slow(t)
 			}
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				m := &mesh{poll: poll, longest: longest, connect: pipe, replicas: []*ca.Authority{newAuthority(t, fast(longest, 3*poll))}}
 				if replicas > 0 {
 					store := ca.NewMemoryStore()
@@ -270,8 +269,7 @@ func TestNoHandshakeFails(t *testing.T) {
 			if propagation > 1 {
 				rounds.Slow(t)
 			}
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				m := &mesh{poll: poll, longest: longest, connect: pipe, replicas: []*ca.Authority{newAuthority(t, fast(longest, propagation))}}
 				run(t, m.replicas[0])
 				m.run(t, rounds.Of(10))
@@ -282,8 +280,7 @@ func TestNoHandshakeFails(t *testing.T) {
 	// And to take the old root away before its leaves are dead: at half of their life.
 	t.Run("retires before the leaves are dead", func(t *testing.T) {
 		rounds.Slow(t)
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			m := &mesh{poll: poll, longest: longest, connect: pipe}
 			m.replicas = []*ca.Authority{open(t, ca.NewMemoryStore(), fast(longest, 3*poll))}
 			m.replicas[0].SetTaintGrace(longest / 2)

@@ -28,6 +28,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
@@ -241,26 +242,23 @@ func TestRacingCreate(t *testing.T) {
 	conformance.Covers(t, "IST-3.5-5")
 	for name, faults := range troubles {
 		for _, n := range []int{2, 5} {
-			t.Run(fmt.Sprintf("%d replicas, %s", n, name), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					f := newFleet(t, settings())
-					f.server.Latency(50 * time.Millisecond)
-					for _, fault := range faults {
-						f.server.FailNext(1+f.random.IntN(2), fault, isWrite)
-					}
-					f.open(n)
-					f.converged()
-					history := f.history()
-					require.NotEmpty(t, history)
-					for _, s := range history {
-						assert.Equal(t, history[0].roots, s.roots)
-					}
-					for _, r := range f.replicas {
-						require.Len(t, r.Status().Roots, 1)
-						assert.Equal(t, history[0].active, r.Status().Roots[0].ID)
-					}
-				})
+			bubble.Run(t, fmt.Sprintf("%d replicas, %s", n, name), func(t *testing.T) {
+				f := newFleet(t, settings())
+				f.server.Latency(50 * time.Millisecond)
+				for _, fault := range faults {
+					f.server.FailNext(1+f.random.IntN(2), fault, isWrite)
+				}
+				f.open(n)
+				f.converged()
+				history := f.history()
+				require.NotEmpty(t, history)
+				for _, s := range history {
+					assert.Equal(t, history[0].roots, s.roots)
+				}
+				for _, r := range f.replicas {
+					require.Len(t, r.Status().Roots, 1)
+					assert.Equal(t, history[0].active, r.Status().Roots[0].ID)
+				}
 			})
 		}
 	}
@@ -275,8 +273,7 @@ func TestChaos(t *testing.T) {
 	for n, span := range map[int]time.Duration{2: 90 * time.Minute, 5: 3 * time.Hour} {
 		span := span * max(time.Duration(rounds.Of(1)), 2) / 4
 		t.Run(fmt.Sprint(n, " replicas"), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { chaos(t, n, span) })
+			bubble.Test(t, func(t *testing.T) { chaos(t, n, span) })
 		})
 	}
 }
@@ -405,8 +402,7 @@ func chaos(t *testing.T, n int, span time.Duration) {
 // TestOthersTouchTheSecret has an operator label the Secret, and delete it in the middle of a rotation.
 // The replicas put it back, once, with what all of them know, and the rotation goes on.
 func TestOthersTouchTheSecret(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		f := newFleet(t, settings())
 		f.server.Latency(50 * time.Millisecond)
 		f.open(5)
@@ -483,47 +479,44 @@ func TestAdoption(t *testing.T) {
 		"without the empty ones":          func(data map[string][]byte) { delete(data, "cert-chain.pem"); delete(data, "key.pem") },
 		"with an item of another program": func(data map[string][]byte) { data["notes.txt"] = []byte("ours") },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				block := "RSA PRIVATE KEY"
-				if strings.Contains(name, "added") {
-					block = "PRIVATE KEY"
-				}
-				f := newFleet(t, settings())
-				f.server.Latency(20 * time.Millisecond)
-				object, root, key := istiosSecret(t, block)
-				edit(object["data"].(map[string][]byte))
-				f.server.Put(path, object)
-				theirs := leafOf(t, root, key)
-				f.open(3)
-				f.converged()
-				for _, r := range f.replicas {
-					require.Len(t, r.Status().Roots, 1)
-					assert.True(t, r.Status().Roots[0].Certificate.Equal(root))
-					assert.Equal(t, ca.Active, r.Status().Roots[0].Phase)
-					chain := must.Get(r.Sign(t.Context(), ca.Request{CSR: request(t), ID: worker}))(t)
-					require.NoError(t, chain[0].CheckSignatureFrom(root))
-				}
-				o := stored(t, f.server, path)
-				assert.Equal(t, map[string]any{"istio.io/owned-by": "istiod"}, o.Metadata["labels"])
-				if strings.Contains(name, "added") {
-					assert.Equal(t, "ours", string(o.Data["notes.txt"]))
-				}
-				readsAsIstio(t, o)
+		bubble.Run(t, name, func(t *testing.T) {
+			block := "RSA PRIVATE KEY"
+			if strings.Contains(name, "added") {
+				block = "PRIVATE KEY"
+			}
+			f := newFleet(t, settings())
+			f.server.Latency(20 * time.Millisecond)
+			object, root, key := istiosSecret(t, block)
+			edit(object["data"].(map[string][]byte))
+			f.server.Put(path, object)
+			theirs := leafOf(t, root, key)
+			f.open(3)
+			f.converged()
+			for _, r := range f.replicas {
+				require.Len(t, r.Status().Roots, 1)
+				assert.True(t, r.Status().Roots[0].Certificate.Equal(root))
+				assert.Equal(t, ca.Active, r.Status().Roots[0].Phase)
+				chain := must.Get(r.Sign(t.Context(), ca.Request{CSR: request(t), ID: worker}))(t)
+				require.NoError(t, chain[0].CheckSignatureFrom(root))
+			}
+			o := stored(t, f.server, path)
+			assert.Equal(t, map[string]any{"istio.io/owned-by": "istiod"}, o.Metadata["labels"])
+			if strings.Contains(name, "added") {
+				assert.Equal(t, "ours", string(o.Data["notes.txt"]))
+			}
+			readsAsIstio(t, o)
 
-				must.Get(f.replicas[1].Rotate(t.Context()))(t)
-				time.Sleep(f.cfg.Rotation.Propagation)
-				f.converged()
-				for _, r := range f.replicas {
-					require.Len(t, r.Status().Roots, 2)
-					assert.Equal(t, ca.Active, r.Status().Roots[1].Phase)
-					_, err := theirs.Verify(x509.VerifyOptions{Roots: r.Bundle().CertPool(), CurrentTime: time.Now()})
-					assert.NoError(t, err, "a leaf that Istio has signed")
-				}
-				active := readsAsIstio(t, stored(t, f.server, path))
-				assert.False(t, active.Equal(root))
-			})
+			must.Get(f.replicas[1].Rotate(t.Context()))(t)
+			time.Sleep(f.cfg.Rotation.Propagation)
+			f.converged()
+			for _, r := range f.replicas {
+				require.Len(t, r.Status().Roots, 2)
+				assert.Equal(t, ca.Active, r.Status().Roots[1].Phase)
+				_, err := theirs.Verify(x509.VerifyOptions{Roots: r.Bundle().CertPool(), CurrentTime: time.Now()})
+				assert.NoError(t, err, "a leaf that Istio has signed")
+			}
+			active := readsAsIstio(t, stored(t, f.server, path))
+			assert.False(t, active.Equal(root))
 		})
 	}
 }
@@ -595,8 +588,7 @@ func TestIstioReads(t *testing.T) {
 // A Secret that cannot keep a CA ends the start at once, and so does one that lost its state, or is missing without
 // permission to make one.
 func TestOpenEnds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		f := newFleet(t, settings())
 		f.open(1)
 		good := stored(t, f.server, path)
