@@ -217,7 +217,7 @@ func TestLog(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		a.Bundle()
 		assert.Equal(t, "level=INFO msg=\"CA created\" trust_domain=example.org serial="+old+" not_after=2009-12-29T00:00:00.000Z where=\"in memory\"\n"+
-			"level=INFO msg=\"root prepared\" trust_domain=example.org serial="+r.ID+" activates=2000-01-01T00:25:00.000Z why=\"asked for\"\n"+
+			"level=INFO msg=\"root prepared\" trust_domain=example.org serial="+r.ID+" detail=\"asked for; signs from 2000-01-01T00:25:00Z\"\n"+
 			"level=INFO msg=\"root activated\" trust_domain=example.org serial="+r.ID+"\n"+
 			"level=INFO msg=\"root retired\" trust_domain=example.org serial="+old+"\n", buf.String())
 	})
