@@ -67,30 +67,29 @@ func (a *Authority) open(ctx context.Context) error {
 	var last error
 	for wait := openWait; ; wait = min(wait+wait/2, openMaxWait) {
 		err := a.update(ctx, "", nil)
-		if err == nil {
+		switch {
+		case err == nil:
 			a.opened(ctx)
 			return nil
-		}
-		if ctx.Err() != nil {
-			if last == nil || !errors.Is(err, context.Cause(ctx)) {
-				last = err // the earlier error says more than the end of ctx
-			}
-			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), within(last))
-		}
-		// for an operator to mend
-		if errors.Is(err, ErrUnfit) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		case ctx.Err() == nil && lasts(err):
 			return err
+		case last == nil || !errors.Is(err, context.Cause(ctx)): // an earlier error says more than the end of ctx
+			last = err
 		}
-		if _, ok := errors.AsType[*creationError](err); ok {
-			return err
+		if ctx.Err() == nil {
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err),
+				slog.Duration("retry_in", wait))
 		}
-		last = err
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err),
-			slog.Duration("retry_in", wait))
 		if cause := renew.Sleep(ctx, wait/2+rand.N(wait)); cause != nil {
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, cause, within(last))
 		}
 	}
+}
+
+// lasts reports whether an error in opening a store is for an operator to mend.
+func lasts(err error) bool {
+	_, creation := errors.AsType[*creationError](err)
+	return creation || errors.Is(err, ErrUnfit) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)
 }
 
 // creationError says that no CA can be made with these settings, whatever the store.
