@@ -52,7 +52,7 @@ func sign(t testing.TB, a *ca.Authority, csr *pki.CSR, ttl time.Duration) *x509.
 
 // verify returns the error of a peer that trusts bundle and whose clock says now.
 func verify(bundle *spiffe.Bundle, leaf *x509.Certificate, now time.Time) error {
-	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(web), &spiffe.VerifierOptions{Now: func() time.Time { return now }})
+	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(web), func() time.Time { return now })
 	if err != nil {
 		return err
 	}

@@ -288,7 +288,7 @@ func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, erro
 		return nil, err
 	}
 	for file := range maps.Values(folder) {
-		p.sequence = max(p.sequence, uint64(max(1, file.ModTime.UnixMilli())))
+		p.sequence = max(p.sequence, uint64(max(1, file.Info.ModTime().UnixMilli())))
 	}
 	return p, nil
 }
@@ -334,7 +334,7 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 		return fail(err)
 	}
 	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(id),
-		&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+		func() time.Time { return now })
 	if err != nil {
 		return fail(err)
 	}

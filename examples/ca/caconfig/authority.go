@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/examples/internal/devtoken"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
@@ -579,7 +580,7 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options, istio net.Lis
 	proxies.AllowPlaintext = c.linkerdPlaintext
 	switch {
 	case c.Development():
-		tokens, err := caserver.NewInsecureTokens(c.CA.TrustDomain, c.SecretFile)
+		tokens, err := devtoken.New(c.CA.TrustDomain, c.SecretFile)
 		if err == nil {
 			err = c.writeAgentEnv(istio)
 		}
@@ -588,7 +589,7 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options, istio net.Lis
 		}
 		o.Istio.Authenticator, proxies.Review = tokens, tokens.Review
 	case c.Kubernetes:
-		check, err := c.cluster.Set(o.Istio, &proxies)
+		check, err := c.cluster.set(o.Istio, &proxies)
 		if err != nil {
 			return err
 		}
