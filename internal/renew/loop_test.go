@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
@@ -118,10 +119,9 @@ var (
 	errDown = errors.New("down")
 )
 
-// bubble runs f in a bubble of its own.
-func bubble(t *testing.T, f func(t *testing.T, k *keeper)) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { f(t, newKeeper()) })
+// inBubble runs f in a bubble of its own.
+func inBubble(t *testing.T, f func(t *testing.T, k *keeper)) {
+	bubble.Test(t, func(t *testing.T) { f(t, newKeeper()) })
 }
 
 // sleep lets time pass and the bubble settle.
@@ -141,7 +141,7 @@ func of[T any](k *keeper, f func() T) T {
 func read[T any](k *keeper, p *T) T { return of(k, func() T { return *p }) }
 
 func TestRunOnTime(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		start := time.Now()
 		k.run(t)
 		waits := []time.Duration{90 * time.Minute, 0, time.Nanosecond, time.Second, 3 * time.Hour, time.Second}
@@ -164,7 +164,7 @@ func TestRunOnTime(t *testing.T) {
 
 // A thousand entries with random plans, which change: each attempt comes at its moment.
 func TestOrder(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		random := rand.New(rand.NewPCG(1, 2))
 		start := time.Now()
 		k.life = 1000 * time.Hour
@@ -220,7 +220,7 @@ func TestSlots(t *testing.T) {
 		{4, time.Minute, 4, 238 * time.Second},
 	} {
 		t.Run(fmt.Sprint(c.slots, c.slow), func(t *testing.T) {
-			bubble(t, func(t *testing.T, k *keeper) {
+			inBubble(t, func(t *testing.T, k *keeper) {
 				k.loop.Slots, k.loop.Slow, k.time = c.slots, c.slow, 9500*time.Millisecond
 				for i := range 100 {
 					k.add(fmt.Sprint(i), 0)
@@ -245,7 +245,7 @@ func TestSlots(t *testing.T) {
 func TestFailingLast(t *testing.T) {
 	for _, last := range []bool{false, true} {
 		t.Run(fmt.Sprint(last), func(t *testing.T) {
-			bubble(t, func(t *testing.T, k *keeper) {
+			inBubble(t, func(t *testing.T, k *keeper) {
 				k.loop.Slots, k.loop.FailingLast, k.err = 1, last, errDown
 				stop := k.run(t)
 				bad := k.add("bad", 0)
@@ -283,7 +283,7 @@ func TestWaking(t *testing.T) {
 	const life = 10 * time.Minute // looks at the clock are not free in virtual time
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			bubble(t, func(t *testing.T, k *keeper) {
+			inBubble(t, func(t *testing.T, k *keeper) {
 				var m machine
 				k.loop.SetClock(m.read)
 				k.life = life
@@ -318,7 +318,7 @@ func TestWaking(t *testing.T) {
 
 // A suspension that ends before anything is due brings forward what is due by as much, and no more.
 func TestShortSuspension(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		var m machine
 		k.loop.SetClock(m.read)
 		e := k.add("a", time.Hour)
@@ -333,8 +333,7 @@ func TestShortSuspension(t *testing.T) {
 
 // Sleep and Wait count the time of a suspension.
 func TestWaitWakes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var m machine
 		start := time.Now()
 		go func() {
@@ -368,7 +367,7 @@ func TestWaitWakes(t *testing.T) {
 // Suspend moves the wall clock from under a Loop that reads the clocks of the machine: it finds within a minute what is due,
 // and one whose clock was put back does what is due all the same.
 func TestSuspend(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		e := k.add("a", 8*time.Hour)
 		k.run(t)
 		k.loop.Suspend(8*time.Hour + time.Second)
@@ -378,7 +377,7 @@ func TestSuspend(t *testing.T) {
 }
 
 func TestClockPutBack(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		e := k.add("a", 10*time.Minute)
 		k.run(t)
 		k.loop.Suspend(-365 * 24 * time.Hour)
@@ -389,7 +388,7 @@ func TestClockPutBack(t *testing.T) {
 
 // Run ends what it has started, which is not a failure, and may be called again.
 func TestStop(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		k.time, k.cleanup = time.Minute, time.Second
 		e := k.add("a", 0)
 		stop := k.run(t)
@@ -413,7 +412,7 @@ func TestStop(t *testing.T) {
 func TestAwait(t *testing.T) {
 	for _, running := range []bool{true, false} {
 		t.Run(fmt.Sprint(running), func(t *testing.T) {
-			bubble(t, func(t *testing.T, k *keeper) {
+			inBubble(t, func(t *testing.T, k *keeper) {
 				k.loop.Slots, k.time = 2, time.Second
 				for i := range 100 {
 					k.add("other", time.Duration(i)*time.Nanosecond)
@@ -442,7 +441,7 @@ func TestAwait(t *testing.T) {
 
 // Without Run, demands share the slots and come one after the other.
 func TestDemandWithoutRun(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		k.loop.Slots, k.time = 3, time.Second
 		var wg sync.WaitGroup
 		for i := range 30 {
@@ -460,7 +459,7 @@ func TestDemandWithoutRun(t *testing.T) {
 func TestDemandAfterFailure(t *testing.T) {
 	for _, running := range []bool{true, false} {
 		t.Run(fmt.Sprint(running), func(t *testing.T) {
-			bubble(t, func(t *testing.T, k *keeper) {
+			inBubble(t, func(t *testing.T, k *keeper) {
 				k.err = errDown
 				if running {
 					k.run(t)
@@ -481,7 +480,7 @@ func TestDemandAfterFailure(t *testing.T) {
 }
 
 func TestAwaitEnds(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		k.time = time.Hour
 		stop := k.run(t)
 		e := k.add("a", 0)
@@ -514,7 +513,7 @@ func TestAwaitEnds(t *testing.T) {
 
 // What was demanded of Run and not begun is not begun without it.
 func TestDemandOfRunThatEnds(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		k.loop.Slots, k.time = 1, time.Minute
 		stop := k.run(t)
 		require.Equal(t, 1, k.attempts(k.add("busy", 0)))
@@ -532,7 +531,7 @@ func TestDemandOfRunThatEnds(t *testing.T) {
 
 // An attempt that was not cancelled goes on after Remove.
 func TestRemoveWhileBusy(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		k.time = time.Minute
 		k.run(t)
 		e := k.add("a", 0)
@@ -556,7 +555,7 @@ func TestRemoveWhileBusy(t *testing.T) {
 func TestStart(t *testing.T) {
 	for _, running := range []bool{true, false} {
 		t.Run(fmt.Sprint(running), func(t *testing.T) {
-			bubble(t, func(t *testing.T, k *keeper) {
+			inBubble(t, func(t *testing.T, k *keeper) {
 				k.loop.Slots, k.time = 1, time.Second
 				if running {
 					k.run(t)
@@ -586,7 +585,7 @@ func TestStart(t *testing.T) {
 }
 
 func TestHold(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		k.loop.Hold = true
 		k.run(t)
 		e := k.add("a", 0)
@@ -603,7 +602,7 @@ func TestHold(t *testing.T) {
 
 // A plan that is longer than a duration can be is a long one.
 func TestLongWait(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		sleep(time.Hour)
 		e := k.add("a", 1<<63-1)
 		k.run(t)
@@ -709,7 +708,7 @@ func TestSignal(t *testing.T) {
 }
 
 func TestFollow(t *testing.T) {
-	bubble(t, func(t *testing.T, _ *keeper) {
+	inBubble(t, func(t *testing.T, _ *keeper) {
 		var s renew.Signal
 		var mu sync.Mutex
 		value := 0
@@ -754,7 +753,7 @@ func TestFollow(t *testing.T) {
 }
 
 func TestSleep(t *testing.T) {
-	bubble(t, func(t *testing.T, _ *keeper) {
+	inBubble(t, func(t *testing.T, _ *keeper) {
 		begin := time.Now()
 		assert.NoError(t, renew.Sleep(t.Context(), time.Hour))
 		assert.Equal(t, time.Hour, time.Since(begin))
@@ -767,7 +766,7 @@ func TestSleep(t *testing.T) {
 
 // TestClose: attempts that were started without Run are ended and waited for, and no other follows.
 func TestClose(t *testing.T) {
-	bubble(t, func(t *testing.T, k *keeper) {
+	inBubble(t, func(t *testing.T, k *keeper) {
 		k.loop.Close()
 		e := k.add("closed", 0)
 		k.do(func() { k.loop.Demand(e); k.loop.Start(e) })
@@ -776,7 +775,7 @@ func TestClose(t *testing.T) {
 		assert.Zero(t, k.attempts(e))
 	})
 	t.Run("under way", func(t *testing.T) {
-		bubble(t, func(t *testing.T, k *keeper) {
+		inBubble(t, func(t *testing.T, k *keeper) {
 			k.time, k.cleanup = time.Hour, time.Second
 			e, other := k.add("demanded", time.Minute), k.add("other", time.Minute)
 			k.do(func() { k.loop.Demand(e) })

@@ -398,13 +398,6 @@ func (a *Authority) publish(s *state) {
 	}
 }
 
-// logKey logs an event of a key.
-func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more ...slog.Attr) {
-	kind := k.Kind()
-	a.cfg.Logger.LogAttrs(context.Background(), level, kind.String()+" "+what,
-		append([]slog.Attr{slog.String(kind.IDName(), k.ID)}, more...)...)
-}
-
 // Bundle returns the current trust bundle: every root and every JWT key from its preparation to its retirement,
 // oldest first. Its sequence number starts at 1 for a new CA. It grows with each change of the contents, and when the
 // time of a change is decided, in steps, so that replicas never share a number. For plugged-in files see [Load].

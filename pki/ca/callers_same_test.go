@@ -2,20 +2,19 @@ package ca_test
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // The bundle of callers stays the same value while it has the same keys, also when a successor begins to sign: verifiers remember by it.
 func TestCallerBundleStaysTheSame(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Rotation: ca.Rotation{Propagation: time.Hour}})
 		require.NoError(t, err)
 		old := a.Status().Roots[0].ID

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -78,8 +79,7 @@ func TestTaintedRootDoesNotAuthenticate(t *testing.T) {
 
 // The same in another replica, and after a start.
 func TestTaintReachesReplicas(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		a, b := open(t, store, withJWT), open(t, store, withJWT)
 		run(t, b)
@@ -102,8 +102,7 @@ func TestTaintTakesEffectAtOnce(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ca")
 	of := func() ca.Store {
-		store := must.Get(ca.NewDirStore(dir))(t)
-		return store
+		return must.Get(ca.NewDirStore(dir))(t)
 	}
 	operator := open(t, of(), withJWT)
 	server := open(t, of(), withJWT)
@@ -127,8 +126,7 @@ func TestTaintTakesEffectAtOnce(t *testing.T) {
 
 // The keys for tokens of a plugged-in CA are its own, and its roots are not.
 func TestTaintPluggedIn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		root := newOffline(t)
 		a := loadCA(t, newFolder(root.files(t, 1000*time.Hour)), withJWT)
 		token := signJWT(t, a, time.Minute)
@@ -142,8 +140,7 @@ func TestTaintPluggedIn(t *testing.T) {
 
 // A root that was renewed with its key has several certificates, and one thief.
 func TestTaintAndRevokeAllCertificatesOfAKey(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		cert, key := istioCA(t)
 		older := istioRoot(t, key) // the same CA before it was renewed
 		ofAge := istioLeaf(t, older, key)

@@ -12,12 +12,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -29,8 +29,7 @@ func notCreating(c *ca.Config) { c.Create = false }
 
 // A volume that is not mounted is an empty store, and must not get a new root.
 func TestOpenCreatesOnlyWithPermission(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start, store := time.Now(), ca.NewMemoryStore()
 		_, err := tryOpen(t.Context(), store, notCreating)
 		require.ErrorIs(t, err, ca.ErrNoRecord)
@@ -92,8 +91,7 @@ func (s closedStore) Save(context.Context, ca.Record) (string, error) {
 
 // What does not pass ends Open at once.
 func TestOpenEndsWhenWaitingDoesNotHelp(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
 		_, err := tryOpen(t.Context(), unfitStore{ca.NewMemoryStore()})
 		require.ErrorIs(t, err, ca.ErrUnfit)
@@ -108,9 +106,8 @@ func TestOpenEndsWhenWaitingDoesNotHelp(t *testing.T) {
 
 // While the store of a running authority is unfit, it goes on, says so, and is back when that is put right.
 func TestRunOutlivesAnUnfitStore(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-3.6-3")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		swap := &swapStore{Store: store}
 		a := open(t, swap)
@@ -236,8 +233,7 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 
 // An error is one line that names the package once, however deep its cause is.
 func TestErrorsNameThePackageOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		// The errors of a folder have the name of the package, too.

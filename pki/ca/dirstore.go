@@ -313,8 +313,8 @@ func (d *dirStore) replace(ctx context.Context, root *os.Root, data map[string][
 	if err := d.disk.SyncDir(root, "."); err != nil {
 		return "", err
 	}
-	if version, err := d.earlierVersion(root); err == nil { // the next save tries again
-		_ = errors.Join(d.disk.RemoveAll(root, version), d.disk.RemoveAll(root, earlierName))
+	if version, err := d.earlierVersion(root); err == nil && d.disk.RemoveAll(root, version) == nil {
+		_ = d.disk.RemoveAll(root, earlierName) // until then, the next save tries again
 	}
 	d.seen.Store(true)
 	return file.Version, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -42,26 +43,19 @@ type events struct {
 func (a *Authority) happened(why string, all ...rotation.Event) {
 	kept := make([]*KeyEvent, len(all))
 	for i, e := range all {
-		k := &e.Key
-		level, more := slog.LevelInfo, []slog.Attr(nil)
-		switch e.What {
-		case rotation.Prepared, rotation.Postponed:
-			more = append(more, slog.Time("activates", k.Activates.UTC()))
-		case rotation.Renewed, rotation.Joined:
-			if k.Cert != nil {
-				more = append(more, slog.Time("not_after", k.Cert.NotAfter))
-			}
-		case rotation.Tainted, rotation.Revoked, rotation.Replaced:
+		kind, k := e.Key.Kind(), a.keyEvent(e.What, &e.Key, e.At, e.Successor, why)
+		level, attrs := slog.LevelInfo, []slog.Attr{slog.String(kind.IDName(), k.Serial)}
+		if e.What == rotation.Tainted || e.What == rotation.Revoked || e.What == rotation.Replaced {
 			level = slog.LevelWarn
 		}
-		if e.Successor != "" {
-			more = append(more, slog.String("successor", e.Successor))
+		if k.Successor != "" {
+			attrs = append(attrs, slog.String("successor", k.Successor))
 		}
-		if why != "" {
-			more = append(more, slog.String("why", why))
+		if k.Detail != "" {
+			attrs = append(attrs, slog.String("detail", k.Detail))
 		}
-		a.logKey(level, e.What, *k, more...)
-		kept[i] = a.keyEvent(e.What, k, e.At, e.Successor, why)
+		a.cfg.Logger.LogAttrs(context.Background(), level, kind.String()+" "+e.What, attrs...)
+		kept[i] = k
 	}
 	a.keep(kept...)
 }
@@ -77,11 +71,7 @@ func (a *Authority) keyEvent(what string, k *rotation.Key, at time.Time, success
 		e.NotAfter, e.Fingerprint = k.Cert.NotAfter, hex.EncodeToString(sum[:])
 	}
 	if what == rotation.Prepared || what == rotation.Postponed {
-		signs := "signs from " + k.Activates.UTC().Format(time.RFC3339)
-		e.Detail = signs
-		if detail != "" {
-			e.Detail = detail + "; " + signs
-		}
+		e.Detail = strings.TrimPrefix(detail+"; ", "; ") + "signs from " + k.Activates.UTC().Format(time.RFC3339)
 	}
 	return e
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -136,8 +137,7 @@ func TestKeyEvents(t *testing.T) {
 // With stores: starts, adoption, what others wrote, and a record that had vanished.
 func TestKeyEventsOfStores(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := &swapStore{Store: ca.NewMemoryStore()}
 		records, others := &keyAuditor{}, &keyAuditor{}
 		a := open(t, store, func(c *ca.Config) { c.Auditor = records })
@@ -188,8 +188,7 @@ func TestKeyEventsOfStores(t *testing.T) {
 }
 
 func TestKeyEventsOfFiles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		root, records := newOffline(t), &keyAuditor{}
 		files := newFolder(root.files(t, 1000*time.Hour))
 		a := loadCA(t, files, func(c *ca.Config) { c.Auditor = records })
@@ -250,8 +249,7 @@ func TestKeyEventsOfAFullDisk(t *testing.T) {
 
 // What waits for a record is bounded.
 func TestKeyEventsAreBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		records := &keyAuditor{broken: errors.New("full")}
 		a := newAuthority(t, func(c *ca.Config) { c.Auditor = records })
 		for range 200 {

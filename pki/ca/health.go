@@ -37,10 +37,7 @@ func (a *Authority) Health() Health {
 			a.cfg.TrustDomain, h.Synced.UTC().Format(time.RFC3339))
 	}
 	key := s.active()
-	h.Until = key.Cert.NotAfter
-	if s.plugged != nil {
-		h.Until = s.plugged.until
-	}
+	_, h.Until = s.validity()
 	recordable := h.Audit
 	h.Audit = cmp.Or(h.Audit, a.unrecorded())
 	h.Root = a.rootError(s, h.Until, now)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -33,8 +34,7 @@ func TestHealthy(t *testing.T) {
 
 // Health says that a store does not answer at once, and that nothing is signed exactly when nothing is.
 func TestHealthOfTheStore(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		a, csr := open(t, store), newCSR(t)
 		assert.WithinDuration(t, time.Now().Add(85*time.Minute), a.Health().Until, 0, "Propagation and MaxTTL")
@@ -68,8 +68,7 @@ func TestHealthOfTheStore(t *testing.T) {
 
 // Health of a root that should have been replaced.
 func TestHealthOfTheRoot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const life = 1000 * time.Hour
 		a := newAuthority(t, func(c *ca.Config) { c.Rotation.RootTTL, c.Rotation.Manual, c.MaxTTL = life, true, 24*time.Hour })
 		end := a.Roots()[0].Certificate.NotAfter
@@ -94,9 +93,8 @@ func TestHealthOfTheRoot(t *testing.T) {
 }
 
 func TestHealthOfFiles(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-3.7-7")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		files := newFolder(newOffline(t).files(t, time.Hour))
 		a := loadCA(t, files, func(c *ca.Config) { c.DefaultTTL = 5 * time.Minute })
 		run(t, a)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -42,8 +43,7 @@ func (a *auditor) Record(ctx context.Context, i *ca.Issuance) error {
 func hash(b []byte) string { s := sha256.Sum256(b); return hex.EncodeToString(s[:]) }
 
 func TestAudit(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		records := &auditor{}
 		a := newAuthority(t, func(c *ca.Config) { c.Auditor = records })
 		csr := newCSR(t)
@@ -98,8 +98,7 @@ func TestNoCertificateWithoutRecord(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t, withJWT, func(c *ca.Config) { c.Limits = ca.Limits{CallerRate: 1, CallerBurst: 2} })
 		csr := newCSR(t)
 		ask := func(caller string) error {
@@ -164,8 +163,7 @@ func TestLimits(t *testing.T) {
 }
 
 func TestDNSOnly(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for _, constrain := range []bool{false, true} {
 			a, csr := newAuthority(t, func(c *ca.Config) { c.Rotation.Constrain = constrain }), newCSR(t)
 			ip := net.ParseIP("2001:db8::1")

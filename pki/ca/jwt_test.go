@@ -5,12 +5,12 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -20,8 +20,7 @@ import (
 
 func signJWT(t testing.TB, a *ca.Authority, ttl time.Duration) string {
 	t.Helper()
-	token := must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, TTL: ttl}))(t)
-	return token
+	return must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, TTL: ttl}))(t)
 }
 
 // validate returns the error of the service "db", which trusts bundle.
@@ -38,37 +37,34 @@ func TestSignJWT(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	for _, alg := range []string{"ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"} {
-		t.Run(alg, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				records := &auditor{}
-				a := newAuthority(t, func(c *ca.Config) { c.JWT, c.Auditor = &ca.JWTConfig{Algorithm: alg}, records })
-				assert.Equal(t, alg, a.Status().JWTKeys[0].Algorithm)
-				time.Sleep(500 * time.Millisecond)
-				token, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, TTL: 90*time.Second + 1, Caller: "me", Method: "test"})
-				require.NoError(t, err)
-				require.NoError(t, validate(a.Bundle(), token))
-				unproven := must.Get(jwtsvid.ParseUnverified(token))(t)
-				assert.Equal(t, web, unproven.ID)
-				assert.Equal(t, time.Now().Truncate(time.Second).Add(90*time.Second).UTC(), unproven.Expires.UTC())
-				require.Len(t, records.all, 1)
-				r := records.all[0]
-				assert.Regexp(t, `^[0-9a-f]{32}$`, r.Serial)
-				assert.Regexp(t, `^[0-9a-f]{64}$`, r.Fingerprint)
-				assert.Equal(t, &ca.Issuance{
-					Time: time.Now().Round(0), Kind: "jwt-svid", Serial: r.Serial, ID: web, Audience: []string{"db"},
-					NotBefore: time.Now().UTC().Truncate(time.Second), NotAfter: unproven.Expires.UTC(),
-					Issuer: a.Status().JWTKeys[0].ID, Fingerprint: r.Fingerprint, Caller: "me", Method: "test",
-				}, r)
-				payload := must.Get(base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1]))(t)
-				var claims struct{ JTI string }
-				require.NoError(t, json.Unmarshal(payload, &claims))
-				assert.Equal(t, r.Serial, claims.JTI)
-				token2 := must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}}))(t)
-				assert.NotEqual(t, token, token2)
-				assert.Equal(t, web.String(), records.all[1].Caller, "the workload itself")
-				assert.Equal(t, 5*time.Minute, records.all[1].NotAfter.Sub(records.all[1].NotBefore))
-			})
+		bubble.Run(t, alg, func(t *testing.T) {
+			records := &auditor{}
+			a := newAuthority(t, func(c *ca.Config) { c.JWT, c.Auditor = &ca.JWTConfig{Algorithm: alg}, records })
+			assert.Equal(t, alg, a.Status().JWTKeys[0].Algorithm)
+			time.Sleep(500 * time.Millisecond)
+			token, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, TTL: 90*time.Second + 1, Caller: "me", Method: "test"})
+			require.NoError(t, err)
+			require.NoError(t, validate(a.Bundle(), token))
+			unproven := must.Get(jwtsvid.ParseUnverified(token))(t)
+			assert.Equal(t, web, unproven.ID)
+			assert.Equal(t, time.Now().Truncate(time.Second).Add(90*time.Second).UTC(), unproven.Expires.UTC())
+			require.Len(t, records.all, 1)
+			r := records.all[0]
+			assert.Regexp(t, `^[0-9a-f]{32}$`, r.Serial)
+			assert.Regexp(t, `^[0-9a-f]{64}$`, r.Fingerprint)
+			assert.Equal(t, &ca.Issuance{
+				Time: time.Now().Round(0), Kind: "jwt-svid", Serial: r.Serial, ID: web, Audience: []string{"db"},
+				NotBefore: time.Now().UTC().Truncate(time.Second), NotAfter: unproven.Expires.UTC(),
+				Issuer: a.Status().JWTKeys[0].ID, Fingerprint: r.Fingerprint, Caller: "me", Method: "test",
+			}, r)
+			payload := must.Get(base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1]))(t)
+			var claims struct{ JTI string }
+			require.NoError(t, json.Unmarshal(payload, &claims))
+			assert.Equal(t, r.Serial, claims.JTI)
+			token2 := must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}}))(t)
+			assert.NotEqual(t, token, token2)
+			assert.Equal(t, web.String(), records.all[1].Caller, "the workload itself")
+			assert.Equal(t, 5*time.Minute, records.all[1].NotAfter.Sub(records.all[1].NotBefore))
 		})
 	}
 }

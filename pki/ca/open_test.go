@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -26,8 +27,7 @@ import (
 
 func open(t testing.TB, store ca.Store, edit ...func(*ca.Config)) *ca.Authority {
 	t.Helper()
-	a := must.Get(tryOpen(t.Context(), store, edit...))(t)
-	return a
+	return must.Get(tryOpen(t.Context(), store, edit...))(t)
 }
 
 func tryOpen(ctx context.Context, store ca.Store, edit ...func(*ca.Config)) (*ca.Authority, error) {
@@ -117,8 +117,7 @@ func TestReopen(t *testing.T) {
 // The record says what is: the old key is gone when it must not sign any more, and Istio finds its
 // items.
 func TestRecord(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		a := open(t, store, withJWT)
 		stop := run(t, a)
@@ -193,41 +192,35 @@ func TestOpenRetries(t *testing.T) {
 	conformance.Covers(t, "IST-3.5-1", "IST-3.5-6")
 	for name, f := range map[string]fault{"fails": before, "fails after it was done": after, "hangs": hang} {
 		for _, op := range []string{"", "load", "save"} {
-			t.Run(name+"/"+op, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					store := &faultStore{Store: ca.NewMemoryStore(), decide: always(op, f)}
-					start := time.Now()
-					go func() {
-						time.Sleep(10 * time.Minute)
-						store.behave(nil)
-					}()
-					a := open(t, store)
-					if !(op == "save" && f == after) { // then it shows at once that it was done
-						assert.GreaterOrEqual(t, time.Since(start), 10*time.Minute)
-						assert.Less(t, time.Since(start), 12*time.Minute, "it looks at least every minute and a half")
-					}
-					b := open(t, store.Store)
-					assert.Equal(t, a.Roots(), b.Roots())
-					time.Sleep(time.Hour)
-				})
+			bubble.Run(t, name+"/"+op, func(t *testing.T) {
+				store := &faultStore{Store: ca.NewMemoryStore(), decide: always(op, f)}
+				start := time.Now()
+				go func() {
+					time.Sleep(10 * time.Minute)
+					store.behave(nil)
+				}()
+				a := open(t, store)
+				if !(op == "save" && f == after) { // then it shows at once that it was done
+					assert.GreaterOrEqual(t, time.Since(start), 10*time.Minute)
+					assert.Less(t, time.Since(start), 12*time.Minute, "it looks at least every minute and a half")
+				}
+				b := open(t, store.Store)
+				assert.Equal(t, a.Roots(), b.Roots())
+				time.Sleep(time.Hour)
 			})
 		}
 	}
-	t.Run("until ctx is done", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			memory := ca.NewMemoryStore()
-			old := open(t, memory)
-			cause := errors.New("deadline of the start")
-			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Hour, cause)
-			defer cancel()
-			a, err := tryOpen(ctx, &faultStore{Store: memory, decide: always("load", before)})
-			require.ErrorIs(t, err, cause)
-			require.ErrorIs(t, err, errFault, "and why")
-			assert.Nil(t, a)
-			assert.Equal(t, old.Roots(), open(t, memory).Roots(), "an error is never a reason for another CA")
-		})
+	bubble.Run(t, "until ctx is done", func(t *testing.T) {
+		memory := ca.NewMemoryStore()
+		old := open(t, memory)
+		cause := errors.New("deadline of the start")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Hour, cause)
+		defer cancel()
+		a, err := tryOpen(ctx, &faultStore{Store: memory, decide: always("load", before)})
+		require.ErrorIs(t, err, cause)
+		require.ErrorIs(t, err, errFault, "and why")
+		assert.Nil(t, a)
+		assert.Equal(t, old.Roots(), open(t, memory).Roots(), "an error is never a reason for another CA")
 	})
 }
 
@@ -272,8 +265,7 @@ func TestOpenRefuses(t *testing.T) {
 
 // While the store is away, an authority signs, but nothing that could outlive its root.
 func TestStaleness(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		edit := func(c *ca.Config) { c.DefaultTTL = 30 * time.Minute }
 		a, csr := open(t, store, edit), newCSR(t)
@@ -318,39 +310,36 @@ func TestStaleReplicaIsCovered(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	for _, lifetimes := range [][2]time.Duration{{time.Hour, time.Hour}, {time.Hour, 4 * time.Hour}, {4 * time.Hour, time.Hour}} {
-		t.Run(fmt.Sprint(lifetimes), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				memory := ca.NewMemoryStore()
-				cut := &faultStore{Store: memory}
-				a := open(t, memory, func(c *ca.Config) { c.MaxTTL = lifetimes[0] })
-				b := open(t, cut, func(c *ca.Config) { c.MaxTTL = lifetimes[1] })
-				run(t, a)
-				run(t, b)
-				time.Sleep(10 * time.Minute)
-				synctest.Wait()
-				cut.behave(always("", before))
-				time.Sleep(time.Millisecond)
-				must.Get(a.Rotate(t.Context()))(t)
-				csr := newCSR(t)
-				var leaves []*x509.Certificate
-				for range 7 * 60 * 2 {
-					if chain, err := b.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: lifetimes[1]}); err == nil {
-						leaves = append(leaves, chain[0])
-					} else {
-						require.ErrorIs(t, err, spiffe.ErrNotReady)
-					}
-					for _, leaf := range leaves {
-						// To a slow clock a leaf lives longer.
-						if slow := time.Now().Add(-2 * time.Minute); !slow.After(leaf.NotAfter) {
-							require.True(t, vouches(a.Bundle(), leaf, slow), "a live leaf without a root")
-						}
-					}
-					time.Sleep(30 * time.Second)
+		bubble.Run(t, fmt.Sprint(lifetimes), func(t *testing.T) {
+			memory := ca.NewMemoryStore()
+			cut := &faultStore{Store: memory}
+			a := open(t, memory, func(c *ca.Config) { c.MaxTTL = lifetimes[0] })
+			b := open(t, cut, func(c *ca.Config) { c.MaxTTL = lifetimes[1] })
+			run(t, a)
+			run(t, b)
+			time.Sleep(10 * time.Minute)
+			synctest.Wait()
+			cut.behave(always("", before))
+			time.Sleep(time.Millisecond)
+			must.Get(a.Rotate(t.Context()))(t)
+			csr := newCSR(t)
+			var leaves []*x509.Certificate
+			for range 7 * 60 * 2 {
+				if chain, err := b.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: lifetimes[1]}); err == nil {
+					leaves = append(leaves, chain[0])
+				} else {
+					require.ErrorIs(t, err, spiffe.ErrNotReady)
 				}
-				assert.Greater(t, len(leaves), 100)
-				assert.Len(t, a.Roots(), 1, "the old root has gone in the end")
-			})
+				for _, leaf := range leaves {
+					// To a slow clock a leaf lives longer.
+					if slow := time.Now().Add(-2 * time.Minute); !slow.After(leaf.NotAfter) {
+						require.True(t, vouches(a.Bundle(), leaf, slow), "a live leaf without a root")
+					}
+				}
+				time.Sleep(30 * time.Second)
+			}
+			assert.Greater(t, len(leaves), 100)
+			assert.Len(t, a.Roots(), 1, "the old root has gone in the end")
 		})
 	}
 }
@@ -376,45 +365,42 @@ func TestUndistributedKeyWaitsAgain(t *testing.T) {
 		{25 * time.Minute, 0, 25 * time.Minute},
 		{100 * time.Hour, 0, 100 * time.Hour},
 	} {
-		t.Run(fmt.Sprint(tt.down, tt.running), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				store := ca.NewMemoryStore()
-				a := open(t, store, withJWT)
-				ctx, cancel := context.WithTimeout(t.Context(), tt.running)
-				defer cancel()
-				if tt.running > 0 {
-					other := open(t, store, withJWT)
-					go func() { _ = other.Run(ctx) }()
-				}
-				next := must.Get(a.Rotate(t.Context()))(t)
-				nextJWT := must.Get(a.RotateJWT(t.Context()))(t)
-				time.Sleep(tt.down) // a is gone
-				synctest.Wait()
-				b := open(t, store, withJWT)
-				jwtPhase := func(id string) ca.Phase {
-					for _, k := range b.Status().JWTKeys {
-						if k.ID == id {
-							return k.Phase
-						}
+		bubble.Run(t, fmt.Sprint(tt.down, tt.running), func(t *testing.T) {
+			store := ca.NewMemoryStore()
+			a := open(t, store, withJWT)
+			ctx, cancel := context.WithTimeout(t.Context(), tt.running)
+			defer cancel()
+			if tt.running > 0 {
+				other := open(t, store, withJWT)
+				go func() { _ = other.Run(ctx) }()
+			}
+			next := must.Get(a.Rotate(t.Context()))(t)
+			nextJWT := must.Get(a.RotateJWT(t.Context()))(t)
+			time.Sleep(tt.down) // a is gone
+			synctest.Wait()
+			b := open(t, store, withJWT)
+			jwtPhase := func(id string) ca.Phase {
+				for _, k := range b.Status().JWTKeys {
+					if k.ID == id {
+						return k.Phase
 					}
-					return ""
 				}
-				phase := func() ca.Phase {
-					roots := b.Roots()
-					r := roots[len(roots)-1]
-					require.Equal(t, next.ID, r.ID)
-					return r.Phase
-				}
-				if tt.waits > 0 {
-					time.Sleep(tt.waits - 1)
-					assert.Equal(t, ca.Distributing, phase())
-					assert.Equal(t, ca.Distributing, jwtPhase(nextJWT.ID))
-					time.Sleep(time.Nanosecond)
-				}
-				assert.Equal(t, ca.Active, phase())
-				assert.Equal(t, ca.Active, jwtPhase(nextJWT.ID))
-			})
+				return ""
+			}
+			phase := func() ca.Phase {
+				roots := b.Roots()
+				r := roots[len(roots)-1]
+				require.Equal(t, next.ID, r.ID)
+				return r.Phase
+			}
+			if tt.waits > 0 {
+				time.Sleep(tt.waits - 1)
+				assert.Equal(t, ca.Distributing, phase())
+				assert.Equal(t, ca.Distributing, jwtPhase(nextJWT.ID))
+				time.Sleep(time.Nanosecond)
+			}
+			assert.Equal(t, ca.Active, phase())
+			assert.Equal(t, ca.Active, jwtPhase(nextJWT.ID))
 		})
 	}
 }
@@ -422,8 +408,7 @@ func TestUndistributedKeyWaitsAgain(t *testing.T) {
 // Processes that come and go, such as an operator's commands or a replica that is started again and
 // again, do not hold up a rotation that others have been showing all along.
 func TestVisitorsDoNotHoldUpARotation(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		a := open(t, store, withJWT)
 		run(t, a)
@@ -440,8 +425,7 @@ func TestVisitorsDoNotHoldUpARotation(t *testing.T) {
 
 // An authority that grants more than the record knows says so before it does.
 func TestLongerLifetimesAreWrittenFirst(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		memory := ca.NewMemoryStore()
 		store := &faultStore{Store: memory}
 		a := open(t, memory)
@@ -500,39 +484,35 @@ func TestAmbiguousSave(t *testing.T) {
 		"nothing was done, and cannot be read":   {before, before, false, 1, 1},
 		"it was done, but an old record is read": {after, stale, false, 1, 2},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				store := &faultStore{Store: ca.NewMemoryStore()}
-				a := open(t, store)
-				store.behave(func(op string) (fault, time.Duration) {
-					if op == "load" {
-						return tt.load, 0
-					}
-					return tt.save, 0
-				})
-				_, err := a.Rotate(t.Context())
-				assert.Equal(t, tt.ok, err == nil, "%v", err)
-				assert.Len(t, a.Roots(), tt.there)
-				store.behave(nil)
-				assert.Len(t, open(t, store).Roots(), tt.stored)
-				run(t, a)
-				time.Sleep(31 * time.Second)
-				synctest.Wait()
-				assert.Len(t, a.Roots(), tt.stored, "the next reading shows what is there")
-				if tt.stored == 1 {
-					_, err := a.Rotate(t.Context())
-					assert.NoError(t, err)
+		bubble.Run(t, name, func(t *testing.T) {
+			store := &faultStore{Store: ca.NewMemoryStore()}
+			a := open(t, store)
+			store.behave(func(op string) (fault, time.Duration) {
+				if op == "load" {
+					return tt.load, 0
 				}
+				return tt.save, 0
 			})
+			_, err := a.Rotate(t.Context())
+			assert.Equal(t, tt.ok, err == nil, "%v", err)
+			assert.Len(t, a.Roots(), tt.there)
+			store.behave(nil)
+			assert.Len(t, open(t, store).Roots(), tt.stored)
+			run(t, a)
+			time.Sleep(31 * time.Second)
+			synctest.Wait()
+			assert.Len(t, a.Roots(), tt.stored, "the next reading shows what is there")
+			if tt.stored == 1 {
+				_, err := a.Rotate(t.Context())
+				assert.NoError(t, err)
+			}
 		})
 	}
 }
 
 func TestConflictsAreDecidedAnew(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-3.6-7")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		all := make([]*ca.Authority, 5)
 		for i := range all {
@@ -576,8 +556,7 @@ func TestConflictsAreDecidedAnew(t *testing.T) {
 // Replicas whose settings differ take the longest time: it is their consumers that have to learn of a
 // root, too.
 func TestLongestPropagationCounts(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		open(t, store, withJWT, func(c *ca.Config) { c.Rotation.Propagation = 50 * time.Minute })
 		quick := open(t, store, withJWT)
@@ -626,8 +605,7 @@ func TestSlowSave(t *testing.T) {
 
 // What time does while something else is being written is written down, too.
 func TestStepDuringASave(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		a := open(t, store, withJWT)
 		run(t, a)
@@ -697,38 +675,35 @@ func TestRecordTrouble(t *testing.T) {
 			must.Get(s.Save(t.Context(), r))(t)
 		}, "svidkit-state.json", true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var log bytes.Buffer
-				s := &swapStore{Store: ca.NewMemoryStore()}
-				a := open(t, s, func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-				first := load(t, s)
-				must.Get(a.Rotate(t.Context()))(t)
-				stop := run(t, a)
-				want := serials(a)
-				tt.do(t, s, first)
-				had := load2(t, s)
-				time.Sleep(2 * time.Minute)
-				synctest.Wait()
-				assert.Equal(t, want, serials(a)[:2])
-				leaf := sign(t, a, newCSR(t), 0)
-				assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))
-				err := a.Status().SyncError
-				if tt.says == "" {
-					require.NoError(t, err)
-				} else {
-					require.ErrorIs(t, err, ca.ErrRecord)
-					require.ErrorContains(t, err, tt.says)
-				}
-				if tt.kept {
-					assert.Equal(t, had, load2(t, s), "left as it is")
-				} else {
-					assert.Equal(t, want, serials(open(t, s)), "written again")
-				}
-				stop()
-				assert.LessOrEqual(t, bytes.Count(log.Bytes(), []byte("level=WARN")), 2, "one thing is said once: %s", &log)
-			})
+		bubble.Run(t, tt.name, func(t *testing.T) {
+			var log bytes.Buffer
+			s := &swapStore{Store: ca.NewMemoryStore()}
+			a := open(t, s, func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+			first := load(t, s)
+			must.Get(a.Rotate(t.Context()))(t)
+			stop := run(t, a)
+			want := serials(a)
+			tt.do(t, s, first)
+			had := load2(t, s)
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			assert.Equal(t, want, serials(a)[:2])
+			leaf := sign(t, a, newCSR(t), 0)
+			assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))
+			err := a.Status().SyncError
+			if tt.says == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, ca.ErrRecord)
+				require.ErrorContains(t, err, tt.says)
+			}
+			if tt.kept {
+				assert.Equal(t, had, load2(t, s), "left as it is")
+			} else {
+				assert.Equal(t, want, serials(open(t, s)), "written again")
+			}
+			stop()
+			assert.LessOrEqual(t, bytes.Count(log.Bytes(), []byte("level=WARN")), 2, "one thing is said once: %s", &log)
 		})
 	}
 }
@@ -750,8 +725,7 @@ func (s *swapStore) Save(ctx context.Context, r ca.Record) (string, error) {
 
 func load(t *testing.T, s ca.Store) ca.Record {
 	t.Helper()
-	r := must.Get(s.Load(t.Context()))(t)
-	return r
+	return must.Get(s.Load(t.Context()))(t)
 }
 
 // load2 is load, or nothing.
@@ -766,8 +740,7 @@ func load2(t *testing.T, s ca.Store) map[string][]byte {
 
 // JWT keys that come to a CA that had none wait, as others may have its bundle.
 func TestJWTIsTurnedOnLater(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		open(t, store)
 		a := open(t, store, withJWT)

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -86,8 +87,7 @@ func (f *folder) put(files map[string][]byte) {
 
 func loadCA(t testing.TB, fsys fs.FS, edit ...func(*ca.Config)) *ca.Authority {
 	t.Helper()
-	a := must.Get(tryLoadCA(t.Context(), fsys, nil, edit...))(t)
-	return a
+	return must.Get(tryLoadCA(t.Context(), fsys, nil, edit...))(t)
 }
 
 func tryLoadCA(ctx context.Context, fsys fs.FS, store ca.Store, edit ...func(*ca.Config)) (*ca.Authority, error) {
@@ -112,9 +112,8 @@ func verifyChain(b *spiffe.Bundle, chain []*x509.Certificate) error {
 }
 
 func TestLoad(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-3.7-1")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		root := newOffline(t)
 		istio := root.files(t, 1000*time.Hour)
 		for name, files := range map[string]map[string][]byte{
@@ -164,8 +163,7 @@ func (k kms) Sign(rand io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte
 
 // The key of a plugged-in CA need not be in a file.
 func TestPluggedInKey(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		root := newOffline(t)
 		files := root.files(t, 24*time.Hour)
 		key := must.Get(pki.ParsePrivateKeyPEM(files["ca-key.pem"]))(t)
@@ -197,9 +195,8 @@ func TestPluggedInKey(t *testing.T) {
 }
 
 func TestPluggedInLifetimes(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-2.6-3", "IST-3.3-2", "IST-3.4-1", "IST-3.7-7")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a, csr := loadCA(t, newFolder(newOffline(t).files(t, 30*time.Hour))), newCSR(t)
 		start := time.Now()
 		for _, tt := range []struct{ age, want time.Duration }{{0, 24 * time.Hour}, {6 * time.Hour, 24 * time.Hour}, {7 * time.Hour, 23 * time.Hour}, {30*time.Hour - time.Second, time.Second}} {
@@ -322,81 +319,78 @@ func TestReload(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.10-5", "IST-3.7-8", "IST-3.7-10")
 	for _, multi := range []bool{false, true} {
-		t.Run(map[bool]string{false: "one root", true: "several roots"}[multi], func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				root, other := newOffline(t), newOffline(t)
-				f := newFolder(root.files(t, 1000*time.Hour))
-				a := must.Get(tryLoadFrom(t.Context(), ca.PluggedIn{MultiRoot: multi}.In(f)))(t)
-				run(t, a)
-				csr := newCSR(t)
-				signer := func() string {
-					chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: web}))(t)
-					require.NoError(t, verifyChain(a.Bundle(), chain))
-					return chain[1].SerialNumber.Text(16)
-				}
-				look := func() { time.Sleep(2 * time.Second); synctest.Wait() }
-				look()
-				first, bundle := signer(), a.Bundle()
+		bubble.Run(t, map[bool]string{false: "one root", true: "several roots"}[multi], func(t *testing.T) {
+			root, other := newOffline(t), newOffline(t)
+			f := newFolder(root.files(t, 1000*time.Hour))
+			a := must.Get(tryLoadFrom(t.Context(), ca.PluggedIn{MultiRoot: multi}.In(f)))(t)
+			run(t, a)
+			csr := newCSR(t)
+			signer := func() string {
+				chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: web}))(t)
+				require.NoError(t, verifyChain(a.Bundle(), chain))
+				return chain[1].SerialNumber.Text(16)
+			}
+			look := func() { time.Sleep(2 * time.Second); synctest.Wait() }
+			look()
+			first, bundle := signer(), a.Bundle()
 
-				f.put(root.files(t, 500*time.Hour))
-				changed := a.Changed()
-				look()
-				second := signer()
-				require.NotEqual(t, first, second, "a new CA below the same root")
-				require.Same(t, bundle, a.Bundle())
-				<-changed
-				require.NoError(t, a.Status().SyncError)
-				require.WithinDuration(t, time.Now(), a.Status().Synced, 2*time.Second)
+			f.put(root.files(t, 500*time.Hour))
+			changed := a.Changed()
+			look()
+			second := signer()
+			require.NotEqual(t, first, second, "a new CA below the same root")
+			require.Same(t, bundle, a.Bundle())
+			<-changed
+			require.NoError(t, a.Status().SyncError)
+			require.WithinDuration(t, time.Now(), a.Status().Synced, 2*time.Second)
 
-				// Swapped, it is always refused; the CA that works goes on.
-				good := f.now.Load()
-				f.put(other.files(t, 500*time.Hour))
-				look()
+			// Swapped, it is always refused; the CA that works goes on.
+			good := f.now.Load()
+			f.put(other.files(t, 500*time.Hour))
+			look()
+			require.Equal(t, second, signer())
+			require.ErrorContains(t, a.Status().SyncError, "the roots have")
+			had := a.Status().Synced
+			look()
+			require.Equal(t, had, a.Status().Synced)
+
+			// Half written, too, and what came before is in order again when it is put back.
+			f.put(map[string][]byte{"ca-key.pem": []byte("-----BEGIN")})
+			look()
+			require.Equal(t, second, signer())
+			require.Error(t, a.Status().SyncError)
+			f.now.Store(good)
+			look()
+			require.NoError(t, a.Status().SyncError)
+			require.Equal(t, second, signer())
+
+			both := root.files(t, 400*time.Hour)
+			both["root-cert.pem"] = pki.MarshalCertificatesPEM(root.cert(), other.cert())
+			f.put(both)
+			look()
+			if !multi {
 				require.Equal(t, second, signer())
-				require.ErrorContains(t, a.Status().SyncError, "the roots have")
-				had := a.Status().Synced
-				look()
-				require.Equal(t, had, a.Status().Synced)
+				require.ErrorContains(t, a.Status().SyncError, "the roots have changed")
+				return
+			}
+			require.NotEqual(t, second, signer())
+			require.Len(t, slices.Collect(a.Bundle().X509Authorities()), 2)
+			n := sequence(t, a.Bundle())
+			require.Greater(t, n, sequence(t, bundle))
 
-				// Half written, too, and what came before is in order again when it is put back.
-				f.put(map[string][]byte{"ca-key.pem": []byte("-----BEGIN")})
-				look()
-				require.Equal(t, second, signer())
-				require.Error(t, a.Status().SyncError)
-				f.now.Store(good)
-				look()
-				require.NoError(t, a.Status().SyncError)
-				require.Equal(t, second, signer())
-
-				both := root.files(t, 400*time.Hour)
-				both["root-cert.pem"] = pki.MarshalCertificatesPEM(root.cert(), other.cert())
-				f.put(both)
-				look()
-				if !multi {
-					require.Equal(t, second, signer())
-					require.ErrorContains(t, a.Status().SyncError, "the roots have changed")
-					return
-				}
-				require.NotEqual(t, second, signer())
-				require.Len(t, slices.Collect(a.Bundle().X509Authorities()), 2)
-				n := sequence(t, a.Bundle())
-				require.Greater(t, n, sequence(t, bundle))
-
-				// The new root's CA signs now, and the old root leaves.
-				next := other.files(t, 400*time.Hour)
-				next["root-cert.pem"] = both["root-cert.pem"]
-				f.put(next)
-				look()
-				third := signer()
-				require.Equal(t, n, sequence(t, a.Bundle()), "nothing has changed in it")
-				f.put(map[string][]byte{"root-cert.pem": pki.MarshalCertificatesPEM(other.cert())})
-				look()
-				require.Equal(t, third, signer())
-				require.Len(t, slices.Collect(a.Bundle().X509Authorities()), 1)
-				require.Greater(t, sequence(t, a.Bundle()), n)
-				require.GreaterOrEqual(t, sequence(t, loadCA(t, f).Bundle()), sequence(t, a.Bundle()), "not even after a restart")
-			})
+			// The new root's CA signs now, and the old root leaves.
+			next := other.files(t, 400*time.Hour)
+			next["root-cert.pem"] = both["root-cert.pem"]
+			f.put(next)
+			look()
+			third := signer()
+			require.Equal(t, n, sequence(t, a.Bundle()), "nothing has changed in it")
+			f.put(map[string][]byte{"root-cert.pem": pki.MarshalCertificatesPEM(other.cert())})
+			look()
+			require.Equal(t, third, signer())
+			require.Len(t, slices.Collect(a.Bundle().X509Authorities()), 1)
+			require.Greater(t, sequence(t, a.Bundle()), n)
+			require.GreaterOrEqual(t, sequence(t, loadCA(t, f).Bundle()), sequence(t, a.Bundle()), "not even after a restart")
 		})
 	}
 }
@@ -436,8 +430,7 @@ func TestReloadOfSwappedLinks(t *testing.T) {
 
 // A CA of files may have tokens of its own, in a store of their own.
 func TestPluggedInJWT(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		f := newFolder(newOffline(t).files(t, 1000*time.Hour))
 		store := ca.NewMemoryStore()
 		a := must.Get(tryLoadCA(t.Context(), f, store, withJWT))(t)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -36,8 +37,7 @@ func TestReplicas(t *testing.T) {
 	for _, n := range []int{2, 5} {
 		for seed := range schedules {
 			t.Run(fmt.Sprintf("%d/seed %d", n, seed), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) { replicas(t, n, seed) })
+				bubble.Test(t, func(t *testing.T) { replicas(t, n, seed) })
 			})
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -99,24 +100,21 @@ func TestRevokeNowOfOthers(t *testing.T) {
 func TestRevokeNowJWT(t *testing.T) {
 	t.Parallel()
 	for _, alg := range []string{"ES256", "RS256"} {
-		t.Run(alg, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				store := ca.NewMemoryStore()
-				edit := func(c *ca.Config) { c.JWT = &ca.JWTConfig{Algorithm: alg} }
-				a := open(t, store, edit)
-				stolen := a.Status().JWTKeys[0]
-				token := signJWT(t, a, time.Hour)
-				// The operator's program signs no tokens.
-				r := must.Get(open(t, store).Revoke(t.Context(), stolen.ID, true))(t)
-				assert.Contains(t, r, "JWT key "+stolen.ID+" is revoked")
-				a = open(t, store, edit)
-				require.Len(t, a.Status().JWTKeys, 1)
-				require.Equal(t, ca.Active, a.Status().JWTKeys[0].Phase)
-				require.Equal(t, alg, a.Status().JWTKeys[0].Algorithm)
-				require.Error(t, validate(a.Bundle(), token))
-				require.NoError(t, validate(a.Bundle(), signJWT(t, a, time.Hour)), "it signs for as long as the old one did")
-			})
+		bubble.Run(t, alg, func(t *testing.T) {
+			store := ca.NewMemoryStore()
+			edit := func(c *ca.Config) { c.JWT = &ca.JWTConfig{Algorithm: alg} }
+			a := open(t, store, edit)
+			stolen := a.Status().JWTKeys[0]
+			token := signJWT(t, a, time.Hour)
+			// The operator's program signs no tokens.
+			r := must.Get(open(t, store).Revoke(t.Context(), stolen.ID, true))(t)
+			assert.Contains(t, r, "JWT key "+stolen.ID+" is revoked")
+			a = open(t, store, edit)
+			require.Len(t, a.Status().JWTKeys, 1)
+			require.Equal(t, ca.Active, a.Status().JWTKeys[0].Phase)
+			require.Equal(t, alg, a.Status().JWTKeys[0].Algorithm)
+			require.Error(t, validate(a.Bundle(), token))
+			require.NoError(t, validate(a.Bundle(), signJWT(t, a, time.Hour)), "it signs for as long as the old one did")
 		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -118,43 +119,39 @@ func TestTimeline(t *testing.T) {
 		}},
 	} {
 		for _, run := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/run=%v", tt.name, run), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					start := time.Now()
-					a := newAuthority(t, shortLived)
-					if run {
-						go func() { _ = a.Run(t.Context()) }()
+			bubble.Run(t, fmt.Sprintf("%s/run=%v", tt.name, run), func(t *testing.T) {
+				start := time.Now()
+				a := newAuthority(t, shortLived)
+				if run {
+					go func() { _ = a.Run(t.Context()) }()
+				}
+				n, csr := namer{}, newCSR(t)
+				for i, e := range tt.events {
+					time.Sleep(time.Until(start.Add(e.at)))
+					synctest.Wait()
+					do, arg, _ := strings.Cut(e.do, " ")
+					switch do {
+					case "rotate":
+						_, err := a.Rotate(t.Context())
+						require.NoError(t, err, "event %d", i)
+					case "rotate!":
+						_, err := a.Rotate(t.Context())
+						require.ErrorIs(t, err, ca.ErrRotating, "event %d", i)
+					case "sign":
+						ttl, name, _ := strings.Cut(arg, " by ")
+						d := must.Get(time.ParseDuration(ttl))(t)
+						leaf := sign(t, a, csr, d)
+						assert.Equal(t, name, n.name(signer(t, a, leaf)), "event %d: the signing root", i)
 					}
-					n, csr := namer{}, newCSR(t)
-					for i, e := range tt.events {
-						time.Sleep(time.Until(start.Add(e.at)))
-						synctest.Wait()
-						do, arg, _ := strings.Cut(e.do, " ")
-						switch do {
-						case "rotate":
-							_, err := a.Rotate(t.Context())
-							require.NoError(t, err, "event %d", i)
-						case "rotate!":
-							_, err := a.Rotate(t.Context())
-							require.ErrorIs(t, err, ca.ErrRotating, "event %d", i)
-						case "sign":
-							ttl, name, _ := strings.Cut(arg, " by ")
-							d := must.Get(time.ParseDuration(ttl))(t)
-							leaf := sign(t, a, csr, d)
-							assert.Equal(t, name, n.name(signer(t, a, leaf)), "event %d: the signing root", i)
-						}
-						require.Equal(t, e.want, n.look(t, a), "event %d, at %v", i, e.at)
-					}
-				})
+					require.Equal(t, e.want, n.look(t, a), "event %d, at %v", i, e.at)
+				}
 			})
 		}
 	}
 }
 
 func TestRootStatusTimes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start := time.Now().Round(0)
 		a := newAuthority(t, shortLived)
 		time.Sleep(time.Minute)
@@ -181,8 +178,7 @@ func TestRootStatusTimes(t *testing.T) {
 
 // Every verifier searches the bundle, so that rotations cannot make it grow without end.
 func TestBundleIsBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t, func(c *ca.Config) { c.Rotation.Propagation, c.MaxTTL = time.Second, 24*time.Hour })
 		for range 63 {
 			must.Get(a.Rotate(t.Context()))(t)
@@ -199,8 +195,7 @@ func TestBundleIsBounded(t *testing.T) {
 }
 
 func TestRunTellsOfEachStep(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
 		a := newAuthority(t, shortLived)
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -254,32 +249,28 @@ func TestRunReplacesRootsInTime(t *testing.T) {
 			c.Rotation.RootTTL, c.Rotation.Propagation, c.DefaultTTL, c.MaxTTL = 480*time.Hour, 4*time.Hour, 20*time.Hour, 60*time.Hour
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var cfg ca.Config
-				edit(&cfg)
-				a := newAuthority(t, edit)
-				go func() { _ = a.Run(t.Context()) }()
-				csr := newCSR(t)
-				roots := map[string]bool{}
-				for end := time.Now().Add(4 * cfg.Rotation.RootTTL); time.Now().Before(end); time.Sleep(cfg.Rotation.RootTTL / 79) {
-					leaf := sign(t, a, csr, 0)
-					require.Equal(t, time.Now().Add(cfg.DefaultTTL).UTC().Truncate(time.Second), leaf.NotAfter, "cut short")
-					roots[string(leaf.AuthorityKeyId)] = true
-					require.LessOrEqual(t, len(a.Roots()), 3)
-				}
-				assert.GreaterOrEqual(t, len(roots), 4)
-				assert.LessOrEqual(t, len(roots), 9, "a root lives at least half of its life")
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			var cfg ca.Config
+			edit(&cfg)
+			a := newAuthority(t, edit)
+			go func() { _ = a.Run(t.Context()) }()
+			csr := newCSR(t)
+			roots := map[string]bool{}
+			for end := time.Now().Add(4 * cfg.Rotation.RootTTL); time.Now().Before(end); time.Sleep(cfg.Rotation.RootTTL / 79) {
+				leaf := sign(t, a, csr, 0)
+				require.Equal(t, time.Now().Add(cfg.DefaultTTL).UTC().Truncate(time.Second), leaf.NotAfter, "cut short")
+				roots[string(leaf.AuthorityKeyId)] = true
+				require.LessOrEqual(t, len(a.Roots()), 3)
+			}
+			assert.GreaterOrEqual(t, len(roots), 4)
+			assert.LessOrEqual(t, len(roots), 9, "a root lives at least half of its life")
 		})
 	}
 }
 
 // While the bundle is full Run cannot rotate; it tries again until it can.
 func TestRunTriesAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t, func(c *ca.Config) {
 			c.Rotation.RootTTL, c.MaxTTL, c.DefaultTTL, c.Rotation.Propagation = 100*time.Hour, 90*time.Hour, time.Hour, time.Second
 		})
@@ -345,8 +336,7 @@ func TestRunLogsChecks(t *testing.T) {
 }
 
 func TestRunDefaults(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t)
 		go func() { _ = a.Run(t.Context()) }()
 		n := namer{}
@@ -368,8 +358,7 @@ func TestEveryLiveLeafAlwaysVerifies(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(rounds.Of(2)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { randomSchedule(t, seed) })
+			bubble.Test(t, func(t *testing.T) { randomSchedule(t, seed) })
 		})
 	}
 }

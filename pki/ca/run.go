@@ -67,15 +67,10 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 	if err != nil {
 		return KeyStatus{}, a.opError(op, err)
 	}
-	return status(a.prepared(fresh)), nil
-}
-
-// prepared returns the current state of a prepared key: a slow store may have made it wait longer.
-func (a *Authority) prepared(k rotation.Key) rotation.Key {
-	if now := a.current().Find(k.ID); now != nil {
-		k = *now
+	if now := a.current().Find(fresh.ID); now != nil { // a slow store may have made it wait longer
+		fresh = *now
 	}
-	return k
+	return status(fresh), nil
 }
 
 // opError returns err with the failed operation, once.
@@ -198,11 +193,7 @@ func (a *Authority) Revoke(ctx context.Context, id string, now bool) (done strin
 	}
 	id = k.ID
 	defer a.settle(ctx)
-	successor := func() (rotation.Key, error) {
-		fresh, err := a.newSuccessor(&k)
-		fresh.Terms = fresh.Terms.Raise(k.Terms)
-		return fresh, err
-	}
+	successor := func() (rotation.Key, error) { return a.newSuccessor(&k) }
 	if !now {
 		successor = nil
 	}
@@ -246,12 +237,13 @@ func revoked(k, made *rotation.Key) string {
 }
 
 // newSuccessor makes a key that can replace k.
-func (a *Authority) newSuccessor(k *rotation.Key) (rotation.Key, error) {
+func (a *Authority) newSuccessor(k *rotation.Key) (fresh rotation.Key, err error) {
 	if k.Kind() == rotation.Root || a.cfg.JWT != nil {
-		return a.newKey(k.Kind())
+		fresh, err = a.newKey(k.Kind())
+	} else {
+		fresh, err = newJWTKey(k.Algorithm)
 	}
-	fresh, err := newJWTKey(k.Algorithm)
-	fresh.Terms = k.Terms
+	fresh.Terms = fresh.Terms.Raise(k.Terms)
 	return fresh, err
 }
 

@@ -393,19 +393,16 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 		}
 	} else {
 		g.key = s.active()
-		from, until := g.key.Cert.NotBefore, g.key.Cert.NotAfter
+		from, until := s.validity()
 		if s.plugged != nil {
-			g.above, from, until = s.plugged.above, s.plugged.from, s.plugged.until
+			g.above = s.plugged.above
 		}
 		if wall.Before(from) {
 			return notReady(0, "the root %s signs from %s; check the clock", g.key.ID, from.UTC().Format(time.RFC3339))
 		}
 		if !wall.Before(until) {
-			remedy := "revoke it now, so that its successor signs at once: -revoke " + g.key.ID + " -now"
-			if s.plugged != nil {
-				remedy = "replace its files, of which one ends then"
-			}
-			return notReady(0, "the root %s signed until %s; %s", g.key.ID, until.UTC().Format(time.RFC3339), remedy)
+			return notReady(0, "the root %s signed until %s; %s", g.key.ID, until.UTC().Format(time.RFC3339),
+				s.expiredRemedy())
 		}
 		end = now.Add(min(ttl, until.Sub(wall)))
 	}
@@ -421,6 +418,22 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 	}
 	g.notAfter = end
 	return g, nil
+}
+
+// validity returns when the active root, and all certificates above it, are valid.
+func (s *state) validity() (from, until time.Time) {
+	if s.plugged != nil {
+		return s.plugged.from, s.plugged.until
+	}
+	return s.active().Cert.NotBefore, s.active().Cert.NotAfter
+}
+
+// expiredRemedy says what to do when the active root has expired.
+func (s *state) expiredRemedy() string {
+	if s.plugged != nil {
+		return "replace its files, of which one ends then"
+	}
+	return "revoke it now, so that its successor signs at once: -revoke " + s.active().ID + " -now"
 }
 
 // bound returns the latest end allowed for the key's signatures, as the store may know more than s; zero for none. mu

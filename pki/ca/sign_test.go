@@ -15,12 +15,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -30,9 +30,8 @@ import (
 )
 
 func TestLeafProfile(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-2.6-2", "IST-2.6-4", "IST-2.6-8")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t)
 		time.Sleep(time.Hour + 500*time.Millisecond)
 		csr := newCSR(t)
@@ -104,26 +103,23 @@ func TestTTL(t *testing.T) {
 		{"over the maximum is refused, not cut", small, 99 * day, 91 * day, 0},
 		{"a second before the end of the root", small, 100*day - time.Second, day, time.Second},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				edit := tt.edit
-				if edit == nil {
-					edit = func(*ca.Config) {}
-				}
-				a := newAuthority(t, edit)
-				time.Sleep(tt.age)
-				chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web, TTL: tt.ask})
-				if tt.want == 0 {
-					require.ErrorIs(t, err, ca.ErrTTL)
-					require.Nil(t, chain)
-					return
-				}
-				require.NoError(t, err)
-				assert.Equal(t, time.Now().Add(tt.want).UTC(), chain[0].NotAfter)
-				assert.Equal(t, time.Now().Add(-2*time.Minute).UTC(), chain[0].NotBefore)
-				assert.NoError(t, verify(a.Bundle(), chain[0], time.Now()))
-			})
+		bubble.Run(t, tt.name, func(t *testing.T) {
+			edit := tt.edit
+			if edit == nil {
+				edit = func(*ca.Config) {}
+			}
+			a := newAuthority(t, edit)
+			time.Sleep(tt.age)
+			chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web, TTL: tt.ask})
+			if tt.want == 0 {
+				require.ErrorIs(t, err, ca.ErrTTL)
+				require.Nil(t, chain)
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, time.Now().Add(tt.want).UTC(), chain[0].NotAfter)
+			assert.Equal(t, time.Now().Add(-2*time.Minute).UTC(), chain[0].NotBefore)
+			assert.NoError(t, verify(a.Bundle(), chain[0], time.Now()))
 		})
 	}
 }
@@ -254,8 +250,7 @@ func request(t *testing.T, key crypto.Signer, asks ...func(*x509.CertificateRequ
 	for _, ask := range asks {
 		ask(r)
 	}
-	der := must.Get(x509.CreateCertificateRequest(rand.Reader, r, key))(t)
-	return der
+	return must.Get(x509.CreateCertificateRequest(rand.Reader, r, key))(t)
 }
 
 func checkOnlyGiven(t *testing.T, leaf *x509.Certificate, r ca.Request, mark string) {
@@ -372,9 +367,8 @@ func TestHostileRequests(t *testing.T) {
 }
 
 func TestExpiredRootDoesNotSign(t *testing.T) {
-	t.Parallel()
 	conformance.Covers(t, "IST-2.8-2", "IST-2.12-2")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t, func(c *ca.Config) { c.Rotation.RootTTL, c.DefaultTTL = time.Hour, time.Minute })
 		before := a.Bundle()
 		time.Sleep(time.Hour) // without Run
@@ -415,8 +409,7 @@ func marshalSANs(sans ...pki.SAN) ([]byte, error) {
 
 // What the error of a root that has ended names works at once.
 func TestExpiredRootRevokedNow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t, func(c *ca.Config) { c.Rotation.RootTTL, c.DefaultTTL = time.Hour, time.Minute })
 		time.Sleep(time.Hour)
 		must.Get(a.Revoke(t.Context(), a.Status().Roots[0].ID, true))(t)

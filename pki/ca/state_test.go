@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -187,8 +188,7 @@ func istioRoot(t testing.TB, key *rsa.PrivateKey, edit ...func(*x509.Certificate
 		e(tmpl)
 	}
 	der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
-	cert := must.Get(x509.ParseCertificate(der))(t)
-	return cert
+	return must.Get(x509.ParseCertificate(der))(t)
 }
 
 // pkcs1 is how Istio writes a key.
@@ -249,8 +249,7 @@ func istioLeaf(t testing.TB, cert *x509.Certificate, key *rsa.PrivateKey) *x509.
 
 // What was adopted retires after the longest leaf that Istio may have signed.
 func TestAdoptedRootStaysForIstiosLeaves(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		cert, key := istioCA(t)
 		a := open(t, put(t, istioSecret(t, cert, key))) // MaxTTL is an hour
 		leaf := istioLeaf(t, cert, key)
@@ -318,46 +317,43 @@ func TestFollow(t *testing.T) {
 	cert, key := istioCA(t)
 	for _, sameKey := range []bool{true, false} {
 		for _, withState := range []bool{true, false} {
-			t.Run(strings.Join([]string{map[bool]string{true: "same key", false: "other key"}[sameKey], map[bool]string{true: "state kept", false: "state dropped"}[withState]}, ", "), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					cert := istioRoot(t, key, func(c *x509.Certificate) { c.SerialNumber = cert.SerialNumber }) // of this time
-					store := put(t, istioSecret(t, cert, key))
-					a, b := open(t, store), open(t, store)
-					run(t, a)
-					run(t, b)
-					time.Sleep(time.Minute)
-					leaf := sign(t, a, newCSR(t), 0)
-					next, nextKey := istioRoot(t, key), key
-					if !sameKey {
-						next, nextKey = istioCA(t)
+			bubble.Run(t, strings.Join([]string{map[bool]string{true: "same key", false: "other key"}[sameKey], map[bool]string{true: "state kept", false: "state dropped"}[withState]}, ", "), func(t *testing.T) {
+				cert := istioRoot(t, key, func(c *x509.Certificate) { c.SerialNumber = cert.SerialNumber }) // of this time
+				store := put(t, istioSecret(t, cert, key))
+				a, b := open(t, store), open(t, store)
+				run(t, a)
+				run(t, b)
+				time.Sleep(time.Minute)
+				leaf := sign(t, a, newCSR(t), 0)
+				next, nextKey := istioRoot(t, key), key
+				if !sameKey {
+					next, nextKey = istioCA(t)
+				}
+				r := load(t, store)
+				state := r.Data()[stateName]
+				r = ca.NewRecord(r.Version, istioSecret(t, next, nextKey))
+				if withState {
+					r.Data()[stateName] = state
+				}
+				must.Get(store.Save(t.Context(), r))(t)
+				time.Sleep(2 * time.Minute)
+				synctest.Wait()
+				for _, x := range []*ca.Authority{a, b, open(t, store)} {
+					roots := x.Roots()
+					require.True(t, roots[len(roots)-1].Certificate.Equal(next))
+					require.Equal(t, ca.Active, roots[len(roots)-1].Phase)
+					assert.Len(t, roots, map[bool]int{true: 1, false: 2}[sameKey])
+					if !sameKey { // a replica that has not read the record may sign for as long as Propagation
+						stays := 25*time.Minute + 90*24*time.Hour + 2*time.Minute
+						assert.WithinDuration(t, roots[1].Activates.Add(stays), roots[0].Retires, time.Second)
 					}
-					r := load(t, store)
-					state := r.Data()[stateName]
-					r = ca.NewRecord(r.Version, istioSecret(t, next, nextKey))
-					if withState {
-						r.Data()[stateName] = state
-					}
-					must.Get(store.Save(t.Context(), r))(t)
-					time.Sleep(2 * time.Minute)
-					synctest.Wait()
-					for _, x := range []*ca.Authority{a, b, open(t, store)} {
-						roots := x.Roots()
-						require.True(t, roots[len(roots)-1].Certificate.Equal(next))
-						require.Equal(t, ca.Active, roots[len(roots)-1].Phase)
-						assert.Len(t, roots, map[bool]int{true: 1, false: 2}[sameKey])
-						if !sameKey { // a replica that has not read the record may sign for as long as Propagation
-							stays := 25*time.Minute + 90*24*time.Hour + 2*time.Minute
-							assert.WithinDuration(t, roots[1].Activates.Add(stays), roots[0].Retires, time.Second)
-						}
-						assert.NoError(t, verify(x.Bundle(), leaf, time.Now()), "old leaves go on")
-						assert.NoError(t, verify(x.Bundle(), sign(t, x, newCSR(t), 0), time.Now()))
-						assert.True(t, a.Bundle().Equal(x.Bundle()))
-						assert.EqualValues(t, 2, sequence(t, x.Bundle()))
-					}
-					d := load(t, store).Data()
-					assert.Contains(t, d, stateName)
-				})
+					assert.NoError(t, verify(x.Bundle(), leaf, time.Now()), "old leaves go on")
+					assert.NoError(t, verify(x.Bundle(), sign(t, x, newCSR(t), 0), time.Now()))
+					assert.True(t, a.Bundle().Equal(x.Bundle()))
+					assert.EqualValues(t, 2, sequence(t, x.Bundle()))
+				}
+				d := load(t, store).Data()
+				assert.Contains(t, d, stateName)
 			})
 		}
 	}

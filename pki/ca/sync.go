@@ -67,30 +67,29 @@ func (a *Authority) open(ctx context.Context) error {
 	var last error
 	for wait := openWait; ; wait = min(wait+wait/2, openMaxWait) {
 		err := a.update(ctx, "", nil)
-		if err == nil {
+		switch {
+		case err == nil:
 			a.opened(ctx)
 			return nil
-		}
-		if ctx.Err() != nil {
-			if last == nil || !errors.Is(err, context.Cause(ctx)) {
-				last = err // the earlier error says more than the end of ctx
-			}
-			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, context.Cause(ctx), within(last))
-		}
-		// for an operator to mend
-		if errors.Is(err, ErrUnfit) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		case ctx.Err() == nil && lasts(err):
 			return err
+		case last == nil || !errors.Is(err, context.Cause(ctx)): // an earlier error says more than the end of ctx
+			last = err
 		}
-		if _, ok := errors.AsType[*creationError](err); ok {
-			return err
+		if ctx.Err() == nil {
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err),
+				slog.Duration("retry_in", wait))
 		}
-		last = err
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "store not opened", slog.Any("err", err),
-			slog.Duration("retry_in", wait))
 		if cause := renew.Sleep(ctx, wait/2+rand.N(wait)); cause != nil {
 			return fmt.Errorf("ca: open the store of %s: %w: %w", a.cfg.TrustDomain, cause, within(last))
 		}
 	}
+}
+
+// lasts reports whether an error in opening a store is for an operator to mend.
+func lasts(err error) bool {
+	_, creation := errors.AsType[*creationError](err)
+	return creation || errors.Is(err, ErrUnfit) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)
 }
 
 // creationError says that no CA can be made with these settings, whatever the store.
@@ -272,20 +271,24 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		return based{}, err
 	}
 	if mem != nil {
-		switch {
-		case d.Authority != mem.Authority:
-			return based{}, fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place "+
-				"of this one; stop all "+
-				"authorities but one, and restore the record that is right", errRecord)
-		case d.Revision < mem.Revision, d.Revision == mem.Revision && d.Writer != mem.Writer:
-			return based{}, fmt.Errorf("ca: %w: it is older than what this process has read or "+
-				"written before (revision %d, "+
-				"not %d); after restoring a backup, restart all authorities", errRecord, d.Revision, mem.Revision)
+		if err := follows(mem.Document, d); err != nil {
+			return based{}, err
 		}
-		return based{Document: d.Merge(mem.Document, start), version: r.Version, dirty: changed, read: start}, nil
 	}
-	return based{Document: d.Merge(new(rotation.Document), start), version: r.Version, dirty: changed,
-		read: start}, nil
+	return based{Document: d.Merge(a.known(), start), version: r.Version, dirty: changed, read: start}, nil
+}
+
+// follows returns an error unless d, which was read, may replace the document in use.
+func follows(mem, d *rotation.Document) error {
+	switch {
+	case d.Authority != mem.Authority:
+		return fmt.Errorf("ca: %w: another CA of the same trust domain has taken the place of this one; stop all "+
+			"authorities but one, and restore the record that is right", errRecord)
+	case d.Revision < mem.Revision, d.Revision == mem.Revision && d.Writer != mem.Writer:
+		return fmt.Errorf("ca: %w: it is older than what this process has read or written before (revision %d, "+
+			"not %d); after restoring a backup, restart all authorities", errRecord, d.Revision, mem.Revision)
+	}
+	return nil
 }
 
 // withRequiredKeys returns d with the keys that this authority needs: their terms cover the lifetimes that it grants,
@@ -335,15 +338,9 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 	case err != nil:
 		// The write may have happened anyway. If so, the record is ours; if not, or if that is unknown, the next
 		// reading shows it.
-		r, lerr := a.load(ctx)
-		if lerr != nil {
+		if stored = a.landed(ctx, d.Writer, start); stored == "" {
 			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err)))
 		}
-		landed, _, lerr := a.read(r, start)
-		if lerr != nil || landed.Writer != d.Writer {
-			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err)))
-		}
-		stored = r.Version
 	}
 	if err := a.install(d, stored, start, time.Now(), base.Document, why); err != nil {
 		return err
@@ -360,6 +357,19 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 		return a.save(ctx, late, based{Document: d, version: stored}, why)
 	}
 	return nil
+}
+
+// landed returns the version of the record in the store if it is the writer's, and otherwise "".
+func (a *Authority) landed(ctx context.Context, writer string, now time.Time) string {
+	r, err := a.load(ctx)
+	if err != nil {
+		return ""
+	}
+	d, _, err := a.read(r, now)
+	if err != nil || d.Writer != writer {
+		return ""
+	}
+	return r.Version
 }
 
 // lookTime is how long a request waits to read another process's changes. After that, Run reads them.

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -27,20 +28,14 @@ import (
 // both runs a test with an authority of New and with one of Open.
 func both(t *testing.T, f func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority)) {
 	t.Helper()
-	t.Run("New", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			f(t, func(edit ...func(*ca.Config)) *ca.Authority { return newAuthority(t, edit...) })
-		})
+	bubble.Run(t, "New", func(t *testing.T) {
+		f(t, func(edit ...func(*ca.Config)) *ca.Authority { return newAuthority(t, edit...) })
 	})
-	t.Run("Open", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			f(t, func(edit ...func(*ca.Config)) *ca.Authority {
-				a := open(t, ca.NewMemoryStore(), edit...)
-				a.ReadSeldom() // a reading each half minute makes long times long
-				return a
-			})
+	bubble.Run(t, "Open", func(t *testing.T) {
+		f(t, func(edit ...func(*ca.Config)) *ca.Authority {
+			a := open(t, ca.NewMemoryStore(), edit...)
+			a.ReadSeldom() // a reading each half minute makes long times long
+			return a
 		})
 	})
 }
@@ -172,8 +167,7 @@ func TestTaintInAFullBundle(t *testing.T) {
 
 // A replica that signs no tokens may say that one of their keys is in wrong hands.
 func TestTaintJWTKeyOfOthers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		signs := open(t, store, withJWT)
 		run(t, signs)
@@ -208,8 +202,7 @@ func TestTaintJWTKeyOfOthers(t *testing.T) {
 // keys than the limit.
 func TestIstioRotationInAFullBundle(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := ca.NewMemoryStore()
 		edit := func(c *ca.Config) {
 			c.Rotation = ca.Rotation{KeepKey: true, Manual: true, Propagation: time.Second}
@@ -246,8 +239,7 @@ func TestIstioRotationInAFullBundle(t *testing.T) {
 // What was decided is in the store before any caller sees it, and what could not be stored was not
 // decided.
 func TestTaintIsStoredFirst(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		a := open(t, store, withJWT)
 		id, jwt := a.Roots()[0].ID, a.Status().JWTKeys[0].ID
@@ -343,9 +335,8 @@ func TestIstioRotationRun(t *testing.T) {
 // All that can fail leaves the old root in use, and it is tried again.
 func TestIstioRotationRollsBack(t *testing.T) {
 	rounds.NotShort(t)
-	t.Parallel()
 	conformance.Covers(t, "IST-3.6-8")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		a := open(t, store, func(c *ca.Config) {
 			c.Rotation = ca.Rotation{RootTTL: 100 * time.Hour, KeepKey: true, NoJitter: true}
@@ -518,8 +509,7 @@ func TestManualRotation(t *testing.T) {
 }
 
 func TestTaintLog(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var buf bytes.Buffer
 		a := newAuthority(t, withJWT, func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&buf, nil)) })
 		root, jwt := a.Roots()[0].ID, a.Status().JWTKeys[0].ID
@@ -557,44 +547,41 @@ func TestDoneContextOfDecisions(t *testing.T) {
 func TestSequenceOfEachChange(t *testing.T) {
 	t.Parallel()
 	for name, store := range map[string]ca.Store{"New": nil, "Open": ca.NewMemoryStore()} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				edit := func(c *ca.Config) { c.JWT = &ca.JWTConfig{} }
-				var a *ca.Authority
+		bubble.Run(t, name, func(t *testing.T) {
+			edit := func(c *ca.Config) { c.JWT = &ca.JWTConfig{} }
+			var a *ca.Authority
+			if store == nil {
+				a = newAuthority(t, edit)
+			} else {
+				a = open(t, store, edit)
+			}
+			before := a.Bundle()
+			do := func(what string, err error) {
+				t.Helper()
+				require.NoError(t, err, what)
+				now := a.Bundle()
+				require.False(t, now.Equal(before), what)
+				require.Greater(t, sequence(t, now), sequence(t, before), what)
+				require.Equal(t, sequence(t, now), a.Status().Sequence, what)
+				before = now
 				if store == nil {
-					a = newAuthority(t, edit)
-				} else {
-					a = open(t, store, edit)
+					return
 				}
-				before := a.Bundle()
-				do := func(what string, err error) {
-					t.Helper()
-					require.NoError(t, err, what)
-					now := a.Bundle()
-					require.False(t, now.Equal(before), what)
-					require.Greater(t, sequence(t, now), sequence(t, before), what)
-					require.Equal(t, sequence(t, now), a.Status().Sequence, what)
-					before = now
-					if store == nil {
-						return
-					}
-					again := open(t, store, edit, notCreating).Bundle()
-					require.True(t, now.Equal(again), "%s: opened again", what)
-					require.Equal(t, sequence(t, now), sequence(t, again), "%s: opened again", what)
-				}
-				next, err := a.Rotate(t.Context())
-				do("a root is prepared", err)
-				do("a root that waits is revoked", must.Err(a.Revoke(t.Context(), next.ID, false)))
-				next, err = a.Rotate(t.Context())
-				do("a root is prepared again", err)
-				do("a root that waits is tainted, and another one prepared", a.Taint(t.Context(), next.ID))
-				token, err := a.RotateJWT(t.Context())
-				do("a key for tokens is prepared", err)
-				do("a key for tokens is revoked", must.Err(a.Revoke(t.Context(), token.ID, false)))
-				_, err = a.Revoke(t.Context(), a.Roots()[0].ID, true)
-				do("the root that signs is revoked", err)
-			})
+				again := open(t, store, edit, notCreating).Bundle()
+				require.True(t, now.Equal(again), "%s: opened again", what)
+				require.Equal(t, sequence(t, now), sequence(t, again), "%s: opened again", what)
+			}
+			next, err := a.Rotate(t.Context())
+			do("a root is prepared", err)
+			do("a root that waits is revoked", must.Err(a.Revoke(t.Context(), next.ID, false)))
+			next, err = a.Rotate(t.Context())
+			do("a root is prepared again", err)
+			do("a root that waits is tainted, and another one prepared", a.Taint(t.Context(), next.ID))
+			token, err := a.RotateJWT(t.Context())
+			do("a key for tokens is prepared", err)
+			do("a key for tokens is revoked", must.Err(a.Revoke(t.Context(), token.ID, false)))
+			_, err = a.Revoke(t.Context(), a.Roots()[0].ID, true)
+			do("the root that signs is revoked", err)
 		})
 	}
 }

@@ -135,8 +135,7 @@ type Log struct {
 	busy    bool           // a goroutine is writing
 	writing sync.WaitGroup // that goroutine
 	closed  bool
-	began   time.Time // when the current write began
-	checked time.Time // when the last write ended
+	since   time.Time // when the current write began, or the last one ended
 	health  error     // the error of the last write
 	last    digest    // the hash of the last line, here or in an earlier file
 
@@ -241,7 +240,7 @@ func (l *Log) next() *batch {
 		l.pending = &batch{done: make(chan struct{})}
 	}
 	if !l.busy {
-		l.busy, l.began = true, time.Now()
+		l.busy, l.since = true, time.Now()
 		l.writing.Go(l.work)
 	}
 	return l.pending
@@ -254,7 +253,7 @@ func (l *Log) work() {
 		runtime.Gosched()
 		l.mu.Lock()
 		b := l.pending
-		l.pending, l.busy, l.began = nil, b != nil, time.Now()
+		l.pending, l.busy, l.since = nil, b != nil, time.Now()
 		l.mu.Unlock()
 		if b == nil {
 			return
@@ -267,7 +266,7 @@ func (l *Log) work() {
 		if err == nil {
 			l.last = last
 		}
-		l.health, l.checked, l.began = err, time.Now(), time.Now()
+		l.health, l.since = err, time.Now()
 		l.mu.Unlock()
 		b.err = err
 		close(b.done)
@@ -281,7 +280,7 @@ func (l *Log) work() {
 func (l *Log) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.closed && !l.busy && time.Since(l.checked) >= checkEvery {
+	if !l.closed && !l.busy && time.Since(l.since) >= checkEvery {
 		b := l.next()
 		b.probe = true
 		l.mu.Unlock()
@@ -291,7 +290,7 @@ func (l *Log) Err() error {
 		}
 		l.mu.Lock()
 	}
-	slow := time.Since(l.began)
+	slow := time.Since(l.since)
 	switch {
 	case l.closed:
 		return fmt.Errorf("auditlog: %w", fs.ErrClosed)

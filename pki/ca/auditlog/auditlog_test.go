@@ -26,6 +26,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -157,8 +158,7 @@ func TestHostileText(t *testing.T) {
 
 // What is no line is refused, and those that share its write are not harmed.
 func TestRefused(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		path := logPath(t)
 		gate := make(chan struct{})
 		calls := 0
@@ -203,8 +203,7 @@ func TestRefused(t *testing.T) {
 
 // Record returns when fsync has, not before; those that come meanwhile share the next one.
 func TestGroupCommit(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		path := logPath(t)
 		syncs := 0
 		l := open(t, path, nil, &auditlog.Faults{Sync: func() error {
@@ -234,8 +233,7 @@ func TestGroupCommit(t *testing.T) {
 
 // A disk that does not answer pushes back: the queue is bounded.
 func TestPushBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		path := logPath(t)
 		gate := make(chan struct{})
 		syncs := 0
@@ -266,8 +264,7 @@ func TestPushBack(t *testing.T) {
 
 // A caller that gives up while the disk is at work gets an error; the line may be there.
 func TestGivingUp(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		path := logPath(t)
 		gate := make(chan struct{})
 		syncs := 0
@@ -597,8 +594,7 @@ func TestShared(t *testing.T) {
 
 // Close writes what waits, and nothing is taken after it.
 func TestClose(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		path := logPath(t)
 		l := open(t, path, nil, &auditlog.Faults{Sync: func() error { time.Sleep(time.Second); return nil }})
 		var wg sync.WaitGroup

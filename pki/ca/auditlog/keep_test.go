@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/flock"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
@@ -60,8 +61,7 @@ func TestKeyEvents(t *testing.T) {
 
 // Err knows a full disk without a record to write, and when there is room again.
 func TestErr(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		path := logPath(t)
 		var full atomic.Bool
 		writes, syncs := 0, 0
@@ -111,8 +111,7 @@ func TestErr(t *testing.T) {
 
 // Err does not wait for a disk that hangs, and says so when that takes long.
 func TestErrHangs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		gate, hangs := make(chan struct{}), false
 		l := open(t, logPath(t), nil, &auditlog.Faults{Sync: func() error {
 			if hangs {

@@ -269,13 +269,3 @@ func FuzzRecord(f *testing.F) {
 		require.Equal(t, string([]rune(serial)), got.Serial)
 	})
 }
-
-func BenchmarkVerify(b *testing.B) {
-	text := strings.Join(chain(b, 1000), "\n")
-	b.SetBytes(int64(len(text)))
-	for b.Loop() {
-		if _, err := verify(text); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

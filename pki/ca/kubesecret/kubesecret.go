@@ -196,17 +196,16 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 
 // create makes the Secret.
 func (s *Store) create(ctx context.Context, data map[string][]byte) (string, error) {
-	body, err := new(object).with(data, s.name == caCerts)
-	if err != nil {
-		return "", err
-	}
-	for name, v := range map[string]any{
+	raw, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Secret", "type": secretType,
 		"metadata": kube.ObjectMeta{Name: s.name, Namespace: s.namespace},
-	} {
-		if body[name], err = json.Marshal(v); err != nil {
-			return "", err // impossible: these are strings
-		}
+	})
+	if err != nil {
+		return "", err // impossible: these are strings
+	}
+	body, err := (&object{raw: raw}).with(data, s.name == caCerts)
+	if err != nil {
+		return "", err
 	}
 	var answer object
 	err = s.client.Create(ctx, kube.Path("api", "v1", "namespaces", s.namespace, "secrets"), body, &answer)
@@ -271,7 +270,7 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 
 // object is a Secret with all its members.
 type object struct {
-	raw       []byte            // nil for a Secret that is not there yet
+	raw       []byte            // all members
 	Kind      string            `json:"kind"`
 	Type      string            `json:"type"`
 	Immutable bool              `json:"immutable"`
@@ -325,11 +324,9 @@ func (o *object) with(record map[string][]byte, marked bool) (map[string]json.Ra
 	if err != nil {
 		return nil, err // impossible: these are bytes
 	}
-	members := map[string]json.RawMessage{}
-	if o.raw != nil {
-		if err := json.Unmarshal(o.raw, &members); err != nil {
-			return nil, err // impossible: it was read before
-		}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(o.raw, &members); err != nil {
+		return nil, err // impossible: it was read before
 	}
 	members["data"] = encoded
 	return members, nil

@@ -13,12 +13,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
@@ -362,8 +362,7 @@ func TestWhatIsSent(t *testing.T) {
 // TestUncertain has changes whose outcome is not known. The error tells the engine
 // to look, and what it finds is right in either case.
 func TestUncertain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := kubetest.StartOn(t, 1, memconn.Listen())
 		store, ctx := storeOf(t, s, ""), t.Context()
 		changes := func(r *http.Request) bool { return r.Method != http.MethodGet }

@@ -28,6 +28,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
@@ -221,8 +222,7 @@ func certificates(t *testing.T, b []byte) (out []*x509.Certificate) {
 func request(t *testing.T) *pki.CSR {
 	t.Helper()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
-	return csr
+	return must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 }
 
 // troubles are what an API server may do to replicas that race, each for a few requests.
@@ -242,104 +242,23 @@ func TestRacingCreate(t *testing.T) {
 	conformance.Covers(t, "IST-3.5-5")
 	for name, faults := range troubles {
 		for _, n := range []int{2, 5} {
-			t.Run(fmt.Sprintf("%d replicas, %s", n, name), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					f := newFleet(t, settings())
-					f.server.Latency(50 * time.Millisecond)
-					for _, fault := range faults {
-						f.server.FailNext(1+f.random.IntN(2), fault, isWrite)
-					}
-					f.open(n)
-					f.converged()
-					history := f.history()
-					require.NotEmpty(t, history)
-					for _, s := range history {
-						assert.Equal(t, history[0].roots, s.roots)
-					}
-					for _, r := range f.replicas {
-						require.Len(t, r.Status().Roots, 1)
-						assert.Equal(t, history[0].active, r.Status().Roots[0].ID)
-					}
-				})
-			})
-		}
-	}
-}
-
-// TestRacingRotate has all replicas rotate at the same time, again and again. Each time one of them
-// is accepted, and one root is new.
-func TestRacingRotate(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	conformance.Covers(t, "IST-3.6-5", "IST-3.6-7")
-	for name, faults := range troubles {
-		for _, n := range []int{2, 5} {
-			t.Run(fmt.Sprintf("%d replicas, %s", n, name), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					f := newFleet(t, settings())
-					f.open(n)
-					f.server.Latency(50 * time.Millisecond)
-					accepted := map[string]bool{}
-					uncertain := 0
-					for round := range rounds.Of(1) {
-						for _, fault := range faults {
-							f.server.FailNext(1, fault, isWrite)
-						}
-						var mu sync.Mutex
-						var winners, failed int
-						var wg sync.WaitGroup
-						for _, r := range f.replicas {
-							wg.Go(func() {
-								root, err := r.Rotate(t.Context())
-								mu.Lock()
-								defer mu.Unlock()
-								switch {
-								case err == nil:
-									winners++
-									accepted[root.ID] = true
-								case !errors.Is(err, ca.ErrRotating):
-									failed++
-								}
-							})
-						}
-						wg.Wait()
-						assert.LessOrEqual(t, winners, 1, "round %d", round)
-						if len(faults) == 0 {
-							assert.Equal(t, 1, winners, "round %d", round)
-							assert.Zero(t, failed)
-						}
-						if winners == 0 {
-							uncertain++
-						}
-						f.converged()
-						added := 0
-						for _, root := range f.replicas[0].Status().Roots {
-							if root.Phase == ca.Distributing {
-								added++
-							}
-						}
-						assert.LessOrEqual(t, added, 1)
-						if winners == 1 {
-							assert.Equal(t, 1, added)
-						}
-						time.Sleep(f.cfg.Rotation.Propagation)
-						f.converged()
-					}
-					news := map[string]bool{}
-					for i, s := range f.history() {
-						for _, root := range s.roots {
-							if i > 0 && root != f.history()[0].active {
-								news[root] = true
-							}
-						}
-					}
-					for serial := range accepted {
-						assert.True(t, news[serial], "an accepted rotation left no root")
-					}
-					assert.LessOrEqual(t, len(news)-len(accepted), uncertain, "a root without a rotation")
-				})
+			bubble.Run(t, fmt.Sprintf("%d replicas, %s", n, name), func(t *testing.T) {
+				f := newFleet(t, settings())
+				f.server.Latency(50 * time.Millisecond)
+				for _, fault := range faults {
+					f.server.FailNext(1+f.random.IntN(2), fault, isWrite)
+				}
+				f.open(n)
+				f.converged()
+				history := f.history()
+				require.NotEmpty(t, history)
+				for _, s := range history {
+					assert.Equal(t, history[0].roots, s.roots)
+				}
+				for _, r := range f.replicas {
+					require.Len(t, r.Status().Roots, 1)
+					assert.Equal(t, history[0].active, r.Status().Roots[0].ID)
+				}
 			})
 		}
 	}
@@ -354,8 +273,7 @@ func TestChaos(t *testing.T) {
 	for n, span := range map[int]time.Duration{2: 90 * time.Minute, 5: 3 * time.Hour} {
 		span := span * max(time.Duration(rounds.Of(1)), 2) / 4
 		t.Run(fmt.Sprint(n, " replicas"), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { chaos(t, n, span) })
+			bubble.Test(t, func(t *testing.T) { chaos(t, n, span) })
 		})
 	}
 }
@@ -484,8 +402,7 @@ func chaos(t *testing.T, n int, span time.Duration) {
 // TestOthersTouchTheSecret has an operator label the Secret, and delete it in the middle of a rotation.
 // The replicas put it back, once, with what all of them know, and the rotation goes on.
 func TestOthersTouchTheSecret(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		f := newFleet(t, settings())
 		f.server.Latency(50 * time.Millisecond)
 		f.open(5)
@@ -562,47 +479,44 @@ func TestAdoption(t *testing.T) {
 		"without the empty ones":          func(data map[string][]byte) { delete(data, "cert-chain.pem"); delete(data, "key.pem") },
 		"with an item of another program": func(data map[string][]byte) { data["notes.txt"] = []byte("ours") },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				block := "RSA PRIVATE KEY"
-				if strings.Contains(name, "added") {
-					block = "PRIVATE KEY"
-				}
-				f := newFleet(t, settings())
-				f.server.Latency(20 * time.Millisecond)
-				object, root, key := istiosSecret(t, block)
-				edit(object["data"].(map[string][]byte))
-				f.server.Put(path, object)
-				theirs := leafOf(t, root, key)
-				f.open(3)
-				f.converged()
-				for _, r := range f.replicas {
-					require.Len(t, r.Status().Roots, 1)
-					assert.True(t, r.Status().Roots[0].Certificate.Equal(root))
-					assert.Equal(t, ca.Active, r.Status().Roots[0].Phase)
-					chain := must.Get(r.Sign(t.Context(), ca.Request{CSR: request(t), ID: worker}))(t)
-					require.NoError(t, chain[0].CheckSignatureFrom(root))
-				}
-				o := stored(t, f.server, path)
-				assert.Equal(t, map[string]any{"istio.io/owned-by": "istiod"}, o.Metadata["labels"])
-				if strings.Contains(name, "added") {
-					assert.Equal(t, "ours", string(o.Data["notes.txt"]))
-				}
-				readsAsIstio(t, o)
+		bubble.Run(t, name, func(t *testing.T) {
+			block := "RSA PRIVATE KEY"
+			if strings.Contains(name, "added") {
+				block = "PRIVATE KEY"
+			}
+			f := newFleet(t, settings())
+			f.server.Latency(20 * time.Millisecond)
+			object, root, key := istiosSecret(t, block)
+			edit(object["data"].(map[string][]byte))
+			f.server.Put(path, object)
+			theirs := leafOf(t, root, key)
+			f.open(3)
+			f.converged()
+			for _, r := range f.replicas {
+				require.Len(t, r.Status().Roots, 1)
+				assert.True(t, r.Status().Roots[0].Certificate.Equal(root))
+				assert.Equal(t, ca.Active, r.Status().Roots[0].Phase)
+				chain := must.Get(r.Sign(t.Context(), ca.Request{CSR: request(t), ID: worker}))(t)
+				require.NoError(t, chain[0].CheckSignatureFrom(root))
+			}
+			o := stored(t, f.server, path)
+			assert.Equal(t, map[string]any{"istio.io/owned-by": "istiod"}, o.Metadata["labels"])
+			if strings.Contains(name, "added") {
+				assert.Equal(t, "ours", string(o.Data["notes.txt"]))
+			}
+			readsAsIstio(t, o)
 
-				must.Get(f.replicas[1].Rotate(t.Context()))(t)
-				time.Sleep(f.cfg.Rotation.Propagation)
-				f.converged()
-				for _, r := range f.replicas {
-					require.Len(t, r.Status().Roots, 2)
-					assert.Equal(t, ca.Active, r.Status().Roots[1].Phase)
-					_, err := theirs.Verify(x509.VerifyOptions{Roots: r.Bundle().CertPool(), CurrentTime: time.Now()})
-					assert.NoError(t, err, "a leaf that Istio has signed")
-				}
-				active := readsAsIstio(t, stored(t, f.server, path))
-				assert.False(t, active.Equal(root))
-			})
+			must.Get(f.replicas[1].Rotate(t.Context()))(t)
+			time.Sleep(f.cfg.Rotation.Propagation)
+			f.converged()
+			for _, r := range f.replicas {
+				require.Len(t, r.Status().Roots, 2)
+				assert.Equal(t, ca.Active, r.Status().Roots[1].Phase)
+				_, err := theirs.Verify(x509.VerifyOptions{Roots: r.Bundle().CertPool(), CurrentTime: time.Now()})
+				assert.NoError(t, err, "a leaf that Istio has signed")
+			}
+			active := readsAsIstio(t, stored(t, f.server, path))
+			assert.False(t, active.Equal(root))
 		})
 	}
 }
@@ -616,8 +530,7 @@ func leafOf(t *testing.T, root *x509.Certificate, key any) *x509.Certificate {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{"b.a.svc"},
 	}, root, own.Public(), key)
 	require.NoError(t, err)
-	leaf := must.Get(x509.ParseCertificate(der))(t)
-	return leaf
+	return must.Get(x509.ParseCertificate(der))(t)
 }
 
 // readsAsIstio checks that a Secret is what Istio's CA expects of its own: a certificate and a key
@@ -672,37 +585,10 @@ func TestIstioReads(t *testing.T) {
 	}
 }
 
-// All replicas revoke the active root at the same moment: one write does it, with one successor, and Istio's items say so.
-func TestRevokeNow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, settings())
-		f.open(3)
-		stolen := f.replicas[0].Status().Roots[0]
-		writes := len(f.server.History(path))
-		var wg sync.WaitGroup
-		for _, r := range f.replicas {
-			wg.Go(func() {
-				_, err := r.Revoke(t.Context(), stolen.ID, true)
-				assert.NoError(t, err)
-			})
-		}
-		wg.Wait()
-		f.converged()
-		assert.Len(t, f.server.History(path), writes+1)
-		roots := f.replicas[0].Status().Roots
-		require.Len(t, roots, 1)
-		assert.Equal(t, ca.Active, roots[0].Phase)
-		assert.True(t, readsAsIstio(t, stored(t, f.server, path)).Equal(roots[0].Certificate))
-		assert.False(t, pki.PublicKeysEqual(stolen.Certificate.PublicKey, roots[0].Certificate.PublicKey))
-	})
-}
-
 // A Secret that cannot keep a CA ends the start at once, and so does one that lost its state, or is missing without
 // permission to make one.
 func TestOpenEnds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		f := newFleet(t, settings())
 		f.open(1)
 		good := stored(t, f.server, path)

@@ -82,24 +82,16 @@ var ErrActive = errors.New("the key is active")
 // active at once, or else the key that successor makes; with a nil successor the error wraps [ErrActive]. It returns
 // the new active key, or nil.
 func (d *Document) Revoke(id string, successor func() (Key, error), now time.Time) (*Key, error) {
-	twins := d.twins(id)
-	out := map[string]bool{}
-	var active *Key
-	for _, k := range twins {
-		out[k.ID] = true
-		if k.Phase == Active {
-			active = new(*k)
-		}
-	}
-	if len(twins) == 0 {
+	found := d.Find(id)
+	if found == nil {
 		return nil, nil
 	}
-	kind, after := twins[0].Kind(), (*Key)(nil)
-	if active != nil {
+	gone, kind, after := *found, found.Kind(), (*Key)(nil)
+	if active := d.In(kind, Active); active != nil && active.sameKey(&gone) {
 		if successor == nil {
 			return nil, fmt.Errorf("%v %s: %w", kind, active.ID, ErrActive)
 		}
-		next := d.In(kind, Distributing)
+		terms, next := active.Terms, d.In(kind, Distributing)
 		if next == nil {
 			fresh, err := successor()
 			if err != nil {
@@ -109,15 +101,15 @@ func (d *Document) Revoke(id string, successor func() (Key, error), now time.Tim
 			d.Keys[kind] = append(d.Keys[kind], fresh)
 			next = &d.Keys[kind][len(d.Keys[kind])-1]
 		}
-		next.Phase, next.Activates, next.Terms = Active, now, next.Terms.Raise(active.Terms)
+		next.Phase, next.Activates, next.Terms = Active, now, next.Terms.Raise(terms)
 		after = new(*next)
 	}
-	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return out[k.ID] })
+	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.sameKey(&gone) })
 	return after, nil
 }
 
-// Advance returns d as of now, and the events of the steps that lead there. Each moment at which keys of one kind leave
-// gives the bundle the next number.
+// Advance returns d as of now, and the events of the steps that lead there. Each moment at which keys of one kind
+// leave gives the bundle the next number.
 func (d *Document) Advance(now time.Time) (*Document, []Event) {
 	next := *d
 	var events []Event
@@ -139,13 +131,7 @@ func (d *Document) Advance(now time.Time) (*Document, []Event) {
 }
 
 // Next returns when the next step of time is due; zero for never.
-func (d *Document) Next() time.Time {
-	a, b := nextStep(d.Keys[Root]), nextStep(d.Keys[Token])
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
-}
+func (d *Document) Next() time.Time { return nextStep(slices.Concat(d.Keys[:]...)) }
 
 // NumberOfNext returns the bundle's sequence number after an authority has decided a change of d, or of its times. It
 // is higher than any number that time alone leads to from d: replicas that do not know of the decision may reach
@@ -180,9 +166,7 @@ func (d *Document) Contents() spiffe.BundleContents {
 
 // Tainted reports whether any key is tainted.
 func (d *Document) Tainted() bool {
-	return slices.ContainsFunc(Kinds[:], func(kind Kind) bool {
-		return slices.ContainsFunc(d.Keys[kind], func(k Key) bool { return k.Tainted })
-	})
+	return slices.ContainsFunc(slices.Concat(d.Keys[:]...), func(k Key) bool { return k.Tainted })
 }
 
 // Untainted returns [Document.Contents] without the tainted keys.

@@ -130,16 +130,8 @@ func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
 	if _, err := dec.Token(); err != io.EOF {
 		return nil, errors.New("there is something after the document")
 	}
-	switch {
-	case j.Version != stateVersion:
-		return nil, fmt.Errorf("version %d; this program knows version %d", j.Version, stateVersion)
-	case j.TrustDomain != td.String():
-		return nil, fmt.Errorf("it belongs to the trust domain %.256q, and this authority to %q; use that trust "+
-			"domain, or another store", j.TrustDomain, td)
-	case j.Authority == "" || j.Revision == 0 || j.Sequence == 0:
-		return nil, errors.New("authority, revision or sequence is missing")
-	case len(j.Roots) > MaxKeys || len(j.JWTKeys) > MaxKeys:
-		return nil, fmt.Errorf("%d roots and %d JWT keys, the limit is %d each", len(j.Roots), len(j.JWTKeys), MaxKeys)
+	if err := j.check(td); err != nil {
+		return nil, err
 	}
 	d := &Document{Authority: j.Authority, Revision: j.Revision, Writer: j.Writer, Sequence: j.Sequence}
 	for kind, from := range [][]keyJSON{j.Roots, j.JWTKeys} {
@@ -164,6 +156,22 @@ func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// check checks what does not belong to one key.
+func (j *stateJSON) check(td spiffe.TrustDomain) error {
+	switch {
+	case j.Version != stateVersion:
+		return fmt.Errorf("version %d; this program knows version %d", j.Version, stateVersion)
+	case j.TrustDomain != td.String():
+		return fmt.Errorf("it belongs to the trust domain %.256q, and this authority to %q; use that trust "+
+			"domain, or another store", j.TrustDomain, td)
+	case j.Authority == "" || j.Revision == 0 || j.Sequence == 0:
+		return errors.New("authority, revision or sequence is missing")
+	case len(j.Roots) > MaxKeys || len(j.JWTKeys) > MaxKeys:
+		return fmt.Errorf("%d roots and %d JWT keys, the limit is %d each", len(j.Roots), len(j.JWTKeys), MaxKeys)
+	}
+	return nil
 }
 
 // checkKeys checks the rules that hold between keys of one kind.
