@@ -521,6 +521,8 @@ func TestLastGoodConfig(t *testing.T) {
 }
 
 // flip is a live source that a test switches.
+var errAway = errors.New("the agent is away")
+
 type flip struct {
 	life lifecycle.Life
 	*spiffetest.Source
