@@ -311,8 +311,8 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 }
 
 // Write writes the current identity and bundles once, and reports whether anything in the directory changed. It works
-// without [Sink.Run], for programs that write once and exit, and alongside it. It also fetches the tokens that are due,
-// which takes up to 5 seconds. It fails if a source fails, the identity has expired, other users can write to the
+// without [Sink.Run], for programs that write once and exit, and alongside it. It also fetches the tokens that are
+// due, which takes up to 5 seconds. It fails if a source fails, the identity has expired, other users can write to the
 // directory, or a file cannot be written.
 func (s *Sink) Write() (changed bool, err error) {
 	changed, _, err, tokens := s.round(context.Background())

@@ -50,8 +50,8 @@ type merged struct {
 // sources. The bundle of td always comes from own. The bundle of another trust domain comes from the first federated
 // source that has it, or from own if none has.
 //
-// The program starts and closes the sources. Ready waits only for own. Changed reports changes of any source; its first
-// call starts a goroutine for each source. Close ends these goroutines and closes no source.
+// The program starts and closes the sources. Ready waits only for own. Changed reports changes of any source; its
+// first call starts a goroutine for each source. Close ends these goroutines and closes no source.
 func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source, error) {
 	switch {
 	case td.IsZero():
@@ -119,8 +119,8 @@ func (m *merge) Snapshot() (*spiffe.Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("source: merge: %w", err)
 	}
-	if last := m.cur.Load(); last != nil && set.Equal(last.snap.Bundles()) { // so that readers see that nothing changed
-		set = last.snap.Bundles()
+	if last := m.cur.Load(); last != nil && set.Equal(last.snap.Bundles()) {
+		set = last.snap.Bundles() // so that readers see that nothing has changed
 	}
 	c.snap = spiffe.NewSnapshot(svid, set)
 	m.cur.Store(c)

@@ -309,14 +309,13 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 			failures++
 			_ = h.told(ctx, c.Request(), err) // the stream goes on
 		}
-		now := time.Now()
-		wait, expired := nextCheck(v.ids, failures, err, now)
+		wait, expired := nextCheck(v.ids, failures, err, time.Now())
 		if !expired.IsZero() {
 			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
 				"its source has no other", slog.String("id", expired.String()))
 		}
 		if !next.IsZero() {
-			wait = min(wait, next.Sub(now))
+			wait = min(wait, time.Until(next))
 		}
 		if told, err = h.await(ctx, wait, v.news); err != nil {
 			return err
