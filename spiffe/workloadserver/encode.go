@@ -2,9 +2,7 @@ package workloadserver
 
 import (
 	"bytes"
-	"crypto"
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -25,7 +23,7 @@ type encodings struct {
 type generation struct {
 	snap    *spiffe.Snapshot
 	crls    [][]byte
-	bundles [3]func() ([]byte, error) // X.509, JWT, WIT
+	bundles map[*workloadwire.Profile]func() ([]byte, error)
 
 	mu    sync.Mutex
 	svids map[string]func() ([]byte, error) // by list of identities
@@ -37,9 +35,10 @@ func (e *encodings) of(snap *spiffe.Snapshot, crls [][]byte) *generation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if g := e.cur; g == nil || g.snap != snap || !slices.EqualFunc(g.crls, crls, bytes.Equal) {
-		e.cur = &generation{snap: snap, crls: crls, svids: make(map[string]func() ([]byte, error))}
-		for i, kind := range kinds {
-			e.cur.bundles[i] = sync.OnceValues(func() ([]byte, error) { return kind.encode(snap, crls) })
+		e.cur = &generation{snap: snap, crls: crls, svids: make(map[string]func() ([]byte, error)),
+			bundles: make(map[*workloadwire.Profile]func() ([]byte, error))}
+		for _, p := range []*workloadwire.Profile{workloadwire.X509, workloadwire.JWT, workloadwire.WIT} {
+			e.cur.bundles[p] = sync.OnceValues(func() ([]byte, error) { return encodeBundles(p, snap, crls) })
 		}
 	}
 	return e.cur
@@ -106,49 +105,17 @@ func authorities(b *spiffe.Bundle) []byte {
 	return der
 }
 
-// kind is a kind of authorities: X.509, JWT or WIT.
-type kind struct {
-	profile *workloadwire.Profile
-	value   func(b *spiffe.Bundle) (value []byte, some bool, err error) // some: b has authorities of the kind
-}
-
-var kinds = [...]kind{
-	{workloadwire.X509, func(b *spiffe.Bundle) ([]byte, bool, error) {
-		der := authorities(b)
-		return der, len(der) > 0, nil
-	}},
-	{workloadwire.JWT, func(b *spiffe.Bundle) ([]byte, bool, error) {
-		doc, err := b.MarshalJWKS()
-		return doc, anyKey(b.JWTAuthorities()), err
-	}},
-	{workloadwire.WIT, func(b *spiffe.Bundle) ([]byte, bool, error) {
-		doc, err := jws.MarshalSet(b.WITAuthorities(), false)
-		return doc, anyKey(b.WITAuthorities()), err
-	}},
-}
-
-// anyKey reports whether there are keys.
-func anyKey(keys iter.Seq2[string, crypto.PublicKey]) bool {
-	for range keys {
-		return true
-	}
-	return false
-}
-
-// encode encodes all bundles that have authorities of the kind, and always the bundle of the server's own trust
-// domain.
-func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
-	svid, err := snap.SVID()
-	if err != nil {
-		return nil, err
-	}
+// encodeBundles encodes all bundles that have authorities of the profile, and always the bundle of the server's own
+// trust domain.
+func encodeBundles(p *workloadwire.Profile, snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	m := &workloadwire.Bundles{Bundles: make(map[string][]byte)}
-	if k.profile == workloadwire.X509 {
+	if p == workloadwire.X509 {
 		m.CRLs = crls
 	}
+	svid, _ := snap.SVID() // of a snapshot: never an error
 	own, found := svid.ID().TrustDomain(), false
 	for b := range snap.Bundles().All() {
-		v, some, err := k.value(b)
+		v, some, err := encodeBundle(p, b)
 		if err != nil {
 			return nil, err
 		}
@@ -159,8 +126,23 @@ func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	if _, ok := m.Bundles[own.ID().String()]; !ok {
 		return nil, fmt.Errorf("the snapshot has no bundle of its own trust domain %q", own)
 	}
-	if !found && k.profile == workloadwire.WIT { // without WIT authorities, WIT-SVIDs are not in use
+	if !found && p == workloadwire.WIT { // without WIT authorities, WIT-SVIDs are not in use
 		return nil, fmt.Errorf("no bundle has WIT authorities: %w", ErrDenied)
 	}
-	return k.profile.WriteBundles(m)
+	return p.WriteBundles(m)
+}
+
+// encodeBundle returns the authorities of b for the profile, and whether there are some.
+func encodeBundle(p *workloadwire.Profile, b *spiffe.Bundle) (value []byte, some bool, err error) {
+	c := b.Contents()
+	switch p {
+	case workloadwire.X509:
+		value = authorities(b)
+		return value, len(value) > 0, nil
+	case workloadwire.JWT:
+		value, err = b.MarshalJWKS()
+		return value, len(c.JWTAuthorities) > 0, err
+	}
+	value, err = jws.MarshalSet(b.WITAuthorities(), false)
+	return value, len(c.WITAuthorities) > 0, err
 }

@@ -85,13 +85,13 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 	stream(workloadwire.FetchX509SVID, always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
 		return h.enc.of(snap, h.crls()).of(ids)
 	}))
-	bundles := func(name string, i int) {
+	bundles := func(name string, p *workloadwire.Profile) {
 		stream(name, always(func(snap *spiffe.Snapshot, _ []Identity) ([]byte, error) {
-			return h.enc.of(snap, h.crls()).bundles[i]()
+			return h.enc.of(snap, h.crls()).bundles[p]()
 		}))
 	}
-	bundles(workloadwire.FetchX509Bundles, 0)
-	bundles(workloadwire.FetchJWTBundles, 1)
+	bundles(workloadwire.FetchX509Bundles, workloadwire.X509)
+	bundles(workloadwire.FetchJWTBundles, workloadwire.JWT)
 	if h.opts.IssueJWTSVID != nil {
 		unary(workloadwire.FetchJWTSVID, h.fetchJWTSVID)
 	}
@@ -100,7 +100,7 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 	}
 	if h.opts.IssueWITSVID != nil {
 		stream(workloadwire.FetchWITSVID, h.fetchWITSVID)
-		bundles(workloadwire.FetchWITBundles, 2)
+		bundles(workloadwire.FetchWITBundles, workloadwire.WIT)
 	}
 	for path, method := range methods {
 		methods[path] = h.counted(method)
