@@ -31,15 +31,13 @@ type Handler struct {
 	src     Provider
 	opts    Options
 	grpc    *grpchttp.Handler
-	done    chan struct{} // closed by Close
+	done    chan struct{} // closed by stop
+	stop    func()
 	refresh renew.Signal
 	enc     encodings
 	shares  *limit.Shares[peerkey.Holder] // of requests being answered
 	log     *ratelog.Log
 	counts  counts
-
-	mu     sync.Mutex
-	closed bool
 }
 
 // NewHandler returns a handler that serves the identity and bundles of src. opts may be nil, and is copied.
@@ -55,6 +53,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means " +
 			"10,000 and 1,000")
 	}
+	h.stop = sync.OnceFunc(func() { close(h.done) })
 	h.shares = limit.NewShares[peerkey.Holder](cmp.Or(h.opts.MaxStreams, maxStreams),
 		cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
 	h.log = ratelog.New(h.opts.Logger, 0)
@@ -124,12 +123,12 @@ func (h *Handler) admit(r *http.Request) error {
 				refuse(grpchttp.PermissionDenied, "another_machine", "callers from other machines are not served"))
 		}
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
+	select {
+	case <-h.done:
 		return errClosing()
+	default:
+		return nil
 	}
-	return nil
 }
 
 // counted wraps a method: its requests count against the shares, and its errors become what callers may see.
@@ -438,11 +437,6 @@ func (h *Handler) Refresh() { h.refresh.Notify() }
 // does not wait for the streams, which belong to the http.Server. Later requests are refused. Close may be called
 // twice; it returns nil.
 func (h *Handler) Close() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.closed {
-		h.closed = true
-		close(h.done)
-	}
+	h.stop()
 	return nil
 }
