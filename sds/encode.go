@@ -6,18 +6,14 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // version is a hash of content. The version of a set of secrets is the XOR of their versions: it does not depend on
@@ -41,15 +37,12 @@ func parseVersion(s string) (v version) {
 	return v
 }
 
-// entry is the secret served for a name at one moment. All streams share it. Only its frames change.
+// entry is the secret served for a name at one moment. All streams share it. It never changes.
 type entry struct {
 	name    string
 	secret  *pki.Secret
 	version version
 	any     []byte // the encoded google.protobuf.Any with the Secret, encoded only once
-
-	mu     sync.Mutex
-	frames map[holding]*frame
 }
 
 // expired reports whether e has expired. An entry without an expiry never does.
@@ -68,15 +61,12 @@ func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	if s == nil {
 		return nil, errors.New("the source returned no secret and no error")
 	}
-	c, err := contentOf(s)
-	if err != nil {
-		return nil, err
-	}
+	guessable := false
 	encoded, err := protofield.Write(func(w *protofield.Writer) {
 		w.Text(1, typeURL)
 		w.Message(2, func(w *protofield.Writer) {
 			w.Text(1, name)
-			w.Message(c.field, c.write)
+			guessable = writeContent(w, s)
 		})
 	})
 	if err != nil {
@@ -85,18 +75,11 @@ func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	e := &entry{name: name, secret: s, any: encoded}
 	h := sha256.New()
 	h.Write(encoded)
-	if c.guessable {
+	if guessable {
 		h.Write(salt)
 	}
 	copy(e.version[:], h.Sum(nil))
 	return e, nil
-}
-
-// content is the content of an Envoy Secret, of one kind.
-type content struct {
-	field     protofield.Number // of the Secret
-	guessable bool              // it contains secrets that people may have chosen
-	write     func(w *protofield.Writer)
 }
 
 // Fields of a Secret, one for each kind.
@@ -113,35 +96,37 @@ const (
 	validatorURL  = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.SPIFFECertValidatorConfig"
 )
 
-// contentOf encodes the content of a secret.
-func contentOf(s *pki.Secret) (c content, err error) {
+// writeContent writes the content of a secret, and reports whether people may have chosen some of it.
+func writeContent(w *protofield.Writer, s *pki.Secret) (guessable bool) {
 	if chain, key, ok := s.KeyPair(); ok {
-		c.field, c.write = tlsCertificate, func(w *protofield.Writer) {
+		w.Message(tlsCertificate, func(w *protofield.Writer) {
 			writeInline(w, 1, chain)
 			writeInline(w, 2, key)
-		}
+		})
 	} else if chain, provider, ok := s.KeyProvider(); ok {
-		err = checkProvider(provider)
-		c.field, c.guessable, c.write = tlsCertificate, true, func(w *protofield.Writer) {
+		guessable = true
+		w.Fail(checkProvider(provider))
+		w.Message(tlsCertificate, func(w *protofield.Writer) {
 			writeInline(w, 1, chain)
 			w.AddBytes(6, provider)
-		}
+		})
 	} else if roots, ok := s.Roots(); ok {
-		c.field, c.write = validationContext, func(w *protofield.Writer) { writeRoots(w, roots, s) }
+		w.Message(validationContext, func(w *protofield.Writer) { writeRoots(w, roots, s) })
 	} else if domains, ok := s.TrustDomains(); ok {
-		c.field, c.write = validationContext, func(w *protofield.Writer) { writeDomains(w, domains) }
+		w.Message(validationContext, func(w *protofield.Writer) { writeDomains(w, domains) })
 	} else if keys, ok := s.TicketKeys(); ok {
-		c.field, c.write = sessionTicketKeys, func(w *protofield.Writer) {
+		w.Message(sessionTicketKeys, func(w *protofield.Writer) {
 			for _, key := range keys {
 				writeInline(w, 1, key)
 			}
-		}
+		})
 	} else if values, ok := s.Generic(); ok {
-		c.field, c.guessable, c.write = genericSecret, true, func(w *protofield.Writer) { writeValues(w, values) }
+		guessable = true
+		w.Message(genericSecret, func(w *protofield.Writer) { writeValues(w, values) })
 	} else {
-		err = errors.New("the secret is empty")
+		w.Fail(errors.New("the secret is empty"))
 	}
-	return c, err
+	return guessable
 }
 
 func writeRoots(w *protofield.Writer, roots []byte, s *pki.Secret) {
@@ -211,19 +196,15 @@ func checkProvider(provider []byte) error {
 
 // response is a DiscoveryResponse or a DeltaDiscoveryResponse, assembled from encoded entries.
 type response struct {
-	holding
+	delta   bool
+	version version // of all that the client holds once it has accepted the response
+	nonce   string
 	entries []*entry
 	removed []string // delta only
-	frame   *frame   // nil for a fetch
+	push    *report.Push
 }
 
-// holding is the state of a client after it has accepted a response.
-type holding struct {
-	delta   bool
-	version version
-}
-
-func (r *response) encode(nonce string) []byte {
+func (r *response) encode() []byte {
 	b, _ := protofield.Write(func(w *protofield.Writer) { // cannot fail: names are UTF-8
 		w.Text(1, r.version.String())
 		for _, e := range r.entries {
@@ -238,7 +219,7 @@ func (r *response) encode(nonce string) []byte {
 			})
 		}
 		w.Text(4, typeURL)
-		w.Text(5, nonce)
+		w.Text(5, r.nonce)
 		for _, name := range r.removed {
 			w.AddText(6, name)
 		}
@@ -246,55 +227,8 @@ func (r *response) encode(nonce string) []byte {
 	return b
 }
 
-// frame is an encoded response with its nonce. It can be sent to any number of streams.
-type frame struct {
-	label
-	wire grpchttp.Frame
-}
-
-// label identifies a frame: the client's answer is compared with it.
-type label struct {
-	serial  uint64
-	nonce   string
-	version string
-	names   []string // of its secrets, and of some that it removes
-}
-
-// frames makes frames with increasing serials. The nonce contains the serial.
-type frames struct {
-	stamp  string // prefix of each nonce, so that another server's nonce is not taken for ours
-	serial atomic.Uint64
-}
-
-func newFrames() *frames { return &frames{stamp: strconv.FormatUint(uint64(rand.Uint32()), 36) + "-"} }
-
-// maxFrames is how many frames an entry keeps. Streams with the same names share a frame.
-const maxFrames = 16
-
-// of returns a frame of r with a serial larger than after, so that no nonce comes twice on a stream. A change of one
-// secret is encoded once for all streams that then hold the same secrets.
-func (f *frames) of(r *response, after uint64) *frame {
-	if len(r.entries) != 1 || len(r.removed) > 0 {
-		return f.make(r)
-	}
-	e := r.entries[0]
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if have := e.frames[r.holding]; have != nil && have.serial > after {
-		return have
-	}
-	if e.frames == nil || len(e.frames) >= maxFrames {
-		e.frames = make(map[holding]*frame)
-	}
-	made := f.make(r)
-	e.frames[r.holding] = made
-	return made
-}
-
-func (f *frames) make(r *response) *frame {
-	serial := f.serial.Add(1)
-	nonce := f.stamp + strconv.FormatUint(serial, 10)
-	var names []string
+// names returns the names of the secrets, and of some that are removed.
+func (r *response) names() (names []string) {
 	for _, e := range r.entries {
 		names = append(names, e.name)
 	}
@@ -305,5 +239,5 @@ func (f *frames) make(r *response) *frame {
 		}
 		names = append(names, strings.Clone(name))
 	}
-	return &frame{label{serial, nonce, r.version.String(), names}, grpchttp.NewFrame(r.encode(nonce))}
+	return names
 }

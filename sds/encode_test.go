@@ -59,13 +59,13 @@ func TestResponseBytes(t *testing.T) {
 	}})
 	v := a.version.xor(b.version)
 
-	got := (&response{holding: holding{false, v}, entries: []*entry{a, b}}).encode("7")
+	got := (&response{version: v, nonce: "7", entries: []*entry{a, b}}).encode()
 	want := must.Get(proto.Marshal(&envoysds.DiscoveryResponse{
 		VersionInfo: v.String(), Resources: []*anypb.Any{packedA, packedB}, TypeUrl: typeURL, Nonce: "7",
 	}))(t)
 	assert.Equal(t, want, got)
 
-	got = (&response{holding: holding{true, v}, entries: []*entry{a, b}, removed: []string{"x", "y"}}).encode("8")
+	got = (&response{delta: true, version: v, nonce: "8", entries: []*entry{a, b}, removed: []string{"x", "y"}}).encode()
 	want = must.Get(proto.Marshal(&envoysds.DeltaDiscoveryResponse{
 		SystemVersionInfo: v.String(),
 		Resources: []*envoysds.Resource{
@@ -75,39 +75,6 @@ func TestResponseBytes(t *testing.T) {
 		TypeUrl: typeURL, Nonce: "8", RemovedResources: []string{"x", "y"},
 	}))(t)
 	assert.Equal(t, want, got)
-}
-
-// Streams that come to hold the same secrets by the same change share one frame. No stream gets a nonce
-// that is not larger than those before it.
-func TestFrames(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	a := must.Get(newEntry("default", pair(t, ca, "default"), nil))(t)
-	f := newFrames()
-	alone := &response{holding: holding{false, a.version}, entries: []*entry{a}}
-	first := f.of(alone, 0)
-	assert.Same(t, first, f.of(&response{holding: alone.holding, entries: []*entry{a}}, 0))
-	for name, other := range map[string]*response{
-		"delta":       {holding: holding{true, a.version}, entries: []*entry{a}},
-		"holds more":  {holding: holding{false, a.version.xor(version{1})}, entries: []*entry{a}},
-		"two secrets": {holding: alone.holding, entries: []*entry{a, a}},
-		"removed":     {holding: alone.holding, entries: []*entry{a}, removed: []string{"x"}},
-	} {
-		fr := f.of(other, 0)
-		assert.NotSame(t, first, fr, name)
-		assert.Greater(t, fr.serial, first.serial, name)
-		assert.NotEqual(t, fr.nonce, first.nonce, name)
-	}
-	assert.Same(t, first, f.of(alone, first.serial-1))
-	again := f.of(alone, first.serial)
-	assert.Greater(t, again.serial, first.serial, "it was sent on this stream before")
-	assert.Same(t, again, f.of(alone, 0), "which others share from now on")
-
-	for i := range 10 * maxFrames {
-		f.of(&response{holding: holding{false, version{byte(i), byte(i >> 8), 1}}, entries: []*entry{a}}, 0)
-		assert.LessOrEqual(t, len(a.frames), maxFrames)
-	}
-	assert.NotEqual(t, f.stamp, newFrames().stamp)
 }
 
 func TestEntryVersion(t *testing.T) {

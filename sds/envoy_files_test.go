@@ -29,9 +29,8 @@ func TestEnvoyOfFiles(t *testing.T) {
 	run := background(t)
 
 	authority := spiffetest.NewCA(t, "example.org")
-	files, err := sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{filepath.Join(dir, "frontend"), filepath.Join(dir, "backend")}})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = files.Close() })
+	files := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{filepath.Join(dir, "frontend"), filepath.Join(dir, "backend")}}))(t)
+	run("files", files.Run)
 	src := must.Get(sdssource.Mux(map[string]sds.Source{"file-cert:*": files, "file-root:*": files}))(t)
 	s := &unixsocket.Server{Path: filepath.Join(dir, "sds.sock"), Handler: handler(t, src, nil)}
 	run("SDS", s.Run)

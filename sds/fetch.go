@@ -2,18 +2,20 @@ package sds
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// fetch answers one request from the table, like a stream that ends with its first response. It waits until all names
-// have been looked up.
+// fetch answers one request from the source.
 //
 // The response contains the names that exist. If none does, fetch returns an error: Envoy would take an empty
 // response as permission to open its port without a certificate.
 func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*response, error) {
-	s := newSession(false, h.opts.MaxNames, h.frames)
+	s := newSession(false, h.opts.MaxNames)
 	out, err := s.request(r)
 	if err != nil {
 		return nil, err
@@ -27,98 +29,58 @@ func (h *Handler) fetch(ctx context.Context, p peerkey.Holder, r *request) (*res
 	if len(out.added) == 0 {
 		return nil, grpchttp.Errorf(grpchttp.InvalidArgument, "sds: fetch: name at least one resource")
 	}
-	l := lookups{h: h, peer: p, node: s.node, items: out.added}
-	defer l.end()
-	if err := l.wait(ctx); err != nil {
-		return nil, err
-	}
-	return l.answer(ctx)
-}
-
-// lookups are the names of a fetch.
-type lookups struct {
-	h     *Handler
-	peer  peerkey.Holder
-	node  string
-	items []*item // without a watch if the client may not have the name
-}
-
-// wait waits until the table has looked up each name.
-func (l *lookups) wait(ctx context.Context) error {
-	news := make(chan struct{}, 1)
-	in := &inbox{wake: func() {
-		select {
-		case news <- struct{}{}:
-		default:
-		}
-	}}
-	turn := l.h.table.turn.Load()
-	for _, it := range l.items {
-		if source, ok := l.h.resolve(ctx, l.peer, l.node, it); ok {
-			it.watch = l.h.table.watch(source, it.name, in, nil, turn)
-		}
-	}
-	for _, it := range l.items {
-		if it.watch == nil {
-			continue
-		}
-		for it.cur = it.watch.res.cur.Load(); it.cur == nil; it.cur = it.watch.res.cur.Load() {
-			select {
-			case <-news:
-				in.take(nil)
-			case <-ctx.Done():
-				return ended(ctx.Err())
-			case <-l.h.table.ctx.Done():
-				return errClosing()
-			}
-		}
-	}
-	return nil
-}
-
-// end ends the watches that wait has begun.
-func (l *lookups) end() {
-	for _, it := range l.items {
-		if it.watch != nil {
-			l.h.table.unwatch(it.watch)
-		}
-	}
-}
-
-// answer returns the secrets of the names. It resolves them again, as much may have changed during wait.
-func (l *lookups) answer(ctx context.Context) (*response, error) {
-	var resp response
-	failed := false
-	for _, it := range l.items {
-		if it.watch == nil {
-			continue
-		}
-		source, ok := l.h.resolve(ctx, l.peer, l.node, it)
-		if !ok {
-			continue
-		}
-		if source != it.watch.res.source { // the name resolves to another secret now; the client asks again
-			failed = true
-			continue
-		}
-		if st := it.watch.res.cur.Load(); st != nil {
-			it.cur = st
-		}
+	resp, failed := new(response), false
+	for _, f := range h.find(ctx, p, s.node, out.added) {
+		// Resolve again, as much may have changed during the look-ups.
+		source, ok := h.resolve(ctx, p, s.node, f.item)
 		switch {
-		case it.cur.entry != nil:
-			resp.entries = append(resp.entries, it.cur.entry)
-			resp.version = resp.version.xor(it.cur.entry.version)
-		case it.cur.err != nil:
+		case ctx.Err() != nil:
+			return nil, ended(ctx.Err())
+		case h.table.ctx.Err() != nil:
+			return nil, errClosing()
+		case !ok, errors.Is(f.err, fs.ErrNotExist):
+		case f.err != nil, source != f.source: // the client asks again
 			failed = true
+		default:
+			resp.entries = append(resp.entries, f.entry)
+			resp.version = resp.version.xor(f.entry.version)
 		}
 	}
 	switch {
 	case len(resp.entries) > 0:
-		return &resp, nil
+		return resp, nil
 	case failed: // the reason is in our log; the client does not need it
 		return nil, grpchttp.Errorf(grpchttp.Unavailable, "sds: fetch: the secret is not available now; try again")
 	}
-	return nil, errNotFound(l.items[0].name)
+	return nil, errNotFound(out.added[0].name)
+}
+
+// found is the result of the look-up for a fetch.
+type found struct {
+	item   *item
+	source string
+	entry  *entry
+	err    error
+}
+
+// find looks up the names that the client may have.
+func (h *Handler) find(ctx context.Context, p peerkey.Holder, node string, items []*item) (all []found) {
+	lookup, cancel := context.WithTimeout(h.table.ctx, lookupTimeout) // without the values of ctx
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+	for _, it := range items {
+		source, ok := h.resolve(ctx, p, node, it)
+		if !ok {
+			continue
+		}
+		e, err := h.table.entry(lookup, source, it.name)
+		all = append(all, found{it, source, e, err})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			h.table.failed.Add(1)
+			h.opts.Logger.Debug("sds: look-up failed", slog.String("name", clip(it.name)), slog.Any("err", err))
+		}
+	}
+	return all
 }
 
 // serveFetch serves FetchSecrets over gRPC.
@@ -137,6 +99,6 @@ func (h *Handler) serveFetch(ctx context.Context, call *grpchttp.Call) error {
 		if err != nil {
 			return nil, err
 		}
-		return resp.encode(""), nil // nothing acknowledges it
+		return resp.encode(), nil // without a nonce, as nothing acknowledges it
 	})(ctx, call)
 }

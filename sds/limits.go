@@ -48,25 +48,21 @@ func attrs(ctx context.Context, p peerkey.Holder) []slog.Attr {
 // enter counts a stream or a fetch of p. The caller must call h.open.Give when it ends.
 func (h *Handler) enter(r *http.Request, p peerkey.Holder) error {
 	if err := h.open.Take(p, 1); err != nil {
-		what := "too many streams are open"
-		if isOfPeer(err) {
-			what = "this peer has too many streams open"
-		}
-		e := full("sds: " + what + "; try again later")
-		h.refused(r.Context(), p, what, e)
+		e := full(err, "streams")
+		h.refused(r.Context(), p, e.Message, e)
 		return e
 	}
 	return nil
 }
 
-func isOfPeer(err error) bool {
-	e, ok := errors.AsType[*limit.Error](err)
-	return ok && e.Reason == limit.CallerShare
-}
-
-// full returns the error for a request that exceeds a limit.
-func full(text string) *grpchttp.Error {
-	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text, RetryAfter: retryFull}
+// full returns the refusal for err, an error of limit.Shares; what names the resource.
+func full(err error, what string) *grpchttp.Error {
+	text := "sds: all clients together have too many " + what
+	if e, ok := errors.AsType[*limit.Error](err); ok && e.Reason == limit.CallerShare {
+		text = "sds: this peer has too many " + what
+	}
+	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text + "; try again later",
+		RetryAfter: retryFull}
 }
 
 // holdings counts the names that one stream or fetch holds for its peer.
@@ -83,11 +79,7 @@ func (c *holdings) hold(s *session) error {
 		c.h.names.Give(c.peer, -more)
 	case more > 0:
 		if err := c.h.names.Take(c.peer, more); err != nil {
-			what := "sds: clients ask for too many names"
-			if isOfPeer(err) {
-				what = "sds: this peer asks for too many names"
-			}
-			return full(what + "; ask for less, or try again later")
+			return full(err, "names")
 		}
 	}
 	c.cost = s.cost()

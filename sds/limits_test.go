@@ -86,8 +86,8 @@ func TestStreamShares(t *testing.T) {
 	assert.Equal(t, codeOK, answer)
 	third := asking(t, other, "default")
 	want(t, third.recv(), web)
-	refusal(t, open(t, other, "StreamSecrets"), "sds: too many streams are open")
-	refusal(t, open(t, connect(), "StreamSecrets"), "sds: too many streams are open")
+	refusal(t, open(t, other, "StreamSecrets"), "sds: all clients together have too many streams")
+	refusal(t, open(t, connect(), "StreamSecrets"), "sds: all clients together have too many streams")
 
 	// A client that is refused holds nothing, and what ends leaves room.
 	require.NoError(t, first.in.Close())
@@ -251,7 +251,7 @@ func TestNamesOfPeer(t *testing.T) {
 			want(t, polite.recv(), web)
 			const most = 32 << 20
 			require.Eventually(t, func() bool { open, _ := h.Held(); return open <= most/(60*(4000+1024))+1 }, patient, time.Millisecond)
-			refusal(t, streams[len(streams)-1].raw, "this peer asks for too many names")
+			refusal(t, streams[len(streams)-1].raw, "this peer has too many names")
 			open, names := h.Held()
 			assert.Greater(t, names, most*9/10)
 			assert.Less(t, names, most+2<<10)

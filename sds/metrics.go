@@ -11,8 +11,8 @@ type counts struct {
 
 // init registers the metrics of h.
 func (c *counts) init(h *Handler) {
-	c.Gauges("svidkit_sds_streams", "The number of open streams, of both kinds.",
-		func(add metrics.Add) { add(float64(h.streams.Load())) })
+	c.Gauges("svidkit_sds_streams", "The number of open streams of both kinds, and of fetches under way.",
+		func(add metrics.Add) { add(float64(h.open.Held())) })
 	c.Gauges("svidkit_sds_names",
 		"The number of names that clients ask for and may have, by whether there is something to serve.",
 		func(add metrics.Add) {

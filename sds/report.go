@@ -18,7 +18,7 @@ func (h *Handler) Report() report.Report {
 	h.mu.Lock()
 	pushes := slices.Concat(h.pushes, h.rejections)
 	h.mu.Unlock()
-	server := report.Server{Protocol: "SDS", Streams: int(h.streams.Load()), Names: h.table.versions(), Pushes: pushes}
+	server := report.Server{Protocol: "SDS", Streams: h.open.Held(), Names: h.table.versions(), Pushes: pushes}
 	return report.Report{Servers: []report.Server{server}, Metrics: h.counts.Write}
 }
 
@@ -41,10 +41,10 @@ func noted(list []report.Push, p report.Push) []report.Push {
 }
 
 // pushed notes a response about to be sent.
-func (h *Handler) pushed(l *label) {
+func (h *Handler) pushed(p *report.Push) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.pushes = noted(h.pushes, report.Push{Version: l.version, Names: l.names})
+	h.pushes = noted(h.pushes, *p)
 }
 
 // rejected notes that a client has rejected a response.

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -26,12 +25,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
-	"github.com/svidkit/svidkit/secretcache"
-	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/filesink"
-	"github.com/svidkit/svidkit/spiffe/filesource"
-	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 var long = flag.Bool("long", false, "run at full scale")
@@ -288,117 +281,4 @@ func TestScaleCycles(t *testing.T) { // not parallel: it measures
 	assert.Zero(t, names)
 	assert.Zero(t, h.Incoming())
 	assert.Empty(t, h.Status().Names)
-}
-
-// TestScaleRestart ends an agent that serves 5,000 streams, and starts it again while its CA is away: from the files that
-// the one before has written, it serves all of them within five seconds, and asks for no certificate.
-func TestScaleRestart(t *testing.T) { // not parallel: it measures
-	rounds.Slow(t)
-	streams := scaled(5000, 500)
-	const conns = 5
-	authority := spiffetest.NewCA(t, "example.org")
-	id, dir := spiffe.MustParseID("spiffe://example.org/web"), t.TempDir()
-	path := filepath.Join(socketDir(t), "s")
-	// agent starts one that goes on where the one before it has ended.
-	agent := func() (manager *secretcache.Manager, end func()) {
-		var previous *spiffe.Snapshot
-		if _, err := os.Stat(filepath.Join(dir, "key.pem")); err == nil {
-			src, err := filesource.Start(t.Context(), filesource.Config{
-				CertFile: filepath.Join(dir, "cert-chain.pem"), KeyFile: filepath.Join(dir, "key.pem"), Bundles: []filesource.BundleFile{{Path: filepath.Join(dir, "root-cert.pem")}},
-			})
-			require.NoError(t, err)
-			previous = must.Get(src.Snapshot())(t)
-			require.NoError(t, src.Close())
-		}
-		m := must.Get(secretcache.Start(t.Context(), secretcache.Config{ID: id, CA: authority, Previous: previous}))(t)
-		sink := must.Get(filesink.Start(t.Context(), filesink.Config{Source: m, Dir: dir}))(t)
-		h := must.Get(sds.NewHandler(m, nil))(t)
-		s := &unixsocket.Server{Path: path, Handler: h}
-		require.NoError(t, s.Listen())
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- s.Run(ctx) }()
-		return m, sync.OnceFunc(func() {
-			assert.NoError(t, h.Close())
-			cancel()
-			assert.NoError(t, <-done)
-			assert.NoError(t, sink.Close())
-			assert.NoError(t, m.Close())
-		})
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	served := make(chan []byte, streams) // the chain, once for each stream that is open
-	serve := func(c *http.Client) {
-		r, w := io.Pipe()
-		defer context.AfterFunc(ctx, func() { _ = r.CloseWithError(context.Canceled) })() // the transport does not look at ctx while it reads
-		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+service+"StreamSecrets", r)
-		req.Header.Set("Content-Type", "application/grpc")
-		resp, err := c.Do(req)
-		if err != nil {
-			return
-		}
-		defer resp.Body.Close()
-		defer r.CloseWithError(context.Canceled)
-		s := client{&raw{t: t, in: w, resp: resp}}
-		if s.answer(&envoysds.DiscoveryResponse{}, false, "default") != nil {
-			return
-		}
-		for {
-			response, err := s.receive()
-			if err != nil {
-				return
-			}
-			var secret envoysds.Secret
-			if proto.Unmarshal(response.GetResources()[0].GetValue(), &secret) == nil {
-				served <- secret.GetTlsCertificate().GetCertificateChain().GetInlineBytes()
-			}
-			if s.answer(response, false, "default") != nil {
-				return
-			}
-		}
-	}
-	first, end := agent()
-	defer func() { end() }()
-	var clients sync.WaitGroup
-	defer clients.Wait()
-	defer cancel()
-	for range conns {
-		c := sds.UnixClient(path)
-		defer c.CloseIdleConnections()
-		for range streams / conns {
-			clients.Go(func() {
-				for ctx.Err() == nil {
-					serve(c)
-					time.Sleep(20 * time.Millisecond)
-				}
-			})
-		}
-	}
-	svid := must.Get(first.SVID())(t)
-	chain := pki.MarshalCertificatesPEM(svid.Chain()...)
-	all := func() {
-		for range streams {
-			select {
-			case got := <-served:
-				require.Equal(t, string(chain), string(got))
-			case <-time.After(patient):
-				require.FailNow(t, "a stream was not served")
-			}
-		}
-	}
-	all()
-	signed := authority.Signed()
-	require.Equal(t, 1, signed)
-	end()
-	authority.FailNext(-1, nil)
-	begun := time.Now()
-	second, endSecond := agent()
-	end = endSecond
-	all()
-	took := time.Since(begun)
-	t.Logf("%d streams are served %v after the start", streams, took)
-	assert.LessOrEqual(t, took, 5*time.Second)
-	assert.Equal(t, signed, authority.Signed())
-	assert.Equal(t, svid.Leaf().Raw, must.Get(second.SVID())(t).Leaf().Raw)
-	cancel()
 }

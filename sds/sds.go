@@ -37,7 +37,7 @@
 //   - While a response is unanswered the next one waits, and then carries the newest of everything that changed.
 //     Content that a client rejected (a NACK) is not sent to it again on that stream; new content is. A name list
 //     that becomes empty means "nothing", never "everything".
-//   - A change is encoded once for all streams, and no nonce comes twice on a stream.
+//   - A changed secret is encoded once for all streams, and no nonce comes twice on a stream.
 //
 // # A certificate for each connection
 //
@@ -184,7 +184,6 @@ type Options struct {
 type Handler struct {
 	opts        Options
 	table       *table
-	frames      *frames
 	unsubscribe func()
 	grpc        *grpchttp.Handler
 	log         *ratelog.Log
@@ -192,7 +191,6 @@ type Handler struct {
 	open     *limit.Shares[peerkey.Holder] // streams, and fetches that are under way
 	names    *limit.Shares[peerkey.Holder] // bytes
 	incoming *grpchttp.Incoming
-	streams  atomic.Int64
 	nacks    atomic.Uint64
 
 	counts counts
@@ -208,7 +206,7 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	if src == nil {
 		return nil, errors.New("sds: new handler: the source is nil")
 	}
-	h := &Handler{frames: newFrames()}
+	h := new(Handler)
 	if opts != nil {
 		h.opts = *opts
 	}
@@ -224,7 +222,7 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 
 	h.counts.init(h)
 	h.table = newTable(src, h.opts.Logger)
-	h.log = h.table.sums
+	h.log = h.table.log
 	h.grpc = &grpchttp.Handler{
 		Methods: map[string]grpchttp.Method{
 			service + "StreamSecrets":                h.serveStream(false),

@@ -1,7 +1,9 @@
 package sds
 
 import (
+	"math/rand/v2"
 	"slices"
+	"strconv"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/spiffe/report"
@@ -15,8 +17,8 @@ import (
 type session struct {
 	delta    bool
 	maxNames int
-	maxBytes int // of all names together
-	frames   *frames
+	maxBytes int    // of all names together
+	stamp    string // prefix of each nonce, so that no nonce of another stream is taken for one of this
 
 	// allow decides about content before it is sent, possibly long after it became known, and again whenever there is
 	// news about it; nil allows all. For the client, refused content does not exist until there is news again. allow
@@ -25,14 +27,14 @@ type session struct {
 
 	items    map[string]*item
 	over     map[string]bool // delta: names beyond a limit; the client has yet to be told that they do not exist
-	queue    []*item         // items with news, oldest first; may contain dropped items
+	queue    []*item         // items with news, oldest first
 	version  version         // of the content sent to the client under the names that it still wants
-	last     label           // of the last response; zero before the first
+	serial   uint64          // of the last response; 0 before the first
+	pushed   *report.Push    // the last response
 	awaiting bool            // the last response is neither acknowledged nor rejected
 	begun    bool            // there has been a request
 	bytes    int             // of the names of all items
 	node     string
-	round    uint64 // marks the items that a request names
 }
 
 // item is one name that the client wants.
@@ -42,7 +44,6 @@ type item struct {
 	sent   version // sent last, or reported by the client as its own; zero if none
 	told   bool    // delta: the client was told that there is no such name
 	queued bool
-	round  uint64
 
 	denied bool   // allow refused it
 	watch  *watch // the stream's; not used here
@@ -53,20 +54,21 @@ var absent = &state{}
 
 // outcome is the effect of a request on a session.
 type outcome struct {
-	stale   bool         // SotW: an answer to an old response; it had no effect
 	nack    *report.Push // the client rejected the last response
-	added   []*item      // names that were not wanted before
-	again   []*item      // delta: denied names that the client requests again
+	added   []*item      // names that were not wanted before; delta: also denied ones that the client requests again
 	dropped []*item      // names that are no longer wanted
 	over    int          // delta: how many names exceeded a limit
 }
 
-func newSession(delta bool, maxNames int, frames *frames) *session {
+func newSession(delta bool, maxNames int) *session {
 	return &session{
 		delta: delta, maxNames: maxNames, maxBytes: max(maxNameBytes, nameBytes*maxNames),
-		frames: frames, items: make(map[string]*item),
+		stamp: strconv.FormatUint(uint64(rand.Uint32()), 36) + "-", items: make(map[string]*item),
 	}
 }
+
+// nonce returns the nonce of the last response.
+func (s *session) nonce() string { return s.stamp + strconv.FormatUint(s.serial, 10) }
 
 // request handles one request. An error is for the client, and ends the stream.
 func (s *session) request(r *request) (outcome, error) {
@@ -78,18 +80,16 @@ func (s *session) request(r *request) (outcome, error) {
 	if s.node == "" {
 		s.node = clip(r.node) // later requests may leave it out
 	}
-	switch first, answer := s.last.serial == 0, r.nonce == s.last.nonce; {
+	switch answer := r.nonce == s.nonce(); {
 	case answer && s.awaiting:
 		if r.rejected {
-			out.nack = &report.Push{
-				NACK: true, Names: s.last.names, Version: s.last.version, Client: s.node, Message: clip(r.reason),
-			}
+			out.nack = &report.Push{NACK: true, Names: s.pushed.Names, Version: s.pushed.Version, Client: s.node,
+				Message: clip(r.reason)}
 		}
 		s.awaiting = false
-	case !s.delta && !answer && r.nonce != "" && !first:
+	case !s.delta && !answer && r.nonce != "" && s.serial > 0:
 		// The client will answer the newer response as well, and name again what it wants. Before our first response,
 		// a nonce comes from an older stream, and the request counts as the first one.
-		out.stale = true
 		return out, nil
 	}
 	r.names = slices.DeleteFunc(r.names, func(name string) bool { return name == "" })
@@ -103,7 +103,7 @@ func (s *session) request(r *request) (outcome, error) {
 	if err == nil && s.bytes > s.maxBytes {
 		err = errTooLong(s.maxBytes)
 	}
-	if len(s.queue) > 2*len(s.items) {
+	if len(out.dropped) > 0 {
 		s.queue = slices.DeleteFunc(s.queue, s.dropped) // their names are no longer counted
 	}
 	return out, err
@@ -111,19 +111,15 @@ func (s *session) request(r *request) (outcome, error) {
 
 // replace makes the names of a SotW request the wanted names.
 func (s *session) replace(r *request, out *outcome) error {
-	s.round++
-	wanted := 0
+	wanted := make(map[*item]bool, len(r.names))
 	for _, name := range r.names {
-		if it := s.add(name, out); it.round != s.round {
-			it.round = s.round
-			wanted++
-		}
+		wanted[s.add(name, out)] = true
 	}
-	if wanted > s.maxNames {
+	if len(wanted) > s.maxNames {
 		return errTooMany(s.maxNames)
 	}
 	for _, it := range s.items {
-		if it.round != s.round {
+		if !wanted[it] {
 			s.drop(it, out)
 		}
 	}
@@ -146,7 +142,7 @@ func (s *session) change(r *request, out *outcome) error {
 		}
 		it := s.add(name, out)
 		if it.denied {
-			out.again = append(out.again, it)
+			out.added = append(out.added, it)
 		}
 		s.forget(it) // answer each subscription: the client may have lost its copy
 	}
@@ -216,14 +212,10 @@ func (s *session) news(it *item, st *state) {
 }
 
 func (s *session) enqueue(it *item) {
-	if it.queued {
-		return
+	if !it.queued {
+		it.queued = true
+		s.queue = append(s.queue, it)
 	}
-	if len(s.queue) > 2*len(s.items) { // a client that subscribes and unsubscribes without answering
-		s.queue = slices.DeleteFunc(s.queue, s.dropped)
-	}
-	it.queued = true
-	s.queue = append(s.queue, it)
 }
 
 // next returns the response to send now, or nil. The caller sends it or ends the stream.
@@ -235,14 +227,16 @@ func (s *session) next() *response {
 	if len(r.entries) == 0 && len(r.removed) == 0 {
 		return nil // the client already has all of it, and each item waits only once
 	}
-	r.frame = s.frames.of(r, s.last.serial)
-	s.last, s.awaiting = r.frame.label, true
+	s.serial++
+	s.awaiting = true
+	r.nonce, r.push = s.nonce(), &report.Push{Version: r.version.String(), Names: r.names()}
+	s.pushed = r.push
 	return r
 }
 
 // collect takes as much news from the queue as fits into a response.
 func (s *session) collect() *response {
-	var r response
+	r := response{delta: s.delta}
 	size, done := 0, 0
 	for _, it := range s.queue {
 		if size >= maxResponse {
@@ -263,7 +257,7 @@ func (s *session) collect() *response {
 	rest := copy(s.queue, s.queue[done:])
 	clear(s.queue[rest:])
 	s.queue = s.queue[:rest]
-	r.holding = holding{s.delta, s.version}
+	r.version = s.version
 	return &r
 }
 

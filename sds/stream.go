@@ -13,8 +13,8 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-// stream connects a session to its client and to the table. The goroutine of the HTTP request receives requests and
-// answers them. Another goroutine sends news from the table and ends when done: an idle stream has one.
+// stream connects a session to its client and to the table. The goroutine of the HTTP request receives requests.
+// Other goroutines send responses and news from the table, and end when done: an idle stream has one.
 type stream struct {
 	h      *Handler
 	ctx    context.Context
@@ -39,22 +39,11 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 		if err != nil {
 			return err
 		}
-		defer s.begun()()
+		defer s.end(nil)
+		defer context.AfterFunc(s.ctx, s.call.StopReceiving)()
+		defer context.AfterFunc(h.table.ctx, func() { s.end(errClosing()) })()
+		defer s.close()
 		return s.run()
-	}
-}
-
-// begun counts the stream, and returns a function that ends it.
-func (s *stream) begun() (over func()) {
-	received := context.AfterFunc(s.ctx, s.call.StopReceiving)
-	closing := context.AfterFunc(s.h.table.ctx, func() { s.end(errClosing()) })
-	s.h.streams.Add(1)
-	return func() {
-		s.close()
-		s.h.streams.Add(-1)
-		closing()
-		received()
-		s.end(nil)
 	}
 }
 
@@ -64,7 +53,7 @@ func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool
 	if err := h.enter(call.Request(), p); err != nil {
 		return nil, err
 	}
-	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames, h.frames)}
+	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames)}
 	s.ctx, s.end = context.WithCancelCause(ctx)
 	s.held = holdings{h: h, peer: p}
 	if h.opts.Resolve != nil {
@@ -134,18 +123,18 @@ func (s *stream) close() {
 	s.h.open.Give(s.held.peer, 1)
 }
 
-// request handles a message, unless it is nil, and sends the response that is then due.
+// request handles a message, and begins to send the response that is then due.
 func (s *stream) request(msg []byte) error {
-	f, err := s.next(msg) // a call of its own, so that an idle stream keeps a small stack
-	if f == nil {
-		return err
+	r, err := s.next(msg) // a call of its own, so that an idle stream keeps a small stack
+	if r != nil {
+		s.pushes.Go(func() { s.send(r) })
 	}
-	return s.send(f)
+	return err
 }
 
 // next handles a message, unless it is nil, and the news in the inbox. It returns the response that is due, with out
 // locked, or nil. The client's answer often arrives before the send has returned, and is handled without waiting.
-func (s *stream) next(msg []byte) (*frame, error) {
+func (s *stream) next(msg []byte) (*response, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if msg != nil {
@@ -155,19 +144,20 @@ func (s *stream) next(msg []byte) (*frame, error) {
 	}
 	s.collect()
 	r := s.session.next()
-	if r == nil {
-		return nil, nil
+	if r != nil {
+		s.out.Lock()
 	}
-	s.out.Lock()
-	return r.frame, nil
+	return r, nil
 }
 
-// send sends a frame that next returned.
-func (s *stream) send(f *frame) error {
+// send sends a response that next returned.
+func (s *stream) send(r *response) {
 	defer s.out.Unlock()
 	s.h.counts.responses.Inc()
-	s.h.pushed(&f.label)
-	return s.call.SendFrame(f.wire)
+	s.h.pushed(r.push)
+	if err := s.call.Send(r.encode()); err != nil {
+		s.end(err)
+	}
 }
 
 // take handles a message.
@@ -193,9 +183,6 @@ func (s *stream) take(msg []byte) error {
 		s.h.rejected(s.ctx, s.held.peer, out.nack)
 	}
 	for _, it := range out.added {
-		s.begin(it)
-	}
-	for _, it := range out.again {
 		s.begin(it)
 	}
 	return nil
@@ -234,8 +221,8 @@ func (s *stream) push() {
 			s.end(&panicked{v, debug.Stack()})
 		}
 	}()
-	if err := s.request(nil); err != nil {
-		s.end(err)
+	if r, _ := s.next(nil); r != nil {
+		s.send(r)
 	}
 }
 

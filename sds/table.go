@@ -42,8 +42,7 @@ func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
 // name.
 type table struct {
 	src    Source
-	log    *slog.Logger
-	sums   *ratelog.Log
+	log    *ratelog.Log
 	failed atomic.Uint64   // failed look-ups
 	salt   []byte          // for the versions of guessable content
 	ctx    context.Context // done when the table is closed
@@ -84,7 +83,7 @@ type state struct {
 type watch struct {
 	res   *resource // nil: the name was refused
 	inbox *inbox
-	item  *item // the stream's; nil for a fetch
+	item  *item // the stream's
 	dirty bool  // in the inbox; guarded by inbox.mu
 }
 
@@ -125,7 +124,7 @@ func (in *inbox) take(buf []*watch) []*watch {
 
 func newTable(src Source, log *slog.Logger) *table {
 	t := &table{
-		src: src, log: log, sums: ratelog.New(log, 0), salt: []byte(crand.Text()),
+		src: src, log: ratelog.New(log, 0), salt: []byte(crand.Text()),
 		names: make(map[string]map[string]*resource), waits: make(map[string]map[*watch]struct{}),
 	}
 	t.loop.Mu, t.loop.Attempt = &t.mu, t.lookUp
@@ -187,9 +186,7 @@ func (t *table) refresh() {
 	for _, rs := range t.names {
 		for _, r := range rs {
 			for w := range r.watches {
-				if w.item != nil {
-					w.inbox.put(w)
-				}
+				w.inbox.put(w)
 			}
 		}
 	}
@@ -241,11 +238,7 @@ func (t *table) changed(name string) {
 func (t *table) lookUp(ctx context.Context, r *resource) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	var e *entry
-	s, err := t.src.GenerateSecret(ctx, r.source)
-	if err == nil {
-		e, err = newEntry(r.name, s, t.salt)
-	}
+	e, err := t.entry(ctx, r.source, r.name)
 	t.mu.Lock()
 	wait, say := renew.Longest, func() {}
 	if !r.Removed() && t.ctx.Err() == nil {
@@ -257,6 +250,15 @@ func (t *table) lookUp(ctx context.Context, r *resource) {
 	t.loop.Done(r, wait)
 	t.mu.Unlock()
 	say() // a logger can block
+}
+
+// entry asks the source for a secret, and encodes it under the clients' name.
+func (t *table) entry(ctx context.Context, source, name string) (*entry, error) {
+	s, err := t.src.GenerateSecret(ctx, source)
+	if err != nil {
+		return nil, err
+	}
+	return newEntry(name, s, t.salt)
 }
 
 // found publishes the result of a look-up. It returns how long to wait for the next one, and a function that logs it.
@@ -292,19 +294,13 @@ func (t *table) found(r *resource, e *entry, err error) (wait time.Duration, say
 	return wait, say
 }
 
-// says returns a function that logs something about r. A client that fetches gets an answer, and may ask once a
-// second: for it the line is logged at level Debug. The lock is held.
+// says returns a function that logs something about r.
 func (t *table) says(r *resource, message, reason string, attrs ...slog.Attr) func() {
 	attrs = append([]slog.Attr{slog.String("name", clip(r.name))}, attrs...)
 	if r.source != r.name {
 		attrs = append(attrs, slog.String("source_name", clip(r.source)))
 	}
-	for w := range r.watches {
-		if w.item != nil {
-			return func() { t.sums.Warn(message, reason, attrs...) }
-		}
-	}
-	return func() { t.log.LogAttrs(t.ctx, slog.LevelDebug, message, attrs...) }
+	return func() { t.log.Warn(message, reason, attrs...) }
 }
 
 // publish makes s the state of r and tells its watches.

@@ -81,7 +81,7 @@ func TestTableRetries(t *testing.T) {
 		table := newTable(src, slog.New(slog.DiscardHandler))
 		defer table.close()
 		in := quietInbox()
-		web, trust := table.watch("web", "web", in, nil, table.turn.Load()), table.watch("ROOTCA", "ROOTCA", in, nil, table.turn.Load())
+		web, trust := table.watch("web", "web", in, new(item), table.turn.Load()), table.watch("ROOTCA", "ROOTCA", in, new(item), table.turn.Load())
 		synctest.Wait()
 		assert.ErrorIs(t, web.res.cur.Load().err, errDown)
 		assert.NotNil(t, trust.res.cur.Load().entry)
@@ -167,26 +167,26 @@ func TestTableExpired(t *testing.T) {
 		table := newTable(src, slog.New(slog.DiscardHandler))
 		defer table.close()
 		first, second := quietInbox(), quietInbox()
-		old := table.watch("web", "web", first, nil, table.turn.Load())
+		old := table.watch("web", "web", first, new(item), table.turn.Load())
 		synctest.Wait()
 		assert.Len(t, first.take(nil), 1)
-		table.unwatch(table.watch("web", "web", second, nil, table.turn.Load()))
+		table.unwatch(table.watch("web", "web", second, new(item), table.turn.Load()))
 		assert.Len(t, second.take(nil), 1, "told at once")
 		assert.Equal(t, 1, src.count("web"))
 
 		time.Sleep(time.Until(short.NotAfter()) - time.Nanosecond)
-		table.unwatch(table.watch("web", "web", second, nil, table.turn.Load()))
+		table.unwatch(table.watch("web", "web", second, new(item), table.turn.Load()))
 		assert.Len(t, second.take(nil), 1, "still good")
 		time.Sleep(time.Nanosecond)
 		src.set("web", func(ctx context.Context) (*pki.Secret, error) {
 			time.Sleep(time.Second)
 			return nil, errDown
 		})
-		late := table.watch("web", "web", second, nil, table.turn.Load())
+		late := table.watch("web", "web", second, new(item), table.turn.Load())
 		synctest.Wait()
 		assert.Empty(t, second.take(nil))
 		assert.Equal(t, map[string]string{"web": ""}, table.versions())
-		later := table.watch("web", "web", second, nil, table.turn.Load())
+		later := table.watch("web", "web", second, new(item), table.turn.Load())
 		time.Sleep(time.Second)
 		synctest.Wait()
 		assert.Equal(t, 2, src.count("web"), "one look-up for all")
@@ -200,12 +200,12 @@ func TestTableExpired(t *testing.T) {
 		synctest.Wait()
 		assert.Len(t, second.take(nil), 2)
 		assert.NotNil(t, late.res.cur.Load().entry)
-		again := table.watch("web", "web", second, nil, table.turn.Load())
+		again := table.watch("web", "web", second, new(item), table.turn.Load())
 		synctest.Wait()
 		assert.Contains(t, second.take(nil), again)
 
 		// A stream that has not looked at its news yet finds nothing new.
-		s := &stream{h: &Handler{table: table}, session: newSession(true, 1, &frames{})}
+		s := &stream{h: &Handler{table: table}, session: newSession(true, 1)}
 		s.inbox.wake = func() {}
 		must.Get(s.session.request(ask("web")))(t)
 		it := s.session.items["web"]
@@ -215,7 +215,7 @@ func TestTableExpired(t *testing.T) {
 			time.Sleep(time.Second)
 			return short, nil
 		})
-		table.watch("web", "web", second, nil, table.turn.Load())
+		table.watch("web", "web", second, new(item), table.turn.Load())
 		require.Nil(t, it.watch.res.cur.Load())
 		s.collect()
 		assert.Nil(t, it.cur)
@@ -241,7 +241,7 @@ func TestTableLooksUpOnce(t *testing.T) {
 		for range 1000 {
 			in := quietInbox()
 			inboxes = append(inboxes, in)
-			table.watch("web", "web", in, nil, table.turn.Load())
+			table.watch("web", "web", in, new(item), table.turn.Load())
 		}
 		synctest.Wait()
 		for range 100 {
@@ -289,7 +289,7 @@ func TestTableCancels(t *testing.T) {
 		var log strings.Builder // read when nothing writes
 		table := newTable(src, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		in := quietInbox()
-		one, two := table.watch("web", "web", in, nil, table.turn.Load()), table.watch("web", "web", in, nil, table.turn.Load())
+		one, two := table.watch("web", "web", in, new(item), table.turn.Load()), table.watch("web", "web", in, new(item), table.turn.Load())
 		synctest.Wait()
 		table.unwatch(one)
 		table.unwatch(one)
@@ -302,7 +302,7 @@ func TestTableCancels(t *testing.T) {
 		assert.Empty(t, log.String(), "no stream asked for it")
 
 		start := time.Now()
-		table.watch("web", "web", in, nil, table.turn.Load())
+		table.watch("web", "web", in, new(item), table.turn.Load())
 		assert.ErrorIs(t, <-ended, context.DeadlineExceeded)
 		assert.Equal(t, lookupTimeout, time.Since(start))
 		time.Sleep(firstRetry)
@@ -314,7 +314,7 @@ func TestTableCancels(t *testing.T) {
 		assert.ErrorIs(t, <-ended, context.Canceled)
 		table.close()
 		table.changed("web")
-		table.watch("other", "other", in, nil, table.turn.Load())
+		table.watch("other", "other", in, new(item), table.turn.Load())
 		time.Sleep(time.Hour)
 		assert.Equal(t, 3, src.count("web"))
 		assert.Zero(t, src.count("other"))
@@ -329,7 +329,7 @@ func TestTableNilSecret(t *testing.T) {
 		src.set("web", always(nil))
 		table := newTable(src, slog.New(slog.DiscardHandler))
 		defer table.close()
-		w := table.watch("web", "web", quietInbox(), nil, table.turn.Load())
+		w := table.watch("web", "web", quietInbox(), new(item), table.turn.Load())
 		synctest.Wait()
 		assert.Error(t, w.res.cur.Load().err)
 	})

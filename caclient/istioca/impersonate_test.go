@@ -119,9 +119,7 @@ func newNode(t testing.TB, pods int) *node {
 	require.NoError(t, err)
 	tokens, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: domain, Cluster: "Kubernetes"})
 	require.NoError(t, err)
-	nodes := must.Get(kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{
-		APIServer: n.api.URL(), HTTPClient: n.api.Client(), Accounts: []string{"istio-system/agent"},
-	}))(t)
+	nodes := must.Get(kube.NewNodeAuthorizer(reviewer, []string{"istio-system/agent"}, nil))(t)
 	srv, err := server.New(server.Options{Signer: n.authority, Authenticator: tokens, NodeAuthorizer: nodes.Authorize})
 	require.NoError(t, err)
 

@@ -262,7 +262,7 @@ func TestDoneContext(t *testing.T) {
 func TestBundles(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
-		a := newAuthority(t)
+		a := newAuthority(t, func(c *ca.Config) { c.MaxTTL = time.Hour })
 		c := must.Get(local.New(a, web))(t)
 		set := must.Get(c.FetchBundles(t.Context()))(t)
 		require.Equal(t, 1, set.Len())
@@ -282,7 +282,7 @@ func TestBundles(t *testing.T) {
 			seen = append(seen, fmt.Sprintf("%v: %d, %d roots", time.Since(start), n, len(slices.Collect(b.X509Authorities()))))
 		}
 		// The activation, at 26 minutes, changes nothing in the bundle.
-		assert.Equal(t, []string{"0s: 1, 1 roots", "1m0s: 2, 2 roots", "1h2m0s: 3, 1 roots"}, seen)
+		assert.Equal(t, []string{"0s: 1, 1 roots", "1m0s: 2, 2 roots", "1h28m0s: 3, 1 roots"}, seen)
 		assert.Equal(t, 3*time.Hour, time.Since(start))
 		for range c.WatchBundles(t.Context()) {
 			break // a reader may stop
@@ -345,7 +345,7 @@ func TestRevokedRootIsReplacedAtOnce(t *testing.T) {
 			return must.Err(v.VerifyChain(svid.Chain(), spiffe.AnyRole))
 		}
 		require.NoError(t, verified())
-		must.Get(a.RevokeNow(t.Context(), a.Status().Roots[0].ID))(t)
+		must.Get(a.Revoke(t.Context(), a.Status().Roots[0].ID, true))(t)
 		synctest.Wait()
 		time.Sleep(time.Second)
 		require.NoError(t, verified())

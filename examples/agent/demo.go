@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/examples/internal/devtoken"
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -104,7 +105,7 @@ func (d *demonstration) startCA() (address, roots string, err error) {
 		return "", "", err
 	}
 	file := filepath.Join(d.dir, "token-secret")
-	tokens, err := caserver.NewInsecureTokens(demoDomain, file)
+	tokens, err := devtoken.New(demoDomain, file)
 	if err != nil {
 		return "", "", err
 	}

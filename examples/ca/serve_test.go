@@ -898,8 +898,6 @@ func TestKeyEvents(t *testing.T) {
 	for _, args := range [][]string{{"-rotate"}, {"-taint", first}, {"-revoke", first, "-now"}} {
 		must.Get(shell(t, "", arguments(dir, args...)...))(t, args)
 	}
-	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
-	must.Get(shell(t, "", arguments(dir, "-recover")...))(t)
 	out := must.Get(shell(t, "", "-verify-audit", filepath.Join(dir, "audit.jsonl")))(t)
 	require.Contains(t, out, "are as they were written")
 
@@ -922,40 +920,6 @@ func TestKeyEvents(t *testing.T) {
 		assert.Equal(t, first, seen[event], event)
 	}
 	assert.NotEmpty(t, seen["prepared"])
-	assert.Contains(t, ids(), seen["recovered"], "the one that signs")
-}
-
-// A folder that has lost its pointer gets no new root, loses no key, and goes on when the operator says so.
-func TestRecover(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	s, stop := start(t, newConfig(t, dir))
-	root := s.ca.Own.Status().Roots[0].ID
-	stop()
-	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-recover")...)), "nothing to recover")
-	versions := func() []string {
-		return must.Get(filepath.Glob(filepath.Join(dir, "ca", "*", "*")))(t)
-	}
-	for _, lose := range []func(string) error{os.Remove, func(name string) error { return os.Truncate(name, 0) }} {
-		before := versions()
-		require.NoError(t, lose(filepath.Join(dir, "ca", "CURRENT")))
-		for _, args := range [][]string{nil, {"-status"}, {"-rotate"}, {"-once", "-", "-id", "spiffe://cluster.local/x"}} {
-			began := time.Now()
-			_, err := shell(t, newCSR(t), arguments(dir, args...)...)
-			require.ErrorIs(t, err, ca.ErrUnfit, args)
-			require.ErrorContains(t, err, "-recover")
-			require.Less(t, time.Since(began), 10*time.Second, "waiting does not help")
-			require.Equal(t, before, versions())
-		}
-		out := must.Get(shell(t, "", arguments(dir, "-recover")...))(t)
-		require.Contains(t, out, "the CA goes on with version ")
-		require.Contains(t, out, root)
-		again, stop := start(t, newConfig(t, dir))
-		require.Equal(t, root, again.ca.Own.Status().Roots[0].ID)
-		stop()
-	}
-	_, args := cluster(t)
-	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, append(args, "-recover")...)...)), "-recover")
 }
 
 // To look, in the middle of a rotation that no server has published, writes nothing and moves no date, however often and late.

@@ -125,8 +125,7 @@ func TestPeerClientGRPC(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			c.SetHeader("begins", c.Header().Get("mine"))
-			c.SetTrailer("ends", "e")
+			assert.Equal(t, "m", c.Header().Get("mine"))
 			for range msg {
 				if err := c.Send(msg); err != nil {
 					return err
@@ -176,11 +175,6 @@ func TestPeerClientGRPC(t *testing.T) {
 				got := status.Convert(s.RecvMsg(&out))
 				assert.Equal(t, code, got.Code())
 				assert.Equal(t, text, got.Message())
-				if n > 0 {
-					head := must.Get(s.Header())(t)
-					assert.Equal(t, []string{"m"}, head.Get("begins"))
-				}
-				assert.Equal(t, []string{"e"}, s.Trailer().Get("ends"))
 			}
 		}
 	}
@@ -279,7 +273,6 @@ func TestPeerServerGRPC(t *testing.T) {
 				check(err, code, text)
 				if n > 0 {
 					assert.Equal(t, "a b", s.Header().Get("begins"))
-					assert.Equal(t, "e", s.Trailer().Get("ends"))
 				}
 			}
 		}

@@ -186,14 +186,6 @@ func (s *Stream) Header() http.Header {
 	return s.resp.Header
 }
 
-// Trailer returns the metadata after the responses; nil before [Stream.Receive] returns an error. It is shared.
-func (s *Stream) Trailer() http.Header {
-	if <-s.begun; s.err == nil || s.resp == nil {
-		return nil
-	}
-	return s.resp.Trailer
-}
-
 // Receive returns the next response, which the caller may keep. After the last one it returns io.EOF if the server
 // ended the call with OK, and otherwise an [*Error].
 func (s *Stream) Receive() ([]byte, error) {
@@ -211,12 +203,9 @@ func (s *Stream) Receive() ([]byte, error) {
 }
 
 func (s *Stream) receive() ([]byte, error) {
-	flags, msg, err := readFrame((*streamBody)(s), &s.prefix, s.max, nil)
+	msg, err := readFrame((*streamBody)(s), &s.prefix, s.max, nil)
 	switch e, ok := err.(*Error); {
 	case err == nil:
-		if err := checkFlags(flags); err != nil {
-			return nil, err
-		}
 		return msg, nil
 	case ok:
 		return nil, e

@@ -15,6 +15,6 @@ var (
 
 const FirstRead = firstRead
 
-func ReadFrame(r io.Reader, limit int) (flags byte, msg []byte, err error) {
+func ReadFrame(r io.Reader, limit int) (msg []byte, err error) {
 	return readFrame(r, new([prefixSize]byte), limit, nil)
 }

@@ -25,46 +25,50 @@ func frame(msg []byte) []byte {
 // errShort says that a message ends before its length.
 var errShort = errors.New("a message is cut short")
 
-// readFrame returns the next message and its flags. At the end it returns io.EOF, in the middle of a message
-// errShort, and for a message over the limit an Error. Other errors come from r, such as io.ErrUnexpectedEOF, which
-// net/http returns if the connection was cut. prefix is a buffer for a prefix. Before readFrame allocates more than
-// uncounted bytes it calls grow, unless that is nil, with the number of bytes.
-func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int) error) (flags byte, msg []byte,
-	err error) {
+// readFrame returns the next message. At the end it returns io.EOF, in the middle of a message errShort, and for a
+// message over the limit or with flags an Error. Other errors come from r, such as io.ErrUnexpectedEOF, which net/http
+// returns if the connection was cut. prefix is a buffer for a prefix. Before readFrame allocates more than uncounted
+// bytes it calls grow, unless that is nil, with the number of bytes.
+func readFrame(r io.Reader, prefix *[prefixSize]byte, limit int, grow func(n int) error) (msg []byte, err error) {
 	if err := fill(r, prefix[:]); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
-	size := uint64(binary.BigEndian.Uint32(prefix[1:]))
-	if size > uint64(limit) {
-		return 0, nil, Errorf(ResourceExhausted, "a message of %d bytes is larger than the limit of %d", size, limit)
+	size, err := sizeIn(prefix, limit)
+	if err != nil {
+		return nil, err
 	}
-	more := func(from, to uint64) error { // allocates
-		if from = max(from, uncounted); grow == nil || to <= from {
-			return nil
-		}
-		return grow(int(to - from)) // at most limit
-	}
-	have := min(size, firstRead)
-	if err := more(0, have); err != nil {
-		return 0, nil, err
-	}
-	msg = make([]byte, have)
-	for done := uint64(0); done < size; {
-		if err := fill(r, msg[done:]); err == io.EOF {
-			return 0, nil, errShort
-		} else if err != nil {
-			return 0, nil, err
-		}
-		if done = uint64(len(msg)); done < size { // double it, so that an announced length costs nothing
-			have = min(size, 2*done)
-			if err := more(done, have); err != nil {
-				return 0, nil, err
+	// Double the memory as bytes arrive, so that an announced length costs nothing.
+	for have := min(size, firstRead); ; have = min(size, 2*have) {
+		done := len(msg)
+		if more := have - max(done, uncounted); grow != nil && more > 0 {
+			if err := grow(more); err != nil {
+				return nil, err
 			}
-			msg = append(make([]byte, 0, have), msg...)
-			msg = msg[:cap(msg)]
+		}
+		msg = append(make([]byte, 0, have), msg...)[:have]
+		if err := fill(r, msg[done:]); err == io.EOF {
+			return nil, errShort
+		} else if err != nil {
+			return nil, err
+		}
+		if have == size {
+			return msg, nil
 		}
 	}
-	return prefix[0], msg, nil
+}
+
+// sizeIn returns the size in a prefix.
+func sizeIn(prefix *[prefixSize]byte, limit int) (int, error) {
+	size := binary.BigEndian.Uint32(prefix[1:])
+	switch flags := prefix[0]; {
+	case uint64(size) > uint64(limit):
+		return 0, Errorf(ResourceExhausted, "a message of %d bytes is larger than the limit of %d", size, limit)
+	case flags == 1: // a message compressed by a named method was refused earlier
+		return 0, Errorf(Internal, "a message has the flag of a compressed one, and there is no grpc-encoding")
+	case flags != 0:
+		return 0, Errorf(Internal, "a message has unknown flags %#02x", flags)
+	}
+	return int(size), nil
 }
 
 // fill reads until p is full. The error is io.EOF if r ends before the first byte, and errShort if it ends later.
@@ -82,15 +86,4 @@ func fill(r io.Reader, p []byte) error {
 		}
 	}
 	return nil
-}
-
-// checkFlags returns the Error for a message with flags. A message compressed by a named method was refused earlier.
-func checkFlags(flags byte) error {
-	switch flags {
-	case 0:
-		return nil
-	case 1:
-		return Errorf(Internal, "a message has the flag of a compressed one, and there is no grpc-encoding")
-	}
-	return Errorf(Internal, "a message has unknown flags %#02x", flags)
 }

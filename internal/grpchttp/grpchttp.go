@@ -59,9 +59,8 @@ const (
 
 var codes = [...]string{
 	"ok", "canceled", "unknown", "invalid_argument", "deadline_exceeded", "not_found", "already_exists",
-	"permission_denied",
-	"resource_exhausted", "failed_precondition", "aborted", "out_of_range", "unimplemented", "internal", "unavailable",
-	"data_loss", "unauthenticated",
+	"permission_denied", "resource_exhausted", "failed_precondition", "aborted", "out_of_range", "unimplemented",
+	"internal", "unavailable", "data_loss", "unauthenticated",
 }
 
 // String returns the name, such as "invalid_argument".
@@ -172,55 +171,29 @@ func reserved(name string) bool {
 
 // encodeMessage encodes a text for grpc-message: bytes that are not visible ASCII, and "%", in hexadecimal.
 func encodeMessage(s string) string {
-	plain := true
+	var b strings.Builder
 	for i := range len(s) {
-		plain = plain && visible(s[i])
-	}
-	if plain {
-		return s
-	}
-	const digits = "0123456789ABCDEF"
-	b := make([]byte, 0, len(s)+16)
-	for i := range len(s) {
-		if c := s[i]; visible(c) {
-			b = append(b, c)
+		if c := s[i]; c >= ' ' && c <= '~' && c != '%' {
+			b.WriteByte(c)
 		} else {
-			b = append(b, '%', digits[c>>4], digits[c&15])
+			fmt.Fprintf(&b, "%%%02X", c)
 		}
 	}
-	return string(b)
+	return b.String()
 }
-
-func visible(c byte) bool { return c >= ' ' && c <= '~' && c != '%' }
 
 // decodeMessage reverses encodeMessage. Invalid escapes stay unchanged, so that no text is lost.
 func decodeMessage(s string) string {
-	if !strings.Contains(s, "%") {
-		return s
-	}
-	b := make([]byte, 0, len(s))
+	var b []byte
 	for i := 0; i < len(s); i++ {
-		if s[i] == '%' && i+2 < len(s) {
-			hi, lo := unhex(s[i+1]), unhex(s[i+2])
-			if hi >= 0 && lo >= 0 {
-				b = append(b, byte(hi<<4|lo))
+		c := s[i]
+		if c == '%' && i+2 < len(s) {
+			if v, err := strconv.ParseUint(s[i+1:i+3], 16, 8); err == nil {
+				c = byte(v)
 				i += 2
-				continue
 			}
 		}
-		b = append(b, s[i])
+		b = append(b, c)
 	}
 	return string(b)
-}
-
-func unhex(c byte) int {
-	switch {
-	case c >= '0' && c <= '9':
-		return int(c - '0')
-	case c >= 'a' && c <= 'f':
-		return int(c-'a') + 10
-	case c >= 'A' && c <= 'F':
-		return int(c-'A') + 10
-	}
-	return -1
 }

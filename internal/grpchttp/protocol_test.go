@@ -497,7 +497,7 @@ func TestRetryAfter(t *testing.T) {
 	t.Parallel()
 	var status *grpchttp.Error
 	before := 0
-	c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
+	hc := serve(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error {
 		for range before {
 			if err := c.Send(nil); err != nil {
 				return err
@@ -505,15 +505,20 @@ func TestRetryAfter(t *testing.T) {
 		}
 		return status
 	}}))
+	c := grpchttp.NewClient(hc, "http://localhost", limit)
 	call := func() (*grpchttp.Error, http.Header) {
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/S/M", nil))(t)
+		req.Header.Set("Content-Type", "application/grpc")
+		resp := must.Get(hc.Do(req))(t)
+		must.Get(io.ReadAll(resp.Body))(t)
 		s, err := c.Stream(t.Context(), "/S/M", nil, nil)
 		for err == nil {
 			_, err = s.Receive()
 		}
 		if before == 0 {
-			return asError(t, err), s.Header()
+			return asError(t, err), resp.Header
 		}
-		return asError(t, err), s.Trailer()
+		return asError(t, err), resp.Trailer
 	}
 	for before = range 2 {
 		for after, want := range map[time.Duration]time.Duration{

@@ -168,9 +168,7 @@ type Call struct {
 	r       *http.Request
 	body    *bufio.Reader
 	begun   bool // the header has been sent
-	limited bool // the time limit for the status is set
 	grown   int  // bytes taken from Incoming
-	trailer http.Header
 	in, out [prefixSize]byte
 }
 
@@ -180,24 +178,6 @@ func (c *Call) Request() *http.Request { return c.r }
 
 // Header returns the header of the request with its metadata. It is shared.
 func (c *Call) Header() http.Header { return c.r.Header }
-
-// SetHeader sets metadata to send before the first response. Names that the protocol itself uses are ignored.
-func (c *Call) SetHeader(name string, values ...string) {
-	if !reserved(name) {
-		c.w.Header()[http.CanonicalHeaderKey(name)] = values
-	}
-}
-
-// SetTrailer sets metadata to send with the status of the call. Names that the protocol itself uses are ignored.
-func (c *Call) SetTrailer(name string, values ...string) {
-	if reserved(name) {
-		return
-	}
-	if c.trailer == nil {
-		c.trailer = make(http.Header)
-	}
-	c.trailer[http.CanonicalHeaderKey(name)] = values
-}
 
 // Receive returns the next request, which the caller may keep. After the last one it returns io.EOF. The [Method]
 // must return other errors. While Receive waits it holds no memory for a large request.
@@ -241,15 +221,12 @@ func (c *Call) limitReceiving() {
 }
 
 func (c *Call) receive() ([]byte, error) {
-	flags, msg, err := readFrame(c.body, &c.in, c.h.MaxMessage, c.grow)
+	msg, err := readFrame(c.body, &c.in, c.h.MaxMessage, c.grow)
 	if err == nil && c.grown > 0 && c.h.ReceiveTimeout == 0 {
 		_ = c.ctl.SetReadDeadline(time.Time{}) // the next one may come much later
 	}
 	switch e, ok := err.(*Error); {
 	case err == nil:
-		if err := checkFlags(flags); err != nil {
-			return nil, err
-		}
 		return msg, nil
 	case err == io.EOF:
 		return nil, io.EOF
@@ -289,26 +266,30 @@ func (c *Call) ReceiveOnly() ([]byte, error) {
 // goroutine must call it before it returns, and wait for that goroutine.
 func (c *Call) StopReceiving() { _ = c.r.Body.Close() }
 
-// Frame is a message with its prefix, in wire format. Any number of calls can send the same Frame.
-type Frame struct{ b []byte }
-
-// NewFrame returns the frame of a message.
-func NewFrame(msg []byte) Frame { return Frame{frame(msg)} }
-
 // Send sends a response at once. It blocks while the client does not read. It neither changes nor keeps the message.
-func (c *Call) Send(msg []byte) error { return c.send(appendPrefix(c.out[:0], len(msg)), msg) }
-
-// SendFrame sends a frame as [Call.Send] sends a message.
-func (c *Call) SendFrame(f Frame) error { return c.send(f.b) }
+func (c *Call) Send(msg []byte) error {
+	if err := c.write(msg); err != nil {
+		return err
+	}
+	if err := c.flush(); err != nil {
+		return err
+	}
+	conns.Known(c.r.Context())
+	return nil
+}
 
 // SendOnly sends the response of a method that has exactly one. The response goes out with the status, when the
 // [Method] returns, which it should do next: one write is cheaper than two.
-func (c *Call) SendOnly(msg []byte) error {
-	if !c.begun {
-		c.begin()
-	}
-	c.limitSending()
-	c.limited = true
+func (c *Call) SendOnly(msg []byte) error { return c.write(msg) }
+
+// SendHeader sends the header now instead of with the first response: proxies wait for it.
+func (c *Call) SendHeader() error {
+	c.begin()
+	return c.flush()
+}
+
+func (c *Call) write(msg []byte) error {
+	c.begin()
 	_, err := c.w.Write(appendPrefix(c.out[:0], len(msg)))
 	if err == nil {
 		_, err = c.w.Write(msg)
@@ -316,28 +297,10 @@ func (c *Call) SendOnly(msg []byte) error {
 	return cannotSend(err)
 }
 
-// SendHeader sends the header now instead of with the first response: proxies wait for it.
-func (c *Call) SendHeader() error { return c.send() }
-
-func (c *Call) send(parts ...[]byte) error {
-	if !c.begun {
-		c.begin()
-	}
-	c.limitSending()
-	var err error
-	for _, part := range parts {
-		if _, err = c.w.Write(part); err != nil {
-			break
-		}
-	}
-	if err == nil {
-		err = c.ctl.Flush()
-	}
+func (c *Call) flush() error {
+	err := c.ctl.Flush()
 	if err == nil && c.h.SendTimeout > 0 {
 		_ = c.ctl.SetWriteDeadline(time.Time{}) // it would cut off a waiting stream
-	}
-	if err == nil && len(parts) > 0 {
-		conns.Known(c.r.Context())
 	}
 	return cannotSend(err)
 }
@@ -349,31 +312,26 @@ func cannotSend(err error) error {
 	return &Error{Code: Unavailable, Message: "the response cannot be sent", Err: err}
 }
 
-func (c *Call) limitSending() {
+// begin limits the time to send what follows, and sets the header.
+func (c *Call) begin() {
 	if c.h.SendTimeout > 0 {
 		_ = c.ctl.SetWriteDeadline(time.Now().Add(c.h.SendTimeout))
 	}
-}
-
-// begin sets the header.
-func (c *Call) begin() {
-	c.begun = true
-	h := c.w.Header()
-	h.Set("Content-Type", "application/grpc")
-	h.Set(headerAcceptEncoding, identity)
+	if !c.begun {
+		c.begun = true
+		c.w.Header().Set("Content-Type", "application/grpc")
+		c.w.Header().Set(headerAcceptEncoding, identity)
+	}
 }
 
 // finish sends the status: in trailers, or in the header if there is nothing else.
 func (c *Call) finish(err error) {
-	prefix := http.TrailerPrefix
-	if !c.begun {
-		c.begin()
-		prefix = ""
+	prefix := ""
+	if c.begun {
+		prefix = http.TrailerPrefix
 	}
+	c.begin()
 	h := c.w.Header()
-	for name, values := range c.trailer {
-		h[prefix+name] = append(h[prefix+name], values...)
-	}
 	status := &Error{}
 	if err != nil {
 		status = toError(err)
@@ -383,7 +341,4 @@ func (c *Call) finish(err error) {
 		h.Set(prefix+headerMessage, encodeMessage(status.Message))
 	}
 	setRetryAfter(h, prefix, status)
-	if !c.limited {
-		c.limitSending()
-	}
 }

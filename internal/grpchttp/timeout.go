@@ -40,21 +40,15 @@ func parseTimeout(s string) (time.Duration, bool) {
 	if len(s) < 2 || len(s) > maxTimeoutDigits+1 {
 		return 0, false
 	}
-	var n int64
-	for _, c := range []byte(s[:len(s)-1]) {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		n = n*10 + int64(c-'0')
-	}
+	n, err := strconv.ParseUint(s[:len(s)-1], 10, 32)
 	for _, u := range units {
-		if u.name != s[len(s)-1] {
-			continue
-		}
-		if n > math.MaxInt64/int64(u.unit) {
+		switch {
+		case err != nil || u.name != s[len(s)-1]:
+		case int64(n) > math.MaxInt64/int64(u.unit):
 			return math.MaxInt64, true
+		default:
+			return time.Duration(n) * u.unit, true
 		}
-		return time.Duration(n) * u.unit, true
 	}
 	return 0, false
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -19,97 +20,64 @@ type Part struct {
 //
 // The parts must write the text format, as this package and client libraries do, without a label of that name.
 func Merge(w io.Writer, label string, parts ...Part) error {
-	m := merger{families: map[string]*merged{}}
-	for _, p := range parts {
+	var order []string
+	families := map[string]*merged{}
+	for i, p := range parts {
 		var b bytes.Buffer
 		if err := p.Write(&b); err != nil {
 			return fmt.Errorf("metrics of %q: %w", p.Name, err)
 		}
-		with := ""
+		with, current := "", ""
 		if p.Name != "" {
 			with = label + `="` + escapeValue.Replace(p.Name) + `"`
 		}
-		m.add(b.String(), with)
+		for line := range strings.SplitSeq(b.String(), "\n") {
+			name, sample := nameIn(line)
+			if name == "" {
+				continue // an empty line or a comment
+			}
+			if !sample || !belongs(name, current) {
+				current = name
+			}
+			f := families[current]
+			if f == nil {
+				f = &merged{part: i}
+				families[current] = f
+				order = append(order, current)
+			}
+			switch {
+			case sample:
+				f.samples = append(f.samples, labelled(line, name, with))
+			case f.part == i:
+				f.headers = append(f.headers, line)
+			}
+		}
 	}
-	_, err := io.WriteString(w, m.text())
+	var text strings.Builder
+	for _, name := range order {
+		if f := families[name]; len(f.samples) > 0 {
+			text.WriteString(strings.Join(slices.Concat(f.headers, f.samples), "\n") + "\n")
+		}
+	}
+	_, err := io.WriteString(w, text.String())
 	return err
-}
-
-// merger holds the metrics of all parts by name.
-type merger struct {
-	order    []string
-	families map[string]*merged
 }
 
 // merged is one metric, with the samples of all parts.
 type merged struct {
-	headers map[string]string // by kind
-	samples []string
+	part             int // the first one that has it
+	headers, samples []string
 }
 
-// add adds the metrics of one part, each sample with one more label.
-func (m *merger) add(text, with string) {
-	current := ""
-	for line := range strings.SplitSeq(text, "\n") {
-		kind, name := split(line)
-		if kind == "" {
-			continue // an empty line or a comment
-		}
-		if kind != sampleLine || !belongs(name, current) {
-			current = name
-		}
-		f := m.families[current]
-		if f == nil {
-			f = &merged{headers: map[string]string{}}
-			m.families[current] = f
-			m.order = append(m.order, current)
-		}
-		if kind == sampleLine {
-			f.samples = append(f.samples, labelled(line, name, with))
-		} else if f.headers[kind] == "" {
-			f.headers[kind] = line
-		}
+// nameIn returns the name in a line, and whether the line is a sample.
+func nameIn(line string) (name string, sample bool) {
+	if !strings.HasPrefix(line, "#") {
+		return line[:len(line)-len(strings.TrimLeft(line, nameBytes))], true
 	}
-}
-
-func (m *merger) text() string {
-	var lines []string
-	for _, name := range m.order {
-		f := m.families[name]
-		if len(f.samples) == 0 {
-			continue
-		}
-		for _, kind := range []string{helpLine, typeLine} {
-			if f.headers[kind] != "" {
-				lines = append(lines, f.headers[kind])
-			}
-		}
-		lines = append(lines, f.samples...)
+	if words := strings.SplitN(line, " ", 4); len(words) > 2 && (words[1] == "HELP" || words[1] == "TYPE") {
+		name = words[2]
 	}
-	if len(lines) == 0 {
-		return ""
-	}
-	return strings.Join(lines, "\n") + "\n"
-}
-
-const (
-	helpLine   = "# HELP "
-	typeLine   = "# TYPE "
-	sampleLine = "sample"
-)
-
-// split returns the kind of a line, and the name in it; "" means that the line is left out.
-func split(line string) (kind, name string) {
-	for _, kind := range []string{helpLine, typeLine} {
-		if rest, ok := strings.CutPrefix(line, kind); ok {
-			name, _, _ = strings.Cut(rest, " ")
-			return kind, name
-		}
-	}
-	if line == "" || line[0] == '#' {
-		return "", ""
-	}
-	return sampleLine, line[:len(line)-len(strings.TrimLeft(line, nameBytes))]
+	return name, false
 }
 
 const nameBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:"

@@ -19,7 +19,6 @@
 package protofield
 
 import (
-	"encoding/binary"
 	"errors"
 	"unicode/utf8"
 
@@ -44,19 +43,13 @@ type Field struct {
 // Read calls read for each field of a message, in order, until one fails. Groups are skipped. The error is
 // [ErrMalformed] or the error passed to [Field.Fail].
 func Read(message []byte, read func(*Field)) error {
-	var f Field
-	return f.readAll(message, read)
-}
-
-// readAll is Read with f as the argument of read.
-func (f *Field) readAll(message []byte, read func(*Field)) error {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
 		if n < 0 || number > protowire.MaxValidNumber {
 			return ErrMalformed
 		}
 		message = message[n:]
-		f.Number, f.Type, f.Data, f.Value = number, kind, nil, 0
+		f := Field{Number: number, Type: kind}
 		switch kind {
 		case protowire.BytesType:
 			f.Data, n = protowire.ConsumeBytes(message)
@@ -78,7 +71,7 @@ func (f *Field) readAll(message []byte, read func(*Field)) error {
 		if kind == protowire.StartGroupType {
 			continue
 		}
-		if read(f); f.err != nil {
+		if read(&f); f.err != nil {
 			return f.err
 		}
 	}
@@ -134,10 +127,7 @@ func (f *Field) Bool(to *bool) {
 // Message reads an embedded message.
 func (f *Field) Message(read func(*Field)) {
 	if f.Type == protowire.BytesType {
-		outer := *f // reuse f for the fields of the message, so that depth costs no memory
-		err := f.readAll(outer.Data, read)
-		*f = outer
-		f.Fail(err)
+		f.Fail(Read(f.Data, read))
 	}
 }
 
@@ -254,15 +244,10 @@ func (w *Writer) AddFixed64(n Number, v uint64) {
 
 // Message adds an embedded message.
 func (w *Writer) Message(n Number, write func(*Writer)) {
-	w.b = protowire.AppendTag(w.b, n, protowire.BytesType)
-	from := len(w.b)
-	write(w)
-	size := len(w.b) - from
-	w.b = protowire.AppendVarint(w.b, uint64(size)) // appended after the content, and then moved in front of it
-	var length [binary.MaxVarintLen64]byte
-	k := copy(length[:], w.b[from+size:])
-	copy(w.b[from+k:], w.b[from:from+size])
-	copy(w.b[from:], length[:k])
+	var inner Writer
+	write(&inner)
+	w.Fail(inner.err)
+	w.AddBytes(n, inner.b)
 }
 
 // Entry adds an entry of a map from strings to bytes.

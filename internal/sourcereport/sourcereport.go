@@ -67,7 +67,7 @@ func identity(svid *spiffe.SVID, bundles spiffe.BundleSource) (report.Identity, 
 // Refused returns why peers with these bundles refuse svid at the given time, or nil.
 func Refused(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error {
 	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
+		func() time.Time { return at })
 	if err == nil {
 		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
 	}

@@ -22,21 +22,23 @@ type (
 
 // node returns the node by which an Envoy, or a gRPC program, introduces itself to the control plane.
 func (c *Config) node() object {
+	namespace, account := c.text("POD_NAMESPACE"), c.text("SERVICE_ACCOUNT")
+	pod, address := c.text("POD_NAME"), c.text("INSTANCE_IP")
 	metadata := object{
-		"NAMESPACE": c.namespace, "SERVICE_ACCOUNT": c.serviceAccount, "CLUSTER_ID": c.clusterID, "NAME": c.pod,
-		"INSTANCE_IPS":      c.address,
-		"ENVOY_STATUS_PORT": c.Envoy.readyPort, "ENVOY_PROMETHEUS_PORT": c.Envoy.metricsPort,
+		"NAMESPACE": namespace, "SERVICE_ACCOUNT": account, "CLUSTER_ID": c.clusterID, "NAME": pod,
+		"INSTANCE_IPS":      address,
+		"ENVOY_STATUS_PORT": c.v.Int("ENVOY_STATUS_PORT"), "ENVOY_PROMETHEUS_PORT": c.v.Int("ENVOY_PROMETHEUS_PORT"),
 		"PROXY_CONFIG": c.Envoy.proxyConfig, "LABELS": c.podInfo("labels"), "ANNOTATIONS": c.podInfo("annotations"),
 	}
-	for name, value := range c.metadata {
+	for name, value := range c.v.Prefixed("ISTIO_META_*") {
 		metadata[name] = value
 	}
-	namespace := cmp.Or(c.namespace, "default")
+	namespace = cmp.Or(namespace, "default")
 	return object{
-		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(c.address, "127.0.0.1"),
-			cmp.Or(c.pod, "pod"), namespace,
-			cmp.Or(c.Envoy.Domain, namespace+".svc.cluster.local")),
-		"cluster": cmp.Or(c.Envoy.cluster, cmp.Or(c.serviceAccount, "proxy")+"."+namespace), "metadata": metadata,
+		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(address, "127.0.0.1"),
+			cmp.Or(pod, "pod"), namespace, cmp.Or(c.Envoy.Domain, namespace+".svc.cluster.local")),
+		"cluster":  cmp.Or(c.Envoy.cluster, cmp.Or(account, "proxy")+"."+namespace),
+		"metadata": metadata,
 	}
 }
 
@@ -111,15 +113,15 @@ func (a *Agent) Bootstrap(w io.Writer) error {
 				filled("forward", "LISTENER", listener, "ADDRESS", c.reachable(port), "NAME", name, "PATH", path))
 		}
 	}
-	forward(c.Envoy.readyPort, "/healthz/ready", "agent", c.Envoy.StatusPort)
-	forward(c.Envoy.metricsPort, "/stats/prometheus", "prometheus_stats", c.Envoy.AdminPort)
+	forward(c.v.Int("ENVOY_STATUS_PORT"), "/healthz/ready", "agent", c.Envoy.StatusPort)
+	forward(c.v.Int("ENVOY_PROMETHEUS_PORT"), "/stats/prometheus", "prometheus_stats", c.Envoy.AdminPort)
 	bootstrap := object{
 		"node":  c.node(),
 		"admin": object{"address": object{"socket_address": onLoopback(c.Envoy.AdminPort)}},
 	}
 	if c.Envoy.XDS {
 		clusters = append(clusters, filled("grpc", "NAME", "xds-grpc", "SOCKET", c.xdsSocket()))
-		api := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.Envoy.deltaADS]
+		api := map[bool]string{false: "GRPC", true: "DELTA_GRPC"}[c.v.Bool("ISTIO_DELTA_XDS")]
 		bootstrap["dynamic_resources"] = filled("dynamic", "API", api)
 	} else {
 		var params object // null means Envoy's defaults
@@ -145,7 +147,7 @@ func (c *Config) reachable(port int) object {
 	switch everywhere := c.inPod || c.Envoy.Started; {
 	case !everywhere:
 		return onLoopback(port)
-	case strings.Contains(c.address, ":"):
+	case strings.Contains(c.text("INSTANCE_IP"), ":"):
 		return object{"address": "::", "port_value": port, "ipv4_compat": true}
 	}
 	return object{"address": "0.0.0.0", "port_value": port}

@@ -32,10 +32,10 @@ import (
 
 // newManager returns the identity from the CA.
 func (c *Config) newManager() (*secretcache.Manager, error) {
-	if c.namespace == "" || c.serviceAccount == "" {
+	if c.text("POD_NAMESPACE") == "" || c.text("SERVICE_ACCOUNT") == "" {
 		return nil, errors.New("the identity needs POD_NAMESPACE and SERVICE_ACCOUNT; set both")
 	}
-	id, err := c.trustDomain.KubernetesID(c.namespace, c.serviceAccount)
+	id, err := c.trustDomain.KubernetesID(c.text("POD_NAMESPACE"), c.text("SERVICE_ACCOUNT"))
 	if err != nil {
 		return nil, fmt.Errorf("TRUST_DOMAIN, POD_NAMESPACE or SERVICE_ACCOUNT: %w", err)
 	}
@@ -48,11 +48,11 @@ func (c *Config) newManager() (*secretcache.Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("CA: %w", err)
 	}
-	grace, jitter := c.timing()
+	grace, jitter := timing(c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"), c.v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"))
 	key := c.keyAlgorithm
 	return secretcache.New(secretcache.Config{
-		ID: id, CA: counted{ca, c.requests}, CAName: cmp.Or(c.caAddress, c.discovery), Lifetime: c.ttl,
-		GraceRatio: grace, Jitter: jitter,
+		ID: id, CA: counted{ca, c.requests}, CAName: cmp.Or(c.text("CA_ADDR"), c.discovery),
+		Lifetime: c.v.Duration("SECRET_TTL"), GraceRatio: grace, Jitter: jitter,
 		NewKey: func() (crypto.Signer, error) { return pki.NewKey(key) }, Logger: c.Logger,
 	})
 }
@@ -114,10 +114,10 @@ func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 
 // newIstioCA returns the client of a CA with Istio's API.
 func (c *Config) newIstioCA() (*istioca.CA, error) {
-	address := cmp.Or(c.caAddress, c.discovery)
+	address := cmp.Or(c.text("CA_ADDR"), c.discovery)
 	o := istioca.Options{
 		Endpoint:  caclient.Endpoint{URL: "https://" + address, TrustDomain: c.trustDomain, Logger: c.Logger},
-		ClusterID: c.clusterID, CertSigner: c.certSigner, Header: c.caHeader,
+		ClusterID: c.clusterID, CertSigner: c.text("ISTIO_META_CERT_SIGNER"), Header: c.header("CA_HEADER_*"),
 	}
 	if plaintext(address) {
 		c.Logger.Warn("istioagent: the connection to the CA has no TLS (its port is 15010): the token is readable",
@@ -131,7 +131,7 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 		if roots == c.path(podRoots) { // these roots also vouch for workloads; others vouch only for the server
 			o.RootsFile = roots
 		}
-		if o.HTTPClient, err = c.client(address, roots, "CA_ROOT_CA", c.caAddress == ""); err != nil {
+		if o.HTTPClient, err = c.client(address, roots, "CA_ROOT_CA", c.text("CA_ADDR") == ""); err != nil {
 			return nil, err
 		}
 	}
@@ -170,10 +170,10 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 		return nil, err
 	}
 	service := caclient.Endpoint{URL: c.urls.service, TrustDomain: c.trustDomain, Token: token.Token, Logger: c.Logger}
-	o := googlecas.Options{Endpoint: service, Pool: c.caAddress}
-	if c.caRoots != "" || c.postQuantum {
+	o := googlecas.Options{Endpoint: service, Pool: c.text("CA_ADDR")}
+	if c.text("CA_ROOT_CA") != "" || c.postQuantum {
 		roots := ""
-		if c.caRoots != "" {
+		if c.text("CA_ROOT_CA") != "" {
 			if roots, err = c.rootsFor(c.caRootsFile); err != nil {
 				return nil, err
 			}
@@ -188,7 +188,7 @@ func (c *Config) newGoogleCA() (*googlecas.CA, error) {
 
 // machineToken returns the source of the machine's tokens, or nil if a file has them.
 func (c *Config) machineToken() (*tokensource.Source, error) {
-	if c.fetcher != "GoogleComputeEngine" {
+	if c.text("CREDENTIAL_FETCHER_TYPE") != "GoogleComputeEngine" {
 		return nil, nil
 	}
 	return tokensource.GCE(c.trustDomain.String(),
@@ -198,7 +198,7 @@ func (c *Config) machineToken() (*tokensource.Source, error) {
 // newXDS returns the handler that forwards ADS to the control plane.
 func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 	x := xdsproxy.Config{
-		URL: "https://" + c.discovery, Header: c.xdsHeader.Clone(), Secrets: secrets, Logger: c.Logger,
+		URL: "https://" + c.discovery, Header: c.header("XDS_HEADER_*"), Secrets: secrets, Logger: c.Logger,
 	}
 	x.Header.Set("ClusterID", c.clusterID)
 	if c.xdsPlaintext || plaintext(c.discovery) {
@@ -219,7 +219,7 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 		return nil, err
 	}
 	x.Token = cmp.Or(machine, tokensource.File(c.path(c.TokenFile))).Token
-	if c.provCert != "" || c.fileMounted {
+	if c.text("PROV_CERT") != "" || c.v.Bool("FILE_MOUNTED_CERTS") {
 		token := x.Token
 		x.Token = func(ctx context.Context) (string, error) {
 			text, err := token(ctx)
@@ -256,10 +256,10 @@ func (c *Config) rootsFor(rule func() (string, error)) (string, error) {
 	if file == "" {
 		return "", nil
 	}
-	if name := c.path(file); c.provCert != "" && filepath.Dir(name) == c.path(c.provCert) {
+	if name := c.path(file); c.text("PROV_CERT") != "" && filepath.Dir(name) == c.path(c.text("PROV_CERT")) {
 		if _, err := os.Stat(filepath.Dir(name)); errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("roots: PROV_CERT is %q, and there is no such directory, so nothing vouches for "+
-				"the server: set it to the directory with %s, or leave it out", c.provCert, rootsName)
+				"the server: set it to the directory with %s, or leave it out", c.text("PROV_CERT"), rootsName)
 		}
 	}
 	return c.path(file), nil
@@ -269,22 +269,22 @@ func (c *Config) rootsFor(rule func() (string, error)) (string, error) {
 // of the environment variable that sets another file with roots.
 func (c *Config) client(address, roots, variable string, controlPlane bool) (*http.Client, error) {
 	o := caclient.TLSOptions{RootsFile: roots, Logger: c.Logger}
-	if c.allowTLS12 {
+	if c.text("COMPLIANCE_POLICY") == "fips-140-2" {
 		o.MinVersion = tls.VersionTLS12
 	}
 	switch host, _, err := net.SplitHostPort(address); {
 	case err != nil:
 		return nil, fmt.Errorf("the address %q is not HOST:PORT: %w", address, err)
-	case controlPlane && c.serverName != "":
-		o.ServerName = c.serverName
+	case controlPlane && c.text("ISTIOD_SAN") != "":
+		o.ServerName = c.text("ISTIOD_SAN")
 	case strings.Contains(host, "localhost"): // a forwarded port of the control plane
 		o.ServerName = istiodName
 	}
 	switch {
-	case c.provCert != "":
-		o.CertificateFile = c.path(filepath.Join(c.provCert, certName))
-		o.KeyFile = c.path(filepath.Join(c.provCert, keyName))
-	case c.fileMounted:
+	case c.text("PROV_CERT") != "":
+		o.CertificateFile = c.path(filepath.Join(c.text("PROV_CERT"), certName))
+		o.KeyFile = c.path(filepath.Join(c.text("PROV_CERT"), keyName))
+	case c.v.Bool("FILE_MOUNTED_CERTS"):
 		o.CertificateFile, o.KeyFile = c.path(c.mountedCert), c.path(c.mountedKey)
 	}
 	return c.newClient(o, variable)

@@ -29,7 +29,11 @@ const (
 // does not speak HTTP/2, and if the configuration requires a server or files that are missing.
 func Choose(ctx context.Context, cfg Config) (Config, error) {
 	c := cfg
-	c.Socket, c.Origin, c.cert, c.key, c.roots = c.path(filepath.Join(socketDir, c.socketFile)), fromCA, "", "", ""
+	if c.v == nil {
+		return Config{}, errors.New("istioagent: choose: the zero Config; FromEnvironment makes one")
+	}
+	socketFile := c.text("WORKLOAD_IDENTITY_SOCKET_FILE")
+	c.Socket, c.Origin, c.cert, c.key, c.roots = c.path(filepath.Join(socketDir, socketFile)), fromCA, "", "", ""
 	live, found, err := probe(ctx, c.Socket)
 	switch {
 	case err != nil:
@@ -37,7 +41,7 @@ func Choose(ctx context.Context, cfg Config) (Config, error) {
 	case live:
 		c.Origin, c.why = fromSocket, found
 		return c, nil
-	case c.socketFile != socketName:
+	case socketFile != socketName:
 		return Config{}, fmt.Errorf("istioagent: choose: workload socket: %s, and WORKLOAD_IDENTITY_SOCKET_FILE "+
 			"requires a server: start that, or leave the variable out", found)
 	}
@@ -57,7 +61,7 @@ func (c *Config) useFiles(dir, cert, key, roots, why string) {
 // chooseFiles chooses files if they exist.
 func (c *Config) chooseFiles() error {
 	switch {
-	case c.fileMounted:
+	case c.v.Bool("FILE_MOUNTED_CERTS"):
 		c.useFiles("", c.mountedCert, c.mountedKey, c.mountedRoots, "FILE_MOUNTED_CERTS is set")
 		for _, file := range []string{c.cert, c.key, c.roots} {
 			if c.isOwn(filepath.Dir(file)) {
@@ -65,7 +69,7 @@ func (c *Config) chooseFiles() error {
 					"mount the files in another one", file)
 			}
 		}
-	case c.provider == gke:
+	case c.text("CA_PROVIDER") == gke:
 		why := "the CA provider is " + gke
 		c.useFiles(credentials, "certificates.pem", "private_key.pem", "ca_certificates.pem", why)
 		for _, file := range []string{c.cert, c.key, c.roots} {

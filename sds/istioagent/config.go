@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -53,35 +54,20 @@ type Config struct {
 	// the CA's roots. why is the reason for the origin.
 	cert, key, roots, why string
 
-	trustDomain               spiffe.TrustDomain
-	namespace, serviceAccount string
-	pod, address              string            // for the bootstrap
-	metadata                  map[string]string // of the node in the bootstrap
-	inPod                     bool
-
-	provider, caAddress         string
-	caRoots, xdsRoots           string // files, or SYSTEM
-	certProvider                string
-	serverName                  string // of the control plane
-	caHeader, xdsHeader         http.Header
-	clusterID, certSigner       string
-	provCert, outputCerts       string // directories
-	fileMounted                 bool
-	mountedCert, mountedKey     string
-	mountedRoots                string // empty if no variable names them
-	fetcher                     string
-	identityProvider            string // in the audience of exchanged tokens
-	ttl                         time.Duration
-	graceRatio, jitter          float64
-	keyAlgorithm                pki.KeyAlgorithm
-	pkcs8Key                    bool
-	allowTLS12, postQuantum     bool
-	socketFile                  string
-	discovery                   string
-	xdsPlaintext                bool
-	debugAddress, grpcBootstrap string // empty means none
-	drain                       time.Duration
-	notes, unused               []string // for the log, as warnings and as information
+	v                                     *settings.Values
+	trustDomain                           spiffe.TrustDomain
+	inPod                                 bool
+	clusterID                             string
+	outputCerts                           string // a directory
+	mountedCert, mountedKey, mountedRoots string
+	identityProvider                      string // in the audience of exchanged tokens
+	keyAlgorithm                          pki.KeyAlgorithm
+	postQuantum                           bool
+	discovery                             string
+	xdsPlaintext                          bool
+	debugAddress, grpcBootstrap           string // empty means none
+	drain                                 time.Duration
+	notes, unused                         []string // for the log, as warnings and as information
 
 	clients  []*http.Client                               // of the Agent
 	requests *requests                                    // of the Agent, to the CA
@@ -116,6 +102,9 @@ var gateways = []string{
 	"./etc/istio/egressgateway-ca-certs",
 }
 
+// text returns the value of a variable.
+func (c *Config) text(variable string) string { return c.v.Text(variable) }
+
 // note adds a warning for the log.
 func (c *Config) note(text string) { c.notes = append(c.notes, text) }
 
@@ -135,7 +124,7 @@ func (c *Config) xdsSocket() string { return c.path(filepath.Join(c.Envoy.Dir, "
 
 // own returns the directories whose files are never the workload's input.
 func (c *Config) own() (dirs []string) {
-	for _, dir := range []string{c.outputCerts, c.provCert} {
+	for _, dir := range []string{c.outputCerts, c.text("PROV_CERT")} {
 		if dir != "" && !slices.Contains(dirs, c.path(dir)) {
 			dirs = append(dirs, c.path(dir))
 		}
@@ -162,12 +151,12 @@ func (c *Config) isFile(name string) bool {
 }
 
 // timing returns the grace ratio and the jitter for package secretcache, whose renewals start earlier by a random
-// part of the jitter, never later.
-func (c *Config) timing() (grace, jitter float64) {
+// part of the jitter, never later. ratio and spread are those of Istio's agent.
+func timing(ratio, spread float64) (grace, jitter float64) {
 	const margin, least = 0.01, 1e-9
 	clamp := func(r float64) float64 { return min(max(r, margin), 1-margin) }
-	grace = clamp(c.graceRatio - c.jitter)
-	return grace, max(clamp(c.graceRatio+c.jitter)-grace, least)
+	grace = clamp(ratio - spread)
+	return grace, max(clamp(ratio+spread)-grace, least)
 }
 
 // plaintext reports whether an address has Istio's port without TLS.

@@ -135,28 +135,16 @@ func newConfig(v *settings.Values, proxy *proxyConfig) Config {
 
 		AllowFiles: append([]string{mounted}, gateways...), TokenFile: tokenFile,
 
-		trustDomain: td, namespace: v.Text("POD_NAMESPACE"), serviceAccount: v.Text("SERVICE_ACCOUNT"),
-		pod: v.Text("POD_NAME"), address: v.Text("INSTANCE_IP"), metadata: v.Prefixed("ISTIO_META_*"),
-		inPod:    v.Set("KUBERNETES_SERVICE_HOST"),
-		provider: v.Text("CA_PROVIDER"), caAddress: v.Text("CA_ADDR"),
-		caRoots: v.Text("CA_ROOT_CA"), xdsRoots: v.Text("XDS_ROOT_CA"), certProvider: v.Text("PILOT_CERT_PROVIDER"),
-		serverName: v.Text("ISTIOD_SAN"),
-		caHeader:   header(v.Prefixed("CA_HEADER_*")), xdsHeader: header(v.Prefixed("XDS_HEADER_*")),
-		clusterID:  cmp.Or(v.Text("ISTIO_META_CLUSTER_ID"), v.Text("CLUSTER_ID")),
-		certSigner: v.Text("ISTIO_META_CERT_SIGNER"),
-		provCert:   v.Text("PROV_CERT"), outputCerts: cmp.Or(v.Text("OUTPUT_CERTS"), v.Text("OUTPUT_CERT")),
-		fileMounted:  v.Bool("FILE_MOUNTED_CERTS"),
-		mountedCert:  cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_CERT_CHAIN"), filepath.Join(mounted, certName)),
-		mountedKey:   cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_KEY"), filepath.Join(mounted, keyName)),
-		mountedRoots: cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT"), filepath.Join(mounted, rootsName)),
-		fetcher:      v.Text("CREDENTIAL_FETCHER_TYPE"), identityProvider: v.Text("CREDENTIAL_IDENTITY_PROVIDER"),
-		ttl: v.Duration("SECRET_TTL"), graceRatio: v.Ratio("SECRET_GRACE_PERIOD_RATIO"),
-		jitter:       v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"),
-		keyAlgorithm: pki.KeyAlgorithm(fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE"))),
-		pkcs8Key:     v.Bool("PKCS8_KEY"),
-		allowTLS12:   v.Text("COMPLIANCE_POLICY") == "fips-140-2", postQuantum: v.Text("COMPLIANCE_POLICY") == "pqc",
-		socketFile: v.Text("WORKLOAD_IDENTITY_SOCKET_FILE"),
-		discovery:  proxy.DiscoveryAddress, grpcBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
+		v: v, trustDomain: td, inPod: v.Set("KUBERNETES_SERVICE_HOST"),
+		clusterID:        cmp.Or(v.Text("ISTIO_META_CLUSTER_ID"), v.Text("CLUSTER_ID")),
+		outputCerts:      cmp.Or(v.Text("OUTPUT_CERTS"), v.Text("OUTPUT_CERT")),
+		mountedCert:      cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_CERT_CHAIN"), filepath.Join(mounted, certName)),
+		mountedKey:       cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_KEY"), filepath.Join(mounted, keyName)),
+		mountedRoots:     cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT"), filepath.Join(mounted, rootsName)),
+		identityProvider: v.Text("CREDENTIAL_IDENTITY_PROVIDER"),
+		keyAlgorithm:     pki.KeyAlgorithm(fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE"))),
+		postQuantum:      v.Text("COMPLIANCE_POLICY") == "pqc",
+		discovery:        proxy.DiscoveryAddress, grpcBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
 		drain: time.Duration(proxy.TerminationDrainDuration),
 		Envoy: newEnvoy(v, proxy),
 	}
@@ -168,8 +156,7 @@ func newEnvoy(v *settings.Values, proxy *proxyConfig) Envoy {
 		Dir: proxy.ConfigPath, XDS: v.Bool("PROXY_XDS_VIA_AGENT"),
 		AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort),
 		DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency),
-		readyPort: v.Int("ENVOY_STATUS_PORT"), metricsPort: v.Int("ENVOY_PROMETHEUS_PORT"),
-		cluster: proxy.ServiceCluster, deltaADS: v.Bool("ISTIO_DELTA_XDS"), proxyConfig: proxy.all,
+		cluster: proxy.ServiceCluster, proxyConfig: proxy.all,
 	}
 }
 
@@ -185,7 +172,7 @@ func (c *Config) derive(proxy *proxyConfig, v *settings.Values) {
 	if v.Set("GKE_CLUSTER_URL") && !v.Set("CREDENTIAL_IDENTITY_PROVIDER") {
 		c.identityProvider = v.Text("GKE_CLUSTER_URL")
 	}
-	if c.fileMounted {
+	if c.v.Bool("FILE_MOUNTED_CERTS") {
 		for _, name := range []string{"CERT_CHAIN", "KEY", "ROOT_CERT"} {
 			if file := v.Text("ISTIO_META_TLS_SERVER_" + name); file != "" {
 				c.AllowFiles = append(c.AllowFiles, file)
@@ -201,21 +188,21 @@ func (c *Config) conflicts(v *settings.Values) error {
 	if v.Set("OUTPUT_CERTS") && v.Set("OUTPUT_CERT") && v.Text("OUTPUT_CERTS") != v.Text("OUTPUT_CERT") {
 		reject("OUTPUT_CERT", "OUTPUT_CERTS names another folder, and means the same; leave one of them out")
 	}
-	if c.fileMounted && c.provCert != "" {
+	if c.v.Bool("FILE_MOUNTED_CERTS") && c.text("PROV_CERT") != "" {
 		reject("PROV_CERT", "with FILE_MOUNTED_CERTS the mounted files are used for the control plane, too; "+
 			"leave one of them out")
 	}
-	if c.google() && !isPool(c.caAddress) {
+	if c.google() && !isPool(c.text("CA_ADDR")) {
 		reject("CA_ADDR", "the service is Google's Certificate Authority Service, as Mesh CA is no more: "+
 			"set it to a pool of that, projects/PROJECT/locations/LOCATION/caPools/POOL")
 	}
 	return errors.Join(bad...)
 }
 
-// header returns metadata with these names.
-func header(values map[string]string) http.Header {
+// header returns the metadata in variables with these names.
+func (c *Config) header(names string) http.Header {
 	h := make(http.Header)
-	for name, value := range values {
+	for name, value := range c.v.Prefixed(names) {
 		h.Add(name, value)
 	}
 	return h
@@ -223,7 +210,8 @@ func header(values map[string]string) http.Header {
 
 // google reports whether the CA is Google's service.
 func (c *Config) google() bool {
-	return c.provider == googleCA || c.provider == googleCAS || strings.Contains(c.caAddress, "googleapis.com")
+	provider := c.text("CA_PROVIDER")
+	return provider == googleCA || provider == googleCAS || strings.Contains(c.text("CA_ADDR"), "googleapis.com")
 }
 
 // isPool reports whether an address is the name of a CA pool.

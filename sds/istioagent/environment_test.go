@@ -20,21 +20,23 @@ func TestDefaults(t *testing.T) {
 		"IST-1.1-7")
 	c := must.Get(FromEnvironment(nil))(t)
 	assert.Equal(t, "cluster.local", c.trustDomain.String())
-	assert.Equal(t, 24*time.Hour, c.ttl)
-	assert.InDelta(t, 0.5, c.graceRatio, 0)
-	assert.InDelta(t, 0.01, c.jitter, 0)
+	assert.Equal(t, 24*time.Hour, c.v.Duration("SECRET_TTL"))
+	assert.InDelta(t, 0.5, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"), 0)
+	assert.InDelta(t, 0.01, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"), 0)
 	assert.Equal(t, pki.RSA2048, c.keyAlgorithm)
 	assert.Equal(t, "istiod.istio-system.svc:15012", c.discovery)
-	assert.Equal(t, "socket", c.socketFile)
+	assert.Equal(t, "socket", c.text("WORKLOAD_IDENTITY_SOCKET_FILE"))
 	assert.Equal(t, 5*time.Second, c.drain)
 	assert.True(t, c.Envoy.XDS)
 	assert.Equal(t, "127.0.0.1:15004", c.debugAddress)
-	assert.False(t, c.fileMounted)
+	assert.False(t, c.v.Bool("FILE_MOUNTED_CERTS"))
 	assert.False(t, c.inPod)
-	assert.False(t, c.pkcs8Key)
+	assert.False(t, c.v.Bool("PKCS8_KEY"))
 	assert.Contains(t, c.AllowFiles, "./etc/certs")
 	assert.Empty(t, c.notes)
-	assert.Equal(t, c, must.Get(FromEnvironment([]string{"JWT_POLICY=third-party-jwt"}))(t), "it is the default")
+	same := must.Get(FromEnvironment([]string{"JWT_POLICY=third-party-jwt"}))(t)
+	same.v = c.v
+	assert.Equal(t, c, same, "it is the default")
 	var help strings.Builder
 	require.NoError(t, WriteHelp(&help, true))
 	assert.Contains(t, help.String(), "\n| `JWT_POLICY` | text | `third-party-jwt` |")
@@ -53,36 +55,36 @@ func TestEnvironment(t *testing.T) {
 			INSTANCE_IP=10.0.0.1 SERVICE_ACCOUNT=web PROXY_CONFIG={} ISTIO_META_CLUSTER_ID=Kubernetes TRUST_DOMAIN=example.org KUBERNETES_SERVICE_HOST=10.96.0.1
 			HOST_IP=10.1.0.1 ISTIO_META_MESH_ID=m1 ISTIO_CPU_LIMIT=2 GOMEMLIMIT=1073741824 GOMAXPROCS=2`, func(t *testing.T, c Config) {
 			assert.Equal(t, []string{"example.org", "shop", "web", "web-1", "10.0.0.1", "Kubernetes"},
-				[]string{c.trustDomain.String(), c.namespace, c.serviceAccount, c.pod, c.address, c.clusterID})
+				[]string{c.trustDomain.String(), c.text("POD_NAMESPACE"), c.text("SERVICE_ACCOUNT"), c.text("POD_NAME"), c.text("INSTANCE_IP"), c.clusterID})
 			assert.True(t, c.inPod)
-			assert.Equal(t, map[string]string{"MESH_ID": "m1"}, c.metadata)
+			assert.Equal(t, map[string]string{"MESH_ID": "m1"}, c.v.Prefixed("ISTIO_META_*"))
 			assert.Empty(t, c.notes)
 		}},
 		{"machine", `CA_ADDR=istiod.example.org:15012 PROV_CERT=./etc/certs OUTPUT_CERTS=./etc/certs CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CLUSTER_ID=c2
 			PILOT_CERT_PROVIDER=custom SECRET_TTL=1h CA_HEADER_X-One=1 XDS_HEADER_two=2 ISTIOD_SAN=istiod.example.org`, func(t *testing.T, c Config) {
 			assert.Equal(t, []string{"istiod.example.org:15012", "./etc/certs", "./etc/certs", "GoogleComputeEngine", "c2", "custom", "istiod.example.org"},
-				[]string{c.caAddress, c.provCert, c.outputCerts, c.fetcher, c.clusterID, c.certProvider, c.serverName})
-			assert.Equal(t, time.Hour, c.ttl)
-			assert.Equal(t, "1", c.caHeader.Get("x-one"))
-			assert.Equal(t, "2", c.xdsHeader.Get("two"))
+				[]string{c.text("CA_ADDR"), c.text("PROV_CERT"), c.outputCerts, c.text("CREDENTIAL_FETCHER_TYPE"), c.clusterID, c.text("PILOT_CERT_PROVIDER"), c.text("ISTIOD_SAN")})
+			assert.Equal(t, time.Hour, c.v.Duration("SECRET_TTL"))
+			assert.Equal(t, "1", c.header("CA_HEADER_*").Get("x-one"))
+			assert.Equal(t, "2", c.header("XDS_HEADER_*").Get("two"))
 		}},
 		{"mounted", `FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_CERT_CHAIN=/a ISTIO_META_TLS_CLIENT_KEY=/b ISTIO_META_TLS_CLIENT_ROOT_CERT=/c
 			ISTIO_META_TLS_SERVER_KEY=/d`, func(t *testing.T, c Config) {
-			assert.True(t, c.fileMounted)
+			assert.True(t, c.v.Bool("FILE_MOUNTED_CERTS"))
 			assert.Equal(t, []string{"/a", "/b", "/c"}, []string{c.mountedCert, c.mountedKey, c.mountedRoots})
 			assert.Contains(t, c.AllowFiles, "/d")
 		}},
 		{"roots", `CA_ROOT_CA=SYSTEM XDS_ROOT_CA=/x.pem PILOT_CERT_PROVIDER=k8s.io/example.org`, func(t *testing.T, c Config) {
-			assert.Equal(t, []string{"SYSTEM", "/x.pem", "k8s.io/example.org"}, []string{c.caRoots, c.xdsRoots, c.certProvider})
+			assert.Equal(t, []string{"SYSTEM", "/x.pem", "k8s.io/example.org"}, []string{c.text("CA_ROOT_CA"), c.text("XDS_ROOT_CA"), c.text("PILOT_CERT_PROVIDER")})
 		}},
 		{"keys", `ECC_SIGNATURE_ALGORITHM=ECDSA`, func(t *testing.T, c Config) { assert.Equal(t, pki.ECDSAP256, c.keyAlgorithm) }},
 		{"larger keys", `ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384`, func(t *testing.T, c Config) { assert.Equal(t, pki.ECDSAP384, c.keyAlgorithm) }},
 		{"RSA", `WORKLOAD_RSA_KEY_SIZE=4096`, func(t *testing.T, c Config) { assert.Equal(t, pki.RSA4096, c.keyAlgorithm) }},
 		{"at the end", `SECRET_GRACE_PERIOD_RATIO=0 SECRET_GRACE_PERIOD_RATIO_JITTER=0`, func(t *testing.T, c Config) {
-			assert.Zero(t, c.graceRatio)
-			assert.Zero(t, c.jitter)
+			assert.Zero(t, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"))
+			assert.Zero(t, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"))
 		}},
-		{"at once", `SECRET_GRACE_PERIOD_RATIO=1`, func(t *testing.T, c Config) { assert.InDelta(t, 1, c.graceRatio, 0) }},
+		{"at once", `SECRET_GRACE_PERIOD_RATIO=1`, func(t *testing.T, c Config) { assert.InDelta(t, 1, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"), 0) }},
 		{"proxy config", `PROXY_CONFIG={"discoveryAddress":"cp.example.org:15010","configPath":"/x","controlPlaneAuthPolicy":"NONE","concurrency":2}`, func(t *testing.T, c Config) {
 			assert.Equal(t, "cp.example.org:15010", c.discovery)
 			assert.Equal(t, "/x", c.Envoy.Dir)
@@ -109,12 +111,12 @@ func TestEnvironment(t *testing.T) {
 			assert.Contains(t, c.notes[3], `there is no field "discoveryAdress"; there is discoveryAddress`)
 			assert.Contains(t, c.notes[4], `there is no field "status_port"; there is statusPort`)
 		}},
-		{"any other provider", `CA_PROVIDER=Mine`, func(t *testing.T, c Config) { assert.Equal(t, "Mine", c.provider) }},
+		{"any other provider", `CA_PROVIDER=Mine`, func(t *testing.T, c Config) { assert.Equal(t, "Mine", c.text("CA_PROVIDER")) }},
 		{"Google", `CA_PROVIDER=GoogleCA CA_ADDR=projects/p/locations/l/caPools/c GKE_CLUSTER_URL=https://gke.example.org`, func(t *testing.T, c Config) {
 			assert.Equal(t, "https://gke.example.org", c.identityProvider)
 		}},
 		{"PKCS #8", `PKCS8_KEY=true`, func(t *testing.T, c Config) {
-			assert.True(t, c.pkcs8Key)
+			assert.True(t, c.v.Bool("PKCS8_KEY"))
 			assert.Empty(t, c.notes)
 		}},
 		{"older name of the output", `OUTPUT_CERT=/x OUTPUT_CERTS=/x`, func(t *testing.T, c Config) { assert.Equal(t, "/x", c.outputCerts) }},
@@ -124,14 +126,14 @@ func TestEnvironment(t *testing.T) {
 		}},
 		{"post-quantum", `COMPLIANCE_POLICY=pqc`, func(t *testing.T, c Config) {
 			assert.True(t, c.postQuantum)
-			assert.False(t, c.allowTLS12)
+			assert.False(t, c.text("COMPLIANCE_POLICY") == "fips-140-2")
 		}},
 		{"no Envoy", `DISABLE_ENVOY=true`, func(t *testing.T, c Config) { assert.True(t, c.Envoy.Disabled) }},
 		{"drain by the proxy's configuration", `MINIMUM_DRAIN_DURATION=30s PROXY_CONFIG={"terminationDrainDuration":"2s"}`, func(t *testing.T, c Config) { assert.Equal(t, 2*time.Second, c.drain) }},
 		{"Envoy", `PROXY_CONFIG={"concurrency":3,"drainDuration":"7s","statusPort":0,"proxyAdminPort":15001,"binaryPath":"/b","serviceCluster":"c"} ISTIO_CPU_LIMIT=2 ENVOY_STATUS_PORT=15121`,
 			func(t *testing.T, c Config) {
 				e := c.Envoy
-				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 15121, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, e.readyPort, e.metricsPort, e.Path, e.cluster})
+				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 15121, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, c.v.Int("ENVOY_STATUS_PORT"), c.v.Int("ENVOY_PROMETHEUS_PORT"), e.Path, e.cluster})
 			}},
 		{"processors", `ISTIO_CPU_LIMIT=2`, func(t *testing.T, c Config) { assert.Equal(t, 2, c.Envoy.Concurrency) }},
 		{"without effect", `DNS_PROXY_ADDR=x HOST_IP=10.0.0.2 TERMINATION_DRAIN_DURATION_SECONDS=7 ISTIO_BOOTSTRAP_OVERRIDE=/x ISTIO_BOOTSTRAP=/x BOOTSTRAP_XDS_AGENT=true PROXY_CONFIG={"holdApplicationUntilProxyStarts":true,"proxyMetadata":{"A":"b"},"tracing":{},"future":1}`, func(t *testing.T, c Config) {
@@ -141,10 +143,10 @@ func TestEnvironment(t *testing.T) {
 			}
 			assert.Len(t, c.unused, 10, "each once")
 		}},
-		{"FIPS", `COMPLIANCE_POLICY=fips-140-2`, func(t *testing.T, c Config) { assert.True(t, c.allowTLS12) }},
+		{"FIPS", `COMPLIANCE_POLICY=fips-140-2`, func(t *testing.T, c Config) { assert.True(t, c.text("COMPLIANCE_POLICY") == "fips-140-2") }},
 		{"drain", `MINIMUM_DRAIN_DURATION=1m WORKLOAD_IDENTITY_SOCKET_FILE=other.sock`, func(t *testing.T, c Config) {
 			assert.Equal(t, time.Minute, c.drain)
-			assert.Equal(t, "other.sock", c.socketFile)
+			assert.Equal(t, "other.sock", c.text("WORKLOAD_IDENTITY_SOCKET_FILE"))
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -238,7 +240,7 @@ func FuzzFromEnvironment(f *testing.F) {
 		c, err := FromEnvironment([]string{one, two})
 		if err == nil {
 			require.False(t, c.trustDomain.IsZero())
-			require.True(t, c.graceRatio >= 0 && c.graceRatio <= 1)
+			require.True(t, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO") >= 0 && c.v.Ratio("SECRET_GRACE_PERIOD_RATIO") <= 1)
 		}
 	})
 }

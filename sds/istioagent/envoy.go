@@ -25,7 +25,7 @@ import (
 // sets the others from the variables, or fields of PROXY_CONFIG, that their comments name.
 type Envoy struct {
 	// Started says that the program starts the Envoy. The bootstrap's listeners are then on all addresses, as in a
-	// pod, and settings for such a program are not logged as without effect.
+	// pod.
 	Started bool
 
 	// Role is "sidecar", or "router" for a gateway; empty means sidecar. Domain is the DNS domain of the node; empty
@@ -53,17 +53,9 @@ type Envoy struct {
 	// Concurrency is the number of threads: concurrency, or ISTIO_CPU_LIMIT. 0 means one for each processor.
 	Concurrency int
 
-	readyPort, metricsPort int // of listeners; 0 means none
-	cluster                string
-	deltaADS               bool
-
-	idle        []string       // variables and fields without effect unless Started
+	cluster     string
 	proxyConfig map[string]any // for the metadata of the node
 }
-
-// withProxy is the beginning of the text of a variable that only a program that starts the Envoy uses, and the whole
-// text of such a field.
-const withProxy = "with the command proxy: "
 
 // proxyFields are the fields of PROXY_CONFIG that have an effect, and others that an operator may try, with the
 // reason why they have none.
@@ -71,7 +63,7 @@ var proxyFields = map[string]string{
 	"discoveryAddress": "", "configPath": "", "controlPlaneAuthPolicy": "", "serviceCluster": "",
 	"terminationDrainDuration": "",
 	"statusPort":               "", "proxyAdminPort": "",
-	"binaryPath": withProxy, "customConfigFile": withProxy, "drainDuration": withProxy, "concurrency": withProxy,
+	"binaryPath": "", "customConfigFile": "", "drainDuration": "", "concurrency": "",
 
 	"proxyMetadata": "the injector has written it into the environment; on a machine, set its " +
 		"variables there",
@@ -162,17 +154,10 @@ func (c *Config) remark(fields map[string]any, v *settings.Values) {
 	for _, row := range v.Unused() {
 		c.unused = append(c.unused, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
 	}
-	for _, row := range variables.Variables {
-		if v.Set(row.Name) && strings.HasPrefix(row.Doc, withProxy) {
-			c.Envoy.idle = append(c.Envoy.idle, row.Name)
-		}
-	}
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		why, known := proxyFields[name]
 		if right, slip := settings.Near(name, slices.Collect(maps.Keys(proxyFields))); slip {
 			c.notes = append(c.notes, fmt.Sprintf("PROXY_CONFIG: there is no field %.80q; there is %s", name, right))
-		} else if why == withProxy {
-			c.Envoy.idle = append(c.Envoy.idle, name+" in PROXY_CONFIG")
 		} else if !known || why != "" {
 			why = cmp.Or(why, "nothing of it is in the bootstrap, though the injector may have used it; "+
 				"customConfigFile names another")

@@ -86,7 +86,7 @@ func TestEnvoy(t *testing.T) {
 	at := envoy.ListenerAddr("mtls", wait)
 	seen := make(map[string]bool)
 	require.Eventually(t, func() bool {
-		svid := must.Get(a.Source().SVID())(t)
+		svid := must.Get(a.identity.SVID())(t)
 		conn, err := tls.Dial("tcp", at, &tls.Config{RootCAs: c.authority.Bundle().CertPool(), InsecureSkipVerify: true,
 			Certificates: []tls.Certificate{*svid.TLSCertificate()}}) // the certificate is compared
 		if err != nil {

@@ -4,9 +4,11 @@
 //
 //	cfg, err := istioagent.FromEnvironment(os.Environ())
 //	if err != nil { … } // a line for each variable, with the remedy
-//	agent, err := istioagent.Start(ctx, cfg)
+//	cfg, err = istioagent.Choose(ctx, cfg)
 //	if err != nil { … }
-//	defer agent.Close()
+//	agent, err := istioagent.New(cfg)
+//	if err != nil { … }
+//	err = agent.Run(ctx)
 //
 // examples/agent is a program built on it; its README lists the variables.
 //
@@ -56,7 +58,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -93,7 +94,7 @@ type member struct {
 	run    func(context.Context) error // nil for none
 }
 
-// Agent is Istio's agent for identity. [New] and [Start] create one. It runs once. It is safe for concurrent use.
+// Agent is Istio's agent for identity. [New] creates one. It runs once. It is safe for concurrent use.
 type Agent struct {
 	redacted
 	cfg      Config
@@ -116,22 +117,6 @@ type Agent struct {
 	drained time.Time // when draining ends; zero before it begins
 	drains  chan struct{}
 	refused error // why there is no identity, until its source changes
-}
-
-// Start determines where the identity comes from, creates an Agent, runs it in the background and waits until it is
-// ready. ctx bounds only the wait: the Agent runs until [Agent.Close]. If Start fails, nothing is left running, and
-// the error comes from [Choose], [New] or [Agent.Ready].
-func Start(ctx context.Context, cfg Config) (*Agent, error) {
-	cfg, err := Choose(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-	a, err := New(cfg)
-	if err != nil {
-		return nil, err
-	}
-	a.ran = true
-	return lifecycle.Started(ctx, a, &a.life, a.work)
 }
 
 // New returns an Agent for a configuration from [Choose]. It only checks that the files with the roots for the CA and
@@ -205,7 +190,8 @@ func (a *Agent) newIdentity() error {
 	a.sink, err = filesink.New(filesink.Config{
 		Source: output, Dir: a.cfg.path(a.cfg.outputCerts), Plain: true,
 		CertName: certName, KeyName: keyName, RootsName: rootsName, Mode: mode, KeyMode: mode,
-		TraditionalKey: a.cfg.Origin == fromCA && !a.cfg.pkcs8Key, AllowWritable: a.cfg.inPod, Logger: a.cfg.Logger,
+		TraditionalKey: a.cfg.Origin == fromCA && !a.cfg.v.Bool("PKCS8_KEY"), AllowWritable: a.cfg.inPod,
+		Logger: a.cfg.Logger,
 	})
 	if err == nil {
 		a.add("outputs", a.sink, a.sink.Run)
@@ -229,7 +215,7 @@ func (a *Agent) newSources() (src, roots sds.Source, output snapshots, err error
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if a.identity, src = m, m; !c.pkcs8Key {
+	if a.identity, src = m, m; !c.v.Bool("PKCS8_KEY") {
 		src = traditional{m}
 	}
 	if c.roots == "" {
@@ -262,7 +248,7 @@ func (a *Agent) newSecrets(src, roots sds.Source) error {
 		}
 	}
 	files, err := sdssource.NewFiles(sdssource.FilesConfig{
-		Allow: allow, Refuse: c.own(), SystemRoots: sdssource.FindSystemRoots(), Logger: c.Logger,
+		Allow: allow, Refuse: c.own(), Logger: c.Logger,
 	})
 	if err != nil {
 		return err
@@ -314,7 +300,7 @@ func (a *Agent) serve(path string, h http.Handler) {
 		Logger: a.cfg.Logger}
 }
 
-// Run runs the Agent, for programs that do not use [Start]. It blocks until ctx is done, [Agent.Close] is called, or
+// Run runs the Agent. It blocks until ctx is done, [Agent.Close] is called, or
 // a part fails, such as a socket that another program has taken, or another program's server that has not answered
 // for a minute. When ctx is done or Close is called, the Agent is no longer ready, but goes on serving while Envoy
 // drains (terminationDrainDuration in PROXY_CONFIG, or MINIMUM_DRAIN_DURATION); then it ends all streams, removes its
@@ -383,9 +369,6 @@ func (a *Agent) sayOrigin() {
 	}
 	for _, note := range c.unused {
 		c.Logger.Info("istioagent: " + note)
-	}
-	if idle := c.Envoy.idle; !c.Envoy.Started && len(idle) > 0 {
-		c.Logger.Info("istioagent: not used, as this program starts no Envoy: " + strings.Join(idle, ", "))
 	}
 }
 
@@ -496,7 +479,7 @@ func (a *Agent) Ready(ctx context.Context) error {
 	return err
 }
 
-// Close ends [Agent.Run], or the run that [Start] began, drains as Run does, and waits for the end. It returns nil.
+// Close ends [Agent.Run], drains as Run does, and waits for the end. It returns nil.
 func (a *Agent) Close() error {
 	err := a.life.Close()
 	a.closeHandlers()
@@ -520,10 +503,6 @@ func (a *Agent) closeHandlers() {
 		_ = a.secrets.Close()
 	}
 }
-
-// Source returns the source of the identity and the trust bundles, or nil if another program serves them. The Agent
-// runs and closes it.
-func (a *Agent) Source() source.Source { return a.identity }
 
 // Parts returns the parts of the agent by their names, for a status page. The first is the origin of the identity,
 // with the metrics of all parts and the metrics of Istio's agent.

@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
@@ -113,12 +114,26 @@ func (c *control) root(t *testing.T) string {
 
 const pod = "TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s PROXY_XDS_VIA_AGENT=false ECC_SIGNATURE_ALGORITHM=ECDSA "
 
+// startAgent runs an Agent in the background, and waits until it is ready.
+func startAgent(ctx context.Context, cfg Config) (*Agent, error) {
+	cfg, err := Choose(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	a, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	a.ran = true
+	return lifecycle.Started(ctx, a, &a.life, a.work)
+}
+
 // start starts an agent, which ends with the test.
 func start(t *testing.T, cfg Config) *Agent {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
-	a := must.Get(Start(ctx, cfg))(t)
+	a := must.Get(startAgent(ctx, cfg))(t)
 	t.Cleanup(func() { _ = a.Close() })
 	return a
 }
@@ -198,7 +213,7 @@ func TestFromCA(t *testing.T) {
 	assert.Equal(t, fromCA, a.cfg.Origin)
 	assert.Equal(t, filepath.Join(root, workloadSocket), a.cfg.Socket)
 	assert.Equal(t, "c1 m1", c.cluster.Load())
-	svid := must.Get(a.Source().SVID())(t)
+	svid := must.Get(a.identity.SVID())(t)
 	assert.Equal(t, web, svid.ID())
 	assert.InDelta(t, 3*time.Second, time.Until(svid.NotAfter()), float64(2*time.Second))
 
@@ -255,7 +270,7 @@ func TestMachine(t *testing.T) {
 	output := func(name string) []byte {
 		return must.Get(os.ReadFile(filepath.Join(root, "certs", name)))(t)
 	}
-	svid := must.Get(a.Source().SVID())(t)
+	svid := must.Get(a.identity.SVID())(t)
 	require.Eventually(t, func() bool {
 		data, _ := os.ReadFile(filepath.Join(root, "certs/cert-chain.pem"))
 		return bytes.Equal(data, pki.MarshalCertificatesPEM(svid.Chain()...))
@@ -271,7 +286,7 @@ func TestMachine(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(root, "var/run/secrets/tokens/istio-token")))
 	again := start(t, cfg)
 	assert.Equal(t, fromCA, again.cfg.Origin, "its own output is no input: %s", again.cfg)
-	renewed := must.Get(again.Source().SVID())(t)
+	renewed := must.Get(again.identity.SVID())(t)
 	assert.Equal(t, web, renewed.ID())
 	assert.NotEqual(t, svid.Leaf().SerialNumber, renewed.Leaf().SerialNumber, "it is new")
 	assert.Equal(t, before, c.tokens.Load(), "proven by the certificate")
@@ -303,7 +318,7 @@ func TestKeyForms(t *testing.T) {
 				writeSVID(t, root, credentials, files, files.SVID("/ns/shop/sa/web"))
 			}
 			a := start(t, config(t, root, environ+" CA_ADDR="+c.addr+" OUTPUT_CERTS=out"))
-			svid := must.Get(a.Source().SVID())(t)
+			svid := must.Get(a.identity.SVID())(t)
 			matches := func(keyPEM []byte) {
 				block, rest := pem.Decode(keyPEM)
 				require.NotNil(t, block)
@@ -489,14 +504,14 @@ func TestFiles(t *testing.T) {
 	writeSVID(t, root, credentials, authority, authority.SVID("/ns/shop/sa/files"))
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr))
 	assert.Equal(t, fromFiles, a.cfg.Origin)
-	assert.Equal(t, "/ns/shop/sa/files", must.Get(a.Source().SVID())(t).ID().Path())
+	assert.Equal(t, "/ns/shop/sa/files", must.Get(a.identity.SVID())(t).ID().Path())
 	next := watch(t, a.cfg.Socket, "default")
 	first := serial(t, next())
 
 	byName := watch(t, a.cfg.Socket, "file-cert:"+a.cfg.cert+"~"+a.cfg.key)
 	assert.Equal(t, first, serial(t, byName()), "the same by the names of its files")
 
-	changed := a.Source().Changed()
+	changed := a.identity.Changed()
 	writeSVID(t, root, credentials, authority, authority.SVID("/ns/shop/sa/files"))
 	second := serial(t, next())
 	assert.NotEqual(t, first, second)
@@ -554,7 +569,7 @@ func TestOutputByLink(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	_, err := Start(ctx, config(t, root, pod+"OUTPUT_CERTS=out"))
+	_, err := startAgent(ctx, config(t, root, pod+"OUTPUT_CERTS=out"))
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	assert.Contains(t, err.Error(), filepath.Join(root, "out"))
 }
@@ -568,7 +583,7 @@ func TestMounted(t *testing.T) {
 	writeSVID(t, root, "mnt", authority, authority.SVID("/ns/shop/sa/files"))
 	a := start(t, config(t, root, `MINIMUM_DRAIN_DURATION=0s PROXY_XDS_DEBUG_VIA_AGENT=false FILE_MOUNTED_CERTS=true ISTIO_META_TLS_CLIENT_CERT_CHAIN={root}/mnt/cert-chain.pem
 		ISTIO_META_TLS_CLIENT_KEY=mnt/key.pem ISTIO_META_TLS_CLIENT_ROOT_CERT=mnt/root-cert.pem`))
-	svid := must.Get(a.Source().SVID())(t)
+	svid := must.Get(a.identity.SVID())(t)
 	assert.Equal(t, "/ns/shop/sa/files", svid.ID().Path())
 	name := fmt.Sprintf("file-cert:%s~%s", a.cfg.cert, a.cfg.key)
 	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, a.cfg.Socket, name)()))
@@ -587,7 +602,7 @@ func TestLiveSocket(t *testing.T) {
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	a := start(t, cfg)
 	assert.Equal(t, fromSocket, a.cfg.Origin)
-	assert.Nil(t, a.Source())
+	assert.Nil(t, a.identity)
 	assert.Contains(t, log.String(), "OUTPUT_CERTS has no effect")
 	assert.Contains(t, log.String(), "etc/istio/config/mesh is not read")
 	code, _ := get(t, a, "/healthz/ready")
@@ -658,14 +673,14 @@ func TestOutage(t *testing.T) {
 	root := c.root(t)
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" SECRET_TTL=2s"))
 	c.stop()
-	svid := must.Get(a.Source().SVID())(t)
+	svid := must.Get(a.identity.SVID())(t)
 	for time.Until(svid.NotAfter()) > 200*time.Millisecond {
 		code, text := get(t, a, "/healthz/live")
 		require.Equal(t, http.StatusOK, code, text)
 		code, text = get(t, a, "/healthz/ready")
 		require.Equal(t, http.StatusOK, code, text)
 		time.Sleep(50 * time.Millisecond)
-		svid = must.Get(a.Source().SVID())(t)
+		svid = must.Get(a.identity.SVID())(t)
 	}
 	time.Sleep(time.Until(svid.NotAfter()) + 10*time.Millisecond)
 	for _, path := range []string{"/healthz/live", "/healthz/ready"} {
@@ -908,7 +923,7 @@ func TestRefused(t *testing.T) {
 	root := c.root(t)
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte("stolen-token"))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	_, err := Start(t.Context(), cfg)
+	_, err := startAgent(t.Context(), cfg)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, caclient.ErrUnauthenticated)
 	assert.NotContains(t, err.Error(), "stolen-token")
@@ -944,7 +959,7 @@ func TestWhatToChange(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
-			_, err := Start(ctx, config(t, root, pod+"CA_ADDR="+c.addr+" "+tt.environ))
+			_, err := startAgent(ctx, config(t, root, pod+"CA_ADDR="+c.addr+" "+tt.environ))
 			for _, text := range tt.want {
 				require.ErrorContains(t, err, text)
 			}
@@ -970,7 +985,7 @@ func TestBadConfig(t *testing.T) {
 		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ROOT_CA=SYSTEM XDS_ROOT_CA=SYSTEM XDS_HEADER_authorization=secret", "uthorization"},
 	} {
 		root := folder(t)
-		_, err := Start(t.Context(), config(t, root, c.environ))
+		_, err := startAgent(t.Context(), config(t, root, c.environ))
 		if c.want == "CA_ROOT_CA" {
 			assert.ErrorContains(t, err, root)
 		}

@@ -33,7 +33,7 @@ func TestLoneRoots(t *testing.T) {
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/out SECRET_TTL=1h"))
 	assert.Equal(t, fromCA, a.cfg.Origin)
 	assert.Contains(t, a.cfg.why, "ROOTCA is")
-	assert.Equal(t, web, must.Get(a.Source().SVID())(t).ID())
+	assert.Equal(t, web, must.Get(a.identity.SVID())(t).ID())
 	for _, want := range [][]byte{mine, later} {
 		require.Eventually(t, func() bool {
 			secret, err := fetch(t, a.cfg.Socket, "ROOTCA")
@@ -116,8 +116,8 @@ func TestPostQuantum(t *testing.T) {
 		require.NoError(t, a.Close())
 		require.NoError(t, <-ended)
 	}
-	cfg := config(t, folder(t), pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1")
-	cfg.allowTLS12, cfg.postQuantum = true, true
+	cfg := config(t, folder(t), pod+"CA_ROOT_CA=SYSTEM CA_ADDR=127.0.0.1:1 COMPLIANCE_POLICY=fips-140-2")
+	cfg.postQuantum = true
 	require.ErrorContains(t, must.Err(New(chosen(cfg, fromCA))), "TLS 1.2 has no such key exchange")
 }
 

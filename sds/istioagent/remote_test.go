@@ -142,7 +142,7 @@ func TestControlPlane(t *testing.T) {
 	assert.Equal(t, []string{"Bearer good-token", "c1", "1", "spiffe://example.org/ns/shop/sa/machine"},
 		[]string{p.header.Get("Authorization"), p.header.Get("ClusterID"), p.header.Get("X-One"), p.peer})
 	p.mu.Unlock()
-	svid := must.Get(a.Source().SVID())(t)
+	svid := must.Get(a.identity.SVID())(t)
 	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, socket, "default")()))
 
 	resp := must.Get(http.Get("http://" + cfg.debugAddress + "/debug/syncz"))(t)
@@ -168,15 +168,15 @@ func TestFakeCA(t *testing.T) {
 	fake.Drop()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	_, err := Start(ctx, cfg)
+	_, err := startAgent(ctx, cfg)
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	fake.Mend()
 	a := start(t, cfg)
-	svid := must.Get(a.Source().SVID())(t)
+	svid := must.Get(a.identity.SVID())(t)
 	assert.Equal(t, web, svid.ID())
 	assert.InDelta(t, time.Hour, time.Until(svid.NotAfter()), float64(time.Minute))
-	b := must.Get(a.Source().Bundle(web.TrustDomain()))(t)
+	b := must.Get(a.identity.Bundle(web.TrustDomain()))(t)
 	assert.Equal(t, authority.Bundle().MarshalPEM(), b.MarshalPEM(), "learned from the CA, as CA_ROOT_CA vouches for the server alone")
 }
 
@@ -195,7 +195,7 @@ func TestIntermediateEnds(t *testing.T) {
 	cfg.discovery = fake.Endpoint().URL[len("https://"):]
 	a := start(t, cfg)
 	fake.Drop()
-	require.Greater(t, time.Until(must.Get(a.Source().SVID())(t).NotAfter()), 30*time.Minute)
+	require.Greater(t, time.Until(must.Get(a.identity.SVID())(t).NotAfter()), 30*time.Minute)
 	for _, path := range []string{"/healthz/ready", "/healthz/live"} {
 		code, text := get(t, a, path)
 		require.Equal(t, http.StatusOK, code, text)
@@ -233,7 +233,7 @@ func TestGoogle(t *testing.T) {
 		pod+"CA_PROVIDER=GoogleCA CA_ADDR="+cafake.GoogleCASPool+" CA_ROOT_CA={root}/root.pem CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine CREDENTIAL_IDENTITY_PROVIDER=provider")
 	cfg.urls.service, cfg.urls.exchange, cfg.urls.metadata = fake.Endpoint().URL, exchange.URL, metadata.URL
 	a := start(t, cfg)
-	assert.Equal(t, web, must.Get(a.Source().SVID())(t).ID())
+	assert.Equal(t, web, must.Get(a.identity.SVID())(t).ID())
 }
 
 // TestTiming holds that ratios are those of Istio's agent, but for the first and the last hundredth.
@@ -244,7 +244,7 @@ func TestTiming(t *testing.T) {
 		{0.5, 0.01, 0.49, 0.51}, {0.5, 0, 0.5, 0.5}, {0, 0.01, 0.01, 0.01}, {0, 0, 0.01, 0.01}, {1, 0.01, 0.99, 0.99}, {1, 0, 0.99, 0.99},
 		{0, 1, 0.01, 0.99}, {1, 1, 0.01, 0.99}, {0.02, 0.01, 0.01, 0.03}, {0.2, 0.05, 0.15, 0.25},
 	} {
-		grace, jitter := (&Config{graceRatio: c.ratio, jitter: c.jitter}).timing()
+		grace, jitter := timing(c.ratio, c.jitter)
 		assert.InDelta(t, c.least, grace, 1e-6, "%+v", c)
 		assert.InDelta(t, c.most, grace+jitter, 1e-6, "%+v", c)
 		assert.Positive(t, jitter)
@@ -333,7 +333,7 @@ func TestMissingRoots(t *testing.T) {
 		cfg := config(t, root, environ+" CA_ADDR="+c.addr)
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		defer cancel()
-		_, err := Start(ctx, cfg)
+		_, err := startAgent(ctx, cfg)
 		require.ErrorContains(t, err, "no regular file ", environ)
 		require.ErrorContains(t, err, missing)
 		assert.NoFileExists(t, filepath.Join(root, workloadSocket))
@@ -351,7 +351,7 @@ func TestKeys(t *testing.T) {
 		"": 2048, "WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
 	} {
 		a := start(t, config(t, c.root(t), strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA", "", 1)+"CA_ADDR="+c.addr+" "+environ))
-		svid := must.Get(a.Source().SVID())(t)
+		svid := must.Get(a.identity.SVID())(t)
 		switch key := svid.Leaf().PublicKey.(type) {
 		case *rsa.PublicKey:
 			assert.Equal(t, bits, key.N.BitLen(), environ)

@@ -19,10 +19,10 @@ const etcRoots = mounted + "/" + rootsName
 //
 // If the file of rule 2, 3 or 6 does not exist, the error names the variable to set.
 func (c *Config) caRootsFile() (string, error) {
-	if c.caRoots == "" && c.certProvider == "custom" {
+	if c.text("CA_ROOT_CA") == "" && c.text("PILOT_CERT_PROVIDER") == "custom" {
 		return c.existing(etcRoots, "PILOT_CERT_PROVIDER is custom", "CA_ROOT_CA")
 	}
-	return c.rootsFile("CA_ROOT_CA", c.caRoots)
+	return c.rootsFile("CA_ROOT_CA", c.text("CA_ROOT_CA"))
 }
 
 // xdsRootsFile is caRootsFile for the control plane:
@@ -38,13 +38,13 @@ func (c *Config) caRootsFile() (string, error) {
 // It is an error if the file of rule 2 or 7 does not exist.
 func (c *Config) xdsRootsFile() (string, error) {
 	switch {
-	case c.xdsRoots != "":
+	case c.text("XDS_ROOT_CA") != "":
 	case c.isFile(etcRoots):
 		return etcRoots, nil
-	case c.provCert == "" && c.fileMounted:
+	case c.text("PROV_CERT") == "" && c.v.Bool("FILE_MOUNTED_CERTS"):
 		return c.mountedRoots, nil
 	}
-	return c.rootsFile("XDS_ROOT_CA", c.xdsRoots)
+	return c.rootsFile("XDS_ROOT_CA", c.text("XDS_ROOT_CA"))
 }
 
 // rootsFile applies the rules common to both connections.
@@ -54,9 +54,9 @@ func (c *Config) rootsFile(variable, file string) (string, error) {
 		return "", nil
 	case file != "":
 		return c.existing(file, variable+" names it", variable)
-	case c.provCert != "":
-		return path.Join(c.provCert, rootsName), nil
-	case c.certProvider == "none":
+	case c.text("PROV_CERT") != "":
+		return path.Join(c.text("PROV_CERT"), rootsName), nil
+	case c.text("PILOT_CERT_PROVIDER") == "none":
 		return "", fmt.Errorf("roots: PILOT_CERT_PROVIDER is none: set %s to the file with the roots, "+
 			"or to SYSTEM for those of the host", variable)
 	}

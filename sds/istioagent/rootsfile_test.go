@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // The order of the files with roots, for the connection to the CA and that for xDS. "-" is the host's roots, and "!" an error
@@ -62,15 +63,8 @@ func TestRootsFile(t *testing.T) {
 		{"PILOT_CERT_PROVIDER=none", pod, "!PILOT_CERT_PROVIDER is none: set CA_ROOT_CA", "!PILOT_CERT_PROVIDER is none: set XDS_ROOT_CA"},
 		{"PILOT_CERT_PROVIDER=none", pod + " " + etc, "!PILOT_CERT_PROVIDER is none", etc},
 	} {
-		env := map[string]string{}
-		for pair := range strings.FieldsSeq(c.env) {
-			name, value, _ := strings.Cut(pair, "=")
-			env[name] = value
-		}
-		cfg := Config{
-			Root: t.TempDir(), caRoots: env["CA_ROOT_CA"], xdsRoots: env["XDS_ROOT_CA"], certProvider: env["PILOT_CERT_PROVIDER"],
-			provCert: env["PROV_CERT"], fileMounted: env["FILE_MOUNTED_CERTS"] == "true", mountedRoots: env["ISTIO_META_TLS_CLIENT_ROOT_CERT"],
-		}
+		v := must.Get(variables.Read(strings.Fields(c.env)))(t)
+		cfg := Config{Root: t.TempDir(), v: v, mountedRoots: v.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT")}
 		for name := range strings.FieldsSeq(c.files) {
 			write(t, cfg.Root, name, []byte("roots"))
 		}

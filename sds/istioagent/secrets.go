@@ -95,8 +95,8 @@ func (c *Config) newGateway() *gateway {
 		return nil
 	}
 	src, err := kubesecrets.New(kubesecrets.Config{
-		Namespace: c.namespace, APIServer: c.kube.server, HTTPClient: c.kube.client, PostQuantum: c.postQuantum,
-		Logger: c.Logger,
+		Namespace: c.text("POD_NAMESPACE"), APIServer: c.kube.server, HTTPClient: c.kube.client,
+		PostQuantum: c.postQuantum, Logger: c.Logger,
 	})
 	if err != nil { // a sidecar does not need to know
 		c.Logger.Info("istioagent: names of secrets such as kubernetes://NAME do not exist", slog.Any("err", err))

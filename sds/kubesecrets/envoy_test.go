@@ -172,7 +172,7 @@ func testEnvoyGateway(t *testing.T, api string) {
 	put(w.api, "gw/web", renew())
 	served()
 	w.api.Remove(path("gw/web"))
-	require.Eventually(t, func() bool { return len(w.src.Status().Secrets) == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return w.src.Status().Secrets == 0 }, time.Minute, time.Millisecond)
 	time.Sleep(300 * time.Millisecond)
 	served()          // Envoy keeps what it has
 	clients.Prepare() // a second root, in a Secret of its own

@@ -17,7 +17,7 @@ func Example() {
 	api, stop := apiForExample()
 	defer stop()
 
-	src, err := kubesecrets.Start(ctx, kubesecrets.Config{
+	src, err := kubesecrets.New(kubesecrets.Config{
 		Namespace: "istio-ingress", APIServer: api.URL(), HTTPClient: api.Client(), // none of these in a pod
 	})
 	if err != nil {
@@ -25,6 +25,7 @@ func Example() {
 		return
 	}
 	defer src.Close()
+	go func() { _ = src.Run(ctx) }()
 	handler, err := sds.NewHandler(src, nil) // for a unixsocket.Server
 	if err != nil {
 		fmt.Println(err)

@@ -3,6 +3,7 @@ package kubesecrets
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/svidkit/svidkit/pki"
 )
@@ -51,15 +52,34 @@ func (s *Source) Lookup(name string) (*pki.Secret, error) {
 	return s.lookup(k, roots)
 }
 
+// Status is the state of a Source at one moment.
+type Status struct {
+	Err                              error
+	Secrets, Bytes, Refused, Callers int
+}
+
 // Status returns the state of s.
-func (s *Source) Status() status { return s.status() }
+func (s *Source) Status() Status {
+	callers := s.access.len()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Status{s.err, len(s.objects), s.used, len(s.crowded), callers}
+}
+
+// SecretStatus is the state of one Secret.
+type SecretStatus struct {
+	Pair, Roots             bool // in use
+	PairErr, RootsErr, Note error
+	PairEnd, RootsEnd       time.Time
+}
 
 // SecretStatus returns the state of one Secret.
-func (s *Source) SecretStatus(namespace, name string) (none secretStatus) {
-	for _, st := range s.status().Secrets {
-		if st.namespace == namespace && st.name == name {
-			return st
-		}
+func (s *Source) SecretStatus(namespace, name string) (st SecretStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o := s.objects[key{namespace, name}]; o != nil {
+		st = SecretStatus{o.pair.secret != nil, o.roots.secret != nil, o.pair.err, o.roots.err, o.roots.note,
+			o.pair.end(), o.roots.end()}
 	}
-	return none
+	return st
 }

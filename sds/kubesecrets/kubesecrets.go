@@ -8,14 +8,14 @@
 // The agent of one gateway serves the Secrets of its own namespace; the permissions of its socket decide who gets
 // them:
 //
-//	src, err := kubesecrets.Start(ctx, kubesecrets.Config{})
+//	src, err := kubesecrets.New(kubesecrets.Config{})
 //	if err != nil { … }
-//	defer src.Close()
+//	group.Go(func() error { return src.Run(ctx) })
 //	handler, err := sds.NewHandler(src, nil)
 //
 // A server of many gateways authenticates its callers, and asks the API server what each of them may read:
 //
-//	src, err := kubesecrets.Start(ctx, kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
+//	src, err := kubesecrets.New(kubesecrets.Config{AllNamespaces: true, TrustDomain: td})
 //	…
 //	handler, err := sds.NewHandler(src, &sds.Options{Resolve: src.Resolve})
 //	…
@@ -39,8 +39,8 @@
 //
 // A certificate and its key travel together. The last good content of a Secret stays in use while the new content is
 // half of a pair, has a key of another certificate, an expired certificate or PEM that cannot be parsed, or lacks the
-// roots; the reason is in the log and in [Source.Report]. A certificate that is not valid yet is served when it
-// becomes valid. Roots are pushed before certificates.
+// roots; the reason is in the log and in [Source.Report]. A certificate that is not valid yet is served within some
+// minutes after it has become valid. Roots are pushed before certificates.
 //
 // A new Secret NAME-cacert with bad content has no last good content: streams that have the roots of NAME keep them,
 // and new streams get an error until NAME-cacert is good or deleted.
@@ -90,7 +90,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -160,7 +159,7 @@ type Config struct {
 
 type redacted = redact.Text
 
-// Source is an [sds.Source] of the Secrets of an API server, which it watches. [New] and [Start] make one. Its
+// Source is an [sds.Source] of the Secrets of an API server, which it watches. [New] makes one. Its
 // methods are safe for concurrent use, and it never prints a key.
 //
 // [sds.Source]: https://pkg.go.dev/github.com/svidkit/svidkit/sds#Source
@@ -175,8 +174,7 @@ type Source struct {
 	news  renew.Signal
 	subs  secretset.Subscribers
 
-	pending renew.Signal // wakes promote
-	access  access
+	access access
 
 	mu      sync.Mutex
 	objects map[key]*object
@@ -247,18 +245,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Start creates a Source, runs it in the background until [Source.Close], and waits until it has read the Secrets. ctx
-// bounds only the wait. If Start fails, nothing keeps running; the error is from [New] or [Source.Ready].
-func Start(ctx context.Context, cfg Config) (*Source, error) {
-	s, err := New(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return lifecycle.Started(ctx, s, &s.life, s.work)
-}
-
-// Run follows the Secrets, for programs that do not use [Start]. It blocks until ctx is done or [Source.Close] is
-// called, and then returns nil. It is an error to call it while it runs, or after Close.
+// Run follows the Secrets. It blocks until ctx is done or [Source.Close] is called, and then returns nil. It is an error to call it while it runs, or after Close.
 func (s *Source) Run(ctx context.Context) error {
 	if s.api == nil {
 		return errors.New("kubesecrets: run: it is the zero Source; New makes one")
@@ -269,28 +256,24 @@ func (s *Source) Run(ctx context.Context) error {
 // Close stops the Source for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (s *Source) Close() error { return s.life.Close() }
 
-// Ready waits until the Secrets have been read. The error wraps [spiffe.ErrNotReady], ctx's cause, and the API
-// server's error.
-func (s *Source) Ready(ctx context.Context) error {
+// await waits until the Secrets have been read.
+func (s *Source) await(ctx context.Context) error {
 	return s.life.Ready(ctx, s.news.Changed, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.listed
-	}, s.notReady)
-}
-
-// notReady returns the error for the time before the Secrets have been read.
-func (s *Source) notReady() error {
-	s.mu.Lock()
-	cause := s.err
-	s.mu.Unlock()
-	return s.life.NotReady("kubesecrets", cause, "the API server has not answered yet")
+	}, func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.life.NotReady("kubesecrets", s.err, "the API server has not answered yet")
+	})
 }
 
 // GenerateSecret returns the key pair or the roots of a Secret; see the package comment. The error wraps
 // [fs.ErrNotExist] for a name of another form, of a namespace that is not served, or of a Secret that does not exist.
 // If the content is not good, or the certificate has expired, another error gives the reason. GenerateSecret blocks
-// until the Secrets have been read for the first time, or ctx is done.
+// until the Secrets have been read for the first time, or ctx is done; then the error wraps [spiffe.ErrNotReady], the
+// cause of ctx and the API server's error.
 func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.Secret, error) {
 	k, roots, err := parse(resourceName)
 	if err == nil && k.namespace == "" {
@@ -304,7 +287,7 @@ func (s *Source) GenerateSecret(ctx context.Context, resourceName string) (*pki.
 	if err != nil {
 		return nil, fmt.Errorf("kubesecrets: no secret %.256q: %w: %w", resourceName, err, fs.ErrNotExist)
 	}
-	if err := s.Ready(ctx); err != nil {
+	if err := s.await(ctx); err != nil {
 		return nil, err
 	}
 	found, err := s.lookup(k, roots)
@@ -380,97 +363,52 @@ func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return
 // Report implements [report.Reporter] with each key pair, by its name, revocation lists that expire, and the API
 // server as the upstream. The reason why content of a Secret is not in use is with the name, or a problem. The
 // metrics have names that begin with svidkit_kubesecrets.
-func (s *Source) Report() report.Report {
-	st := s.status()
-	r := report.Report{
-		Upstreams: []report.Upstream{{Name: "API server of Kubernetes", OK: st.up(), Err: st.Err}},
-		Metrics:   func(w io.Writer) error { return st.metrics().Write(w) },
-	}
-	if st.Refused > 0 {
-		r.Problems = append(r.Problems,
-			fmt.Errorf("there is no room for %d Secrets, or for what they have now", st.Refused))
-	}
-	for _, o := range st.Secrets {
-		if o.Pair || o.PairErr != nil {
-			r.Identities = append(r.Identities, report.Identity{Name: o.String(), NotAfter: o.PairEnd, Err: o.PairErr})
-		}
-		if !o.RootsEnd.IsZero() {
-			r.Identities = append(r.Identities, report.Identity{Name: o.String() + caSuffix, NotAfter: o.RootsEnd})
-		}
-		for _, err := range []error{o.RootsErr, o.Note} {
-			if err != nil {
-				r.Problems = append(r.Problems, fmt.Errorf("roots of %s: %w", o, err))
-			}
-		}
-	}
-	return r
-}
-
-// status is the state of a [Source] at one moment.
-type status struct {
-	Err     error          // why the Source does not follow the API server now, or nil
-	Idle    error          // why the Source is not running, or nil
-	Secrets []secretStatus // sorted by namespace and name
-	Bytes   int            // kept bytes of the Secrets
-	Refused int            // Secrets that exceed the limit, at first or with their current content
-	Callers int            // callers whose rights are known; see [Source.Resolve]
-}
-
-func (st *status) up() bool { return st.Err == nil && st.Idle == nil }
-
-// secretStatus is the state of one Secret.
-type secretStatus struct {
-	key
-	Pair, Roots       bool      // in use
-	PairEnd           time.Time // when the certificate expires
-	RootsEnd          time.Time // the earliest next update of the revocation lists; zero without lists
-	PairErr, RootsErr error     // why the current content of the Secret is not in use, or nil
-	Note              error     // about roots that were left out, or nil
-}
-
-func (s *Source) status() status {
-	idle := s.life.Idle()
+func (s *Source) Report() (r report.Report) {
+	idle, callers := s.life.Idle(), s.access.len()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := status{Err: s.err, Idle: idle, Bytes: s.used, Refused: len(s.crowded), Callers: s.access.len()}
+	up := s.err == nil && idle == nil
+	r.Upstreams = []report.Upstream{{Name: "API server of Kubernetes", OK: up, Err: s.err}}
+	if n := len(s.crowded); n > 0 {
+		r.Problems = append(r.Problems, fmt.Errorf("there is no room for %d Secrets, or for what they have now", n))
+	}
+	var refused float64
+	var end time.Time // the first end of a certificate
 	for _, k := range slices.SortedFunc(maps.Keys(s.objects), func(a, b key) int {
 		return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.name, b.name))
 	}) {
 		o := s.objects[k]
-		one := secretStatus{key: k, PairErr: o.pair.err, RootsErr: o.roots.err, Note: o.roots.note}
-		if p := o.pair.secret; p != nil {
-			one.Pair, one.PairEnd = true, p.NotAfter()
+		if o.pair.err != nil || o.roots.err != nil {
+			refused++
 		}
-		if r := o.roots.secret; r != nil {
-			one.Roots, one.RootsEnd = true, r.NotAfter()
+		if e := o.pair.end(); !e.IsZero() && (end.IsZero() || e.Before(end)) {
+			end = e
 		}
-		st.Secrets = append(st.Secrets, one)
-	}
-	return st
-}
-
-func (st *status) metrics() *metrics.Set {
-	var bad float64
-	var end time.Time
-	for _, o := range st.Secrets {
-		if o.PairErr != nil || o.RootsErr != nil {
-			bad++
+		if o.pair.secret != nil || o.pair.err != nil {
+			r.Identities = append(r.Identities,
+				report.Identity{Name: k.String(), NotAfter: o.pair.end(), Err: o.pair.err})
 		}
-		if o.Pair && (end.IsZero() || o.PairEnd.Before(end)) {
-			end = o.PairEnd
+		if !o.roots.end().IsZero() {
+			r.Identities = append(r.Identities, report.Identity{Name: k.String() + caSuffix, NotAfter: o.roots.end()})
+		}
+		for _, err := range []error{o.roots.err, o.roots.note} {
+			if err != nil {
+				r.Problems = append(r.Problems, fmt.Errorf("roots of %s: %w", k, err))
+			}
 		}
 	}
 	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_kubesecrets_"+name, help, func() (float64, bool) { return value, ok })
 	}
-	gauge("up", "Whether the API server is being followed.", metrics.Bool(st.up()), true)
-	gauge("secrets", "The number of Secrets with certificates.", float64(len(st.Secrets)), true)
-	gauge("secrets_refused", "The number of Secrets whose content is not in use as it is now.", bad, true)
-	gauge("secrets_without_room", "The number of Secrets for which there was no room.", float64(st.Refused), true)
-	gauge("bytes", "What is kept of all Secrets, in bytes.", float64(st.Bytes), true)
+	gauge("up", "Whether the API server is being followed.", metrics.Bool(up), true)
+	gauge("secrets", "The number of Secrets with certificates.", float64(len(s.objects)), true)
+	gauge("secrets_refused", "The number of Secrets whose content is not in use as it is now.", refused, true)
+	gauge("secrets_without_room", "The number of Secrets for which there was no room.", float64(len(s.crowded)), true)
+	gauge("bytes", "What is kept of all Secrets, in bytes.", float64(s.used), true)
 	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.",
 		float64(end.Unix()), !end.IsZero())
-	gauge("callers", "The number of callers whose rights are known.", float64(st.Callers), true)
-	return m
+	gauge("callers", "The number of callers whose rights are known.", float64(callers), true)
+	r.Metrics = m.Write
+	return r
 }

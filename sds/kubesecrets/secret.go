@@ -14,7 +14,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/kube"
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -38,18 +37,21 @@ type content struct {
 	secret *pki.Secret // the last good secret
 	err    error       // why the Secret's current content is not in use
 	note   error       // about the content in use
+}
 
-	next *pki.Secret // becomes valid later
-	from time.Time
+// end returns when the secret in use ends; zero if there is none, or it has no end.
+func (c *content) end() (end time.Time) {
+	if c.secret != nil {
+		end = c.secret.NotAfter()
+	}
+	return end
 }
 
 // bytes returns the size of c.
 func (c *content) bytes() (n int) {
-	for _, s := range []*pki.Secret{c.secret, c.next} {
-		if s != nil {
-			for _, b := range parts(s) {
-				n += len(b)
-			}
+	if c.secret != nil {
+		for _, b := range parts(c.secret) {
+			n += len(b)
 		}
 	}
 	return n
@@ -108,11 +110,8 @@ func pairOf(k key, data map[string][]byte) (c content) {
 		certs, keyPEM := data[form[0]], data[form[1]]
 		switch {
 		case len(certs) > 0 && len(keyPEM) > 0:
-			var secret *pki.Secret
-			if secret, c.from, c.err = secretset.KeyPair(k.String(), certs, keyPEM); c.err != nil {
-				c.next, c.err = secret, fmt.Errorf("%s and %s: %w", form[0], form[1], c.err)
-			} else {
-				c.secret = secret
+			if c.secret, c.err = secretset.KeyPair(k.String(), certs, keyPEM); c.err != nil {
+				c.err = fmt.Errorf("%s and %s: %w", form[0], form[1], c.err)
 			}
 			return c
 		case len(certs) > 0:
@@ -224,7 +223,6 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 	}
 	now, pair, roots := s.keep(k, before, now, old == nil)
 	s.mu.Unlock()
-	s.pending.Notify()
 	s.add(c, k, roots || replaced, pair || hadPair)
 	s.report(ctx, k, before.pair, now.pair, pair)
 	s.report(ctx, k, before.roots, now.roots, roots)
@@ -237,6 +235,9 @@ func (s *Source) keep(k key, before, now object, isNew bool) (kept object, pair,
 	now.roots, roots = before.roots.with(now.roots)
 	if strings.HasSuffix(k.name, caSuffix) && now.roots.secret == nil {
 		now.roots.err = cmp.Or(now.roots.err, errNothing)
+	}
+	if now.pair.err != nil {
+		now.version = "" // read it again with the next list: the certificate may have become valid
 	}
 	now.size, now.round = overhead+now.pair.bytes()+now.roots.bytes(), s.round
 	switch {
@@ -311,45 +312,5 @@ func (s *Source) sweep(ctx context.Context, c *changes) {
 	s.mu.Unlock()
 	for _, k := range gone {
 		s.withdraw(ctx, k, c)
-	}
-}
-
-// promote puts certificates into use when they become valid, until ctx is done.
-func (s *Source) promote(ctx context.Context) {
-	for ctx.Err() == nil {
-		wake := s.pending.Changed()
-		wait, now := renew.Longest, time.Now()
-		var c changes
-		var logs []func()
-		s.mu.Lock()
-		for k, o := range s.objects {
-			switch p := &o.pair; {
-			case p.next == nil:
-			case now.Before(p.from):
-				wait = min(wait, p.from.Sub(now))
-			case secretset.Expired(p.next): // it expired while this machine was suspended
-				before := *p
-				p.err = fmt.Errorf("the certificate has expired at %s, before it came into use",
-					p.next.NotAfter().UTC().Format(time.RFC3339))
-				p.next = nil
-				now := *p
-				logs = append(logs, func() { s.report(ctx, k, before, now, false) })
-			default:
-				*p = content{secret: p.next}
-				s.add(&c, k, false, true)
-				logs = append(logs, func() {
-					s.log.LogAttrs(ctx, slog.LevelInfo, "kubesecrets: update, as the certificate is valid now",
-						slog.String("name", k.String()))
-				})
-			}
-		}
-		s.mu.Unlock()
-		for _, log := range logs {
-			log()
-		}
-		if len(c.pairs) > 0 {
-			s.tell(c)
-		}
-		renew.Wait(ctx, wait, wake)
 	}
 }

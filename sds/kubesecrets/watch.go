@@ -16,14 +16,17 @@ func (s *Source) work(ctx context.Context) error {
 	defer s.api.Close()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { s.promote(ctx) })
 	wg.Go(func() { s.access.run(ctx) })
 	f := kubefollow.Follower[document]{API: s.api, Path: s.path, Query: s.query, Kind: "Secret", Page: s.page,
 		Event: s.event, State: s.follows}
-	f.Again = func() bool { // there may now be room for more
+	f.Again = func() bool { // there may now be room for more, and a certificate may have become valid
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return len(s.crowded) > 0
+		again := len(s.crowded) > 0
+		for _, o := range s.objects {
+			again = again || o.pair.err != nil
+		}
+		return again
 	}
 	f.Run(ctx)
 	return nil

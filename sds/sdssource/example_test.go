@@ -35,12 +35,13 @@ func Example() {
 		return
 	}
 
-	files, err := sdssource.StartFiles(ctx, sdssource.FilesConfig{Allow: []string{certs}})
+	files, err := sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{certs}})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer files.Close()
+	go func() { _ = files.Run(ctx) }()
 	own := sdssource.FromIdentity(identity)
 	src, err := sdssource.Mux(map[string]sds.Source{"default": own, "ROOTCA": own, "file-cert:*": files, "file-root:*": files})
 	if err != nil {

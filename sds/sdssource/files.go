@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -43,24 +42,23 @@ const (
 	idle     = time.Minute // after which a name without a secret can be forgotten for another
 )
 
-// FilesConfig configures [Files]. Without Allow and SystemRoots there are no names.
+// FilesConfig configures [Files].
 type FilesConfig struct {
 	// Allow lists the files that clients may name, and directories below which they may name any file. A link in a
 	// directory may lead only to files below one of Allow; a listed file may link to any file. No other is opened.
 	Allow []string
 
-	// SystemRoots is the file for the name file-root:system; see [FindSystemRoots]. If empty, that name does not
-	// exist.
+	// SystemRoots is the file for the name file-root:system. Empty means the file with the roots that the operating
+	// system trusts; if there is none, the name does not exist.
 	SystemRoots string
 
 	// Refuse lists directories whose files are never read: the directories to which this program writes its identity.
 	Refuse []string
 
-	// MaxNames is how many names may be followed at a time; 0 means 256.
-	MaxNames int
-
 	// Logger gets the files that were read (Info) or refused (Warn). Nil means no logs.
 	Logger *slog.Logger
+
+	maxNames int // for tests; 0 means the constant
 }
 
 // Files is an [sds.Source] of the secrets in files that another program renews. It uses Istio's names:
@@ -80,7 +78,7 @@ type FilesConfig struct {
 // One goroutine follows all names. A name with a secret is followed until Close, even without a subscriber. A name
 // without a secret is forgotten if another name needs its place and no client asked for it in the last minute.
 //
-// [NewFiles] and [StartFiles] create one. Its methods are safe for concurrent use.
+// [NewFiles] creates one. Its methods are safe for concurrent use.
 type Files struct {
 	cfg      FilesConfig
 	log      *slog.Logger
@@ -110,10 +108,6 @@ type entry struct {
 // NewFiles checks cfg and returns Files. It starts no goroutine and opens no file.
 func NewFiles(cfg FilesConfig) (*Files, error) {
 	cfg.Allow, cfg.Refuse = slices.Clone(cfg.Allow), slices.Clone(cfg.Refuse)
-	cfg.MaxNames = cmp.Or(cfg.MaxNames, maxNames)
-	if cfg.MaxNames < 0 {
-		return nil, errors.New("sdssource: files: MaxNames is negative; 0 means the default")
-	}
 	for i, path := range cfg.Allow {
 		if path == "" || filepath.Dir(path) == path {
 			return nil, fmt.Errorf("sdssource: files: Allow[%d] is %q, and must be a file or a folder below the "+
@@ -125,11 +119,9 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 		}
 		cfg.Allow[i] = abs
 	}
-	if cfg.SystemRoots != "" {
-		abs, err := filepath.Abs(cfg.SystemRoots)
-		if err != nil {
-			return nil, fmt.Errorf("sdssource: files: %w", err)
-		}
+	if cfg.SystemRoots == "" {
+		cfg.SystemRoots = findSystemRoots()
+	} else if abs, err := filepath.Abs(cfg.SystemRoots); err == nil { // it fails only without a working directory
 		cfg.SystemRoots = abs
 	}
 	f := &Files{cfg: cfg, log: ratelog.Patient(cfg.Logger), names: map[string]*entry{}, warned: map[string]bool{},
@@ -139,19 +131,7 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 	return f, nil
 }
 
-// StartFiles creates Files and runs them in the background, until [Files.Close].
-func StartFiles(ctx context.Context, cfg FilesConfig) (*Files, error) {
-	f, err := NewFiles(cfg)
-	if err != nil {
-		return nil, err
-	}
-	if err := f.life.Start(ctx, f.follower.Run, func(context.Context) error { return nil }); err != nil {
-		return nil, err
-	}
-	return f, nil
-}
-
-// Run follows the files, for programs that do not use [StartFiles]. It blocks until ctx is done or [Files.Close] is
+// Run follows the files. It blocks until ctx is done or [Files.Close] is
 // called, and then returns nil. It is an error to call it while it runs, or after Close.
 func (f *Files) Run(ctx context.Context) error {
 	return f.life.RunAs(ctx, "sdssource", f.follower.Run)
@@ -160,14 +140,13 @@ func (f *Files) Run(ctx context.Context) error {
 // Close stops Files for good, waits for its goroutines, and returns nil. The last secrets stay readable.
 func (f *Files) Close() error { return f.life.Close() }
 
-// FindSystemRoots returns the file with the roots that the operating system trusts: the first usual path that exists,
+// findSystemRoots returns the file with the roots that the operating system trusts: the first usual path that exists,
 // or "".
-func FindSystemRoots() string {
+func findSystemRoots() string {
 	for _, path := range []string{
 		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
-		"/etc/pki/tls/cacert.pem",
-		"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem", "/usr/local/etc/ssl/cert.pem",
-		"/etc/ssl/certs/ca-certificates",
+		"/etc/pki/tls/cacert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
+		"/usr/local/etc/ssl/cert.pem", "/etc/ssl/certs/ca-certificates",
 	} {
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			return path
@@ -183,7 +162,7 @@ func (f *Files) parse(name string) (cert, key string, err error) {
 	switch {
 	case name == systemRoot:
 		if f.cfg.SystemRoots == "" {
-			return "", "", errors.New("there are no roots of the operating system; set FilesConfig.SystemRoots")
+			return "", "", errors.New("no roots of the operating system were found; set FilesConfig.SystemRoots")
 		}
 		return f.cfg.SystemRoots, "", nil
 	case isPair:
@@ -270,7 +249,7 @@ func (f *Files) entry(name string) (*entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sdssource: no secret %.256q: %w: %w", name, err, fs.ErrNotExist)
 	}
-	if len(f.names) >= f.cfg.MaxNames {
+	if len(f.names) >= cmp.Or(f.cfg.maxNames, maxNames) {
 		var oldest *entry
 		for _, e := range f.names {
 			if e.secret == nil && now.Sub(e.asked) >= idle && (oldest == nil || e.asked.Before(oldest.asked)) {
@@ -278,8 +257,8 @@ func (f *Files) entry(name string) (*entry, error) {
 			}
 		}
 		if oldest == nil {
-			return nil, fmt.Errorf("sdssource: %.256q: there are %d names already, and no more may be; see "+
-				"FilesConfig.MaxNames", name, len(f.names))
+			return nil, fmt.Errorf("sdssource: %.256q: there are %d names already, and no more may be",
+				name, len(f.names))
 		}
 		delete(f.names, oldest.name)
 	}
@@ -419,76 +398,48 @@ func (e *entry) pair(certsPEM, keyPEM []byte) (*pki.Secret, error) {
 			return nil, err
 		}
 	}
-	secret, _, err := secretset.KeyPair(e.name, certsPEM, keyPEM)
-	if err != nil {
-		return nil, err
-	}
-	return secret, nil
-}
-
-// fileStatus is the state of one name of [Files] at one moment.
-type fileStatus struct {
-	Name     string
-	Have     bool      // there is a secret
-	NotAfter time.Time // when it expires; zero for roots
-	Err      error     // why the current files are not in use, or nil
-	Note     error     // about certificates that were left out, or nil
-}
-
-// status returns the state of each name, sorted.
-func (f *Files) status() []fileStatus {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	all := make([]fileStatus, 0, len(f.names))
-	for _, name := range slices.Sorted(maps.Keys(f.names)) {
-		e := f.names[name]
-		st := fileStatus{Name: name, Have: e.secret != nil, Err: e.err, Note: e.note}
-		if e.secret != nil {
-			st.NotAfter = e.secret.NotAfter()
-		}
-		all = append(all, st)
-	}
-	return all
+	return secretset.KeyPair(e.name, certsPEM, keyPEM)
 }
 
 // Report implements [report.Reporter] with each requested name: its certificate, if any, and its files as an
 // upstream. Certificates that were left out are problems. The metrics have names that begin with
 // svidkit_sdssource_files.
 func (f *Files) Report() (r report.Report) {
-	all := f.status()
-	for _, st := range all {
-		r.Upstreams = append(r.Upstreams, report.Upstream{Name: st.Name, OK: st.Have, Err: st.Err})
-		if !st.NotAfter.IsZero() {
-			r.Identities = append(r.Identities, report.Identity{Name: st.Name, NotAfter: st.NotAfter})
-		}
-		if st.Note != nil {
-			r.Problems = append(r.Problems, st.Note)
-		}
-	}
-	r.Metrics = func(w io.Writer) error { return metricsOf(all).Write(w) }
-	return r
-}
-
-func metricsOf(all []fileStatus) *metrics.Set {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	var refused float64
-	var end time.Time
-	for _, st := range all {
-		if st.Err != nil {
-			refused++
+	var ends []time.Time
+	for _, name := range slices.Sorted(maps.Keys(f.names)) {
+		e := f.names[name]
+		r.Upstreams = append(r.Upstreams, report.Upstream{Name: name, OK: e.secret != nil, Err: e.err})
+		if e.secret != nil && !e.secret.NotAfter().IsZero() {
+			ends = append(ends, e.secret.NotAfter())
+			r.Identities = append(r.Identities, report.Identity{Name: name, NotAfter: e.secret.NotAfter()})
 		}
-		if t := st.NotAfter; !t.IsZero() && (end.IsZero() || t.Before(end)) {
-			end = t
+		if e.note != nil {
+			r.Problems = append(r.Problems, e.note)
+		}
+		if e.err != nil {
+			refused++
 		}
 	}
 	m := new(metrics.Set)
-	gauge := func(name, help string, value float64, ok bool) {
-		m.Gauge("svidkit_sdssource_files_"+name, help, func() (float64, bool) { return value, ok })
+	gauge := func(suffix, help string, values ...float64) {
+		m.Gauges("svidkit_sdssource_files_"+suffix, help, func(add metrics.Add) {
+			for _, v := range values {
+				add(v)
+			}
+		})
 	}
-	gauge("names", "The number of names that were asked for.", float64(len(all)), true)
-	gauge("refused", "The number of names whose files are not in use as they are now.", refused, true)
-	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.",
-		float64(end.Unix()), !end.IsZero())
-	return m
+	gauge("names", "The number of names that were asked for.", float64(len(f.names)))
+	gauge("refused", "The number of names whose files are not in use as they are now.", refused)
+	var end []float64
+	if len(ends) > 0 {
+		end = append(end, float64(slices.MinFunc(ends, time.Time.Compare).Unix()))
+	}
+	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", end...)
+	r.Metrics = m.Write
+	return r
 }
 
 // open opens a file that may be read.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -40,7 +41,11 @@ func onlyUnix(t testing.TB) {
 
 func start(t testing.TB, cfg sdssource.FilesConfig) *sdssource.Files {
 	t.Helper()
-	f := must.Get(sdssource.StartFiles(t.Context(), cfg))(t)
+	return running(t, must.Get(sdssource.NewFiles(cfg))(t))
+}
+
+func running(t testing.TB, f *sdssource.Files) *sdssource.Files {
+	go func() { _ = f.Run(context.Background()) }()
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	return f
 }
@@ -91,14 +96,7 @@ func awaitErr(t testing.TB, f *sdssource.Files, name, text string) {
 	}, patience, time.Millisecond, "waiting for %q", text)
 }
 
-func statusOf(f *sdssource.Files, name string) sdssource.FilesStatus {
-	for _, st := range f.Status() {
-		if st.Name == name {
-			return st
-		}
-	}
-	return sdssource.FilesStatus{}
-}
+func statusOf(f *sdssource.Files, name string) sdssource.FilesStatus { return f.Status()[name] }
 
 // swap makes a new version of a volume of Kubernetes, as the kubelet does, and deletes the one before.
 func swap(t testing.TB, dir string, n int, files map[string][]byte) {
@@ -331,7 +329,7 @@ func TestFilesOfClients(t *testing.T) {
 		return string(got) == string(ca.Bundle().MarshalPEM())
 	}, patience, time.Millisecond)
 	assert.NoError(t, statusOf(f, "file-root:"+shared).Err)
-	for _, bad := range []sdssource.FilesConfig{{Allow: []string{""}}, {Allow: []string{"/"}}, {MaxNames: -1}} {
+	for _, bad := range []sdssource.FilesConfig{{Allow: []string{""}}, {Allow: []string{"/"}}} {
 		assert.Error(t, must.Err(sdssource.NewFiles(bad)))
 	}
 }
@@ -344,7 +342,7 @@ func TestFilesBound(t *testing.T) {
 	ca := spiffetest.NewCA(t, td.String())
 	roots := "file-root:" + write(t, ca.Bundle().MarshalPEM(), dir, "ca.crt")
 	synctest.Test(t, func(t *testing.T) {
-		f := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}, MaxNames: 2}))(t)
+		f := must.Get(sdssource.NewFilesOf(sdssource.FilesConfig{Allow: []string{dir}}, 2))(t)
 		name := func(n int) string { return fmt.Sprintf("file-root:%s/%d", dir, n) }
 		ask := func(name string) error { // nothing runs, so nothing is read
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -354,16 +352,16 @@ func TestFilesBound(t *testing.T) {
 		}
 		require.ErrorContains(t, ask(name(1)), "neither called Start nor Run")
 		require.ErrorContains(t, ask(name(2)), "not read yet")
-		require.ErrorContains(t, ask(name(3)), "MaxNames")
+		require.ErrorContains(t, ask(name(3)), "names already")
 		require.NotErrorIs(t, ask(name(3)), fs.ErrNotExist)
 		time.Sleep(time.Minute)
 		require.ErrorContains(t, ask(name(2)), "not read yet", "it is still asked for")
 		require.ErrorContains(t, ask(name(3)), "not read yet", "in the place of the first")
-		require.ErrorContains(t, ask(name(1)), "MaxNames")
+		require.ErrorContains(t, ask(name(1)), "names already")
 	})
-	f := start(t, sdssource.FilesConfig{Allow: []string{dir}, MaxNames: 1})
+	f := running(t, must.Get(sdssource.NewFilesOf(sdssource.FilesConfig{Allow: []string{dir}}, 1))(t))
 	get(t, f, roots)
-	require.ErrorContains(t, must.Err(f.GenerateSecret(t.Context(), "file-root:"+dir+"/other")), "MaxNames")
+	require.ErrorContains(t, must.Err(f.GenerateSecret(t.Context(), "file-root:"+dir+"/other")), "names already")
 	require.NoError(t, f.Close())
 	get(t, f, roots) // stays readable
 	require.NoError(t, f.Close())
@@ -405,13 +403,13 @@ func TestSystemRoots(t *testing.T) {
 	_, err := f.GenerateSecret(t.Context(), "file-root:"+path)
 	assert.ErrorIs(t, err, fs.ErrNotExist, "that name is not allowed")
 
-	host := sdssource.FindSystemRoots()
-	if host == "" {
+	host, err := start(t, sdssource.FilesConfig{}).GenerateSecret(t.Context(), "file-root:system")
+	if errors.Is(err, fs.ErrNotExist) {
 		t.Skip("this system has no file of roots")
 	}
-	all, _ := get(t, start(t, sdssource.FilesConfig{SystemRoots: host}), "file-root:system").Roots()
+	require.NoError(t, err)
+	all, _ := host.Roots()
 	assert.True(t, x509.NewCertPool().AppendCertsFromPEM(all))
-	t.Logf("%d roots in %s", bytes.Count(all, []byte("BEGIN")), host)
 }
 
 func FuzzName(f *testing.F) {
@@ -426,6 +424,9 @@ func FuzzName(f *testing.F) {
 	cancel()
 	f.Fuzz(func(t *testing.T, name string) {
 		name = strings.ReplaceAll(name, "DIR", dir)
+		if name == "file-root:system" {
+			return
+		}
 		src := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}}))(t)
 		_, err := src.GenerateSecret(done, name)
 		require.Error(t, err)

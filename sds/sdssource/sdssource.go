@@ -1,12 +1,9 @@
 // Package sdssource provides sources for package sds: over identities and bundles, over files by Istio's names, and
 // over several sources by name.
 //
-//	files, err := sdssource.StartFiles(ctx, sdssource.FilesConfig{
-//		Allow:       []string{"/etc/gateway-certs"},
-//		SystemRoots: sdssource.FindSystemRoots(),
-//	})
+//	files, err := sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{"/etc/gateway-certs"}})
 //	if err != nil { … }
-//	defer files.Close()
+//	group.Go(func() error { return files.Run(ctx) })
 //	src, err := sdssource.Mux(map[string]sds.Source{
 //		"default":     own, // of sdssource.FromIdentity(mounted), a *filesource.Source
 //		"ROOTCA":      own,

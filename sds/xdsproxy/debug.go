@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -29,53 +28,40 @@ const (
 	debugSendTime = 30 * time.Second // in which the client must take the answer
 	maxUnread     = 4                // answers not yet taken by clients, in total
 	maxDebugName  = 4 << 10          // bytes of a requested name
-	maxNodes      = 8 << 20          // bytes of the nodes of all Envoys
 	shuttingDown  = "the server is shutting down"
 )
 
 // envoys are the Envoys whose streams the control plane has answered.
 type envoys struct {
-	mu    sync.Mutex
-	all   []*envoy // connected ones, the newest last
-	bytes int      // of their nodes
+	mu        sync.Mutex
+	connected int
+	node      []byte // of the one that joined last; nil if it has none
 }
 
-type envoy struct{ node []byte } // the message; nil if there is none, or if it was dropped for newer ones
-
-func (e *envoys) join(node []byte) (leave func()) {
-	one := &envoy{node}
+func (e *envoys) join(node []byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.bytes += len(node)
-	for _, old := range e.all {
-		if e.bytes <= maxNodes {
-			break
-		}
-		e.bytes -= len(old.node)
-		old.node = nil
-	}
-	e.all = append(e.all, one)
-	return func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.bytes -= len(one.node)
-		e.all = slices.DeleteFunc(e.all, func(o *envoy) bool { return o == one })
+	e.connected++
+	e.node = node
+}
+
+func (e *envoys) leave() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.connected--; e.connected == 0 {
+		e.node = nil
 	}
 }
 
 func (e *envoys) last() (node []byte, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.all) == 0 {
-		return nil, false
-	}
-	return e.all[len(e.all)-1].node, true
+	return e.node, e.connected > 0
 }
 
 // ServeDebug asks the control plane for debug information and returns its answer, for operators on the same host. It
 // serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: it asks the control plane for the
-// type istio.io/debug or istio.io/debug/NAME, with the node of the connected Envoy that joined last and the
-// credentials of [Config]. Serve it on a separate loopback address; Istio's agent uses 127.0.0.1:15004:
+// type istio.io/debug or istio.io/debug/NAME, with the node of the Envoy that joined last and the credentials of [Config]. Serve it on a separate loopback address; Istio's agent uses 127.0.0.1:15004:
 //
 //	server := &http.Server{
 //		Addr: "127.0.0.1:15004", Handler: http.HandlerFunc(handler.ServeDebug),
@@ -189,13 +175,10 @@ func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal)
 		return "", nil, &refusal{http.StatusBadRequest,
 			fmt.Sprintf("path and query are longer than %d bytes", maxDebugName)}
 	}
-	name = strings.TrimSuffix(name, "/")
-	for _, s := range append([]string{name}, names...) {
-		if !utf8.ValidString(s) {
-			return "", nil, &refusal{http.StatusBadRequest, "the path or the resourceName is not UTF-8"}
-		}
+	if !utf8.ValidString(name + strings.Join(names, "")) {
+		return "", nil, &refusal{http.StatusBadRequest, "the path or the resourceName is not UTF-8"}
 	}
-	return debugType + name, names, nil
+	return debugType + strings.TrimSuffix(name, "/"), names, nil
 }
 
 // debug sends a request on a separate stream, and returns the answer as JSON.
@@ -241,7 +224,6 @@ func (h *Handler) debug(ctx context.Context, node []byte, typeURL string, names 
 type discoveryResponse struct {
 	VersionInfo  string          `json:"versionInfo,omitempty"`
 	Resources    []debugResource `json:"resources,omitempty"`
-	Canary       bool            `json:"canary,omitempty"`
 	TypeURL      string          `json:"typeUrl,omitempty"`
 	Nonce        string          `json:"nonce,omitempty"`
 	ControlPlane *controlPlane   `json:"controlPlane,omitempty"`
@@ -278,11 +260,8 @@ func debugAnswer(msg []byte, typeURL string) ([]byte, error) {
 }
 
 func (r *discoveryResponse) read(f *protofield.Field) {
-	if f.Number == 3 {
-		f.Bool(&r.Canary)
-	}
 	if f.Data == nil {
-		return // the other fields are texts and messages
+		return // the fields are texts and messages
 	}
 	switch f.Number {
 	case 1:

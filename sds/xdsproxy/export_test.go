@@ -2,9 +2,8 @@ package xdsproxy
 
 // For tests.
 const (
-	Linger   = linger
-	Stalled  = stalled
-	MaxNodes = maxNodes
+	Linger  = linger
+	Stalled = stalled
 )
 
 // SetLimits sets limits on messages and streams; 0 means the default.
@@ -16,7 +15,7 @@ func (c *Config) SetLimits(request, response, streams, peerStreams int) {
 func (h *Handler) NodeBytes() int {
 	h.envoys.mu.Lock()
 	defer h.envoys.mu.Unlock()
-	return h.envoys.bytes
+	return len(h.envoys.node)
 }
 
 // Held returns how many streams are open, and how many bytes of requests wait.

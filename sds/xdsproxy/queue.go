@@ -8,6 +8,7 @@ import (
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
+	"github.com/svidkit/svidkit/internal/renew"
 )
 
 // queue holds the requests that a server has not taken yet, so that Envoy and the server need not wait for each
@@ -20,8 +21,7 @@ type queue struct {
 	waiting [][]byte
 	bytes   int // of the waiting requests and of the request being sent
 	state   int
-	more    chan struct{} // has an element when next must look again
-	room    chan struct{} // has an element when put must look again
+	news    renew.Signal // put and next must look again
 }
 
 // The states of a queue.
@@ -32,30 +32,26 @@ const (
 )
 
 func newQueue(shares *limit.Shares[peerkey.Holder], p peerkey.Holder) *queue {
-	return &queue{shares: shares, peer: p, more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+	return &queue{shares: shares, peer: p}
 }
 
 // put adds a request. It waits while the queue is full.
 func (q *queue) put(ctx context.Context, msg []byte) error {
-	var timeout <-chan time.Time
 	for {
+		changed := q.news.Changed()
 		ok, err := q.tryPut(msg)
 		if ok || err != nil {
 			return err
 		}
-		timer := time.NewTimer(stalled) // restarted after each message that was sent
-		timeout = timer.C
+		timeout := time.NewTimer(stalled) // restarted after each message that was sent
+		defer timeout.Stop()
 		select {
-		case <-q.room:
+		case <-changed:
 		case <-ctx.Done():
-			err = context.Cause(ctx)
-		case <-timeout:
-			err = grpchttp.Errorf(grpchttp.Unavailable,
+			return context.Cause(ctx)
+		case <-timeout.C:
+			return grpchttp.Errorf(grpchttp.Unavailable,
 				"xdsproxy: the server has not taken a request for %v, and more than %d bytes wait", stalled, maxQueue)
-		}
-		timer.Stop()
-		if err != nil {
-			return err
 		}
 	}
 }
@@ -75,7 +71,7 @@ func (q *queue) tryPut(msg []byte) (ok bool, err error) {
 	}
 	q.bytes += n
 	q.waiting = append(q.waiting, msg)
-	wake(q.more)
+	q.news.Notify()
 	return true, nil
 }
 
@@ -83,6 +79,7 @@ func (q *queue) tryPut(msg []byte) (ok bool, err error) {
 // sent once it no longer needs it.
 func (q *queue) next(ctx context.Context) (msg []byte, ok bool) {
 	for {
+		changed := q.news.Changed()
 		q.mu.Lock()
 		if len(q.waiting) > 0 {
 			msg = q.waiting[0]
@@ -98,7 +95,7 @@ func (q *queue) next(ctx context.Context) (msg []byte, ok bool) {
 			return nil, false
 		}
 		select {
-		case <-q.more:
+		case <-changed:
 		case <-ctx.Done():
 			return nil, false
 		}
@@ -110,7 +107,7 @@ func (q *queue) sent(msg []byte) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.give(msg)
-	wake(q.room)
+	q.news.Notify()
 }
 
 // give returns the bytes of a request to the queue and the peer's share. The lock is held.
@@ -127,7 +124,7 @@ func (q *queue) end() {
 	if q.state == filling {
 		q.state = complete
 	}
-	wake(q.more)
+	q.news.Notify()
 }
 
 // ended reports whether end was called, and discard was not.
@@ -146,13 +143,5 @@ func (q *queue) discard() {
 	}
 	q.waiting = nil
 	q.state = discarded
-	wake(q.more)
-	wake(q.room)
-}
-
-func wake(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	q.news.Notify()
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -24,14 +23,12 @@ func (p *plane) answered() {
 	p.answer, p.failures, p.err = time.Now(), 0, nil
 }
 
-// failed notes the end of a stream.
+// failed notes the end of a stream. No token is in e.
 func (p *plane) failed(e *grpchttp.Error) {
-	told := *e
-	told.Message, told.Err = bearer.Redact(e.Message), nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failures++
-	p.err = &told
+	p.err = e
 }
 
 // Report implements [report.Reporter] with the open streams of Envoys, and the control plane as the upstream. The
@@ -41,7 +38,7 @@ func (h *Handler) Report() report.Report {
 	defer h.plane.mu.Unlock()
 	return report.Report{
 		Servers: []report.Server{{Protocol: "ADS", Streams: h.open.Held()}},
-		Upstreams: []report.Upstream{{Name: h.cfg.url(), LastSuccess: h.plane.answer, Failures: h.plane.failures,
+		Upstreams: []report.Upstream{{Name: h.cfg.URL, LastSuccess: h.plane.answer, Failures: h.plane.failures,
 			Err: h.plane.err}},
 		Metrics: h.metrics.Write,
 	}

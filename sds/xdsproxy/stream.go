@@ -150,8 +150,7 @@ func (s *stream) request(msg []byte) error {
 
 // begin starts the stream to a server.
 func (s *stream) begin(local bool, node []byte) *leg {
-	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer),
-		redact: func(text string) string { return bearer.Redact(text) }}
+	l := &leg{s: s, local: local, queue: newQueue(s.h.waiting, s.peer)}
 	if !local {
 		l.node = node
 	}
@@ -239,13 +238,8 @@ func (l *leg) forward(remote *grpchttp.Stream) {
 		if !ok {
 			break
 		}
-		start := time.Now()
 		err := remote.Send(msg)
 		l.queue.sent(msg)
-		if took := time.Since(start); took > slow && !l.local {
-			l.s.h.log.Warn("xdsproxy: the control plane was slow to take a request", "slow",
-				slog.Duration("after", took))
-		}
 		if err != nil { // receive returns the reason
 			l.queue.discard()
 			return
@@ -270,7 +264,8 @@ func (l *leg) receive(remote *grpchttp.Stream) error {
 			h.plane.answered()
 			if !connected {
 				connected = true
-				defer h.envoys.join(l.node)()
+				h.envoys.join(l.node)
+				defer h.envoys.leave()
 				l.node = nil
 			}
 			switch secrets, _, err := response.read(msg); {
@@ -326,19 +321,14 @@ func (l *leg) ended(err error, answered bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.failed == nil && s.open > 0 && s.halfClosed() {
-		return // the other server may still send responses
+	if s.failed == nil && s.open > 0 {
+		select {
+		case <-s.half:
+			return // the other server may still send responses
+		default:
+		}
 	}
 	s.end(&over{status: s.failed})
-}
-
-func (s *stream) halfClosed() bool {
-	select {
-	case <-s.half:
-		return true
-	default:
-		return false
-	}
 }
 
 // count counts and logs the end of a stream to the control plane.
@@ -359,7 +349,7 @@ func (l *leg) count(status error, answered bool) {
 		h.plane.failed(e)
 	}
 	h.log.Warn("xdsproxy: a stream to the control plane has failed", e.Code.String(), slog.Bool("answered", answered),
-		slog.String("err", bearer.Redact(e.Message)))
+		slog.String("err", e.Message))
 }
 
 // refused logs that a stream or a request was refused.

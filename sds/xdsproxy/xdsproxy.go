@@ -111,7 +111,6 @@ const (
 	maxQueue       = 8 << 20 // bytes of one queue; a larger message must be alone in it
 	besideMessage  = 64      // bytes kept for each message, besides the message
 	stalled        = 30 * time.Second
-	slow           = 10 * time.Second // after which a message that the control plane has not taken is logged
 	linger         = 2 * time.Second  // how long a stream outlives its control plane
 	sendTime       = time.Minute      // in which Envoy must take a response
 	retryFull      = 10 * time.Second // after which a client refused by a limit should retry
@@ -156,15 +155,7 @@ type Config struct {
 	limits struct{ request, response, streams, peerStreams int } // for tests; 0 means the constants
 }
 
-// url returns URL without a part that may be secret.
-func (c Config) url() string {
-	u, err := url.Parse(c.URL)
-	if err != nil {
-		return "malformed URL"
-	}
-	return u.Scheme + "://" + u.Host
-}
-
+// check returns what is wrong with the configuration, and removes a slash behind URL.
 func (c *Config) check() error {
 	u, err := url.Parse(c.URL)
 	switch {
@@ -187,6 +178,7 @@ func (c *Config) check() error {
 			return errors.New("both Token and the authorization of Header are set")
 		}
 	}
+	c.URL = u.Scheme + "://" + u.Host
 	return nil
 }
 
@@ -217,10 +209,10 @@ func NewHandler(cfg Config) (*Handler, error) {
 	hc := *cfg.HTTPClient
 	hc.Jar = nil
 	h := &Handler{
-		redacted: redact.New("xdsproxy.Handler(" + cfg.url() + ")"),
+		redacted: redact.New("xdsproxy.Handler(" + cfg.URL + ")"),
 
 		cfg:    cfg,
-		client: grpchttp.NewClient(&hc, cfg.url(), cmp.Or(cfg.limits.response, maxResponse)),
+		client: grpchttp.NewClient(&hc, cfg.URL, cmp.Or(cfg.limits.response, maxResponse)),
 		log:    ratelog.New(cfg.Logger, 0),
 		open: limit.NewShares[peerkey.Holder](cmp.Or(cfg.limits.streams, maxStreams),
 			cmp.Or(cfg.limits.peerStreams, maxPeerStreams)),

@@ -374,7 +374,7 @@ func TestForgetfulProviderWIT(t *testing.T) {
 		w, next := newWITs(t, home), newWITs(t, home)
 		src := &provider{}
 		web := home.SVID("/web")
-		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, w.issuer))), nil)
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, w))), nil)
 		c := inMemory(t, handler(t, still{src}, &workloadserver.Options{IssueWITSVID: w.IssueWITSVID}))
 		var svids, bundles atomic.Int64
 		ctx, cancel := context.WithCancel(t.Context())
@@ -393,7 +393,7 @@ func TestForgetfulProviderWIT(t *testing.T) {
 		})
 		time.Sleep(time.Minute)
 		assert.Equal(t, []int64{1, 1}, []int64{svids.Load(), bundles.Load()})
-		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, w.issuer, next.issuer))), nil)
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, w, next))), nil)
 		time.Sleep(6 * time.Minute)
 		assert.GreaterOrEqual(t, svids.Load(), int64(2))
 		assert.Equal(t, int64(2), bundles.Load())

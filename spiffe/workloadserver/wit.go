@@ -196,7 +196,7 @@ func privateJWK(key crypto.Signer) (string, error) {
 			return "", errors.New("it is not a valid ECDSA key")
 		}
 		b, ok = jws.AppendKey(b, k.Public())
-		add("d", d) // fixed size (RFC 7518 section 6.2.2)
+		add("d", d)                                // fixed size (RFC 7518 section 6.2.2)
 		alg, _ := jws.DefaultAlgorithm(k.Public()) // the only one for the curve
 		b = append(b, `,"alg":"`+alg.String()+`"`...)
 	case *rsa.PrivateKey:

@@ -47,13 +47,12 @@ func ExampleOptions_witSVIDs() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	issuer, err := witsvid.NewIssuer(ca.TrustDomain(), key, nil)
+	issuer, err := witsvid.NewIssuer(ca.TrustDomain(), "wit-1", key, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	contents := ca.Bundle().Contents()
-	keyID, public := issuer.Authority()
-	contents.WITAuthorities = map[string]crypto.PublicKey{keyID: public}
+	contents.WITAuthorities = map[string]crypto.PublicKey{"wit-1": key.Public()}
 	bundle, err := spiffe.NewBundle(ca.TrustDomain(), contents)
 	if err != nil {
 		log.Fatal(err)
@@ -79,7 +78,7 @@ func ExampleOptions_witSVIDs() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println("a token for", claims.ID, "by the key of the issuer:", claims.KeyID == keyID)
+		fmt.Println("a token for", claims.ID, "by the key of the issuer:", claims.KeyID == "wit-1")
 		break
 	}
 	// Output:
@@ -90,6 +89,8 @@ func ExampleOptions_witSVIDs() {
 type wits struct {
 	t      testing.TB
 	issuer *witsvid.Issuer
+	keyID  string
+	key    crypto.PublicKey
 
 	mu    sync.Mutex
 	err   map[string]error // by path; "" is for all
@@ -97,10 +98,12 @@ type wits struct {
 	hang  bool
 }
 
-func newWITs(t testing.TB, d domain) *wits {
-	issuer, err := witsvid.NewIssuer(d.TrustDomain(), workloadtest.NewKey(t), nil)
-	require.NoError(t, err)
-	return &wits{t: t, issuer: issuer, err: map[string]error{}}
+func newWITs(t testing.TB, d domain) *wits { return namedWITs(t, d, rand.Text()) }
+
+func namedWITs(t testing.TB, d domain, keyID string) *wits {
+	key := workloadtest.NewKey(t)
+	issuer := must.Get(witsvid.NewIssuer(d.TrustDomain(), keyID, key, nil))(t)
+	return &wits{t: t, issuer: issuer, keyID: keyID, key: key.Public(), err: map[string]error{}}
 }
 
 func (w *wits) IssueWITSVID(ctx context.Context, id spiffe.ID, hint string) (string, crypto.Signer, error) {
@@ -134,13 +137,12 @@ func (w *wits) calls() []string {
 }
 
 // withWIT returns the domain's bundle with WIT authorities.
-func withWIT(t testing.TB, d domain, issuers ...*witsvid.Issuer) *spiffe.Bundle {
+func withWIT(t testing.TB, d domain, issuers ...*wits) *spiffe.Bundle {
 	t.Helper()
 	c := d.Bundle().Contents()
 	c.WITAuthorities = make(map[string]crypto.PublicKey)
 	for _, i := range issuers {
-		kid, key := i.Authority()
-		c.WITAuthorities[kid] = key
+		c.WITAuthorities[i.keyID] = i.key
 	}
 	return must.Get(spiffe.NewBundle(d.TrustDomain(), c))(t)
 }
@@ -244,7 +246,7 @@ func TestServeWIT(t *testing.T) {
 		src := &provider{}
 		web, db := home.SVID("/web"), home.SVID("/db")
 		ids := []workloadserver.Identity{{SVID: web, Hint: "front"}, {SVID: db}, {SVID: web}, {SVID: home.SVID("/db")}}
-		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, issuer.issuer))), nil)
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, issuer))), nil)
 		h := handler(t, src, &workloadserver.Options{
 			Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 			IssueWITSVID: issuer.IssueWITSVID,
@@ -281,7 +283,7 @@ func TestServeWIT(t *testing.T) {
 
 		// What does not change the WIT-SVIDs brings none: a new bundle of others, renewed X.509-SVIDs.
 		ids[0].SVID = home.SVID("/web")
-		src.set(spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer.issuer), workloadtest.NewDomain(t, "other.test").Bundle())), nil)
+		src.set(spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer), workloadtest.NewDomain(t, "other.test").Bundle())), nil)
 		h.Refresh()
 		all.none(t)
 		assert.Empty(t, issuer.calls())
@@ -309,12 +311,12 @@ func TestServeWIT(t *testing.T) {
 		one.none(t)
 
 		// The key of the issuer leaves the bundle: all are issued anew at once.
-		issuer.issuer = newWITs(t, home).issuer
-		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, issuer.issuer))), nil)
+		next := newWITs(t, home)
+		issuer.issuer, issuer.keyID, issuer.key = next.issuer, next.keyID, next.key
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, issuer))), nil)
 		fourth := all.one(t)
-		kid, _ := issuer.issuer.Authority()
 		for _, s := range fourth {
-			assert.Equal(t, kid, must.Get(witsvid.ParseUnverified(s.Token()))(t).KeyID)
+			assert.Equal(t, issuer.keyID, must.Get(witsvid.ParseUnverified(s.Token()))(t).KeyID)
 		}
 		one.one(t)
 		issuer.calls()
@@ -345,7 +347,7 @@ func TestWITIssuerFails(t *testing.T) {
 		ids := []workloadserver.Identity{web}
 		var log syncBuffer
 		kaputt := errors.New("kaputt")
-		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
+		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 			Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 			IssueWITSVID: issuer.IssueWITSVID, Logger: workloadtest.Logger(&log),
 		})
@@ -450,7 +452,7 @@ func TestWITExpires(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
 		issuer := newWITs(t, home)
 		web, db := workloadserver.Identity{SVID: home.SVID("/web")}, workloadserver.Identity{SVID: home.SVID("/db")}
-		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
+		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				return []workloadserver.Identity{web, db}, nil
 			},
@@ -499,7 +501,7 @@ func TestWITExpiresAndDenied(t *testing.T) {
 		issuer := newWITs(t, home)
 		web, db := workloadserver.Identity{SVID: home.SVID("/web")}, workloadserver.Identity{SVID: home.SVID("/db")}
 		var alone atomic.Bool
-		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
+		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				if alone.Load() {
 					return []workloadserver.Identity{web}, nil
@@ -530,7 +532,7 @@ func TestServeWITRefuses(t *testing.T) {
 	issuer := newWITs(t, home)
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
 	var log syncBuffer
-	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
+	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 		IssueWITSVID: issuer.IssueWITSVID, Logger: workloadtest.Logger(&log),
 	})
@@ -573,9 +575,8 @@ func TestServeWITBundles(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-62", "WAPI-61", "WAPI-20", "WIT-60", "WIT-61", "WIT-63")
 	home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
-	i1, i2, i3 := newWITs(t, home).issuer, newWITs(t, home).issuer, newWITs(t, other).issuer
-	tricky, err := witsvid.NewIssuer(home.TrustDomain(), workloadtest.NewKey(t), &witsvid.IssuerOptions{KeyID: `"use":"wit-svid",`})
-	require.NoError(t, err)
+	i1, i2, i3 := newWITs(t, home), newWITs(t, home), newWITs(t, other)
+	tricky := namedWITs(t, home, `"use":"wit-svid",`)
 	both := withWIT(t, home, i1, i2, tricky).Contents()
 	both.JWTAuthorities = map[string]crypto.PublicKey{"jwt": workloadtest.NewKey(t).Public()}
 	own := must.Get(spiffe.NewBundle(home.TrustDomain(), both))(t)
@@ -605,10 +606,9 @@ func TestServeWITBundles(t *testing.T) {
 		}
 		return all
 	}
-	kid := func(issuers ...*witsvid.Issuer) (all []string) {
+	kid := func(issuers ...*wits) (all []string) {
 		for _, i := range issuers {
-			id, _ := i.Authority()
-			all = append(all, id)
+			all = append(all, i.keyID)
 		}
 		slices.Sort(all)
 		return all

@@ -284,13 +284,13 @@ func TestHandles(t *testing.T) {
 	uid := "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"
 	agent := newAgent(t, c, func(cfg *nodeagent.Config) {
 		kubelet := cfg.Pods
-		cfg.Pods = athenztest.PodFunc(func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
-			pod, err := kubelet.Pod(ctx, ns, name)
+		cfg.Pods = func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
+			pod, err := kubelet(ctx, ns, name)
 			if err == nil {
 				pod.UID = uid
 			}
 			return pod, err
-		})
+		}
 	}, nil)
 	mount := mountOf(uid)
 	handle := must.Get(c.volumes.Add(mount, namespace, "web-0"))(t)
@@ -508,13 +508,13 @@ func TestAgentFailures(t *testing.T) {
 	pods := func(edit func(*athenz.Pod)) func(*nodeagent.Config) {
 		return func(cfg *nodeagent.Config) {
 			kubelet := cfg.Pods
-			cfg.Pods = athenztest.PodFunc(func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
-				pod, err := kubelet.Pod(ctx, ns, name)
+			cfg.Pods = func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
+				pod, err := kubelet(ctx, ns, name)
 				if err == nil {
 					edit(pod)
 				}
 				return pod, err
-			})
+			}
 		}
 	}
 	var wg sync.WaitGroup
@@ -524,15 +524,15 @@ func TestAgentFailures(t *testing.T) {
 		code int
 	}{
 		"no kubelet": {func(cfg *nodeagent.Config) {
-			cfg.Pods = athenztest.PodFunc(func(context.Context, string, string) (*athenz.Pod, error) { return nil, away })
+			cfg.Pods = func(context.Context, string, string) (*athenz.Pod, error) { return nil, away }
 		}, nil, 500},
 		"no pod": {func(cfg *nodeagent.Config) {
-			cfg.Pods = athenztest.PodFunc(func(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod })
+			cfg.Pods = func(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod }
 		}, nil, 400},
 		"a namespace without a domain":  {pods(func(p *athenz.Pod) { p.Namespace = "k8s-admin-x" }), nil, 500},
 		"an account that is no service": {pods(func(p *athenz.Pod) { p.ServiceAccount = "a.b" }), nil, 500},
 		"no signer": {func(cfg *nodeagent.Config) {
-			cfg.Signer = athenztest.SignFunc(func(context.Context, athenz.PodSubject) (string, error) { return "", away })
+			cfg.Signer = func(context.Context, athenz.PodSubject) (string, error) { return "", away }
 		}, nil, 500},
 		"no ZTS":     {nil, answers(&fixedCA{err: away}), 500},
 		"no chain":   {nil, answers(&fixedCA{}), 500},
@@ -670,7 +670,7 @@ func TestAgentAnswerLost(t *testing.T) {
 
 	// A pod that asks too often waits, and others do not.
 	agent = newAgent(t, c, func(cfg *nodeagent.Config) {
-		cfg.Signer = athenztest.SignFunc(func(context.Context, athenz.PodSubject) (string, error) { return "", errors.New("away") })
+		cfg.Signer = func(context.Context, athenz.PodSubject) (string, error) { return "", errors.New("away") }
 	}, nil)
 	codes := map[int]int{}
 	often := must.Get(c.volumes.Add("/often", namespace, "web-0"))(t)
@@ -693,11 +693,11 @@ func virtualConfig(t testing.TB) nodeagent.Config {
 	return nodeagent.Config{
 		Volumes: nodeagent.Volumes(filepath.Join(t.TempDir(), "volumes")), Provider: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Suffix: athenztest.Suffix,
 		ZTS: ztsclient.Options{Endpoint: caclient.Endpoint{TrustDomain: spiffe.MustParseTrustDomain("athenz.example")}},
-		Pods: athenztest.PodFunc(func(_ context.Context, namespace, name string) (*athenz.Pod, error) {
+		Pods: func(_ context.Context, namespace, name string) (*athenz.Pod, error) {
 			ip := netip.MustParseAddr("10.1.2.3")
 			return &athenz.Pod{Namespace: namespace, Name: name, ServiceAccount: account, IP: ip, IPs: []netip.Addr{ip}, Phase: "Running"}, nil
-		}),
-		Signer: athenztest.SignFunc(func(context.Context, athenz.PodSubject) (string, error) { return "x.y.z", nil }),
+		},
+		Signer: func(context.Context, athenz.PodSubject) (string, error) { return "x.y.z", nil },
 	}
 }
 
@@ -711,12 +711,12 @@ func TestAgentFailuresHoldNothing(t *testing.T) {
 		begun := time.Now()
 		var mu sync.Mutex
 		waited := map[string]time.Duration{}
-		cfg.Signer = athenztest.SignFunc(func(_ context.Context, s athenz.PodSubject) (string, error) {
+		cfg.Signer = func(_ context.Context, s athenz.PodSubject) (string, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			waited[s.Pod] = time.Since(begun)
 			return "x.y.z", nil
-		})
+		}
 		agent, err := nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return &fixedCA{err: errors.New("no consent")}, nil })
 		require.NoError(t, err)
 		var wg sync.WaitGroup
@@ -804,10 +804,10 @@ func TestAgentNewAddress(t *testing.T) {
 	// A kubelet that is away, or does not know the address yet: the next refresh has it.
 	c.Put("web-0", func(o object) { o["status"] = object{"phase": "Running", "podIP": "10.1.2.100"} })
 	kubelet := c.config.Pods
-	for _, pods := range []athenztest.PodFunc{
+	for _, pods := range []athenz.PodSource{
 		func(context.Context, string, string) (*athenz.Pod, error) { return nil, errors.New("away") },
 		func(context.Context, string, string) (*athenz.Pod, error) { return new(athenz.Pod), nil },
-		kubelet.Pod,
+		kubelet,
 	} {
 		c.config.Pods = pods
 		c.start()

@@ -21,6 +21,8 @@ import (
 	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/files"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -118,7 +120,7 @@ func (c *callers) check(td spiffe.TrustDomain) (badRule, badGateways error) {
 	if c.rule != nil {
 		_, badRule = jwt.New(c.rule.options(td))
 	}
-	_, badGateways = authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td), Proxies: c.gateways})
+	_, badGateways = authn.ForwardedCertificate(spiffe.AllowMembersOf(td), c.gateways...)
 	return badRule, badGateways
 }
 
@@ -216,7 +218,7 @@ func (c *Config) ownIssuer() (issuer, audience string, err error) {
 	if c.inCluster || issuer != "" && audience != "" {
 		return issuer, audience, nil
 	}
-	ownIssuer, ownAudience, err := jwt.UnverifiedIssuer(c.callers.ownToken)
+	ownIssuer, ownAudience, err := unverifiedIssuer(c.callers.ownToken)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !c.given["own-token"] && issuer == "":
 		return "", "", nil
@@ -224,6 +226,23 @@ func (c *Config) ownIssuer() (issuer, audience string, err error) {
 		return "", "", fmt.Errorf("-own-token: %w; name the issuer in -token-issuer and the audience in -audience instead", err)
 	}
 	return cmp.Or(issuer, ownIssuer), cmp.Or(audience, ownAudience), nil
+}
+
+// unverifiedIssuer returns the issuer and the first audience of the token in a file, expired or not. It verifies nothing,
+// so a writer of the file chooses the trusted issuer: it is a configuration file.
+func unverifiedIssuer(tokenFile string) (issuer, audience string, err error) {
+	text, err := files.Read(tokenFile, jws.MaxSize+2)
+	c, _ := jws.ReadClaims(strings.TrimSpace(string(text)))
+	switch {
+	case err != nil:
+	case c.Issuer == "":
+		err = errors.New("it is no JWT, or names no issuer")
+	case len(c.Audience) == 0 || c.Audience[0] == "":
+		err = errors.New("the token names no audience")
+	default:
+		return c.Issuer, c.Audience[0], nil
+	}
+	return "", "", fmt.Errorf("the file %q: %w", tokenFile, err)
 }
 
 // otherCertificates authenticates callers by certificates that chain to the roots in -client-roots.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"flag"
 	"fmt"
 	"io"
@@ -174,7 +175,7 @@ func TestMayCreate(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "token-secret"), []byte("x"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "audit.jsonl"), nil, 0o600))
 	assert.True(t, may(), "a start that failed")
-	for _, name := range []string{"root-cert.pem", "tokens", "audit.jsonl.1", filepath.Join("ca", "CURRENT")} {
+	for _, name := range []string{"root-cert.pem", "tokens", "audit.jsonl.1", filepath.Join("ca", "record.json")} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600))
 		assert.False(t, may(), name)
 		assert.True(t, may("-create"), name)
@@ -654,4 +655,36 @@ func TestRootConfigMapOfOthers(t *testing.T) {
 	}
 	require.Equal(t, []int{http.StatusConflict, http.StatusOK}, codes)
 	require.NotContains(t, l.String(), "level=WARN", "another replica is no failure")
+}
+
+func TestUnverifiedIssuer(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-5.4-6")
+	file := filepath.Join(t.TempDir(), "token")
+	token := func(claims string) string {
+		return "eyJhbGciOiJFUzI1NiJ9." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".AAAA"
+	}
+	for text, want := range map[string]string{
+		token(`{"iss":"https://a.test","aud":["first","second"],"exp":1}`) + "\n": "",
+		token(`{"iss":"https://a.test","aud":"first"}`):                           "",
+		token(`{"aud":"first"}`):                                                  "names no issuer",
+		token(`{"iss":5,"aud":"first"}`):                                          "names no issuer",
+		token(`{"iss":"https://a.test"}`):                                         "names no audience",
+		token(`{"iss":"https://a.test","aud":[""]}`):                              "names no audience",
+		token(`{"iss":"https://a.test","aud":[1,"first"]}`):                       "names no audience",
+		"":                                "no JWT",
+		"a.b.c":                           "no JWT",
+		token(strings.Repeat("x", 1<<20)): "has more than",
+	} {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		issuer, audience, err := unverifiedIssuer(file)
+		if want != "" {
+			must.Fail(t, err, want)
+			continue
+		}
+		require.NoError(t, err, text)
+		assert.Equal(t, []string{"https://a.test", "first"}, []string{issuer, audience})
+	}
+	_, _, err := unverifiedIssuer(filepath.Dir(file))
+	require.Error(t, err)
 }

@@ -63,7 +63,6 @@ func TestPromtool(t *testing.T) {
 
 // left are metrics that are neither on a dashboard nor in a rule, with the reason.
 var left = map[string]string{
-	"svidkit_bundle_refresh_hint_seconds":                "a setting",
 	"svidkit_federation_bundle_present":                  "the part is not ready without, and fresh is on the dashboard",
 	"svidkit_workloadapi_identity_end_timestamp_seconds": "the same as svidkit_identity_end_timestamp_seconds",
 }

@@ -234,7 +234,8 @@ func TestSources(t *testing.T) {
 	sink := must.Get(filesink.Start(t.Context(), filesink.Config{Source: agent, Dir: t.TempDir()}))(t)
 	t.Cleanup(func() { require.NoError(t, sink.Close()) })
 
-	named := must.Get(sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{dir}}))(t)
+	named := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}}))(t)
+	go func() { _ = named.Run(context.Background()) }()
 	t.Cleanup(func() { require.NoError(t, named.Close()) })
 	for _, name := range []string{"file-cert:" + certFile + "~" + keyFile, "file-root:" + rootFile} {
 		must.Get(named.GenerateSecret(t.Context(), name))(t)

@@ -2,7 +2,6 @@ package secretset
 
 import (
 	"cmp"
-	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -13,23 +12,22 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// KeyPair returns the secret for a certificate chain, leaf first, and its key, both in PEM, and when the certificate
-// becomes valid. A certificate that is not valid now is an error; if it will be valid later, KeyPair returns its
-// secret with the error.
-func KeyPair(name string, certsPEM, keyPEM []byte) (secret *pki.Secret, from time.Time, err error) {
-	if secret, err = pki.NewSecretPEM(name, certsPEM, keyPEM, nil, time.Time{}); err != nil {
-		return nil, from, err
+// KeyPair returns the secret for a certificate chain, leaf first, and its key, both in PEM. A certificate that is not
+// valid now is an error.
+func KeyPair(name string, certsPEM, keyPEM []byte) (*pki.Secret, error) {
+	secret, err := pki.NewSecretPEM(name, certsPEM, keyPEM, nil, time.Time{})
+	if err != nil {
+		return nil, err
 	}
 	chainPEM, _, _ := secret.KeyPair()
-	block, _ := pem.Decode(chainPEM) // as NewSecretPEM has written it
-	leaf, err := x509.ParseCertificate(block.Bytes)
+	chain, err := certpem.Certificates(chainPEM)
 	if err != nil {
-		return nil, from, err
+		return nil, err
 	}
-	if err = certchain.InTime(leaf, time.Now()); Expired(secret) {
-		secret = nil
+	if err := certchain.InTime(chain[0], time.Now()); err != nil {
+		return nil, err
 	}
-	return secret, leaf.NotBefore, err
+	return secret, nil
 }
 
 // Expired reports whether s is a certificate that has expired.

@@ -65,10 +65,10 @@ func TestWeight(t *testing.T) {
 		{"sds/sdssource", "sdssource.Mux, sdssource.NewFiles", 7.2},
 		{"sds/xdsproxy", "xdsproxy.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"sds/kubesecrets", "kubesecrets.New, (*kubesecrets.Source).Run", 7.2},
-		{"sds/istioagent", "istioagent.Start, istioagent.FromEnvironment", 10.2},    // of which YAML is 0.5
+		{"sds/istioagent", "istioagent.New, istioagent.FromEnvironment", 10.2},      // of which YAML is 0.5
 		{"sds/workloadagent", "workloadagent.New, (*workloadagent.Agent).Run", 8.1}, // of which 2 are a client of the API server,
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
-		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
+		{"authn/jwt", "jwt.New, jwt.SVID", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
 		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
 		{"spiffe/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},

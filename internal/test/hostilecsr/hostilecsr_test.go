@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/pki"
 )
@@ -113,7 +114,7 @@ func TestSignable(t *testing.T) {
 			assert.Nil(t, c.Key, c.Name)
 			continue
 		}
-		require.NoError(t, pki.CheckPublicKey(c.Key), c.Name)
+		require.NoError(t, certpem.CheckKey(c.Key), c.Name)
 		der := c.DER
 		if der == nil {
 			b, _ := pem.Decode(c.PEM)

@@ -205,7 +205,7 @@ func TestBlockedLog(t *testing.T) {
 			authority := spiffetest.NewCA(t, "example.org")
 			me, stranger := authority.Source("/web"), spiffetest.NewCA(t, "other.org").Source("/web")
 			server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
-			g := &spiffetls.Governor{Logger: log}
+			g := new(spiffetls.Governor)
 			endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(td), Logger: log, Governor: g})
 			require.NoError(t, err)
 			require.NoError(t, endpoint.ConfigureServer(server))

@@ -132,15 +132,17 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	require.NoError(t, os.WriteFile(mounted, append(keyPEM, certsPEM...), 0o600))
 	files := must.Get(filesource.Start(t.Context(), filesource.Config{CertFile: mounted}))(t)
 	t.Cleanup(func() { require.NoError(t, files.Close()) })
-	byName := must.Get(sdssource.StartFiles(t.Context(), sdssource.FilesConfig{Allow: []string{mounted}}))(t)
+	byName := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{mounted}}))(t)
+	go func() { _ = byName.Run(context.Background()) }()
 	t.Cleanup(func() { require.NoError(t, byName.Close()) })
 	must.Get(byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted))(t)
 
 	// What an API server has.
 	api := kubetest.Start(t)
 	api.Put("/api/v1/namespaces/gw/secrets/web", map[string]any{"data": map[string][]byte{"tls.crt": certsPEM, "tls.key": keyPEM}})
-	gateway, err := kubesecrets.Start(t.Context(), kubesecrets.Config{Namespace: "gw", APIServer: api.URL(), HTTPClient: api.Client()})
+	gateway, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: api.URL(), HTTPClient: api.Client()})
 	require.NoError(t, err)
+	go func() { _ = gateway.Run(context.Background()) }()
 	t.Cleanup(func() { require.NoError(t, gateway.Close()) })
 	must.Get(gateway.GenerateSecret(t.Context(), "kubernetes://web"))(t)
 
@@ -158,11 +160,13 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"ISTIO_META_TLS_CLIENT_CERT_CHAIN=" + mounted, "ISTIO_META_TLS_CLIENT_KEY=" + mounted, "ISTIO_META_TLS_CLIENT_ROOT_CERT=" + roots,
 	}))(t)
 	agentConfig.Root = folder
-	agent := must.Get(istioagent.Start(t.Context(), agentConfig))(t)
+	agent := must.Get(istioagent.New(must.Get(istioagent.Choose(t.Context(), agentConfig))(t)))(t)
+	go func() { _ = agent.Run(context.Background()) }()
+	require.NoError(t, agent.Ready(t.Context()))
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
 
 	tokens := must.Get(jwtsvid.NewIssuer(td, "k", token, nil))(t)
-	wits := must.Get(witsvid.NewIssuer(td, token, nil))(t)
+	wits := must.Get(witsvid.NewIssuer(td, "w", token, nil))(t)
 
 	testCA := spiffetest.NewCA(t, td.String())
 	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")

@@ -297,7 +297,7 @@ var fields = map[string]struct {
 	"athenz.ProviderConfig.Verifier": {refused, func(*testing.T, *spiffetest.Source) error {
 		return must.Err(athenz.NewProvider(athenz.ProviderConfig{
 			Service: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Verifier: new(athenz.Verifier), Suffix: "svc.cluster.local",
-			ZTS: authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential }), Pods: noPods{},
+			ZTS: authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential }), Pods: noPods,
 		}))
 	}},
 	"ca.Config.JWT": {ready, func(t *testing.T, _ *spiffetest.Source) error {
@@ -369,9 +369,7 @@ var fields = map[string]struct {
 
 var _ = sidecar.Identity{} // its fields are above
 
-type noPods struct{}
-
-func (noPods) Pod(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod }
+func noPods(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod }
 
 func serverOf(t *testing.T, o caserver.Options) error {
 	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)
