@@ -12,57 +12,55 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// encodings caches the responses for one snapshot. The first stream that needs a response encodes it, and all streams
-// with the same response share it.
+// encodings caches the responses for one snapshot and one list of CRLs. The first stream that needs a response encodes
+// it, and all streams with the same response share it.
 type encodings struct {
-	mu  sync.Mutex
-	cur *generation
+	mu   sync.Mutex
+	snap *spiffe.Snapshot
+	crls [][]byte
+	made map[string]response
+	held int // identities in these responses
 }
 
-// generation has the responses for one snapshot and one list of CRLs.
-type generation struct {
-	snap    *spiffe.Snapshot
-	crls    [][]byte
-	bundles map[*workloadwire.Profile]func() ([]byte, error)
-
-	mu    sync.Mutex
-	svids map[string]func() ([]byte, error) // by list of identities
-	held  int                               // identities in these lists
+type response struct {
+	encode func() ([]byte, error) // once
+	ids    []Identity             // keeps the SVIDs alive, as their addresses are in the key
 }
 
-// of returns the generation of snap and crls, and drops any other generation.
-func (e *encodings) of(snap *spiffe.Snapshot, crls [][]byte) *generation {
+// get returns the response with a key, which encode makes once, for ids.
+func (e *encodings) get(snap *spiffe.Snapshot, crls [][]byte, key string, ids []Identity,
+	encode func() ([]byte, error)) ([]byte, error) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if g := e.cur; g == nil || g.snap != snap || !slices.EqualFunc(g.crls, crls, bytes.Equal) {
-		e.cur = &generation{snap: snap, crls: crls, svids: make(map[string]func() ([]byte, error)),
-			bundles: make(map[*workloadwire.Profile]func() ([]byte, error))}
-		for _, p := range []*workloadwire.Profile{workloadwire.X509, workloadwire.JWT, workloadwire.WIT} {
-			e.cur.bundles[p] = sync.OnceValues(func() ([]byte, error) { return encodeBundles(p, snap, crls) })
-		}
+	if e.snap != snap || !slices.EqualFunc(e.crls, crls, bytes.Equal) {
+		e.snap, e.crls, e.made, e.held = snap, crls, make(map[string]response), 0
 	}
-	return e.cur
+	r, ok := e.made[key]
+	if !ok {
+		if e.held += len(ids); e.held > maxEncodings { // they can change while the snapshot does not
+			clear(e.made)
+			e.held = len(ids)
+		}
+		r = response{sync.OnceValues(encode), ids}
+		e.made[key] = r
+	}
+	e.mu.Unlock()
+	return r.encode()
 }
 
-// of returns the response for ids, which it encodes once.
-func (g *generation) of(ids []Identity) ([]byte, error) {
+// svids returns the response with identities.
+func (h *Handler) svids(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
 	var key strings.Builder
 	for _, id := range ids {
-		// The function keeps the SVIDs alive, so that no other one can have the address.
 		fmt.Fprintf(&key, "%p %q ", id.SVID, id.Hint)
 	}
-	g.mu.Lock()
-	encode := g.svids[key.String()]
-	if encode == nil {
-		if g.held += len(ids); g.held > maxEncodings { // they can change while the snapshot does not
-			clear(g.svids)
-			g.held = len(ids)
-		}
-		encode = sync.OnceValues(func() ([]byte, error) { return encodeSVIDs(g.snap, g.crls, ids) })
-		g.svids[key.String()] = encode
-	}
-	g.mu.Unlock()
-	return encode()
+	crls := h.crls()
+	return h.enc.get(snap, crls, key.String(), ids, func() ([]byte, error) { return encodeSVIDs(snap, crls, ids) })
+}
+
+// bundles returns the response with the bundles of a profile.
+func (h *Handler) bundles(snap *spiffe.Snapshot, p *workloadwire.Profile) ([]byte, error) {
+	crls, key := h.crls(), fmt.Sprintf("%p", p)
+	return h.enc.get(snap, crls, key, nil, func() ([]byte, error) { return encodeBundles(p, snap, crls) })
 }
 
 func encodeSVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identity) ([]byte, error) {

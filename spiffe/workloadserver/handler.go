@@ -76,17 +76,14 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 		})
 	}
 	stream := func(name string, begin begin) {
-		methods[workloadwire.Service+name] = func(ctx context.Context,
-			c *grpchttp.Call) error {
+		methods[workloadwire.Service+name] = func(ctx context.Context, c *grpchttp.Call) error {
 			return h.serve(ctx, c, begin)
 		}
 	}
-	stream(workloadwire.FetchX509SVID, always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
-		return h.enc.of(snap, h.crls()).of(ids)
-	}))
+	stream(workloadwire.FetchX509SVID, always(h.svids))
 	bundles := func(name string, p *workloadwire.Profile) {
 		stream(name, always(func(snap *spiffe.Snapshot, _ []Identity) ([]byte, error) {
-			return h.enc.of(snap, h.crls()).bundles[p]()
+			return h.bundles(snap, p)
 		}))
 	}
 	bundles(workloadwire.FetchX509Bundles, workloadwire.X509)
