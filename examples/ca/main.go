@@ -40,7 +40,7 @@
 //	ca -once csr.pem -id spiffe://…        sign one request
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
 //	ca -verify-audit audit.jsonl           see that the audit log is whole, and with -audit-head that its end is
-//	ca -install kubernetes                 print what this CA needs in a cluster, as YAML; -with NAME=VALUE changes it
+//	ca -install kubernetes                 print what this CA needs in a cluster, as YAML; -with NAME=VALUE edits it
 //	ca -install SCHEME -anchor-dir DIR     print what a Linkerd mesh begins with, as YAML
 //
 // The commands work on the store: they need access to it, and the flags that say where it is, but no running server.
@@ -313,8 +313,9 @@ var help = program.Help{
 }
 
 // warning is printed at each start in development mode.
-const warning = `*** DEVELOPMENT ONLY: any program that can read the file of the secret gets a certificate for any name, of
-*** one hour. Use -kubernetes or -jwt-rule for everything else.`
+const warning = "*** DEVELOPMENT ONLY: any program that can read the file of the secret gets a certificate for any " +
+	"name, of\n" +
+	"*** one hour. Use -kubernetes or -jwt-rule for everything else."
 
 // announce prints where everything is.
 func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caserver.Listeners) {

@@ -118,7 +118,7 @@ func (j *job) remove(ctx context.Context) {
 	defer cancel()
 	absent := 0
 	for pause := firstPause; ; pause *= 2 {
-		err := j.a.api.Delete(ctx, j.path(), nil)
+		err := j.a.api.Delete(ctx, j.path())
 		missing := k8s.NotFound(err)
 		if missing {
 			absent++

@@ -89,8 +89,7 @@ func (c *cluster) start() {
 	if c.stop != nil {
 		c.stop()
 	}
-	agent, err := nodeagent.New(c.config)
-	require.NoError(c.t, err)
+	agent := must.Get(nodeagent.New(c.config))(c.t)
 	server := &unixsocket.Server{Path: c.socket, Handler: agent}
 	require.NoError(c.t, server.Listen())
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.t.Context()))
@@ -108,10 +107,8 @@ func mountOf(pod string) string {
 func (c *cluster) mount(name string) (handleFile string) {
 	c.t.Helper()
 	mount := mountOf(name)
-	handle, err := c.volumes.Add(mount, namespace, name)
-	require.NoError(c.t, err)
-	secret, err := os.ReadFile(filepath.Join(string(c.volumes), "secret"))
-	require.NoError(c.t, err)
+	handle := must.Get(c.volumes.Add(mount, namespace, name))(c.t)
+	secret := must.Get(os.ReadFile(filepath.Join(string(c.volumes), "secret")))(c.t)
 	assert.Equal(c.t, agentapi.Handle(secret, mount), handle)
 	return filepath.Join(filepath.Dir(c.socket), "volumes", handle, "mount", "id")
 }
@@ -119,8 +116,7 @@ func (c *cluster) mount(name string) (handleFile string) {
 // pod mounts a volume for a pod and returns the client that is in it.
 func (c *cluster) pod(name string) *agentapi.Client {
 	c.t.Helper()
-	client, err := agentapi.NewClient(c.socket, c.mount(name))
-	require.NoError(c.t, err)
+	client := must.Get(agentapi.NewClient(c.socket, c.mount(name)))(c.t)
 	return client
 }
 
@@ -320,8 +316,7 @@ func TestHandles(t *testing.T) {
 	code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusBadRequest, code)
 	require.NoError(t, os.WriteFile(filepath.Join(string(c.volumes), "secret"), []byte("short"), 0o600))
-	_, err := c.volumes.Add(mount, namespace, "web-0")
-	require.ErrorContains(t, err, "the secret of the node has 5 bytes, not 32")
+	require.ErrorContains(t, must.Err(c.volumes.Add(mount, namespace, "web-0")), "the secret of the node has 5 bytes, not 32")
 }
 
 func TestAgentWire(t *testing.T) {
@@ -756,8 +751,7 @@ func TestAgentLostRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "athenz.example")
 		ca.EditTemplates(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(time.Hour) })
-		agent, err := nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return certifier{ca}, nil })
-		require.NoError(t, err)
+		agent := must.Get(nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return certifier{ca}, nil }))(t)
 		for _, arrives := range []bool{false, true} {
 			handle := must.Get(cfg.Volumes.Add(fmt.Sprintf("/%v", arrives), namespace, "web-0"))(t)
 			code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
@@ -830,10 +824,9 @@ func TestSidecarAfterReboot(t *testing.T) {
 	defer cancel()
 	start := func(folder string) *sidecar.Sidecar {
 		t.Helper()
-		s, err := sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: c.mount("web-0"), Files: sidecar.Files{
+		s := must.Get(sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: c.mount("web-0"), Files: sidecar.Files{
 			KeyFile: filepath.Join(folder, "key"), CertificateFile: filepath.Join(folder, "cert"), RootsFile: filepath.Join(folder, "roots"),
-		}})
-		require.NoError(t, err)
+		}}))(t)
 		return s
 	}
 	present := func(s *sidecar.Sidecar) *x509.Certificate {

@@ -133,8 +133,7 @@ func TestDevelopment(t *testing.T) {
 		if !tc.want && !c.Kubernetes {
 			assert.Empty(t, c.linkerdAddr)
 			assert.Equal(t, 2160*time.Hour, c.CA.MaxTTL)
-			_, err := parse(append(tc.args, "-istio-addr", ":15012"), tc.env.get, io.Discard, true)
-			assert.NoError(t, err)
+			assert.NoError(t, must.Err(parse(append(tc.args, "-istio-addr", ":15012"), tc.env.get, io.Discard, true)))
 		}
 	}
 }
@@ -152,8 +151,7 @@ func TestRenewByCertificate(t *testing.T) {
 		require.ErrorContains(t, err, "-renew-by-certificate", text)
 	}
 	ra := []string{"-kubernetes", "-external-ca", kubernetesRA, "-k8s-signer", "example.com/mesh", "-renew-by-certificate"}
-	_, err := parse(append(ra, "720h"), env{}.get, io.Discard, false)
-	require.ErrorContains(t, err, "-renew-by-certificate")
+	require.ErrorContains(t, must.Err(parse(append(ra, "720h"), env{}.get, io.Discard, false)), "-renew-by-certificate")
 	must.Get(parse(append(ra, "off"), env{}.get, io.Discard, false))(t)
 }
 
@@ -412,14 +410,6 @@ func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 	}
 }
 
-// Names that Linkerd cannot have are good enough for the rest.
-func TestWithoutLinkerd(t *testing.T) {
-	t.Parallel()
-	c := must.Get(parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard, true))(t)
-	require.Equal(t, "my_domain", c.CA.TrustDomain.String())
-	must.Get(parse([]string{"-trust-domain", "my_domain"}, env{}.get, io.Discard, false))(t)
-}
-
 // Each trust domain has a folder of its own, so that one CA is not in the way of another.
 func TestStateDir(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
@@ -606,15 +596,6 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	_, _, err := followTLS(t.Context(), "-tls-cert", cert, key, l.logger())
 	require.ErrorContains(t, err, "-tls-cert: ")
 	require.ErrorContains(t, err, "has expired at")
-}
-
-// Where istiod has its certificate is where its successor looks, and what the help says.
-func TestFolderOfIstiod(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, "/var/run/secrets/istiod/tls", istiodTLS)
-	var help bytes.Buffer
-	require.ErrorIs(t, must.Err(parse([]string{"-help"}, env{}.get, &help, false)), flag.ErrHelp)
-	require.Contains(t, strings.Join(strings.Fields(help.String()), " "), "/var/run/secrets/istiod/tls/tls.crt")
 }
 
 // Roots go into no namespace that is being deleted, and a ConfigMap that another replica has written since it was read is not written over.

@@ -240,8 +240,7 @@ func (r *recording) scrape(targets ...target) {
 			continue
 		}
 		add("up{"+labels+"}", "1")
-		text, err := metricstest.Parse(page)
-		require.NoError(r.t, err)
+		text := must.Get(metricstest.Parse(page))(r.t)
 		for key, v := range text.Samples {
 			name, more, some := strings.Cut(strings.TrimSuffix(key, "}"), "{")
 			if some {

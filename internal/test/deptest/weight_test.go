@@ -52,7 +52,7 @@ func TestWeight(t *testing.T) {
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"authn/athenz/athenzname", "athenzname.Mapping.Service, athenzname.ParseService", 4},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
-		{"caclient", "caclient.New, caclient.Check", 5},
+		{"caclient", "caclient.New", 5},
 		{"caclient/local", "local.New, (*ca.Authority).Run", 6},
 		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", 7.2},
 		{"caclient/linkerd", "linkerd.New, (*linkerd.CA).Sign", 7.2},

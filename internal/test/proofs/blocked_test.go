@@ -213,8 +213,7 @@ func TestBlockedLog(t *testing.T) {
 			go func() { _ = server.ServeTLS(l, "", "") }()
 			t.Cleanup(func() { _ = server.Close() })
 			for _, who := range []*spiffetest.Source{stranger, me} {
-				endpoint, err := spiffetls.New(spiffetls.Config{Self: who, Peers: me, Allow: spiffe.AllowMembersOf(td)})
-				require.NoError(t, err)
+				endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: who, Peers: me, Allow: spiffe.AllowMembersOf(td)}))(t)
 				rt := must.Get(endpoint.Transport())(t)
 				resp, err := (&http.Client{Transport: rt, Timeout: 20 * time.Second}).Get("https://" + l.Addr().String())
 				if who == stranger {

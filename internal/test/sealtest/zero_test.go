@@ -42,7 +42,6 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
-	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -316,10 +315,6 @@ var fields = map[string]struct {
 	}},
 	"caserver.Options.Linkerd": {refused, func(t *testing.T, _ *spiffetest.Source) error {
 		return serverOf(t, caserver.Options{Linkerd: new(linkerd.Options)})
-	}},
-	"secretcache.Config.Previous": {refused, func(t *testing.T, _ *spiffetest.Source) error {
-		_, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: spiffetest.NewCA(t, "example.org"), Previous: new(spiffe.Snapshot)})
-		return err
 	}},
 	"kube.TokenReviewOptions.Reviewer": {refused, func(*testing.T, *spiffetest.Source) error {
 		_, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: new(kube.Reviewer), TrustDomain: spiffe.MustParseTrustDomain("example.org"), Audiences: []string{"a"}})
