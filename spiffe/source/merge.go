@@ -66,21 +66,11 @@ func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source
 
 // SVID returns the identity of the own source. An identity of another trust domain is an error.
 func (m *merge) SVID() (*spiffe.SVID, error) {
-	svid, err := m.own.SVID()
+	snap, err := m.Snapshot()
 	if err != nil {
 		return nil, err
 	}
-	if err := m.check(svid); err != nil {
-		return nil, err
-	}
-	return svid, nil
-}
-
-func (m *merge) check(svid *spiffe.SVID) error {
-	if td := svid.ID().TrustDomain(); td != m.td {
-		return fmt.Errorf("source: merge: the own source has an identity of %q, and was said to be of %q", td, m.td)
-	}
-	return nil
+	return snap.SVID()
 }
 
 // Bundle returns the bundle of td. The error for an unknown one wraps [spiffe.ErrUnknownTrustDomain].
@@ -108,8 +98,9 @@ func (m *merge) Snapshot() (*spiffe.Snapshot, error) {
 		return snap, err
 	}
 	svid, _ := own.SVID() // of a snapshot: never an error
-	if err := m.check(svid); err != nil {
-		return nil, err
+	if td := svid.ID().TrustDomain(); td != m.td {
+		return nil, fmt.Errorf("source: merge: the own source has an identity of %q, and was said to be of %q", td,
+			m.td)
 	}
 	c := &merged{own: own, sets: make([]*spiffe.BundleSet, len(m.federated))}
 	for i, f := range m.federated {
