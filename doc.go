@@ -30,7 +30,7 @@
 //	spiffe/federation       bundle endpoints: fetch, watch, cache and serve
 //	spiffe/filesource       identities and bundles from files that another program renews
 //	spiffe/filesink         an identity and bundles written to files, and kept current
-//	spiffe/source           sources made of others: the first, the last good one, several merged
+//	spiffe/source           sources made of others: the last good one, several merged
 //	spiffe/health           readiness, liveness and metrics of a service
 //	spiffe/report           what a part says of its state, for health and for status pages
 //	spiffe/spiffegrpc       credentials and interceptors for grpc-go; a module of its own

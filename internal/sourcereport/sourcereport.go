@@ -74,8 +74,8 @@ func Refused(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error
 	return err
 }
 
-// Usages returns why svid must not replace old, which may be nil: its extended key usages permit neither a server nor a
-// client, or less than those of old, which is still valid. The note is about an identity for one side only.
+// Usages returns why svid must not replace old, which may be nil: its extended key usages permit neither a server nor
+// a client, or less than those of old, which is still valid. The note is about an identity for one side only.
 func Usages(svid, old *spiffe.SVID) (note, err error) {
 	server, client := certchain.Roles(svid.Chain())
 	if server && client {

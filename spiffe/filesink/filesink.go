@@ -65,6 +65,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files/delivery"
 	"github.com/svidkit/svidkit/internal/files/fileset"
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/ratelog"
@@ -150,7 +151,7 @@ type Sink struct {
 	writing sync.Mutex        // held while files are written; guards the next four
 	folder  *fileset.Folder   // nil if it is not open
 	running bool              // so the directory stays open
-	told    map[string]bool   // warnings about the directory already logged
+	warn    func(error)       // about the directory, once
 	tokens  map[string]*token // by the names of their files; nil before the first attempt
 
 	mu     sync.Mutex // guards status
@@ -193,8 +194,11 @@ func New(cfg Config) (*Sink, error) {
 	cfg.CertName, cfg.KeyName = cmp.Or(cfg.CertName, defaultCert), cmp.Or(cfg.KeyName, defaultKey)
 	cfg.RootsName = cmp.Or(cfg.RootsName, defaultRoots)
 	cfg.Mode, cfg.KeyMode = cmp.Or(cfg.Mode, 0o644), cmp.Or(cfg.KeyMode, 0o600)
-	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{}}
+	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger)}
 	s.cfg.Tokens = maps.Clone(cfg.Tokens)
+	s.warn = private.Once(func(err error) {
+		s.log.Warn("filesink: other users can replace the files", slog.Any("err", err))
+	})
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesink: new: %w", err)
 	}
@@ -311,8 +315,8 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 }
 
 // Write writes the current identity and bundles once, and reports whether anything in the directory changed. It works
-// without [Sink.Run], for programs that write once and exit, and alongside it. It also fetches the tokens that are due,
-// which takes up to 5 seconds. It fails if a source fails, the identity has expired, other users can write to the
+// without [Sink.Run], for programs that write once and exit, and alongside it. It also fetches the tokens that are
+// due, which takes up to 5 seconds. It fails if a source fails, the identity has expired, other users can write to the
 // directory, or a file cannot be written.
 func (s *Sink) Write() (changed bool, err error) {
 	changed, _, err, tokens := s.round(context.Background())
@@ -374,12 +378,7 @@ func (s *Sink) open() error {
 	}
 	o := fileset.Options{Program: "this program", Plain: s.cfg.Plain, Last: []string{s.cfg.KeyName, s.cfg.CertName}}
 	if s.cfg.AllowWritable {
-		o.Warn = func(err error) {
-			if text := err.Error(); !s.told[text] {
-				s.told[text] = true
-				s.log.Warn("filesink: other users can replace the files", slog.Any("err", err))
-			}
-		}
+		o.Warn = s.warn
 	}
 	var err error
 	s.folder, err = fileset.Open(s.cfg.Dir, o)

@@ -161,9 +161,9 @@ type Source struct {
 	cur  atomic.Pointer[state] // what readers read; only take writes it
 	news renew.Signal
 
-	found  []string        // in the directory; only the follower uses it
-	files  files           // only take uses it
-	warned map[string]bool // about directories; only the follower uses it
+	found []string    // in the directory; only the follower uses it
+	files files       // only take uses it
+	warn  func(error) // about directories, once; only the follower uses it
 }
 
 // state holds values that were published together. It never changes.
@@ -190,11 +190,14 @@ func New(cfg Config) (*Source, error) {
 	if cfg.Folder == "" && cfg.CertFile == "" && cfg.KeyFile == "" && len(cfg.Bundles) == 0 {
 		cfg.Folder = os.Getenv(delivery.Variable)
 	}
-	s := &Source{cfg: cfg, log: ratelog.Patient(cfg.Logger), warned: map[string]bool{}}
+	s := &Source{cfg: cfg, log: ratelog.Patient(cfg.Logger)}
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesource: new: %w", err)
 	}
 	s.cur.Store(&state{bundles: new(spiffe.BundleSet)})
+	s.warn = private.Once(func(err error) {
+		s.log.Warn("filesource: other users can replace the files", slog.Any("err", err))
+	})
 	var paths []string
 	var find func() []string
 	if cfg.Folder != "" {
@@ -391,12 +394,7 @@ func (s *Source) Report() report.Report {
 func (s *Source) open(path string) (*os.File, error) {
 	o := private.Options{Owners: s.cfg.Owners}
 	if !s.strict {
-		o.Warn = func(err error) {
-			if text := err.Error(); !s.warned[text] {
-				s.warned[text] = true
-				s.log.Warn("filesource: other users can replace the files", slog.Any("err", err))
-			}
-		}
+		o.Warn = s.warn
 	}
 	file, err := private.OpenGiven(path, path == s.keyFile, s.cfg.Refuse, o)
 	if errors.Is(err, private.ErrUnsafe) {

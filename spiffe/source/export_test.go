@@ -20,6 +20,6 @@ type Status struct {
 func (l *LastGood) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	live := l.isLive()
+	live := l.live.Load()
 	return Status{live, !live && l.past() != nil, l.saved, l.refused, cmp.Or(l.ended, l.failed)}
 }

@@ -72,7 +72,7 @@ type LastGood struct {
 	news  renew.Signal
 
 	stored atomic.Pointer[stored] // the stored state in use; nil if there is none, and once the live source is ready
-	ready  chan struct{}          // closed when the live source is ready for the first time
+	live   atomic.Bool            // the live source has been ready
 
 	mu      sync.Mutex // guards what follows
 	saved   time.Time
@@ -99,7 +99,7 @@ func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
 		return nil, fmt.Errorf("source: last good: BundlesOnly is set, and a %T has no method Bundles that lists "+
 			"them", cfg.Source)
 	}
-	l := &LastGood{cfg: cfg, log: ratelog.Patient(cfg.Logger), ready: make(chan struct{})}
+	l := &LastGood{cfg: cfg, log: ratelog.Patient(cfg.Logger)}
 	l.store = store.New(cfg.Dir, ownDir, func(err error) {
 		l.log.Warn("source: Dir is in a folder that other users can write to, and can lose what is stored",
 			slog.Any("err", err))
@@ -150,7 +150,7 @@ func (l *LastGood) work(ctx context.Context) error {
 
 // await waits until the live source is ready and takes over.
 func (l *LastGood) await(ctx context.Context) {
-	if l.isLive() { // since an earlier Run
+	if l.live.Load() { // since an earlier Run
 		return
 	}
 	for {
@@ -164,7 +164,7 @@ func (l *LastGood) await(ctx context.Context) {
 			return
 		}
 	}
-	close(l.ready)
+	l.live.Store(true)
 	if l.stored.Swap(nil) != nil {
 		l.log.LogAttrs(ctx, slog.LevelInfo, "source: the live source is ready, and takes over from what was stored")
 	}
@@ -204,7 +204,7 @@ func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
 func (l *LastGood) Ready(ctx context.Context) error {
 	return l.life.Ready(ctx, l.Changed, func() bool {
 		st := l.past()
-		return l.isLive() || st != nil && (l.cfg.BundlesOnly || st.identity() != nil)
+		return l.live.Load() || st != nil && (l.cfg.BundlesOnly || st.identity() != nil)
 	}, func() error { return l.notReady(l.life.Idle()) })
 }
 
@@ -223,16 +223,6 @@ func (l *LastGood) notReady(err error) error {
 		return fmt.Errorf("source: last good: %w: %w; %w", spiffe.ErrNotReady, err, l.refused)
 	}
 	return fmt.Errorf("source: last good: %w: %w", spiffe.ErrNotReady, err)
-}
-
-// isLive reports whether the live source has been ready.
-func (l *LastGood) isLive() bool {
-	select {
-	case <-l.ready:
-		return true
-	default:
-		return false
-	}
 }
 
 // Close stops the source and the live source for good, waits for their goroutines, and returns nil. The last identity
@@ -314,7 +304,7 @@ func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
 // Report implements [report.Reporter] with the identity, the trust bundles, and the stored state as the upstream.
 // Stored state that is in use, or was refused, is a problem. The names of the metrics begin with svidkit_last_good.
 func (l *LastGood) Report() report.Report {
-	live := l.isLive()
+	live := l.live.Load()
 	inUse := !live && l.past() != nil
 	var identity spiffe.SVIDSource
 	if !l.cfg.BundlesOnly {

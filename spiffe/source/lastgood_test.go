@@ -135,7 +135,7 @@ func TestRestartDuringAnOutage(t *testing.T) {
 		st := l.Status()
 		assert.True(t, st.Live)
 		assert.False(t, st.InUse)
-		assert.ErrorContains(t, st.Refused, "there is nothing")
+		assert.ErrorContains(t, st.Refused, "no such file")
 		before := serial(t, l)
 		stop()
 		require.NoError(t, l.Close())
@@ -366,7 +366,7 @@ func TestDamaged(t *testing.T) {
 		unix   bool
 		root   bool
 	}{
-		"no bundles":           {bundles, func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, "there is nothing", false, false},
+		"no bundles":           {bundles, func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, "no such file", false, false},
 		"empty bundles":        {bundles, edit(all("")), "not JSON", false, false},
 		"half the bundles":     {bundles, edit(func(b []byte) []byte { return b[:len(b)/2] }), "not JSON", false, false},
 		"without the time":     {bundles, edit(all(`{"trust_domains":{}}`)), "svidkit_saved", false, false},
@@ -383,7 +383,7 @@ func TestDamaged(t *testing.T) {
 		"bundles for the group":  {bundles, func(t *testing.T, path string) { require.NoError(t, os.Chmod(path, 0o620)) }, "written to by others", true, false},
 		"of another user":        {bundles, func(t *testing.T, path string) { require.NoError(t, os.Chown(path, 54321, -1)) }, "belongs to user 54321", true, true},
 		"a folder of another":    {"", func(t *testing.T, path string) { require.NoError(t, os.Chown(path, 54321, -1)) }, "belongs to user 54321", true, true},
-		"no identity":            {identity, func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, "there is no identity", false, false},
+		"no identity":            {identity, func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, "identity.pem: no such file", false, false},
 		"an empty identity":      {identity, edit(all("")), "no certificate found", false, false},
 		"half an identity":       {identity, edit(func(b []byte) []byte { return b[:len(b)-100] }), "identity.pem", false, false},
 		"an identity for all":    {identity, func(t *testing.T, path string) { require.NoError(t, os.Chmod(path, 0o644)) }, "others may get at the keys", true, false},
@@ -521,6 +521,8 @@ func TestLastGoodConfig(t *testing.T) {
 }
 
 // flip is a live source that a test switches.
+var errAway = errors.New("the agent is away")
+
 type flip struct {
 	life lifecycle.Life
 	*spiffetest.Source

@@ -50,8 +50,8 @@ type merged struct {
 // sources. The bundle of td always comes from own. The bundle of another trust domain comes from the first federated
 // source that has it, or from own if none has.
 //
-// The program starts and closes the sources. Ready waits only for own. Changed reports changes of any source; its first
-// call starts a goroutine for each source. Close ends these goroutines and closes no source.
+// The program starts and closes the sources. Ready waits only for own. Changed reports changes of any source; its
+// first call starts a goroutine for each source. Close ends these goroutines and closes no source.
 func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source, error) {
 	switch {
 	case td.IsZero():
@@ -66,21 +66,11 @@ func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source
 
 // SVID returns the identity of the own source. An identity of another trust domain is an error.
 func (m *merge) SVID() (*spiffe.SVID, error) {
-	svid, err := m.own.SVID()
+	snap, err := m.Snapshot()
 	if err != nil {
 		return nil, err
 	}
-	if err := m.check(svid); err != nil {
-		return nil, err
-	}
-	return svid, nil
-}
-
-func (m *merge) check(svid *spiffe.SVID) error {
-	if td := svid.ID().TrustDomain(); td != m.td {
-		return fmt.Errorf("source: merge: the own source has an identity of %q, and was said to be of %q", td, m.td)
-	}
-	return nil
+	return snap.SVID()
 }
 
 // Bundle returns the bundle of td. The error for an unknown one wraps [spiffe.ErrUnknownTrustDomain].
@@ -108,8 +98,9 @@ func (m *merge) Snapshot() (*spiffe.Snapshot, error) {
 		return snap, err
 	}
 	svid, _ := own.SVID() // of a snapshot: never an error
-	if err := m.check(svid); err != nil {
-		return nil, err
+	if td := svid.ID().TrustDomain(); td != m.td {
+		return nil, fmt.Errorf("source: merge: the own source has an identity of %q, and was said to be of %q", td,
+			m.td)
 	}
 	c := &merged{own: own, sets: make([]*spiffe.BundleSet, len(m.federated))}
 	for i, f := range m.federated {
@@ -119,8 +110,8 @@ func (m *merge) Snapshot() (*spiffe.Snapshot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("source: merge: %w", err)
 	}
-	if last := m.cur.Load(); last != nil && set.Equal(last.snap.Bundles()) { // so that readers see that nothing changed
-		set = last.snap.Bundles()
+	if last := m.cur.Load(); last != nil && set.Equal(last.snap.Bundles()) {
+		set = last.snap.Bundles() // so that readers see that nothing has changed
 	}
 	c.snap = spiffe.NewSnapshot(svid, set)
 	m.cur.Store(c)

@@ -1,16 +1,5 @@
-// Package source composes sources of identities and trust bundles: it chooses among them, keeps the last good state
-// of one across restarts, and merges the bundles of several.
-//
-// [First] starts the first source that becomes ready, such as an agent, or files where there is no agent:
-//
-//	src, err := source.First(ctx, logger,
-//		source.Candidate{Name: "agent", Start: func(ctx context.Context) (source.Source, error) {
-//			return workloadapi.Start(ctx, agent)
-//		}},
-//		source.Candidate{Name: "files", Start: func(ctx context.Context) (source.Source, error) {
-//			return filesource.Start(ctx, files)
-//		}},
-//	)
+// Package source composes sources of identities and trust bundles: it keeps the last good state of one across
+// restarts, and merges the bundles of several.
 //
 // [LastGood] lets a program start during an outage of its agent, with what it stored before:
 //

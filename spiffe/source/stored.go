@@ -50,7 +50,7 @@ func (st *stored) identity() *spiffe.Snapshot {
 
 // load starts to use the stored state, unless the live source has been ready.
 func (l *LastGood) load(ctx context.Context) {
-	if l.isLive() { // since an earlier Run
+	if l.live.Load() { // since an earlier Run
 		return
 	}
 	var st *stored
@@ -182,7 +182,7 @@ func (l *LastGood) keep(ctx context.Context) {
 	var due time.Time
 	for ctx.Err() == nil {
 		changed, wait := l.news.Changed(), usual
-		live := l.isLive()
+		live := l.live.Load()
 		s, b, err := l.current()
 		switch now := time.Now(); {
 		case sourcereport.Withdrawn(err):

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -23,7 +22,6 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
-	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
@@ -347,6 +345,9 @@ func TestNewClient(t *testing.T) {
 	assert.ErrorContains(t, err, "write unix:///run/a.sock")
 	s := must.Get(workloadapi.New(workloadapi.Config{Address: "UNIX:/run/a.sock"}))(t)
 	assert.Equal(t, "unix:///run/a.sock", s.Server())
+	limits := workloadapi.HTTPClient(nil).Transport.(*http.Transport).HTTP2
+	assert.Equal(t, 30*time.Second, limits.WriteByteTimeout, "a server that talks and does not listen")
+	assert.Equal(t, 6*time.Minute, limits.SendPingTimeout, "servers made with grpc-go end connections with more than a ping in five minutes")
 }
 
 // heapGrowth returns how much more memory is in use after f, at its highest.
@@ -518,98 +519,6 @@ func TestAnswerLimits(t *testing.T) {
 	size = 0
 	_, _, err = c.ValidateJWTSVID(t.Context(), "a", "token")
 	must.Fail(t, err, workloadapi.ErrBadResponse, "claims are empty")
-}
-
-// A server that talks and does not listen fills the connection with control frames: the client can
-// end the call all the same.
-func TestDeafServer(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	home := workloadtest.NewDomain(t, "example.org")
-	message := marshal(t, response(t, home, home.SVID("/web")))
-	message = append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
-	l := memconn.Listen()
-	stuck, left, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(over)
-		c, err := l.Accept()
-		if !assert.NoError(t, err) {
-			return
-		}
-		write := func(kind, flags byte, stream uint32, payload []byte) error { // a frame (RFC 9113 section 4.1)
-			head := binary.BigEndian.AppendUint32([]byte{0, byte(len(payload) >> 8), byte(len(payload)), kind, flags}, stream)
-			_, err := c.Write(append(head, payload...))
-			return err
-		}
-		_, err = io.CopyN(io.Discard, c, 24) // the preface
-		assert.NoError(t, err)
-		assert.NoError(t, write(4, 0, 0, nil)) // settings
-		for kind := byte(0); kind != 1; {      // the header of the request
-			var head [9]byte
-			assert.NoError(t, must.Err(io.ReadFull(c, head[:])))
-			assert.NoError(t, must.Err(io.CopyN(io.Discard, c, int64(head[1])<<8|int64(head[2]))))
-			kind = head[3]
-		}
-		assert.NoError(t, write(1, 4, 1, []byte("\x88\x00\x0ccontent-type\x10application/grpc")))
-		assert.NoError(t, write(0, 0, 1, append(message, make([]byte, 8<<10)...))) // and more that is not read
-		assert.NoError(t, c.SetWriteDeadline(time.Now().Add(200*time.Millisecond)))
-		for err == nil {
-			err = write(6, 0, 0, make([]byte, 8)) // pings
-		}
-		close(stuck)
-		<-left
-		_ = c.Close()
-	}()
-	hc := workloadapi.HTTPClient(l.DialContext)
-	limits := hc.Transport.(*http.Transport).HTTP2
-	assert.Equal(t, 30*time.Second, limits.WriteByteTimeout)
-	assert.Equal(t, 6*time.Minute, limits.SendPingTimeout, "servers made with grpc-go end connections with more than a ping in five minutes")
-	limits.WriteByteTimeout = 200 * time.Millisecond // as nothing but real time does it
-	c := must.Get(workloadapi.NewClient("", hc))(t)
-	go func() {
-		defer close(left)
-		for _, err := range c.WatchX509SVIDs(t.Context()) {
-			assert.NoError(t, err)
-			<-stuck
-			break
-		}
-	}()
-	select {
-	case <-left:
-	case <-time.After(patient):
-		t.Fatal("it does not get away")
-	}
-	<-over
-	c.CloseIdleConnections()
-}
-
-// A response that is larger than what other clients take is fine.
-func TestLargeResponse(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	conformance.Covers(t, "GO-14")
-	home := workloadtest.NewDomain(t, "example.org")
-	m := response(t, home, home.SVID("/web"))
-	roots := slices.Repeat(home.Roots(), 500)
-	for i := range 40 {
-		m.FederatedBundles[fmt.Sprintf("spiffe://d%d.test", i)] = roots
-	}
-	require.Greater(t, proto.Size(m), 5<<20)
-	h := fake(t, func(c *call) { c.send(m); c.wait() })
-	for _, err := range dial(t, onSocket(t, h)).WatchX509SVIDs(t.Context()) {
-		require.NoError(t, err)
-		break
-	}
-	tooLarge := fake(t, func(c *call) {
-		c.write(binary.BigEndian.AppendUint32([]byte{0}, 64<<20+1))
-		c.flush()
-		c.wait()
-	})
-	for _, err := range dial(t, onSocket(t, tooLarge)).WatchX509SVIDs(t.Context()) {
-		require.ErrorContains(t, err, "larger than the limit")
-		assert.False(t, err.(*workloadapi.Error).Final)
-		break
-	}
 }
 
 // responses are seeds for the fuzz targets.

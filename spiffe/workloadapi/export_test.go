@@ -115,7 +115,7 @@ func (t *track) status() StreamStatus {
 func (s *Source) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{Ready: s.ready(), X509: s.x509.status(), JWT: s.jwt.status()}
+	st := Status{Ready: s.cur.Load().ready, X509: s.x509.status(), JWT: s.jwt.status()}
 	st.JWT.Skipped = slices.Concat(s.jwt.skipped, s.unmerged)
 	if svid := s.cur.Load().svid(); svid != nil {
 		st.ID, st.NotAfter = svid.ID(), svid.NotAfter()

@@ -249,19 +249,28 @@ func (r *reader) identity(e entry, next bundles) (*spiffe.SVID, []error, error) 
 	if limited != nil {
 		notes = append(notes, fmt.Errorf("workloadapi: %w", limited))
 	}
-	leaf, at := svid.Leaf(), time.Now()
-	if at.Before(leaf.NotBefore) { // whether it is valid now is another question, which passes with time
-		at = leaf.NotBefore
-	} else if at.After(leaf.NotAfter) {
-		at = leaf.NotAfter
-	}
-	if err := sourcereport.Refused(svid, own, at); err != nil && !expired(err) { // a certificate above the leaf
+	if err := refused(svid, own); err != nil {
 		// This does not discard the response: a revoked root may have left the bundle before the identity is renewed,
 		// and keeping the previous bundle would mean trusting that root.
 		notes = append(notes, fmt.Errorf("workloadapi: peers will refuse %q: %w", e.id, err))
 	}
 	next[td] = own
 	return r.known(svid), notes, nil
+}
+
+// refused returns why peers will refuse svid, apart from its times: whether it is valid now is another question, which
+// passes with time.
+func refused(svid *spiffe.SVID, own *spiffe.Bundle) error {
+	leaf, at := svid.Leaf(), time.Now()
+	if at.Before(leaf.NotBefore) {
+		at = leaf.NotBefore
+	} else if at.After(leaf.NotAfter) {
+		at = leaf.NotAfter
+	}
+	if err := sourcereport.Refused(svid, own, at); !expired(err) { // a certificate above the leaf
+		return err
+	}
+	return nil
 }
 
 // known returns the SVID of the last response with the certificates of svid, or svid if there is none.

@@ -29,7 +29,7 @@ func (s *Source) Report() report.Report {
 	}
 	r := sourcereport.Of(identity, s, s.client.server)
 	s.mu.Lock()
-	ready, svid, x509, jwt := s.ready(), s.cur.Load().svid(), s.x509, s.jwt
+	ready, svid, x509, jwt := s.cur.Load().ready, s.cur.Load().svid(), s.x509, s.jwt
 	jwt.skipped = slices.Concat(jwt.skipped, s.unmerged)
 	s.mu.Unlock()
 	if s.cfg.BundlesOnly && !ready {

@@ -156,10 +156,10 @@ func (s *Source) publish() bool {
 			st.snap = spiffe.NewSnapshot(svid, st.bundles)
 		}
 	}
+	st.ready = (st.snap != nil || s.cfg.BundlesOnly && st.update != nil) &&
+		(s.jwt.update != nil || !s.cfg.JWTBundles)
 	s.cur.Store(st)
-	was := s.isReady
-	s.isReady = s.ready()
-	if s.isReady == was && st.snap == old.snap && st.bundles == old.bundles &&
+	if st.ready == old.ready && st.snap == old.snap && st.bundles == old.bundles &&
 		slices.Equal(st.identities(), old.identities()) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
 		return false // the same content, sent again after a reconnect
 	}

@@ -65,7 +65,6 @@ type Source struct {
 	cur    atomic.Pointer[state] // what readers read; writers hold mu
 
 	mu       sync.Mutex
-	isReady  bool // at the last publish
 	x509     track
 	jwt      track
 	unmerged []error     // why some bundles lack their JWT authorities
@@ -79,6 +78,7 @@ type state struct {
 	snap    *spiffe.Snapshot  // nil if there is no identity
 	bundles *spiffe.BundleSet // nil if there are none
 	update  *Update           // of the X.509 stream, nil if there is none
+	ready   bool              // everything that Ready waits for is there
 }
 
 // svid returns the identity of the source, or nil.
@@ -235,19 +235,13 @@ func (s *Source) Ready(ctx context.Context) error {
 	err := s.life.Ready(ctx, s.Changed, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		ready = s.ready()
+		ready = s.cur.Load().ready
 		return ready || s.x509.final || s.jwt.final
 	}, s.notReady)
 	if err == nil && !ready {
 		return s.notReady()
 	}
 	return err
-}
-
-// ready reports whether everything that Ready waits for is there. The caller holds mu.
-func (s *Source) ready() bool {
-	has := s.cur.Load().snap != nil || s.cfg.BundlesOnly && s.x509.update != nil
-	return has && (s.jwt.update != nil || !s.cfg.JWTBundles)
 }
 
 // notReady returns the error that says what is missing.

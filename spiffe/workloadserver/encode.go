@@ -2,9 +2,7 @@ package workloadserver
 
 import (
 	"bytes"
-	"crypto"
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -14,56 +12,55 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// encodings caches the responses for one snapshot. The first stream that needs a response encodes it, and all streams
-// with the same response share it.
+// encodings caches the responses for one snapshot and one list of CRLs. The first stream that needs a response encodes
+// it, and all streams with the same response share it.
 type encodings struct {
-	mu  sync.Mutex
-	cur *generation
+	mu   sync.Mutex
+	snap *spiffe.Snapshot
+	crls [][]byte
+	made map[string]response
+	held int // identities in these responses
 }
 
-// generation has the responses for one snapshot and one list of CRLs.
-type generation struct {
-	snap    *spiffe.Snapshot
-	crls    [][]byte
-	bundles [3]func() ([]byte, error) // X.509, JWT, WIT
-
-	mu    sync.Mutex
-	svids map[string]func() ([]byte, error) // by list of identities
-	held  int                               // identities in these lists
+type response struct {
+	encode func() ([]byte, error) // once
+	ids    []Identity             // keeps the SVIDs alive, as their addresses are in the key
 }
 
-// of returns the generation of snap and crls, and drops any other generation.
-func (e *encodings) of(snap *spiffe.Snapshot, crls [][]byte) *generation {
+// get returns the response with a key, which encode makes once, for ids.
+func (e *encodings) get(snap *spiffe.Snapshot, crls [][]byte, key string, ids []Identity,
+	encode func() ([]byte, error)) ([]byte, error) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if g := e.cur; g == nil || g.snap != snap || !slices.EqualFunc(g.crls, crls, bytes.Equal) {
-		e.cur = &generation{snap: snap, crls: crls, svids: make(map[string]func() ([]byte, error))}
-		for i, kind := range kinds {
-			e.cur.bundles[i] = sync.OnceValues(func() ([]byte, error) { return kind.encode(snap, crls) })
-		}
+	if e.snap != snap || !slices.EqualFunc(e.crls, crls, bytes.Equal) {
+		e.snap, e.crls, e.made, e.held = snap, crls, make(map[string]response), 0
 	}
-	return e.cur
+	r, ok := e.made[key]
+	if !ok {
+		if e.held += len(ids); e.held > maxEncodings { // they can change while the snapshot does not
+			clear(e.made)
+			e.held = len(ids)
+		}
+		r = response{sync.OnceValues(encode), ids}
+		e.made[key] = r
+	}
+	e.mu.Unlock()
+	return r.encode()
 }
 
-// of returns the response for ids, which it encodes once.
-func (g *generation) of(ids []Identity) ([]byte, error) {
+// svids returns the response with identities.
+func (h *Handler) svids(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
 	var key strings.Builder
 	for _, id := range ids {
-		// The function keeps the SVIDs alive, so that no other one can have the address.
 		fmt.Fprintf(&key, "%p %q ", id.SVID, id.Hint)
 	}
-	g.mu.Lock()
-	encode := g.svids[key.String()]
-	if encode == nil {
-		if g.held += len(ids); g.held > maxEncodings { // they can change while the snapshot does not
-			clear(g.svids)
-			g.held = len(ids)
-		}
-		encode = sync.OnceValues(func() ([]byte, error) { return encodeSVIDs(g.snap, g.crls, ids) })
-		g.svids[key.String()] = encode
-	}
-	g.mu.Unlock()
-	return encode()
+	crls := h.crls()
+	return h.enc.get(snap, crls, key.String(), ids, func() ([]byte, error) { return encodeSVIDs(snap, crls, ids) })
+}
+
+// bundles returns the response with the bundles of a profile.
+func (h *Handler) bundles(snap *spiffe.Snapshot, p *workloadwire.Profile) ([]byte, error) {
+	crls, key := h.crls(), fmt.Sprintf("%p", p)
+	return h.enc.get(snap, crls, key, nil, func() ([]byte, error) { return encodeBundles(p, snap, crls) })
 }
 
 func encodeSVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identity) ([]byte, error) {
@@ -106,49 +103,17 @@ func authorities(b *spiffe.Bundle) []byte {
 	return der
 }
 
-// kind is a kind of authorities: X.509, JWT or WIT.
-type kind struct {
-	profile *workloadwire.Profile
-	value   func(b *spiffe.Bundle) (value []byte, some bool, err error) // some: b has authorities of the kind
-}
-
-var kinds = [...]kind{
-	{workloadwire.X509, func(b *spiffe.Bundle) ([]byte, bool, error) {
-		der := authorities(b)
-		return der, len(der) > 0, nil
-	}},
-	{workloadwire.JWT, func(b *spiffe.Bundle) ([]byte, bool, error) {
-		doc, err := b.MarshalJWKS()
-		return doc, anyKey(b.JWTAuthorities()), err
-	}},
-	{workloadwire.WIT, func(b *spiffe.Bundle) ([]byte, bool, error) {
-		doc, err := jws.MarshalSet(b.WITAuthorities(), false)
-		return doc, anyKey(b.WITAuthorities()), err
-	}},
-}
-
-// anyKey reports whether there are keys.
-func anyKey(keys iter.Seq2[string, crypto.PublicKey]) bool {
-	for range keys {
-		return true
-	}
-	return false
-}
-
-// encode encodes all bundles that have authorities of the kind, and always the bundle of the server's own trust
-// domain.
-func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
-	svid, err := snap.SVID()
-	if err != nil {
-		return nil, err
-	}
+// encodeBundles encodes all bundles that have authorities of the profile, and always the bundle of the server's own
+// trust domain.
+func encodeBundles(p *workloadwire.Profile, snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	m := &workloadwire.Bundles{Bundles: make(map[string][]byte)}
-	if k.profile == workloadwire.X509 {
+	if p == workloadwire.X509 {
 		m.CRLs = crls
 	}
+	svid, _ := snap.SVID() // of a snapshot: never an error
 	own, found := svid.ID().TrustDomain(), false
 	for b := range snap.Bundles().All() {
-		v, some, err := k.value(b)
+		v, some, err := encodeBundle(p, b)
 		if err != nil {
 			return nil, err
 		}
@@ -159,8 +124,23 @@ func (k kind) encode(snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
 	if _, ok := m.Bundles[own.ID().String()]; !ok {
 		return nil, fmt.Errorf("the snapshot has no bundle of its own trust domain %q", own)
 	}
-	if !found && k.profile == workloadwire.WIT { // without WIT authorities, WIT-SVIDs are not in use
+	if !found && p == workloadwire.WIT { // without WIT authorities, WIT-SVIDs are not in use
 		return nil, fmt.Errorf("no bundle has WIT authorities: %w", ErrDenied)
 	}
-	return k.profile.WriteBundles(m)
+	return p.WriteBundles(m)
+}
+
+// encodeBundle returns the authorities of b for the profile, and whether there are some.
+func encodeBundle(p *workloadwire.Profile, b *spiffe.Bundle) (value []byte, some bool, err error) {
+	c := b.Contents()
+	switch p {
+	case workloadwire.X509:
+		value = authorities(b)
+		return value, len(value) > 0, nil
+	case workloadwire.JWT:
+		value, err = b.MarshalJWKS()
+		return value, len(c.JWTAuthorities) > 0, err
+	}
+	value, err = jws.MarshalSet(b.WITAuthorities(), false)
+	return value, len(c.WITAuthorities) > 0, err
 }

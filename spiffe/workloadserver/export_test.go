@@ -23,9 +23,9 @@ func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
 func (f fixed) Changed() <-chan struct{}            { return nil }
 
 // Encodings returns for how many identities responses are kept.
-func (h *Handler) Encodings() int { return h.enc.cur.held }
+func (h *Handler) Encodings() int { return h.enc.held }
 
 // EncodeX509SVIDs returns the shared response for a list of identities.
 func (h *Handler) EncodeX509SVIDs(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
-	return h.enc.of(snap, h.crls()).of(ids)
+	return h.svids(snap, ids)
 }

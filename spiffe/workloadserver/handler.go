@@ -31,15 +31,13 @@ type Handler struct {
 	src     Provider
 	opts    Options
 	grpc    *grpchttp.Handler
-	done    chan struct{} // closed by Close
+	done    chan struct{} // closed by stop
+	stop    func()
 	refresh renew.Signal
 	enc     encodings
 	shares  *limit.Shares[peerkey.Holder] // of requests being answered
 	log     *ratelog.Log
 	counts  counts
-
-	mu     sync.Mutex
-	closed bool
 }
 
 // NewHandler returns a handler that serves the identity and bundles of src. opts may be nil, and is copied.
@@ -55,6 +53,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means " +
 			"10,000 and 1,000")
 	}
+	h.stop = sync.OnceFunc(func() { close(h.done) })
 	h.shares = limit.NewShares[peerkey.Holder](cmp.Or(h.opts.MaxStreams, maxStreams),
 		cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams))
 	h.log = ratelog.New(h.opts.Logger, 0)
@@ -77,21 +76,18 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 		})
 	}
 	stream := func(name string, begin begin) {
-		methods[workloadwire.Service+name] = func(ctx context.Context,
-			c *grpchttp.Call) error {
+		methods[workloadwire.Service+name] = func(ctx context.Context, c *grpchttp.Call) error {
 			return h.serve(ctx, c, begin)
 		}
 	}
-	stream(workloadwire.FetchX509SVID, always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
-		return h.enc.of(snap, h.crls()).of(ids)
-	}))
-	bundles := func(name string, i int) {
+	stream(workloadwire.FetchX509SVID, always(h.svids))
+	bundles := func(name string, p *workloadwire.Profile) {
 		stream(name, always(func(snap *spiffe.Snapshot, _ []Identity) ([]byte, error) {
-			return h.enc.of(snap, h.crls()).bundles[i]()
+			return h.bundles(snap, p)
 		}))
 	}
-	bundles(workloadwire.FetchX509Bundles, 0)
-	bundles(workloadwire.FetchJWTBundles, 1)
+	bundles(workloadwire.FetchX509Bundles, workloadwire.X509)
+	bundles(workloadwire.FetchJWTBundles, workloadwire.JWT)
 	if h.opts.IssueJWTSVID != nil {
 		unary(workloadwire.FetchJWTSVID, h.fetchJWTSVID)
 	}
@@ -100,7 +96,7 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 	}
 	if h.opts.IssueWITSVID != nil {
 		stream(workloadwire.FetchWITSVID, h.fetchWITSVID)
-		bundles(workloadwire.FetchWITBundles, 2)
+		bundles(workloadwire.FetchWITBundles, workloadwire.WIT)
 	}
 	for path, method := range methods {
 		methods[path] = h.counted(method)
@@ -124,12 +120,12 @@ func (h *Handler) admit(r *http.Request) error {
 				refuse(grpchttp.PermissionDenied, "another_machine", "callers from other machines are not served"))
 		}
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
+	select {
+	case <-h.done:
 		return errClosing()
+	default:
+		return nil
 	}
-	return nil
 }
 
 // counted wraps a method: its requests count against the shares, and its errors become what callers may see.
@@ -309,14 +305,13 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 			failures++
 			_ = h.told(ctx, c.Request(), err) // the stream goes on
 		}
-		now := time.Now()
-		wait, expired := nextCheck(v.ids, failures, err, now)
+		wait, expired := nextCheck(v.ids, failures, err, time.Now())
 		if !expired.IsZero() {
 			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
 				"its source has no other", slog.String("id", expired.String()))
 		}
 		if !next.IsZero() {
-			wait = min(wait, next.Sub(now))
+			wait = min(wait, time.Until(next))
 		}
 		if told, err = h.await(ctx, wait, v.news); err != nil {
 			return err
@@ -439,11 +434,6 @@ func (h *Handler) Refresh() { h.refresh.Notify() }
 // does not wait for the streams, which belong to the http.Server. Later requests are refused. Close may be called
 // twice; it returns nil.
 func (h *Handler) Close() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.closed {
-		h.closed = true
-		close(h.done)
-	}
+	h.stop()
 	return nil
 }

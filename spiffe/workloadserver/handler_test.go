@@ -446,6 +446,12 @@ func TestEncodeOnce(t *testing.T) {
 	assert.Equal(t, 5, h.Encodings())
 	assert.NotSame(t, one, encode(snapshot(t, web, home), a, b))
 	assert.Equal(t, 2, h.Encodings())
+	for i := range 10 { // the address of an SVID that is gone is not taken for it
+		svid := home.SVID(fmt.Sprint("/", i))
+		one := must.Get(h.EncodeX509SVIDs(snap, []workloadserver.Identity{{SVID: svid}}))(t)
+		assert.Contains(t, string(one), fmt.Sprint("/", i))
+		runtime.GC()
+	}
 	for i := range workloadserver.MaxEncodings/2 + 10 {
 		encode(snap, a, workloadserver.Identity{SVID: db, Hint: strconv.Itoa(i)})
 	}

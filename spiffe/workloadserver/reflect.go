@@ -103,7 +103,11 @@ func reflected(files []file, service string, request []byte) ([]byte, error) {
 		w.AddBytes(2, request)
 		switch {
 		case ask == 7:
-			writeServices(w, service)
+			w.Message(6, func(w *protofield.Writer) {
+				for _, name := range []string{"SpiffeWorkloadAPI", service} {
+					w.Message(1, func(w *protofield.Writer) { w.AddText(1, name) })
+				}
+			})
 		case last >= 0:
 			w.Message(4, func(w *protofield.Writer) {
 				for ; last >= 0; last-- {
@@ -115,15 +119,6 @@ func reflected(files []file, service string, request []byte) ([]byte, error) {
 				w.AddVarint(1, uint64(code))
 				w.AddText(2, text)
 			})
-		}
-	})
-}
-
-// writeServices writes the names of the services: the Workload API and reflection.
-func writeServices(w *protofield.Writer, reflection string) {
-	w.Message(6, func(w *protofield.Writer) {
-		for _, name := range []string{"SpiffeWorkloadAPI", reflection} {
-			w.Message(1, func(w *protofield.Writer) { w.AddText(1, name) })
 		}
 	})
 }

@@ -70,8 +70,8 @@ func denial(reason, text string, id spiffe.ID, why error) error {
 // last identity that was refused.
 func errAudience(id spiffe.ID, audience []string, err error) error {
 	names := redact.Clip(fmt.Sprintf("%q", audience), 300)
-	return denial("audience", "no identity of this caller may have a token for "+names+"; have the audience permitted "+
-		"for one", id, errors.New(plain(fmt.Sprintf("for %q: %v", audience, err))))
+	text := "no identity of this caller may have a token for " + names + "; have the audience permitted for one"
+	return denial("audience", text, id, errors.New(plain(fmt.Sprintf("for %q: %v", audience, err))))
 }
 
 // tooMany returns the error for a request beyond a limit.

@@ -286,21 +286,3 @@ func TestRefusedProcess(t *testing.T) {
 	assert.Equal(t, fmt.Sprintf("level=WARN msg=\"workloadserver: request refused\" reason=no_identity method=FetchX509SVID uid=%d pid=%d\n",
 		os.Geteuid(), os.Getpid()), log.String())
 }
-
-// A second caller that is refused for the same reason is seen in the log.
-func TestRefusedCallersAreNamed(t *testing.T) {
-	t.Parallel()
-	home := workloadtest.NewDomain(t, "example.org")
-	var log syncBuffer
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{Logger: quiet(&log)})
-	for i := range 20 {
-		for _, from := range []string{"127.0.0.1:%d", "127.0.0.2:%d", "[::1]:%d"} { // each connection from a port of its own
-			c := remote(t, h, fmt.Sprintf(from, i+1))
-			_, _ = post(t, c, service+"FetchX509SVID", nil).status()
-		}
-	}
-	for _, from := range []string{"127.0.0.1:1", "127.0.0.2:1", "[::1]:1"} {
-		assert.Contains(t, log.String(), `reason=no_header method=FetchX509SVID remote=`+from)
-	}
-	assert.Equal(t, 3, strings.Count(log.String(), "\n"), log.String())
-}

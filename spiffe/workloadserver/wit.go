@@ -108,20 +108,25 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 	case attempt:
 		s.failures, s.retry = 0, time.Time{}
 	}
-	switch {
-	case len(resp.SVIDs) > 0:
-	case missing && expired == len(s.held): // nothing is withdrawn
-		return nil, time.Time{}, status(grpchttp.Unavailable,
-			"the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
-	case missing: // everything is withdrawn, and only this code says so
-		return nil, time.Time{},
-			status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
-	default:
-		return nil, time.Time{}, errDenied(s.want)
+	if len(resp.SVIDs) == 0 {
+		return nil, time.Time{}, s.nothing(missing, expired)
 	}
 	s.held, s.sent = next, true
 	m, err := workloadwire.WIT.WriteSVIDs(resp)
 	return m, s.due(now), err
+}
+
+// nothing returns the error for a caller that has no WIT-SVID now. missing says that it may have one, which cannot be
+// issued; expired is how many of those before have expired.
+func (s *witStream) nothing(missing bool, expired int) error {
+	switch {
+	case missing && expired == len(s.held): // nothing is withdrawn
+		return status(grpchttp.Unavailable,
+			"the WIT-SVIDs of this caller have expired, and there are no others now; try again later")
+	case missing: // everything is withdrawn, and only this code says so
+		return status(grpchttp.PermissionDenied, "the identities of this caller are others now; call again")
+	}
+	return errDenied(s.want)
 }
 
 // due returns when to check again: when a WIT-SVID must be renewed, or a failed attempt repeated.

@@ -548,7 +548,6 @@ func TestServeWITRefuses(t *testing.T) {
 		"a long ID":           {frame(&wire.WITSVIDRequest{SpiffeId: "spiffe://example.org/" + strings.Repeat("x", 3000)}), workloadtest.InvalidArgument},
 		"junk":                {append([]byte{0, 0, 0, 0, 4}, "junk"...), workloadtest.InvalidArgument},
 		"many fields":         {append([]byte{0, 0, 0, 0, 200}, make([]byte, 200)...), workloadtest.InvalidArgument},
-		"not UTF-8":           {[]byte{0, 0, 0, 0, 3, 0x0a, 1, 0xff}, workloadtest.InvalidArgument},
 	} {
 		code, _ := post(t, raw, service+"FetchWITSVID", c.body, header, "true").status()
 		assert.Equal(t, c.want, code, name)
@@ -652,12 +651,8 @@ type hardware struct{ crypto.Signer }
 // compact makes a token by hand.
 func compact(t testing.TB, head string, claims map[string]any) string {
 	t.Helper()
-	return compactRaw(t, head, string(must.Get(json.Marshal(claims))(t)))
-}
-
-func compactRaw(t testing.TB, head, payload string) string {
-	t.Helper()
-	return b64([]byte(head)) + "." + b64([]byte(payload)) + "." + b64(make([]byte, 64)) // the server does not check signatures
+	payload := must.Get(json.Marshal(claims))(t)
+	return b64([]byte(head)) + "." + b64(payload) + "." + b64(make([]byte, 64)) // the server does not check signatures
 }
 
 // What an issuer must not return reaches no caller, and the log says why without the token.
@@ -729,27 +724,18 @@ func TestHostileWITIssuer(t *testing.T) {
 		svid odd
 		want string
 	}{
-		"nothing":              {odd{}, "spiffe://example.org/web"},
-		"no token":             {odd{"", key}, "spiffe://example.org/web"},
-		"two parts":            {odd{"a.b", key}, "spiffe://example.org/web"},
-		"JSON serialisation":   {odd{`{"payload":"","signatures":[]}`, key}, "spiffe://example.org/web"},
-		"not UTF-8":            {odd{good.token + "\xff", key}, "spiffe://example.org/web"},
-		"too long":             {odd{good.token + strings.Repeat("A", 64<<10), key}, "spiffe://example.org/web"},
-		"payload is no object": {odd{compactRaw(t, head, `[]`), key}, "not a WIT-SVID"},
-		"payload is no JSON":   {odd{compactRaw(t, head, `{`), key}, "not a WIT-SVID"},
-		"a claim twice":        {odd{compactRaw(t, head, `{"sub":"a","sub":"a"}`), key}, "not a WIT-SVID"},
-		"no sub":               {with(func(c, _ map[string]any) { delete(c, "sub") }), "of another ID"},
-		"another sub":          {with(func(c, _ map[string]any) { c["sub"] = "spiffe://example.org/db" }), "of another ID"},
-		"sub is a list":        {with(func(c, _ map[string]any) { c["sub"] = []string{id.String()} }), "of another ID"},
-		"no exp":               {with(func(c, _ map[string]any) { delete(c, "exp") }), "has expired"},
-		"exp is a text":        {with(func(c, _ map[string]any) { c["exp"] = "1" }), "has expired"},
-		"expired":              {with(func(c, _ map[string]any) { c["exp"] = time.Now().Unix() - 1 }), "expired"},
-		"no cnf":               {with(func(c, _ map[string]any) { delete(c, "cnf") }), "not a WIT-SVID"},
-		"no key":               {odd{good.token, nil}, "cannot be sent"},
-		"an Ed25519 key":       {odd{good.token, edwards}, "cannot be sent"},
-		"a key in hardware":    {odd{good.token, hardware{key}}, "cannot be sent"},
-		"a broken RSA key":     {odd{rsaToken, &broken}, "not a valid RSA key"},
-		"three primes":         {odd{rsaToken, threePrimes}, "not a valid RSA key"},
+		"nothing":           {odd{}, "spiffe://example.org/web"},
+		"no token":          {odd{"", key}, "spiffe://example.org/web"},
+		"not UTF-8":         {odd{good.token + "\xff", key}, "spiffe://example.org/web"},
+		"another sub":       {with(func(c, _ map[string]any) { c["sub"] = "spiffe://example.org/db" }), "of another ID"},
+		"no exp":            {with(func(c, _ map[string]any) { delete(c, "exp") }), "has expired"},
+		"expired":           {with(func(c, _ map[string]any) { c["exp"] = time.Now().Unix() - 1 }), "expired"},
+		"no cnf":            {with(func(c, _ map[string]any) { delete(c, "cnf") }), "not a WIT-SVID"},
+		"no key":            {odd{good.token, nil}, "cannot be sent"},
+		"an Ed25519 key":    {odd{good.token, edwards}, "cannot be sent"},
+		"a key in hardware": {odd{good.token, hardware{key}}, "cannot be sent"},
+		"a broken RSA key":  {odd{rsaToken, &broken}, "not a valid RSA key"},
+		"three primes":      {odd{rsaToken, threePrimes}, "not a valid RSA key"},
 	} {
 		code, _, log := serve(c.svid)
 		log = strings.ReplaceAll(log, `\"`, `"`)

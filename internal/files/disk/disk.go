@@ -45,12 +45,16 @@ func (OS) Create(root *os.Root, name string) (File, error) {
 	return f, nil
 }
 
-// SyncDir does nothing on Windows, which cannot, and keeps its own journal of names.
+// SyncDir does nothing on Windows, which cannot, and keeps its own journal of names, and for a directory that may be
+// entered and written but not listed.
 func (OS) SyncDir(root *os.Root, name string) error {
 	if runtime.GOOS == "windows" {
 		return nil
 	}
 	f, err := root.Open(name)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -295,7 +295,7 @@ func (f *Folder) writeVersion(version string, files map[string]File) error {
 			return err
 		}
 	}
-	return errors.Join(syncFolder(f.disk, f.root, version), syncFolder(f.disk, f.root, "."))
+	return errors.Join(f.disk.SyncDir(f.root, version), f.disk.SyncDir(f.root, "."))
 }
 
 // linkNames makes each name a link to the file in the current version.
@@ -309,7 +309,7 @@ func (f *Folder) linkNames(files map[string]File) error {
 			return err
 		}
 	}
-	return syncFolder(f.disk, f.root, ".")
+	return f.disk.SyncDir(f.root, ".")
 }
 
 // link makes name a link to target, replacing any other link.
@@ -346,7 +346,7 @@ func (f *Folder) finish() error {
 	if err != nil {
 		return err
 	}
-	if err := syncFolder(f.disk, f.root, "."); err != nil { // the commit, before a file is moved
+	if err := f.disk.SyncDir(f.root, "."); err != nil { // the commit, before a file is moved
 		return err
 	}
 	order := func(e fs.DirEntry) int { return slices.Index(f.o.Last, e.Name()) } // -1 for the others, which are sorted
@@ -356,7 +356,7 @@ func (f *Folder) finish() error {
 			return err
 		}
 	}
-	if err := errors.Join(syncFolder(f.disk, f.root, "."), syncFolder(f.disk, f.root, nextFolder)); err != nil {
+	if err := errors.Join(f.disk.SyncDir(f.root, "."), f.disk.SyncDir(f.root, nextFolder)); err != nil {
 		return err
 	}
 	return f.disk.Remove(f.root, nextFolder)
@@ -420,7 +420,7 @@ func replace(d disk.Disk, root *os.Root, name string, file File) error {
 		_ = d.Remove(root, draft) // the next call tries again
 		return err
 	}
-	return syncFolder(d, root, ".")
+	return d.SyncDir(root, ".")
 }
 
 // create makes a new file, and its contents durable.
@@ -431,13 +431,4 @@ func create(d disk.Disk, root *os.Root, name string, file File) error {
 	}
 	_, err = out.Write(file.Data)
 	return errors.Join(err, out.Chmod(file.Mode), out.Sync(), out.Close())
-}
-
-// syncFolder makes the names in a directory durable.
-func syncFolder(d disk.Disk, root *os.Root, name string) error {
-	// of one that may be entered and written, and not listed
-	if err := d.SyncDir(root, name); !errors.Is(err, fs.ErrPermission) {
-		return err
-	}
-	return nil
 }

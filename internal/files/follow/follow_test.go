@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -416,38 +415,6 @@ func TestRead(t *testing.T) {
 type opens func(string) (fs.File, error)
 
 func (o opens) Open(name string) (fs.File, error) { return o(name) }
-
-func TestFilesIsAFileSystem(t *testing.T) {
-	t.Parallel()
-	of := fstest.MapFS{"dir/a": {Data: []byte("text"), Mode: 0o400}}
-	files := follow.Files{"dir/a": {Data: []byte("text"), Info: must.Get(fs.Stat(of, "dir/a"))(t)}}
-	assert.Equal(t, "text", string(must.Get(fs.ReadFile(files, "dir/a"))(t)))
-	info := must.Get(fs.Stat(files, "dir/a"))(t)
-	assert.Equal(t, "a", info.Name())
-	require.ErrorIs(t, must.Err(fs.Stat(files, "b")), fs.ErrNotExist)
-	f := must.Get(files.Open("dir/a"))(t)
-	must.Get(io.Copy(io.Discard, f))(t)
-	require.NoError(t, f.Close())
-}
-
-// Status answers while a slow file system is read, and while take works.
-func TestStatusDoesNotWait(t *testing.T) {
-	t.Parallel()
-	reading, read := make(chan struct{}), make(chan struct{})
-	m := new(memory)
-	m.put(map[string]string{"a": "x"})
-	f := follow.New([]string{"a"}, func(context.Context, follow.Files) error {
-		close(reading)
-		<-read
-		return nil
-	}, &follow.Options{FS: m})
-	done := make(chan error)
-	go func() { done <- f.Read(t.Context()) }()
-	<-reading
-	must.Get(f.Status())(t)
-	close(read)
-	require.NoError(t, <-done)
-}
 
 // With Each, a file that cannot be read is given to take with the reason, and the others are not held up. What take has
 // accepted before is given to it again when it comes back after an error, as it may have taken a part of what came between.

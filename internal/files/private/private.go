@@ -82,7 +82,7 @@ func openDir(path string, o Options, sync func(dir string) error) (*os.Root, err
 		mode = 0o700
 	}
 	made := false // the last one
-	o = once(o)
+	o.Warn = Once(o.Warn)
 	for try := 1; ; try++ {
 		at, missing, info, err := follow(path, &o)
 		if err == nil && len(missing) > 0 && sync == nil {
@@ -117,18 +117,18 @@ func openDir(path string, o Options, sync func(dir string) error) (*os.Root, err
 	}
 }
 
-// once returns o with a Warn that reports nothing twice.
-func once(o Options) Options {
-	if warn := o.Warn; warn != nil {
-		told := map[string]bool{}
-		o.Warn = func(err error) {
-			if text := err.Error(); !told[text] {
-				told[text] = true
-				warn(err)
-			}
+// Once returns a function that calls warn, which may be nil, with each text once. It is nil if warn is.
+func Once(warn func(error)) func(error) {
+	if warn == nil {
+		return nil
+	}
+	told := map[string]bool{}
+	return func(err error) {
+		if text := err.Error(); !told[text] {
+			told[text] = true
+			warn(err)
 		}
 	}
-	return o
 }
 
 // judgeDir checks an open directory. It sets the mode of a directory that was just made.
@@ -160,7 +160,7 @@ var errChanged = errors.New("it was replaced while it was opened")
 // OpenFile opens the regular file at path, following links, with the flags of [os.OpenFile]. With os.O_CREATE it makes
 // a missing file, with mode 0600.
 func OpenFile(path string, flag int, o Options) (*os.File, error) {
-	o = once(o)
+	o.Warn = Once(o.Warn)
 	for try := 1; ; try++ {
 		f, err := openFile(path, flag, o)
 		again := errors.Is(err, errChanged) || errors.Is(err, fs.ErrExist) && flag&os.O_EXCL == 0

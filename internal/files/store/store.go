@@ -25,15 +25,14 @@ type Store struct {
 	path, own string
 	warn      func(error)
 
-	mu   sync.Mutex      // held while files are read and written
-	told map[string]bool // about the directory
+	mu sync.Mutex // held while files are read and written
 }
 
 // New returns the Store in the directory at path, without opening it. If other users can write to the directory, as to
 // an emptyDir of Kubernetes, the files are in a directory with the name own below it. Other users can replace that
 // directory; warn is called once to say so.
 func New(path, own string, warn func(error)) *Store {
-	return &Store{path: path, own: own, warn: warn, told: map[string]bool{}}
+	return &Store{path: path, own: own, warn: private.Once(warn)}
 }
 
 // Use opens the directory, which it makes if it is missing, and calls f with it while no other call does. The
@@ -82,12 +81,7 @@ func (s *Store) open() (*os.Root, error) {
 }
 
 func (s *Store) makeDir(path string) (*os.Root, error) {
-	return private.MakeDir(path, private.Options{Warn: func(err error) {
-		if !s.told[err.Error()] {
-			s.told[err.Error()] = true
-			s.warn(err)
-		}
-	}})
+	return private.MakeDir(path, private.Options{Warn: s.warn})
 }
 
 // writableByOthers is false on Windows, where the bits say nothing.

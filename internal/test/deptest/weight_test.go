@@ -39,7 +39,7 @@ func TestWeight(t *testing.T) {
 		{"spiffe/workloadserver", "workloadserver.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"spiffe/filesource", "filesource.New, (*filesource.Source).Run", 7.2},
 		{"spiffe/filesink", "filesink.New, (*filesink.Sink).Run", 4.1},
-		{"spiffe/source", "source.First, source.NewLastGood, source.NewMerge", 7.2},
+		{"spiffe/source", "source.NewLastGood, source.NewMerge", 7.2},
 		{"spiffe/health", "health.New, (*health.Handler).ServeHTTP", 7.2},
 		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", 4},
 		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", 6},
