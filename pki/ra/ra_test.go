@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -36,15 +37,12 @@ func TestSign(t *testing.T) {
 	a := c.ra(trust(t, root))
 	r := web(t)
 	r.TTL = time.Hour + time.Second/2
-	chain, err := a.Sign(t.Context(), r)
-	require.NoError(t, err)
+	chain := must.Get(a.Sign(t.Context(), r))(t)
 	require.Len(t, chain, 1)
 	assert.True(t, pki.PublicKeysEqual(chain[0].PublicKey, r.CSR.PublicKey()))
-	id, err := spiffe.IDFromCertificate(chain[0])
-	require.NoError(t, err)
+	id := must.Get(spiffe.IDFromCertificate(chain[0]))(t)
 	assert.Equal(t, webID, id)
-	_, err = chain[0].Verify(x509.VerifyOptions{Roots: a.Bundle().CertPool()})
-	require.NoError(t, err)
+	must.Get(chain[0].Verify(x509.VerifyOptions{Roots: a.Bundle().CertPool()}))(t)
 
 	// what the signer saw
 	seen := c.approved()
@@ -78,8 +76,7 @@ func TestSignDefaultTTL(t *testing.T) {
 	for _, ttl := range []time.Duration{0, -time.Hour} {
 		r := web(t)
 		r.TTL = ttl
-		_, err := c.ra(trust(t, root)).Sign(t.Context(), r)
-		require.NoError(t, err)
+		must.Get(c.ra(trust(t, root)).Sign(t.Context(), r))(t)
 	}
 	for _, o := range c.approved() {
 		assert.Nil(t, o.Spec.ExpirationSeconds)
@@ -94,8 +91,7 @@ func TestSignShortestTTL(t *testing.T) {
 	c := start(t, kubetest.Start(t), certifying(t, root))
 	r := web(t)
 	r.TTL = 10 * time.Minute
-	_, err := c.ra(trust(t, root)).Sign(t.Context(), r)
-	require.NoError(t, err)
+	must.Get(c.ra(trust(t, root)).Sign(t.Context(), r))(t)
 	require.Len(t, c.approved(), 1)
 	assert.EqualValues(t, 600, *c.approved()[0].Spec.ExpirationSeconds)
 }
@@ -178,8 +174,7 @@ func TestSignDenied(t *testing.T) {
 			fails("Other", "True")(o)
 			certifying(t, root)(o)
 		})
-		_, err := k.ra(trust(t, root)).Sign(t.Context(), web(t))
-		require.NoError(t, err)
+		must.Get(k.ra(trust(t, root)).Sign(t.Context(), web(t)))(t)
 	})
 }
 
@@ -358,8 +353,7 @@ func TestSignReads(t *testing.T) {
 				})
 				disturb(c, func(d time.Duration, f func()) { time.AfterFunc(d, f) })
 				began := time.Now()
-				_, err := c.ra(trust(t, root)).Sign(t.Context(), web(t))
-				require.NoError(t, err)
+				must.Get(c.ra(trust(t, root)).Sign(t.Context(), web(t)))(t)
 				limit := 6 * time.Second
 				if name == "hangs" {
 					limit = 14 * time.Second
@@ -427,8 +421,7 @@ func TestSignAPIFails(t *testing.T) {
 	}
 	t.Run("no server listens", func(t *testing.T) {
 		t.Parallel()
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		require.NoError(t, l.Close())
 		root := newAuthority(t, "root", nil)
 		a, err := ra.New(ra.Config{TrustDomain: td, Signer: signerName, Roots: bundle(t, root), APIServer: "http://" + l.Addr().String(), HTTPClient: &http.Client{}})
@@ -503,8 +496,7 @@ func TestSignNotDeleted(t *testing.T) {
 			var log strings.Builder
 			a := c.ra(trust(t, root), func(c *ra.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 			began := time.Now()
-			_, err := a.Sign(t.Context(), web(t))
-			require.NoError(t, err)
+			must.Get(a.Sign(t.Context(), web(t)))(t)
 			assert.LessOrEqual(t, time.Since(began), 5100*time.Millisecond)
 			assert.Contains(t, log.String(), "level=WARN")
 			assert.Contains(t, log.String(), "name=csr-workload-")
@@ -620,8 +612,7 @@ func TestAudit(t *testing.T) {
 	r.DNSNames, r.IPs = []string{"web.prod.svc"}, []net.IP{ip("192.0.2.1")}
 	r.Caller, r.Method = "the caller", "client-certificate"
 	before := time.Now()
-	chain, err := a.Sign(t.Context(), r)
-	require.NoError(t, err)
+	chain := must.Get(a.Sign(t.Context(), r))(t)
 	require.Len(t, sink.records, 1)
 	leaf, i := chain[0], *sink.records[0]
 	assert.WithinRange(t, i.Time, before.Round(0), time.Now())
@@ -634,19 +625,17 @@ func TestAudit(t *testing.T) {
 	}, i)
 
 	r = ca.Request{CSR: newCSR(t, pki.DNSSAN("web.prod.svc")), Profile: ca.DNSOnly, DNSNames: []string{"web.prod.svc"}}
-	_, err = a.Sign(t.Context(), r)
-	require.NoError(t, err)
+	must.Get(a.Sign(t.Context(), r))(t)
 	i = *sink.records[1]
 	assert.Equal(t, "dns", i.Kind)
 	assert.True(t, i.ID.IsZero())
 	assert.Equal(t, "web.prod.svc", i.Caller)
 
-	_, err = a.Sign(t.Context(), web(t))
-	require.NoError(t, err)
+	must.Get(a.Sign(t.Context(), web(t)))(t)
 	assert.Equal(t, webID.String(), sink.records[2].Caller)
 
 	sink.err = errors.New("disk full")
-	chain, err = a.Sign(t.Context(), web(t))
+	chain, err := a.Sign(t.Context(), web(t))
 	signError(t, err, ca.ErrAudit, "disk full")
 	assert.Nil(t, chain)
 
@@ -691,14 +680,12 @@ func TestLimits(t *testing.T) {
 		require.NoError(t, err, "the place is free again")
 
 		a = c.ra(trust(t, root), func(c *ra.Config) { c.Limits = ca.Limits{CallerRate: 0.1} })
-		_, err = a.Sign(t.Context(), web(t))
-		require.NoError(t, err)
+		must.Get(a.Sign(t.Context(), web(t)))(t)
 		_, err = a.Sign(t.Context(), web(t))
 		assert.Positive(t, signError(t, err, ca.ErrLimit).RetryAfter)
 		other := web(t)
 		other.Caller = "another"
-		_, err = a.Sign(t.Context(), other)
-		require.NoError(t, err)
+		must.Get(a.Sign(t.Context(), other))(t)
 
 		// a caller that waits for a place stops with its context
 		a = c.ra(trust(t, root), func(c *ra.Config) { c.Limits = ca.Limits{Concurrent: 1, Queue: 1} })
@@ -744,8 +731,7 @@ func TestHealth(t *testing.T) {
 		require.ErrorIs(t, a.Health().Signing, sink.err)
 		require.ErrorIs(t, a.Health().Audit, sink.err)
 		sink.err = nil
-		_, err = a.Sign(t.Context(), web(t))
-		require.NoError(t, err)
+		must.Get(a.Sign(t.Context(), web(t)))(t)
 		assert.Equal(t, ca.Health{}, a.Health())
 
 		a = c.ra(func(c *ra.Config) { c.Roots = noRoots{} })

@@ -144,8 +144,7 @@ func TestAuditRecord(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	audit := must.Get(auditlog.Open(path, nil))(t)
-	authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), Auditor: audit})
-	require.NoError(t, err)
+	authority := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), Auditor: audit}))(t)
 	s := serve(t, linkerd.Options{Signer: authority, Review: func(context.Context, string, []string) (*spiffe.Pod, error) {
 		return &spiffe.Pod{Namespace: "emojivoto", ServiceAccount: "web", ServiceAccountUID: "account", Name: "web-0", UID: "u-1", Node: "n1"}, nil
 	}})
@@ -182,8 +181,7 @@ func TestSAN(t *testing.T) {
 		{false, long, longName, "O=svidkit"},
 		{true, long, longName, ""},
 	} {
-		authority, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), EmptySubject: c.empty})
-		require.NoError(t, err)
+		authority := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("cluster.local"), EmptySubject: c.empty}))(t)
 		s := serve(t, linkerd.Options{Signer: authority, Review: func(_ context.Context, token string, _ []string) (*spiffe.Pod, error) {
 			return &spiffe.Pod{Namespace: "emojivoto", ServiceAccount: token}, nil
 		}})
@@ -298,8 +296,7 @@ func (s *service) post(t testing.TB, body []byte, edit ...func(*http.Request)) s
 
 func (s *service) exchange(t testing.TB, body []byte, edit ...func(*http.Request)) (status string, answer []byte) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.addr+linkerd.Certify, bytes.NewReader(body))
-	require.NoError(t, err)
+	req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.addr+linkerd.Certify, bytes.NewReader(body)))(t)
 	req.Header.Set("Content-Type", "application/grpc")
 	req.Header.Set("Te", "trailers")
 	for _, f := range edit {
