@@ -42,6 +42,7 @@ import (
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
@@ -135,11 +136,11 @@ func New(o Options) (*Server, error) {
 		s.opts.GetCertificate = s.own
 	}
 	var err error
-	if s.bundle, err = federation.NewHandler(bundles{o.CA}, o.TrustDomain); err != nil {
+	if s.bundle, err = federation.NewHandler(caservice.Bundles(o.CA.Bundle), o.TrustDomain); err != nil {
 		return nil, err
 	}
 	if o.Issuer != "" {
-		if s.oidc, err = jwtsvid.NewOIDCHandler(bundles{o.CA}, o.TrustDomain, o.Issuer); err != nil {
+		if s.oidc, err = jwtsvid.NewOIDCHandler(caservice.Bundles(o.CA.Bundle), o.TrustDomain, o.Issuer); err != nil {
 			return nil, err
 		}
 	}
@@ -191,17 +192,6 @@ func only(path string, h http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(path, h)
 	return mux
-}
-
-// bundles is the source of the CA's only bundle.
-type bundles struct{ ca ca.Signer }
-
-// Bundle implements [spiffe.BundleSource].
-func (b bundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	if b := b.ca.Bundle(); b != nil && b.TrustDomain() == td {
-		return b, nil
-	}
-	return nil, fmt.Errorf("caserver: the CA has no bundle of %q: %w", td, spiffe.ErrUnknownTrustDomain)
 }
 
 // Listeners are where a [Server] listens; nil means not at all. [Server.Run] closes them.

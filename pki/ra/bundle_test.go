@@ -96,7 +96,7 @@ func TestBundleNotReady(t *testing.T) {
 	require.NoError(t, err)
 	s.set(foreign, nil)
 	_, err = a.Sign(t.Context(), web(t))
-	signError(t, err, spiffe.ErrNotReady, `the source gave those of "example.com"`)
+	signError(t, err, spiffe.ErrNotReady, "of another trust domain")
 	assert.Empty(t, roots(a))
 	assert.Zero(t, c.Count("POST", csrs), "for nothing")
 
