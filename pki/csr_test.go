@@ -141,10 +141,10 @@ func TestCSRID(t *testing.T) {
 		"one":            {sans: []pki.SAN{pki.DNSSAN("web.example.org"), pki.IDSAN(webID), ipSAN(t, "192.0.2.1")}},
 		"none":           {sans: []pki.SAN{pki.DNSSAN("web.example.org")}, err: "0 URI names"},
 		"no names":       {err: "0 URI names"},
-		"two":            {sans: []pki.SAN{pki.IDSAN(webID), pki.IDSAN(spiffe.MustParseID("spiffe://example.org/db"))}, err: "2 URI names"},
-		"twice":          {sans: []pki.SAN{pki.IDSAN(webID), pki.IDSAN(webID)}, err: "2 URI names"},
+		"two":            {sans: []pki.SAN{pki.IDSAN(webID), pki.IDSAN(spiffe.MustParseID("spiffe://example.org/db"))}, err: "two SPIFFE IDs"},
+		"twice":          {sans: []pki.SAN{pki.IDSAN(webID), pki.IDSAN(webID)}, err: "two SPIFFE IDs"},
 		"beside another": {sans: []pki.SAN{pki.IDSAN(webID), uri("https://example.org/web")}, err: "2 URI names"},
-		"another":        {sans: []pki.SAN{uri("https://example.org/web")}, err: "invalid ID"},
+		"another":        {sans: []pki.SAN{uri("https://example.org/web")}, err: "1 URI names"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -57,13 +57,7 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	}
 	paths, err := verify(chain[0], chain[1:], roots, now)
 	if err != nil {
-		for _, c := range append(chain, roots...) {
-			if now.After(c.NotAfter) {
-				return nil, fmt.Errorf("%.300q expired at %s: put the next certificate in its place", c.Subject,
-					c.NotAfter.UTC().Format(time.RFC3339))
-			}
-		}
-		return nil, fmt.Errorf("the CA certificate %.300q does not lead to a root: %w", chain[0].Subject, err)
+		return nil, noPath(append(chain, roots...), now, err)
 	}
 	key := p.Signer
 	if key == nil {
@@ -89,6 +83,17 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	b.redacted = redact.New(fmt.Sprintf("pki.KeyCertBundle(%s, %d roots, %d CRLs)", chain[0].Subject, len(roots),
 		len(b.crls)))
 	return b, nil
+}
+
+// noPath returns the error for a CA certificate, the first of certs, that does not lead to a root.
+func noPath(certs []*x509.Certificate, now time.Time, err error) error {
+	for _, c := range certs {
+		if now.After(c.NotAfter) {
+			return fmt.Errorf("%.300q expired at %s: put the next certificate in its place", c.Subject,
+				c.NotAfter.UTC().Format(time.RFC3339))
+		}
+	}
+	return fmt.Errorf("the CA certificate %.300q does not lead to a root: %w", certs[0].Subject, err)
 }
 
 // certificates returns the CA certificate with the others that came with it, and the roots.

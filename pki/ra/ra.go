@@ -359,10 +359,11 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	if f != nil {
 		return nil, f
 	}
-	if newer, err := a.roots(); err == nil { // they may have changed meanwhile
-		roots = newer
+	newer, err := a.roots() // they may have changed meanwhile
+	if err != nil {
+		newer = roots
 	}
-	chain, issuer, err := a.accept(answer, r, roots, time.Now())
+	chain, issuer, err := a.accept(answer, r, newer, time.Now())
 	if err != nil {
 		return nil, fail(ca.ErrGeneration, "the answer of the signer %q: %w", signer, err)
 	}
