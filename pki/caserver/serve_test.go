@@ -463,19 +463,6 @@ func TestMaxHandshakes(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(log.String(), "there are too many handshakes"), log)
 }
 
-// The proxy of a node has the connections of all its pods from one address.
-func TestManyOfOneAddress(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
-	var all sync.WaitGroup
-	for i := range 400 {
-		c := from(t, "127.0.0.1", addr)
-		all.Go(func() { assert.True(t, served(c), fmt.Sprint(i)) })
-	}
-	all.Wait()
-}
-
 // A second address that is refused for the same reason is seen in the log: for its handshakes, and for its connections.
 func TestRefusedAddressesAreNamed(t *testing.T) {
 	t.Parallel()

@@ -29,12 +29,10 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/conformance"
-	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/linkerd"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
@@ -224,35 +222,6 @@ func TestTokenFlood(t *testing.T) {
 	most := 64 + int(time.Since(begin).Seconds()) + 1
 	assert.LessOrEqual(t, api.Count(http.MethodPost, "/apis/authentication.k8s.io/v1/tokenreviews"), most)
 	assert.GreaterOrEqual(t, answers[grpchttp.Unavailable], 200-most, "%v", answers)
-}
-
-// TestRealAuthorityHostile is TestHostile with what signs in earnest.
-func TestRealAuthorityHostile(t *testing.T) {
-	t.Parallel()
-	authority := realAuthority(t)
-	s := direct(t, linkerd.Options{Signer: authority})
-	signed := 0
-	for _, c := range hostilecsr.Cases(t) {
-		if c.DER == nil {
-			continue
-		}
-		resp, err := s.call(t.Context(), &wire.CertifyRequest{Identity: web, Token: []byte(webToken), CertificateSigningRequest: c.DER})
-		if err != nil {
-			continue
-		}
-		signed++
-		require.True(t, c.Signable, c.Name)
-		leaf := accept(t, resp, anchorsOf(authority), web, time.Now())
-		assert.True(t, pki.PublicKeysEqual(c.Key, leaf.PublicKey), c.Name)
-		assert.Equal(t, "O=svidkit", leaf.Subject.String(), c.Name)
-		assert.False(t, leaf.IsCA, c.Name)
-		assert.Zero(t, leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign), c.Name)
-		assert.ElementsMatch(t, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, c.Name)
-		for _, e := range leaf.Extensions {
-			assert.Contains(t, []string{"2.5.29.14", "2.5.29.15", "2.5.29.17", "2.5.29.19", "2.5.29.35", "2.5.29.37"}, e.Id.String(), c.Name)
-		}
-	}
-	assert.Greater(t, signed, 60)
 }
 
 // TestRotation rotates the root under the service: each answer is good under the anchors of its moment.
