@@ -61,9 +61,9 @@ func (o *options) setPods(fs *flag.FlagSet) (err error) {
 	return nil
 }
 
-// template returns a function for the ID of podcert.Options that makes an identity's path from a text with ${namespace},
-// ${service-account}, ${pod}, ${pod-uid} and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error
-// names the wrong part of the text.
+// template returns a function for the ID of podcert.Options that makes an identity's path from a text with
+// ${namespace}, ${service-account}, ${pod}, ${pod-uid} and ${node}, such as "/ns/${namespace}/sa/${service-account}".
+// The error names the wrong part of the text.
 func template(td spiffe.TrustDomain, path string) (func(spiffe.Pod) (spiffe.ID, error), error) {
 	segments := strings.Split(path, "/")[1:]
 	fill := func(p spiffe.Pod) (spiffe.ID, error) {

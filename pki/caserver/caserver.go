@@ -144,29 +144,37 @@ func New(o Options) (*Server, error) {
 			return nil, err
 		}
 	}
-	metrics := []func(io.Writer) error{s.newMetrics().Write}
-	if o.Istio != nil {
-		h, err := s.newIstio(*o.Istio)
+	metrics, err := s.addAPIs()
+	if err != nil {
+		return nil, err
+	}
+	s.admin = s.newAdmin(append(metrics, s.newMetrics().Write))
+	return s, nil
+}
+
+// addAPIs adds the certificate APIs, and returns their metrics.
+func (s *Server) addAPIs() (metrics []func(io.Writer) error, err error) {
+	if s.opts.Istio != nil {
+		h, err := s.newIstio(*s.opts.Istio)
 		if err != nil {
 			return nil, err
 		}
 		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.Report().Metrics)
 	}
-	if o.Linkerd != nil {
-		h, err := s.newLinkerd(*o.Linkerd)
+	if s.opts.Linkerd != nil {
+		h, err := s.newLinkerd(*s.opts.Linkerd)
 		if err != nil {
 			return nil, err
 		}
 		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.Report().Metrics)
 	}
-	if o.Pods != nil {
-		if s.pods, err = o.Pods(s.signer); err != nil {
+	if s.opts.Pods != nil {
+		if s.pods, err = s.opts.Pods(s.signer); err != nil {
 			return nil, err
 		}
 		metrics = append(metrics, s.pods.Report().Metrics)
 	}
-	s.admin = s.newAdmin(metrics)
-	return s, nil
+	return metrics, nil
 }
 
 // newIstio returns the handler of Istio's API. Callers may present their certificates to it.

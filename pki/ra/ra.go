@@ -350,20 +350,13 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	}
 	defer a.limiter.Release()
 	answer, f := a.obtain(ctx, r, signer)
-	switch {
-	case f == nil || !errors.Is(f, spiffe.ErrNotReady):
-		a.asked.Note(nil)
-	case ctx.Err() == nil:
-		a.asked.Note(f)
-	}
-	if f != nil {
+	if a.note(ctx, f); f != nil {
 		return nil, f
 	}
-	newer, err := a.roots() // they may have changed meanwhile
-	if err != nil {
-		newer = roots
+	if newer, err := a.roots(); err == nil { // they may have changed meanwhile
+		roots = newer
 	}
-	chain, issuer, err := a.accept(answer, r, newer, time.Now())
+	chain, issuer, err := a.accept(answer, r, roots, time.Now())
 	if err != nil {
 		return nil, fail(ca.ErrGeneration, "the answer of the signer %q: %w", signer, err)
 	}
@@ -371,6 +364,15 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 		return nil, f
 	}
 	return chain, nil
+}
+
+// note keeps whether the cluster has answered.
+func (a *RA) note(ctx context.Context, f *ca.SignError) {
+	if f == nil || !errors.Is(f, spiffe.ErrNotReady) {
+		a.asked.Note(nil)
+	} else if ctx.Err() == nil {
+		a.asked.Note(f)
+	}
 }
 
 func (a *RA) audit(ctx context.Context, i *ca.Issuance) *ca.SignError {

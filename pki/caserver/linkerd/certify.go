@@ -107,10 +107,12 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 		return nil, err
 	}
 	c.Leaf = chain[0]
-	s.tell(ctx, Event{Reason: "IssuedLeafCertificate", Namespace: account.Namespace,
-		ServiceAccount: account.ServiceAccount},
-		"issued certificate for %s until %v", r.identity, validity{chain[0]})
+	s.tell(ctx, issued(account), "issued certificate for %s until %v", r.identity, validity{chain[0]})
 	return response(chain[0], chain[1:])
+}
+
+func issued(account *spiffe.Pod) Event {
+	return Event{Reason: "IssuedLeafCertificate", Namespace: account.Namespace, ServiceAccount: account.ServiceAccount}
 }
 
 func invalid(text string) error { return caservice.Refuse(grpchttp.InvalidArgument, text, nil) }

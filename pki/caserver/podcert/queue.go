@@ -225,14 +225,8 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	}
 	f.Wish = max(f.Wish, kube.Wish(err))
 	wait := kubefollow.Patience.Wait(f, 0, 0, rand.Float64())
-	if all && !s.loop.Hold {
-		s.loop.Hold = true
-		time.AfterFunc(wait, func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.loop.Hold = false
-			s.loop.Wake()
-		})
+	if all {
+		s.hold(wait)
 	}
 	s.loop.Done(e, wait)
 	s.mu.Unlock()
@@ -246,4 +240,18 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 			slog.String("node", r.Spec.NodeName),
 			slog.Any("err", err), slog.Duration("retry_in", wait))
 	}
+}
+
+// hold holds all requests back for a time. s.mu is held.
+func (s *Signer) hold(wait time.Duration) {
+	if s.loop.Hold {
+		return
+	}
+	s.loop.Hold = true
+	time.AfterFunc(wait, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.loop.Hold = false
+		s.loop.Wake()
+	})
 }
