@@ -49,12 +49,6 @@ func (e *ProfileError) Error() string {
 // Unwrap returns e.Err.
 func (e *ProfileError) Unwrap() error { return e.Err }
 
-const (
-	whatLeaf   = "leaf"
-	whatCA     = "CA certificate"
-	whatIssuer = "issuer"
-)
-
 // CertificateOptions are the contents of a certificate. Only the public key may come from a [CSR].
 //
 // Everything else is fixed. The key usage is digital signature; an RSA key adds key encipherment, and a CA adds
@@ -107,9 +101,9 @@ type CertificateOptions struct {
 // what returns the name of the certificate's kind, for errors.
 func (o *CertificateOptions) what() string {
 	if o.CA {
-		return whatCA
+		return "CA certificate"
 	}
-	return whatLeaf
+	return "leaf"
 }
 
 // template checks o as far as possible without an issuer. It returns the certificate to sign, and its SPIFFE ID, if

@@ -221,8 +221,7 @@ func TestChainVerifies(t *testing.T) {
 			leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: leafKey.Public(), SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)})
 			require.NoError(t, err)
 
-			bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
-			require.NoError(t, err)
+			bundle := must.Get(spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}}))(t)
 			v := must.Get(spiffe.NewVerifier(bundle, spiffe.AllowIDs(webID), nil))(t)
 			peer := must.Get(v.VerifyChain([]*x509.Certificate{leaf, sub}, spiffe.ServerRole))(t)
 			require.Equal(t, webID, peer.ID())
@@ -416,9 +415,8 @@ func TestCARefuses(t *testing.T) {
 	for _, n := range []*int{nil, new(0)} {
 		last := o
 		last.MaxPathLen = n
-		cert, err := belowTwo.Issue(last)
-		require.NoError(t, err)
-		_, err = pki.NewIssuer(append([]*x509.Certificate{cert}, belowTwo.Chain()...), subKey)
+		cert := must.Get(belowTwo.Issue(last))(t)
+		_, err := pki.NewIssuer(append([]*x509.Certificate{cert}, belowTwo.Chain()...), subKey)
 		require.NoError(t, err, "what was signed can sign")
 	}
 	o.SANs = []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("other.test").ID())} // X5-12

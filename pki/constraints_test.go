@@ -73,8 +73,7 @@ func TestConstrain(t *testing.T) {
 	require.NoError(t, err, "DNS names and addresses are not constrained")
 	require.NoError(t, verifyAt(cert, base.Add(time.Minute), leaf))
 
-	bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{cert}})
-	require.NoError(t, err)
+	bundle := must.Get(spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{cert}}))(t)
 	require.NotNil(t, bundle)
 
 	for _, id := range []string{

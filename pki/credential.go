@@ -177,22 +177,7 @@ func (e Expectation) String() string { return e.text }
 func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSource, role spiffe.Role,
 	now time.Time) ([]*x509.Certificate, error) {
 	if !e.id.IsZero() {
-		v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(e.id),
-			func() time.Time { return now })
-		if err != nil {
-			return nil, err
-		}
-		if len(chain) > 0 { // report a wrong ID before any signature is verified
-			if got, err := spiffe.IDFromCertificate(chain[0]); err == nil && got != e.id {
-				return nil, &spiffe.VerifyError{Stage: "policy", ID: got,
-					Err: fmt.Errorf("the leaf is for %q: %w", got, spiffe.ErrDenied)}
-			}
-		}
-		peer, err := v.VerifyChain(chain, role)
-		if err != nil {
-			return nil, err
-		}
-		return peer.Chain(), nil
+		return e.verifyID(chain, bundles, role, now)
 	}
 	if err := e.checkLeaf(chain); err != nil {
 		return nil, &spiffe.VerifyError{Stage: "leaf", Err: err}
@@ -224,6 +209,26 @@ func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSour
 		return nil, v
 	}
 	return path, nil
+}
+
+// verifyID is Verify for a SPIFFE ID.
+func (e Expectation) verifyID(chain []*x509.Certificate, bundles spiffe.BundleSource, role spiffe.Role,
+	now time.Time) ([]*x509.Certificate, error) {
+	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(e.id), func() time.Time { return now })
+	if err != nil {
+		return nil, err
+	}
+	if len(chain) > 0 { // report a wrong ID before any signature is verified
+		if got, err := spiffe.IDFromCertificate(chain[0]); err == nil && got != e.id {
+			return nil, &spiffe.VerifyError{Stage: "policy", ID: got,
+				Err: fmt.Errorf("the leaf is for %q: %w", got, spiffe.ErrDenied)}
+		}
+	}
+	peer, err := v.VerifyChain(chain, role)
+	if err != nil {
+		return nil, err
+	}
+	return peer.Chain(), nil
 }
 
 func (e Expectation) checkLeaf(chain []*x509.Certificate) error {

@@ -162,8 +162,6 @@ func readIssuingPoint(value []byte, critical bool) error {
 // dates.
 func checkCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 	switch {
-	case list == nil || ca == nil:
-		return errors.New("no list, or no CA")
 	case !bytes.Equal(ca.RawSubject, list.RawIssuer):
 		return fmt.Errorf("the list is of %.300q, not of %.300q", list.Issuer, ca.Subject)
 	case len(list.AuthorityKeyId) > 0 && len(ca.SubjectKeyId) > 0 &&

@@ -153,16 +153,10 @@ func (c *CSR) SANs() []SAN { return slices.Clone(c.sans) }
 // ID returns the SPIFFE ID in the request. A request without exactly one URI name, or whose URI is not a SPIFFE ID,
 // gives an error. The ID is not verified: see [CSR.SANs].
 func (c *CSR) ID() (spiffe.ID, error) {
-	var found []string
-	for _, s := range c.sans {
-		if s.Type == URI {
-			found = append(found, s.Value)
-		}
+	id, uris, err := findID(c.sans)
+	if err == nil && (uris != 1 || id.IsZero()) {
+		err = fmt.Errorf("it has %d URI names, want one SPIFFE ID", uris)
 	}
-	if len(found) != 1 {
-		return spiffe.ID{}, csrError("it has %d URI names, want one SPIFFE ID", len(found))
-	}
-	id, err := spiffe.ParseID(found[0])
 	if err != nil {
 		return spiffe.ID{}, csrError("%w", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
@@ -51,7 +52,7 @@ type redacted = redact.Text
 // error is a [*ProfileError].
 func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	fail := func(rule, reason string, err error) (*Issuer, error) {
-		return nil, &ProfileError{What: whatIssuer, Rule: rule, Reason: reason, Err: err}
+		return nil, &ProfileError{What: "issuer", Rule: rule, Reason: reason, Err: err}
 	}
 	switch {
 	case len(chain) == 0 || slices.Contains(chain, nil):
@@ -77,21 +78,31 @@ func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 	if err != nil {
 		return fail("X5-9", "", err)
 	}
-	for i := range len(chain) - 1 {
-		if err := certpem.CheckKey(chain[i+1].PublicKey); err != nil {
-			return fail("", fmt.Sprintf("certificate %d of the chain", i+2), err)
-		}
-		if err := chain[i].CheckSignatureFrom(chain[i+1]); err != nil {
-			return fail("X5-30", fmt.Sprintf("certificate %d of the chain is not signed by the next", i+1), err)
-		}
-	}
-	if n := tooDeep(chain); n > 0 {
-		return fail("X5-14", fmt.Sprintf("certificate %d of the chain does not allow as many CAs below it", n+1), nil)
+	if err := checkChain(chain); err != nil {
+		return nil, err
 	}
 	return &Issuer{
 		redacted: redact.New("pki.Issuer(" + ca.Subject.String() + ")"),
 		chain:    slices.Clone(chain), id: id, key: redact.Seal(signer{key, ca.PublicKey}),
 	}, nil
+}
+
+// checkChain reports whether each certificate has signed the one before it, and allows the CAs below it.
+func checkChain(chain []*x509.Certificate) error {
+	for i := range len(chain) - 1 {
+		if err := certpem.CheckKey(chain[i+1].PublicKey); err != nil {
+			return &ProfileError{What: "issuer", Reason: fmt.Sprintf("certificate %d of the chain", i+2), Err: err}
+		}
+		if err := chain[i].CheckSignatureFrom(chain[i+1]); err != nil {
+			return &ProfileError{What: "issuer", Rule: "X5-30",
+				Reason: fmt.Sprintf("certificate %d of the chain is not signed by the next", i+1), Err: err}
+		}
+	}
+	if n := tooDeep(chain); n > 0 {
+		return &ProfileError{What: "issuer", Rule: "X5-14",
+			Reason: fmt.Sprintf("certificate %d of the chain does not allow as many CAs below it", n+1)}
+	}
+	return nil
 }
 
 // NewRoot makes a self-signed CA certificate for key and returns an Issuer for it. The public key in o must be nil or
@@ -110,7 +121,7 @@ func NewRoot(key crypto.Signer, o CertificateOptions) (*Issuer, error) {
 	if err != nil {
 		return nil, err
 	}
-	cert, err := sign(whatCA, tmpl, tmpl, signer{key, public})
+	cert, err := sign("CA certificate", tmpl, tmpl, signer{key, public})
 	if err != nil {
 		return nil, err
 	}
@@ -125,10 +136,10 @@ func NewRoot(key crypto.Signer, o CertificateOptions) (*Issuer, error) {
 // [*ProfileError], or says why the key did not sign.
 func (i *Issuer) Renew(notBefore, notAfter time.Time) (*Issuer, error) {
 	fail := func(reason string, err error) (*Issuer, error) {
-		return nil, &ProfileError{What: whatIssuer, Reason: reason, Err: err}
+		return nil, &ProfileError{What: "issuer", Reason: reason, Err: err}
 	}
 	old := i.Certificate()
-	if !selfSigned(old) {
+	if !certchain.SelfSigned(old) {
 		return fail("the certificate is not self-signed: its CA has to renew it", nil)
 	}
 	tmpl, err := newTemplate(notBefore, notAfter)
@@ -158,7 +169,7 @@ func (i *Issuer) Renew(notBefore, notAfter time.Time) (*Issuer, error) {
 		x509.ECDSAWithSHA256, x509.ECDSAWithSHA384, x509.ECDSAWithSHA512:
 		tmpl.SignatureAlgorithm = old.SignatureAlgorithm
 	}
-	cert, err := sign(whatIssuer, tmpl, tmpl, i.key())
+	cert, err := sign("issuer", tmpl, tmpl, i.key())
 	if err != nil {
 		return nil, err
 	}

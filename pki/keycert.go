@@ -2,6 +2,7 @@ package pki
 
 import (
 	"bytes"
+	"cmp"
 	"crypto"
 	"crypto/x509"
 	"errors"
@@ -57,13 +58,7 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	}
 	paths, err := verify(chain[0], chain[1:], roots, now)
 	if err != nil {
-		for _, c := range append(chain, roots...) {
-			if now.After(c.NotAfter) {
-				return nil, fmt.Errorf("%.300q expired at %s: put the next certificate in its place", c.Subject,
-					c.NotAfter.UTC().Format(time.RFC3339))
-			}
-		}
-		return nil, fmt.Errorf("the CA certificate %.300q does not lead to a root: %w", chain[0].Subject, err)
+		return nil, noPath(append(chain, roots...), now, err)
 	}
 	key := p.Signer
 	if key == nil {
@@ -89,6 +84,17 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	b.redacted = redact.New(fmt.Sprintf("pki.KeyCertBundle(%s, %d roots, %d CRLs)", chain[0].Subject, len(roots),
 		len(b.crls)))
 	return b, nil
+}
+
+// noPath returns the error for a CA certificate, the first of certs, that does not lead to a root.
+func noPath(certs []*x509.Certificate, now time.Time, err error) error {
+	for _, c := range certs {
+		if now.After(c.NotAfter) {
+			return fmt.Errorf("%.300q expired at %s: put the next certificate in its place", c.Subject,
+				c.NotAfter.UTC().Format(time.RFC3339))
+		}
+	}
+	return fmt.Errorf("the CA certificate %.300q does not lead to a root: %w", certs[0].Subject, err)
 }
 
 // certificates returns the CA certificate with the others that came with it, and the roots.
@@ -312,40 +318,50 @@ func finish(b *KeyCertBundle, err error) (*KeyCertBundle, error) {
 	return b, err
 }
 
-func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
-	exists := func(name string) bool {
-		_, err := fs.Stat(fsys, name)
-		return !errors.Is(err, fs.ErrNotExist) // reading the file reports any other error
+// reader reads the files of a directory.
+type reader struct {
+	fsys    fs.FS
+	missing []string
+	failed  error // the first other failure
+}
+
+// exists reports whether a file exists. Reading it reports any other error.
+func (r *reader) exists(name string) bool {
+	_, err := fs.Stat(r.fsys, name)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// read returns the contents of a file, or nil for an empty name.
+func (r *reader) read(name string) []byte {
+	if name == "" {
+		return nil
 	}
-	i := slices.IndexFunc(keyCertSets, func(s keyCertSet) bool { return slices.ContainsFunc(s.marks, exists) })
+	data, err := readBounded(r.fsys, name)
+	if errors.Is(err, fs.ErrNotExist) { // a half-filled directory must not look like an empty one
+		r.missing = append(r.missing, name)
+	} else {
+		r.failed = cmp.Or(r.failed, err)
+	}
+	return data
+}
+
+func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
+	r := &reader{fsys: fsys}
+	i := slices.IndexFunc(keyCertSets, func(s keyCertSet) bool { return slices.ContainsFunc(s.marks, r.exists) })
 	if i < 0 {
 		return nil, fmt.Errorf("no file of a CA, such as ca-cert.pem, tls.crt or crt.pem: %w", fs.ErrNotExist)
 	}
 	set := keyCertSets[i]
-	var missing []string
-	var failed error
-	read := func(name string) []byte {
-		if name == "" {
-			return nil
-		}
-		data, err := readBounded(fsys, name)
-		if errors.Is(err, fs.ErrNotExist) { // a half-filled directory must not look like an empty one
-			missing = append(missing, name)
-		} else if err != nil && failed == nil {
-			failed = err
-		}
-		return data
-	}
-	p := &keyCertPEM{Signer: key, Cert: read(set.cert)}
+	p := &keyCertPEM{Signer: key, Cert: r.read(set.cert)}
 	if key == nil {
-		p.Key = read(set.key)
+		p.Key = r.read(set.key)
 	}
-	p.Chain = read(set.chain)
-	if i := slices.IndexFunc(set.roots, exists); i >= 0 {
-		p.Roots = read(set.roots[i])
+	p.Chain = r.read(set.chain)
+	if i := slices.IndexFunc(set.roots, r.exists); i >= 0 {
+		p.Roots = r.read(set.roots[i])
 	}
-	if set.crl != "" && exists(set.crl) {
-		p.CRL = read(set.crl)
+	if set.crl != "" && r.exists(set.crl) {
+		p.CRL = r.read(set.crl)
 	}
 	if set.chain != "" && blank(p.Roots) { // Istio's self-signed CA has no root file
 		if certs, err := ParseCertificatesPEM(p.Cert); err == nil && certs[0].CheckSignatureFrom(certs[0]) == nil {
@@ -353,12 +369,12 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 		}
 	}
 	if p.Roots == nil {
-		missing = append(missing, strings.Join(set.roots, " or "))
+		r.missing = append(r.missing, strings.Join(set.roots, " or "))
 	}
-	if failed == nil && len(missing) > 0 {
-		failed = fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(missing, ", "))
+	if r.failed == nil && len(r.missing) > 0 {
+		r.failed = fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(r.missing, ", "))
 	}
-	return p, failed
+	return p, r.failed
 }
 
 // readBounded reads a regular file of bounded size.

@@ -160,8 +160,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	leafKey := newKey(t, pki.ECDSAP256)
 	lo := leafOptions()
 	lo.PublicKey = leafKey.Public()
-	leaf, err := root.Issue(lo)
-	require.NoError(t, err)
+	leaf := must.Get(root.Issue(lo))(t)
 	small := smallKey(t)
 	weak := selfSignedBy(t, small)
 	huge := withKey(t, root.cert(), rsaSPKI(append([]byte{0x7f}, bytes.Repeat([]byte{0xff}, 2000)...), []byte{1, 0, 1}))
@@ -262,7 +261,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 			}
 		}
 	}
-	_, err = pki.ParseKeyCertBundle(good(), time.Time{})
+	_, err := pki.ParseKeyCertBundle(good(), time.Time{})
 	require.EqualError(t, err, "pki: key-cert bundle: no time to verify at")
 	require.NoError(t, must.Err(pki.ParseKeyCertBundle(good(), during)), "where all of them start")
 }
@@ -364,11 +363,10 @@ func TestKeyCertBundleEqual(t *testing.T) {
 	both := certsPEM(a.cert(), c.cert())
 	bundle := parse(mid, nil, both, nil)
 	sec1 := must.Get(x509.MarshalECPrivateKey(mid.key.(*ecdsa.PrivateKey)))(t)
-	rewritten, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{
+	rewritten := must.Get(pki.ParseKeyCertBundle(pki.KeyCertPEM{
 		Cert:  []byte("# comment\n" + strings.ReplaceAll(string(certsPEM(mid.cert())), "\n", "\r\n")),
 		Chain: certsPEM(mid.cert()), Key: []byte(block("EC PRIVATE KEY", sec1)), Roots: certsPEM(c.cert(), a.cert(), c.cert()),
-	}, during)
-	require.NoError(t, err)
+	}, during))(t)
 	first, second := mid.crl(t), a.crl(t)
 	crl := slices.Concat(first, second)
 	withCRL := parse(mid, nil, both, crl)
@@ -588,8 +586,7 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	// Any mix of these two verifies: only the link tells that they do not belong together.
 	first, second := folder(mid, root.cert()), folder(mid, root.cert(), newTestRoot(t).cert())
 	second["cert-chain.pem"] = &fstest.MapFile{Data: certsPEM(mid.cert(), root.cert())}
-	whole, err := pki.ReadKeyCertBundle(second, nil, during)
-	require.NoError(t, err)
+	whole := must.Get(pki.ReadKeyCertBundle(second, nil, during))(t)
 	for after := 1; after <= 4; after++ {
 		reads := 0
 		b := must.Get(pki.ReadKeyCertBundle(swapping{[]fstest.MapFS{first, second}, &reads, after}, nil, during))(t)
@@ -625,7 +622,7 @@ func TestReadKeyCertBundleWhileItIsSwapped(t *testing.T) {
 	}
 	key := filepath.Join(dir, "..data", "ca-key.pem")
 	require.NoError(t, os.Chmod(key, 0o606))
-	_, err = pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
+	_, err := pki.ReadKeyCertBundle(os.DirFS(dir), nil, during)
 	require.ErrorIs(t, err, private.ErrUnsafe)
 	require.NotErrorIs(t, err, fs.ErrNotExist)
 	require.NoError(t, os.Chmod(key, 0o644))
@@ -656,10 +653,9 @@ func FuzzKeyCertBundle(f *testing.F) {
 		}
 		i := b.Issuer()
 		require.True(t, i.Certificate().IsCA)
-		again, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{
+		again := must.Get(pki.ParseKeyCertBundle(pki.KeyCertPEM{
 			Cert: certsPEM(i.Certificate()), Chain: slices.Concat(cert, []byte("\n"), chain), Key: key, Roots: certsPEM(b.Roots()...), CRL: crl,
-		}, during)
-		require.NoError(t, err)
+		}, during))(t)
 		require.True(t, b.Equal(again))
 		o := leafOptions()
 		o.NotBefore, o.NotAfter = during, during.Add(time.Second)
@@ -714,8 +710,7 @@ func TestParseSANs(t *testing.T) {
 	root := newRoot(t)
 	o := leafOptions()
 	o.SANs = append(o.SANs, dnsSANs("b", "*.a.b")...)
-	leaf, err := root.Issue(o)
-	require.NoError(t, err)
+	leaf := must.Get(root.Issue(o))(t)
 	sans := must.Get(pki.ParseSANs(leaf.Extensions))(t)
 	require.Equal(t, []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("b"), pki.DNSSAN("*.a.b")}, sans)
 	o2 := certOptions()
@@ -726,7 +721,7 @@ func TestParseSANs(t *testing.T) {
 	withSAN := func(value []byte) *x509.Certificate {
 		return &x509.Certificate{Extensions: append(slices.Clone(leaf.Extensions[:1]), extension(value))}
 	}
-	sans, err = pki.ParseSANs(withSAN(der(tagSeq, der(0xa0, der(tagOID, []byte{0x2a}), der(0xa0, der(tagNull))), der(0x81, []byte("a@b")), der(0x87, []byte{10, 0, 0, 1}))).Extensions)
+	sans, err := pki.ParseSANs(withSAN(der(tagSeq, der(0xa0, der(tagOID, []byte{0x2a}), der(0xa0, der(tagNull))), der(0x81, []byte("a@b")), der(0x87, []byte{10, 0, 0, 1}))).Extensions)
 	require.NoError(t, err)
 	require.Equal(t, []pki.SAN{{Type: 0, Value: string(der(tagOID, []byte{0x2a})) + string(der(0xa0, der(tagNull)))}, {Type: pki.Email, Value: "a@b"}, {Type: pki.IP, Value: "\x0a\x00\x00\x01"}}, sans)
 	for _, bad := range [][]byte{nil, der(tagSeq), der(tagSeq, der(0x82, []byte("a\nb"))), append(der(tagSeq, der(0x82, []byte("a"))), 0)} {

@@ -1,7 +1,6 @@
 package pki
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/x509"
 	"fmt"
@@ -31,12 +30,6 @@ func distinct(certs []*x509.Certificate) []*x509.Certificate {
 		}
 	}
 	return out
-}
-
-// selfSigned reports whether c is a root. It checks the key before it verifies a signature with it.
-func selfSigned(c *x509.Certificate) bool {
-	return isCA(c) && bytes.Equal(c.RawSubject, c.RawIssuer) && certpem.CheckKey(c.PublicKey) == nil &&
-		c.CheckSignatureFrom(c) == nil
 }
 
 // MarshalCertificatesPEM returns certs as CERTIFICATE blocks in the given order.

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -117,13 +118,12 @@ func NewTrustSecret(name string, bundle *spiffe.Bundle) (*Secret, error) {
 // The Secret's NotAfter is the end of the first certificate, or notAfter if that is not zero and earlier. For roots,
 // notAfter must be zero.
 func NewSecretPEM(name string, chainPEM, keyPEM, rootsPEM []byte, notAfter time.Time) (*Secret, error) {
-	if name == "" {
-		return nil, errors.New("pki: secret: a name is required")
-	}
 	pair, roots := len(chainPEM) > 0 || len(keyPEM) > 0, len(rootsPEM) > 0
 	var s *Secret
 	var err error
 	switch {
+	case name == "":
+		err = errors.New("a name is required")
 	case pair && roots:
 		err = errors.New("a key pair and roots, want one of them")
 	case pair:
@@ -142,18 +142,18 @@ func NewSecretPEM(name string, chainPEM, keyPEM, rootsPEM []byte, notAfter time.
 }
 
 func pairFromPEM(name string, chainPEM, keyPEM []byte, notAfter time.Time) (*Secret, error) {
-	chain, err := ParseCertificatesPEM(chainPEM)
+	chain, err := certpem.Certificates(chainPEM)
 	if err != nil {
 		return nil, err
 	}
-	key, err := ParsePrivateKeyPEM(keyPEM)
+	key, err := certpem.PrivateKey(keyPEM)
 	if err != nil {
 		return nil, err
 	}
 	if !PublicKeysEqual(chain[0].PublicKey, key.Public()) {
 		return nil, ErrKeyMismatch
 	}
-	out, err := MarshalPrivateKeyPEM(key)
+	out, err := certpem.EncodePrivateKey(key)
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +295,7 @@ func NewGenericSecret(name string, values map[string][]byte) (*Secret, error) {
 func (s *Secret) WithCRLs(crlsPEM []byte, leafOnly bool) (*Secret, error) {
 	c := s.all()
 	if c.kind != kindRoots {
-		return nil, fmt.Errorf("pki: secret %q: it holds %s; revocation lists go with roots", s.name, s.kind())
+		return nil, fmt.Errorf("pki: secret %q: it holds %s; revocation lists go with roots", s.name, c.kind)
 	}
 	crls, end, err := readCRLs(crlsPEM, c.roots, leafOnly)
 	if err != nil {
@@ -312,7 +312,7 @@ func (s *Secret) WithTrustDomainCRLs(crls map[spiffe.TrustDomain][]byte) (*Secre
 	c := s.all()
 	if c.kind != kindDomains || !s.notAfter.IsZero() {
 		return nil, fmt.Errorf("pki: secret %q: it holds %s, or has revocation lists; they go with trust "+
-			"domains that have none", s.name, s.kind())
+			"domains that have none", s.name, c.kind)
 	}
 	domains, size := maps.Clone(c.domains), 0
 	var first time.Time // the earliest next update
@@ -434,5 +434,3 @@ func (s Secret) all() *contents {
 	}
 	return s.contents()
 }
-
-func (s Secret) kind() string { return s.all().kind }

@@ -69,8 +69,7 @@ func TestKeyPairSecret(t *testing.T) {
 func TestTrustSecret(t *testing.T) {
 	t.Parallel()
 	root := newRoot(t).Certificate()
-	bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root}})
-	require.NoError(t, err)
+	bundle := must.Get(spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root}}))(t)
 	s := must.Get(pki.NewTrustSecret("ROOTCA", bundle))(t)
 	assert.Equal(t, "ROOTCA", s.Name())
 	assert.True(t, s.NotAfter().IsZero())
@@ -97,8 +96,7 @@ func TestSecretPEM(t *testing.T) {
 	roots := pki.MarshalCertificatesPEM(root.Certificate())
 
 	pkcs1 := keyFiles(t)["PKCS#1"].pem
-	s, err := pki.NewSecretPEM("file-cert:c~k", append([]byte("# comment\n"), chain...), []byte(pkcs1), nil, time.Time{})
-	require.NoError(t, err)
+	s := must.Get(pki.NewSecretPEM("file-cert:c~k", append([]byte("# comment\n"), chain...), []byte(pkcs1), nil, time.Time{}))(t)
 	gotChain, gotKey, ok := s.KeyPair()
 	require.True(t, ok)
 	assert.Equal(t, chain, gotChain)
@@ -235,8 +233,7 @@ func TestTrustDomainsSecret(t *testing.T) {
 	tokensOnly := bundleOf(t, "tokens.example")
 	set := setOf(t, bundleOf(t, "one.example", one.cert()), bundleOf(t, "two.example", two.cert()), tokensOnly)
 
-	s, err := pki.NewTrustDomainsSecret("ALL", set)
-	require.NoError(t, err)
+	s := must.Get(pki.NewTrustDomainsSecret("ALL", set))(t)
 	got, _ := s.TrustDomains()
 	assert.Equal(t, map[spiffe.TrustDomain][]byte{tdOne: pki.MarshalCertificatesPEM(one.cert()), tdTwo: pki.MarshalCertificatesPEM(two.cert())}, got)
 	assert.True(t, s.NotAfter().IsZero())
@@ -251,7 +248,7 @@ func TestTrustDomainsSecret(t *testing.T) {
 
 	before, _ := plain.TrustDomains()
 	assert.Equal(t, pki.MarshalCertificatesPEM(two.cert()), before[tdTwo], "the secret it was made of is as before")
-	_, err = s.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
+	_, err := s.WithTrustDomainCRLs(map[spiffe.TrustDomain][]byte{tdTwo: lists})
 	require.ErrorContains(t, err, "has revocation lists")
 	for kind, s := range kinds(t) {
 		require.Equal(t, kind == "trust domains", must.Err(s.WithTrustDomainCRLs(nil)) == nil, kind)
@@ -291,8 +288,7 @@ func TestSecretWithCRLs(t *testing.T) {
 	t.Parallel()
 	one, two := newTestRoot(t), newTestRoot(t)
 	trust := must.Get(pki.NewTrustSecret("ROOTCA", bundleOf(t, "example.org", one.cert())))(t)
-	both, err := pki.NewSecretPEM("ROOTCA", nil, nil, pki.MarshalCertificatesPEM(one.cert(), two.cert()), time.Time{})
-	require.NoError(t, err)
+	both := must.Get(pki.NewSecretPEM("ROOTCA", nil, nil, pki.MarshalCertificatesPEM(one.cert(), two.cert()), time.Time{}))(t)
 
 	s := must.Get(trust.WithCRLs(one.crl(t), false))(t)
 	crls, leafOnly := s.CRLs()
@@ -312,7 +308,7 @@ func TestSecretWithCRLs(t *testing.T) {
 	soon := []byte(block("X509 CRL", der))
 	later := must.Get(both.WithCRLs(slices.Concat(one.crl(t), soon, two.crl(t)), false))(t)
 	assert.Equal(t, base.Add(time.Minute).UTC().Truncate(time.Second), later.NotAfter(), "the earliest")
-	s, err = later.WithCRLs(two.crl(t), true)
+	s, err := later.WithCRLs(two.crl(t), true)
 	require.NoError(t, err, "of leaves, and in place of those before")
 	crls, leafOnly = s.CRLs()
 	assert.True(t, leafOnly)
@@ -424,8 +420,7 @@ func TestCredential(t *testing.T) {
 	assert.Equal(t, chain[0].NotAfter, c.NotAfter())
 	assert.Len(t, c.TLSCertificate().Certificate, 2)
 
-	certs, keyPEM, err := c.MarshalPEM()
-	require.NoError(t, err)
+	certs, keyPEM := must.Get2(c.MarshalPEM())(t)
 	assert.True(t, must.Get(pki.ParseCredentialPEM(certs, keyPEM))(t).Leaf().Equal(c.Leaf()))
 
 	var log strings.Builder
@@ -536,10 +531,9 @@ func TestExpectIDAndForm(t *testing.T) {
 	want := pki.ExpectID(web)
 	assert.Equal(t, web, want.ID())
 	assert.False(t, want.IsZero())
-	path, err := want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
-	require.NoError(t, err)
+	path := must.Get(want.Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now()))(t)
 	assert.Len(t, path, 2)
-	_, err = pki.ExpectID(spiffe.MustParseID("spiffe://example.org/db")).Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
+	_, err := pki.ExpectID(spiffe.MustParseID("spiffe://example.org/db")).Verify(chain, ca.Bundle(), spiffe.BothRoles, time.Now())
 	require.ErrorIs(t, err, spiffe.ErrDenied)
 	assert.True(t, pki.ExpectID(spiffe.ID{}).IsZero())
 

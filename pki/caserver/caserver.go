@@ -42,6 +42,7 @@ import (
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
@@ -135,37 +136,45 @@ func New(o Options) (*Server, error) {
 		s.opts.GetCertificate = s.own
 	}
 	var err error
-	if s.bundle, err = federation.NewHandler(bundles{o.CA}, o.TrustDomain); err != nil {
+	if s.bundle, err = federation.NewHandler(caservice.Bundles(o.CA.Bundle), o.TrustDomain); err != nil {
 		return nil, err
 	}
 	if o.Issuer != "" {
-		if s.oidc, err = jwtsvid.NewOIDCHandler(bundles{o.CA}, o.TrustDomain, o.Issuer); err != nil {
+		if s.oidc, err = jwtsvid.NewOIDCHandler(caservice.Bundles(o.CA.Bundle), o.TrustDomain, o.Issuer); err != nil {
 			return nil, err
 		}
 	}
-	metrics := []func(io.Writer) error{s.newMetrics().Write}
-	if o.Istio != nil {
-		h, err := s.newIstio(*o.Istio)
+	metrics, err := s.addAPIs()
+	if err != nil {
+		return nil, err
+	}
+	s.admin = s.newAdmin(append(metrics, s.newMetrics().Write))
+	return s, nil
+}
+
+// addAPIs adds the certificate APIs, and returns their metrics.
+func (s *Server) addAPIs() (metrics []func(io.Writer) error, err error) {
+	if s.opts.Istio != nil {
+		h, err := s.newIstio(*s.opts.Istio)
 		if err != nil {
 			return nil, err
 		}
 		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.Report().Metrics)
 	}
-	if o.Linkerd != nil {
-		h, err := s.newLinkerd(*o.Linkerd)
+	if s.opts.Linkerd != nil {
+		h, err := s.newLinkerd(*s.opts.Linkerd)
 		if err != nil {
 			return nil, err
 		}
 		s.linkerd, metrics = only(linkerd.Certify, h), append(metrics, h.Report().Metrics)
 	}
-	if o.Pods != nil {
-		if s.pods, err = o.Pods(s.signer); err != nil {
+	if s.opts.Pods != nil {
+		if s.pods, err = s.opts.Pods(s.signer); err != nil {
 			return nil, err
 		}
 		metrics = append(metrics, s.pods.Report().Metrics)
 	}
-	s.admin = s.newAdmin(metrics)
-	return s, nil
+	return metrics, nil
 }
 
 // newIstio returns the handler of Istio's API. Callers may present their certificates to it.
@@ -191,17 +200,6 @@ func only(path string, h http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(path, h)
 	return mux
-}
-
-// bundles is the source of the CA's only bundle.
-type bundles struct{ ca ca.Signer }
-
-// Bundle implements [spiffe.BundleSource].
-func (b bundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	if b := b.ca.Bundle(); b != nil && b.TrustDomain() == td {
-		return b, nil
-	}
-	return nil, fmt.Errorf("caserver: the CA has no bundle of %q: %w", td, spiffe.ErrUnknownTrustDomain)
 }
 
 // Listeners are where a [Server] listens; nil means not at all. [Server.Run] closes them.

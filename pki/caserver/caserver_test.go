@@ -139,8 +139,7 @@ func TestServer(t *testing.T) {
 
 	tr := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool()}, ForceAttemptHTTP2: true}
 	defer tr.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: tr}).Post("https://"+at.Istio.Addr().String()+"/other", "application/grpc", nil)
-	require.NoError(t, err)
+	resp := must.Get((&http.Client{Transport: tr}).Post("https://"+at.Istio.Addr().String()+"/other", "application/grpc", nil))(t)
 	defer resp.Body.Close()
 	require.Equal(t, http.StatusNotFound, resp.StatusCode, "there is one method")
 
@@ -291,8 +290,7 @@ func (b *broken) Err() error {
 func TestReady(t *testing.T) {
 	t.Parallel()
 	disk := &broken{}
-	a, err := ca.New(ca.Config{TrustDomain: domain, Auditor: disk, Limits: ca.Limits{CallerRate: 1e-6, CallerBurst: 1}})
-	require.NoError(t, err)
+	a := must.Get(ca.New(ca.Config{TrustDomain: domain, Auditor: disk, Limits: ca.Limits{CallerRate: 1e-6, CallerBurst: 1}}))(t)
 	at := caserver.Listeners{Istio: localhost(), Admin: localhost()}
 	run(t, caserver.Options{
 		CA: a, Istio: &istioca.Options{Authenticator: tokens}, RenewByCertificate: -1,
@@ -351,16 +349,14 @@ func TestAdminHost(t *testing.T) {
 	t.Parallel()
 	at, a := caserver.Listeners{Admin: localhost()}, newAuthority(t)
 	run(t, caserver.Options{CA: a, Identity: caservertest.Identity(t, a, serverID, pki.DNSSAN("ca.example.org"))}, at)
-	_, port, err := net.SplitHostPort(at.Admin.Addr().String())
-	require.NoError(t, err)
+	_, port := must.Get2(net.SplitHostPort(at.Admin.Addr().String()))(t)
 	for host, code := range map[string]int{
 		"127.0.0.1:" + port: 200, "localhost:" + port: 200, "LOCALHOST": 200, "[::1]:" + port: 200, "[::1]": 200, "10.1.2.3:15014": 200, // through a proxy in the pod
 		"ca.example.org:15014": 200, "CA.example.org": 200,
 		"rebind.example.com:" + port: 421, "localhost.example.com": 421, "127.0.0.1.example.com": 421, "example.org": 421, "a:b:c": 421, "xlocalhost": 421,
 	} {
 		for _, path := range []string{"/metrics", "/status", "/root-cert.pem", "/ready"} {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+at.Admin.Addr().String()+path, nil)
-			require.NoError(t, err)
+			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+at.Admin.Addr().String()+path, nil))(t)
 			req.Host = host
 			resp := must.Get(http.DefaultClient.Do(req))(t)
 			require.NoError(t, resp.Body.Close())
@@ -544,10 +540,9 @@ func TestBundle(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
 	s := newServer(t, caserver.Options{CA: a})
-	b, err := s.Bundle(domain)
-	require.NoError(t, err)
+	b := must.Get(s.Bundle(domain))(t)
 	require.Same(t, a.Bundle(), b)
-	_, err = s.Bundle(spiffe.MustParseTrustDomain("elsewhere.test"))
+	_, err := s.Bundle(spiffe.MustParseTrustDomain("elsewhere.test"))
 	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 	s = newServer(t, caserver.Options{CA: &learning{a: a}})
 	require.ErrorIs(t, must.Err(s.Bundle(domain)), spiffe.ErrUnknownTrustDomain)
@@ -603,12 +598,10 @@ func TestIdentityFollowsRoots(t *testing.T) {
 		}, time.Minute, 10*time.Millisecond)
 	}
 	follows()
-	_, err := h.Revoke(t.Context(), active(t, h.Authority), true)
-	require.NoError(t, err)
+	must.Get(h.Revoke(t.Context(), active(t, h.Authority), true))(t)
 	follows()
 	h.armed.Store(true)
-	_, err = h.Rotate(t.Context()) // the server looks for news
-	require.NoError(t, err)
+	must.Get(h.Rotate(t.Context()))(t) // the server looks for news
 	require.Eventually(t, func() bool { return !h.armed.Load() }, time.Minute, time.Millisecond)
 	follows()
 }

@@ -1,16 +1,20 @@
 package caserver
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -58,7 +62,8 @@ func (s *Server) writeHealth(w io.Writer, until bool) {
 func (s *Server) newMetrics() *metrics.Set {
 	m := new(metrics.Set)
 	s.signer.results = m.Counters("svidkit_ca_signatures_total",
-		"The number of requests to the CA for a certificate, by the result.", "result", results()...)
+		"The number of requests to the CA for a certificate, by the result.", "result",
+		append(slices.Sorted(maps.Values(kinds)), "signed", "failed")...)
 	for _, g := range []struct {
 		name, help string
 		value      func(ca.Health) float64
@@ -87,14 +92,12 @@ func (s *Server) newMetrics() *metrics.Set {
 		})
 	}
 	s.identityMetrics(m)
-	m.Gauge("svidkit_ca_root_start_timestamp_seconds", "When the newest root in the bundle began to be valid, "+
-		"in seconds since 1970.", func() (float64, bool) {
-		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotBefore })
-	})
-	m.Gauge("svidkit_ca_root_end_timestamp_seconds", "When the newest root in the bundle expires, "+
-		"in seconds since 1970.", func() (float64, bool) {
-		return s.newestRoot(func(c *x509.Certificate) time.Time { return c.NotAfter })
-	})
+	root := func(name, help string, at func(*x509.Certificate) time.Time) {
+		m.Gauge("svidkit_ca_root_"+name+"_timestamp_seconds", "When the newest root in the bundle "+help+", "+
+			"in seconds since 1970.", func() (float64, bool) { return s.newestRoot(at) })
+	}
+	root("start", "began to be valid", func(c *x509.Certificate) time.Time { return c.NotBefore })
+	root("end", "expires", func(c *x509.Certificate) time.Time { return c.NotAfter })
 	return m
 }
 
@@ -142,21 +145,10 @@ type counter struct {
 	results map[string]*metrics.Counter
 }
 
-// kinds are the results that have their own counters.
-var kinds = []struct {
-	err    error
-	result string
-}{
-	{ca.ErrLimit, "limit"}, {ca.ErrAudit, "audit"}, {spiffe.ErrNotReady, "not_ready"}, {ca.ErrCSR, "csr"},
-	{ca.ErrTTL, "ttl"}, {ca.ErrIdentity, "identity"},
-}
-
-func results() []string {
-	all := []string{"signed", "failed"}
-	for _, k := range kinds {
-		all = append(all, k.result)
-	}
-	return all
+// kinds are the failures that have their own counters.
+var kinds = map[error]string{
+	ca.ErrLimit: "limit", ca.ErrAudit: "audit", spiffe.ErrNotReady: "not_ready", ca.ErrCSR: "csr", ca.ErrTTL: "ttl",
+	ca.ErrIdentity: "identity",
 }
 
 // Sign implements [ca.Signer].
@@ -164,12 +156,7 @@ func (c *counter) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, 
 	chain, err := c.Signer.Sign(ctx, r)
 	result := "signed"
 	if err != nil {
-		result = "failed"
-		for _, k := range kinds {
-			if errors.Is(err, k.err) {
-				result = k.result
-			}
-		}
+		result = cmp.Or(kinds[caservice.Kind(err)], "failed")
 	}
 	c.results[result].Inc()
 	return chain, err

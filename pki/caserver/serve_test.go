@@ -140,13 +140,12 @@ func TestFailedHandshake(t *testing.T) {
 	l := localhost()
 	stop := caservertest.ServeOn(t, l, caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(out, nil))})
 	for range 50 {
-		c, err := net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 		must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
 		assert.NotContains(t, string(must.Get(io.ReadAll(c))(t)), "HTTP/1.1 200")
 		require.NoError(t, c.Close())
 
-		_, err = tls.Dial("tcp", l.Addr().String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
+		_, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
 		require.Error(t, err)
 		_, err = tls.Dial("tcp", l.Addr().String(), &tls.Config{MaxVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool(), ServerName: "127.0.0.1"})
 		require.Error(t, err)
@@ -247,8 +246,7 @@ func TestServeJoins(t *testing.T) {
 
 func TestServeEnds(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	inside, release := make(chan struct{}), make(chan struct{})
 	slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		close(inside)
@@ -279,7 +277,7 @@ func TestServeEnds(t *testing.T) {
 	assert.Equal(t, "<nil>", <-answer, "a request that is under way ends well")
 	require.NoError(t, <-done)
 	require.NoError(t, silent.SetReadDeadline(time.Now().Add(10*time.Second)))
-	_, err = silent.Read(make([]byte, 1))
+	_, err := silent.Read(make([]byte, 1))
 	assert.NotErrorIs(t, err, context.DeadlineExceeded)
 	assert.Error(t, err, "a connection in the middle of its handshake is cut")
 }
@@ -463,19 +461,6 @@ func TestMaxHandshakes(t *testing.T) {
 		assert.Equal(t, 1, strings.Count(log.String(), `reason="the address has too many handshakes that are not complete" peer=`+from), log)
 	}
 	assert.Equal(t, 1, strings.Count(log.String(), "there are too many handshakes"), log)
-}
-
-// The proxy of a node has the connections of all its pods from one address.
-func TestManyOfOneAddress(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo})
-	var all sync.WaitGroup
-	for i := range 400 {
-		c := from(t, "127.0.0.1", addr)
-		all.Go(func() { assert.True(t, served(c), fmt.Sprint(i)) })
-	}
-	all.Wait()
 }
 
 // A second address that is refused for the same reason is seen in the log: for its handshakes, and for its connections.

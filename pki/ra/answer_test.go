@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
@@ -87,11 +88,9 @@ func TestAnswers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			chain, err := answers(t, f, web(t), c.answer)
-			require.NoError(t, err)
+			chain := must.Get(answers(t, f, web(t), c.answer))(t)
 			assert.Equal(t, c.rest, nilIfEmpty(chain[1:]))
-			id, err := spiffe.IDFromCertificate(chain[0])
-			require.NoError(t, err)
+			id := must.Get(spiffe.IDFromCertificate(chain[0]))(t)
 			assert.Equal(t, webID, id)
 		})
 	}
@@ -237,8 +236,7 @@ func TestAnswerSelfSigned(t *testing.T) {
 	t.Parallel()
 	f := newFamily(t)
 	key := newKey(t)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 	own := &authority{key: key, cert: &x509.Certificate{Subject: pkix.Name{CommonName: "self"}}}
 	chain, err := answers(t, f, ca.Request{CSR: csr, ID: webID}, func(r *x509.CertificateRequest) []byte {
 		return encode(own.leaf(t, r, time.Hour))
@@ -304,8 +302,7 @@ func TestAnswerNames(t *testing.T) {
 func TestAnswerCommonName(t *testing.T) {
 	t.Parallel()
 	f := newFamily(t)
-	csr, err := pki.NewCSR(newKey(t), pki.CSROptions{CommonName: webID.String(), SANs: []pki.SAN{pki.IDSAN(webID)}})
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(newKey(t), pki.CSROptions{CommonName: webID.String(), SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 	r := ca.Request{CSR: csr, ID: webID, CommonName: webID.String()}
 	for cn, ok := range map[string]bool{webID.String(): true, "": true, "web": false} {
 		chain, err := answers(t, f, r, func(r *x509.CertificateRequest) []byte {
@@ -326,14 +323,12 @@ func TestDNSOnly(t *testing.T) {
 	f := newFamily(t)
 	const name = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
 	r := func() ca.Request {
-		csr, err := pki.NewCSR(newKey(t), pki.CSROptions{CommonName: name, SANs: []pki.SAN{pki.DNSSAN(name)}})
-		require.NoError(t, err)
+		csr := must.Get(pki.NewCSR(newKey(t), pki.CSROptions{CommonName: name, SANs: []pki.SAN{pki.DNSSAN(name)}}))(t)
 		return ca.Request{CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{name}, CommonName: name}
 	}
-	chain, err := answers(t, f, r(), func(r *x509.CertificateRequest) []byte {
+	chain := must.Get(answers(t, f, r(), func(r *x509.CertificateRequest) []byte {
 		return encode(f.between.leaf(t, r, time.Hour), f.between.cert, f.root.cert)
-	})
-	require.NoError(t, err)
+	}))(t)
 	require.Len(t, chain, 2)
 	assert.Equal(t, []string{name}, chain[0].DNSNames)
 	assert.Equal(t, name, chain[0].Subject.CommonName)
@@ -361,12 +356,9 @@ func FuzzAnswer(f *testing.F) {
 	root := newAuthority(f, "root", nil)
 	between := newAuthority(f, "between", root)
 	key := newKey(f)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}})
-	require.NoError(f, err)
-	std, err := x509.ParseCertificateRequest(csr.DER())
-	require.NoError(f, err)
-	a, err := ra.New(ra.Config{TrustDomain: td, Signer: signerName, Roots: bundle(f, root), APIServer: "https://127.0.0.1"})
-	require.NoError(f, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(f)
+	std := must.Get(x509.ParseCertificateRequest(csr.DER()))(f)
+	a := must.Get(ra.New(ra.Config{TrustDomain: td, Signer: signerName, Roots: bundle(f, root), APIServer: "https://127.0.0.1"}))(f)
 	leaf := root.leaf(f, std, time.Hour)
 	f.Add(encode(leaf))
 	f.Add(encode(leaf, root.cert))

@@ -27,6 +27,7 @@ import (
 	k8s "github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
@@ -55,8 +56,7 @@ type authority struct {
 
 func newAuthority(t testing.TB, name string, parent *authority) *authority {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	a := &authority{key: key, parent: parent}
 	a.cert = a.certify(t, key.Public(), &x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
@@ -68,18 +68,15 @@ func newAuthority(t testing.TB, name string, parent *authority) *authority {
 func (a *authority) certify(t testing.TB, pub crypto.PublicKey, tmpl *x509.Certificate, by *authority) *x509.Certificate {
 	t.Helper()
 	if tmpl.SerialNumber == nil {
-		n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 64))
-		require.NoError(t, err)
+		n := must.Get(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 64)))(t)
 		tmpl.SerialNumber = n.Add(n, big.NewInt(1))
 	}
 	issuer, key := tmpl, a.key
 	if by != nil {
 		issuer, key = by.cert, by.key
 	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, issuer, pub, key)
-	require.NoError(t, err)
-	c, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, issuer, pub, key))(t)
+	c := must.Get(x509.ParseCertificate(der))(t)
 	return c
 }
 
@@ -170,8 +167,7 @@ func start(t testing.TB, s *kubetest.Server, answer func(o *object)) *cluster {
 	if answer == nil {
 		return c
 	}
-	api, err := k8s.New(k8s.Options{URL: s.URL(), Client: s.Client()})
-	require.NoError(t, err)
+	api := must.Get(k8s.New(k8s.Options{URL: s.URL(), Client: s.Client()}))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -248,8 +244,7 @@ func bundle(t testing.TB, roots ...*authority) *spiffe.Bundle {
 	for _, r := range roots {
 		certs = append(certs, r.cert)
 	}
-	b, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certs})
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certs}))(t)
 	return b
 }
 
@@ -260,8 +255,7 @@ func certifying(t testing.TB, root *authority, edit ...func(*x509.Certificate)) 
 
 func newKey(t testing.TB) crypto.Signer {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	return key
 }
 
@@ -274,14 +268,11 @@ func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 		for i, s := range sans {
 			names[i] = asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: int(s.Type), Bytes: []byte(s.Value)}
 		}
-		value, err := asn1.Marshal(names)
-		require.NoError(t, err)
+		value := must.Get(asn1.Marshal(names))(t)
 		tmpl.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: value}}
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, tmpl, newKey(t))
-	require.NoError(t, err)
-	csr, err := pki.ParseCSR(der)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificateRequest(rand.Reader, tmpl, newKey(t)))(t)
+	csr := must.Get(pki.ParseCSR(der))(t)
 	return csr
 }
 
@@ -315,8 +306,7 @@ func signError(t testing.TB, err, kind error, texts ...string) *ca.SignError {
 
 func mustURL(t testing.TB, s string) *url.URL {
 	t.Helper()
-	u, err := url.Parse(s)
-	require.NoError(t, err)
+	u := must.Get(url.Parse(s))(t)
 	return u
 }
 

@@ -156,12 +156,13 @@ func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 		if _, ok := o.condition("Approved"); !ok {
 			doing, err = "approve", j.approve(ctx, o)
 		}
-		for o = nil; o == nil; pause = min(2*pause, lastPause) {
+		for again := true; again; pause = min(2*pause, lastPause) {
 			if err != nil && !passing(err) && !k8s.Conflict(err) || renew.Sleep(ctx, pause) != nil {
 				return nil, j.failure(ctx, doing, err)
 			}
 			doing = "read"
 			o, err = j.get(ctx)
+			again = err != nil
 		}
 	}
 }
@@ -170,10 +171,7 @@ func (j *job) get(ctx context.Context) (*object, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	o := &object{}
-	if err := j.a.api.Get(ctx, j.path(), nil, o); err != nil {
-		return nil, err
-	}
-	return o, nil
+	return o, j.a.api.Get(ctx, j.path(), nil, o)
 }
 
 func (j *job) approve(ctx context.Context, o *object) error {
@@ -214,22 +212,23 @@ func (j *job) failure(ctx context.Context, doing string, err error) *ca.SignErro
 		return fail(spiffe.ErrNotReady, "%s the request: %w", doing, err)
 	}
 	f := fail(ca.ErrGeneration, "%s the request: %w", doing, err)
-	if e, ok := errors.AsType[*k8s.StatusError](err); ok {
-		f.RetryAfter = e.RetryAfter
-		switch {
-		case e.Code == http.StatusTooManyRequests:
-			f.Kind = ca.ErrLimit
-		case e.Code == http.StatusUnauthorized: // until our token has rotated
-			f.Kind = spiffe.ErrNotReady
-		case e.Code == http.StatusForbidden:
-			f.Err = fmt.Errorf("%w; let the service account of this program create, get and delete "+
-				"certificatesigningrequests, "+
-				"update certificatesigningrequests/approval, and approve signers named %s, all in the "+
-				"group certificates.k8s.io", f.Err, j.spec.SignerName)
-		}
-	}
-	if f.Kind == ca.ErrGeneration && passing(err) {
+	if passing(err) {
 		f.Kind = spiffe.ErrNotReady
+	}
+	e, ok := errors.AsType[*k8s.StatusError](err)
+	if !ok {
+		return f
+	}
+	f.RetryAfter = e.RetryAfter
+	switch e.Code {
+	case http.StatusTooManyRequests:
+		f.Kind = ca.ErrLimit
+	case http.StatusUnauthorized: // until our token has rotated
+		f.Kind = spiffe.ErrNotReady
+	case http.StatusForbidden:
+		f.Err = fmt.Errorf("%w; let the service account of this program create, get and delete "+
+			"certificatesigningrequests, update certificatesigningrequests/approval, and approve signers named %s, "+
+			"all in the group certificates.k8s.io", f.Err, j.spec.SignerName)
 	}
 	return f
 }

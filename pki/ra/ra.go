@@ -211,15 +211,10 @@ func (a *RA) roots() (*spiffe.Bundle, error) {
 		return nil, nil
 	}
 	b, err := a.cfg.Roots.Bundle(a.cfg.TrustDomain)
-	switch {
-	case err != nil:
-		return nil, err
-	case b == nil:
-		return nil, errors.New("the source gave none")
-	case b.TrustDomain() != a.cfg.TrustDomain:
-		return nil, fmt.Errorf("the source gave those of %q", b.TrustDomain())
+	if err == nil && (b == nil || b.TrustDomain() != a.cfg.TrustDomain) {
+		err = errors.New("the source gave none, or those of another trust domain")
 	}
-	return b, nil
+	return b, err
 }
 
 // Bundle returns the roots of all signers: the configured roots, as their source returns them now, or the learned
@@ -227,10 +222,10 @@ func (a *RA) roots() (*spiffe.Bundle, error) {
 // If the source fails, its last roots stay. The bundle has no sequence number, as the RA stores nothing over a
 // restart.
 func (a *RA) Bundle() *spiffe.Bundle {
-	configured, err := a.roots() // without mu, as the source is user code
+	configured, failed := a.roots() // without mu, as the source is user code
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err != nil {
+	if failed != nil {
 		return a.bundle
 	}
 	var roots []*x509.Certificate
@@ -324,10 +319,10 @@ func (a *RA) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error
 		return nil, fmt.Errorf("ra: sign %q: %w", r.ID, context.Cause(ctx))
 	}
 	chain, f := a.sign(ctx, &r)
-	switch {
-	case f == nil:
+	if f == nil {
 		return chain, nil
-	case ctx.Err() != nil && (errors.Is(f.Err, context.Cause(ctx)) || errors.Is(f.Err, ctx.Err())):
+	}
+	if ctx.Err() != nil && (errors.Is(f.Err, context.Cause(ctx)) || errors.Is(f.Err, ctx.Err())) {
 		return nil, fmt.Errorf("ra: sign %q: %w", r.ID, context.Cause(ctx))
 	}
 	f.ID = r.ID
@@ -355,13 +350,7 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 	}
 	defer a.limiter.Release()
 	answer, f := a.obtain(ctx, r, signer)
-	switch {
-	case f == nil || !errors.Is(f, spiffe.ErrNotReady):
-		a.asked.Note(nil)
-	case ctx.Err() == nil:
-		a.asked.Note(f)
-	}
-	if f != nil {
+	if a.note(ctx, f); f != nil {
 		return nil, f
 	}
 	if newer, err := a.roots(); err == nil { // they may have changed meanwhile
@@ -375,6 +364,15 @@ func (a *RA) sign(ctx context.Context, r *ca.Request) ([]*x509.Certificate, *ca.
 		return nil, f
 	}
 	return chain, nil
+}
+
+// note keeps whether the cluster has answered.
+func (a *RA) note(ctx context.Context, f *ca.SignError) {
+	if f == nil || !errors.Is(f, spiffe.ErrNotReady) {
+		a.asked.Note(nil)
+	} else if ctx.Err() == nil {
+		a.asked.Note(f)
+	}
 }
 
 func (a *RA) audit(ctx context.Context, i *ca.Issuance) *ca.SignError {

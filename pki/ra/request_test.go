@@ -18,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
@@ -29,10 +30,8 @@ func rawCSR(t testing.TB, edit func(*x509.CertificateRequest)) *pki.CSR {
 	t.Helper()
 	tmpl := &x509.CertificateRequest{URIs: []*url.URL{mustURL(t, webID.String())}}
 	edit(tmpl)
-	der, err := x509.CreateCertificateRequest(rand.Reader, tmpl, newKey(t))
-	require.NoError(t, err)
-	csr, err := pki.ParseCSR(der)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificateRequest(rand.Reader, tmpl, newKey(t)))(t)
+	csr := must.Get(pki.ParseCSR(der))(t)
 	return csr
 }
 
@@ -57,8 +56,7 @@ func TestRequests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := ca.Request{CSR: rawCSR(t, edit), ID: webID, CommonName: "web", DNSNames: []string{"web.test"}, IPs: []net.IP{ip("192.0.2.1")}}
-			_, err := answers(t, f, r, func(r *x509.CertificateRequest) []byte { return encode(f.root.leaf(t, r, time.Hour)) })
-			require.NoError(t, err)
+			must.Get(answers(t, f, r, func(r *x509.CertificateRequest) []byte { return encode(f.root.leaf(t, r, time.Hour)) }))(t)
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -31,11 +32,10 @@ func TestBehindIstioCA(t *testing.T) {
 	c := start(t, kubetest.Start(t), func(o *object) {
 		o.Status.Certificate = encode(between.leaf(t, o.csr(t), o.life()), between.cert)
 	})
-	server, err := istioca.New(istioca.Options{
+	server := must.Get(istioca.New(istioca.Options{
 		Signer:        c.ra(trust(t, root)),
 		Authenticator: authn.Func(func(*http.Request) (*authn.Caller, error) { return &authn.Caller{ID: webID, Method: "test"}, nil }),
-	})
-	require.NoError(t, err)
+	}))(t)
 	srv := httptest.NewUnstartedServer(server)
 	srv.EnableHTTP2 = true
 	srv.StartTLS()
@@ -46,14 +46,11 @@ func TestBehindIstioCA(t *testing.T) {
 		text := csr.PEM()
 		message := append(binary.AppendUvarint([]byte{0x0a}, uint64(len(text))), text...)
 		request := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+istioca.CreateCertificate, bytes.NewReader(request))
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, srv.URL+istioca.CreateCertificate, bytes.NewReader(request)))(t)
 		r.Header = http.Header{"Content-Type": {"application/grpc"}, "Te": {"trailers"}}
-		resp, err := srv.Client().Do(r)
-		require.NoError(t, err)
+		resp := must.Get(srv.Client().Do(r))(t)
 		defer func() { _ = resp.Body.Close() }()
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
+		body := must.Get(io.ReadAll(resp.Body))(t)
 		for body = body[min(5, len(body)):]; len(body) > 0; {
 			require.EqualValues(t, 0x0a, body[0])
 			n, size := binary.Uvarint(body[1:])
@@ -67,8 +64,7 @@ func TestBehindIstioCA(t *testing.T) {
 	require.Len(t, chain, 3)
 	assert.Equal(t, encode(between.cert), chain[1])
 	assert.Equal(t, encode(root.cert), chain[2])
-	leaf, err := pki.ParseCertificatesPEM(chain[0])
-	require.NoError(t, err)
+	leaf := must.Get(pki.ParseCertificatesPEM(chain[0]))(t)
 	assert.WithinDuration(t, time.Now().Add(time.Hour), leaf[0].NotAfter, time.Minute)
 
 	code, _ = ask(newCSR(t, pki.IDSAN(webID), pki.DNSSAN("admin.test")))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -24,7 +25,7 @@ func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Du
 	if longest < 0 {
 		return nil, fmt.Errorf("istioca: client certificates: the longest time is negative (%v)", longest)
 	}
-	v, err := spiffe.NewVerifier(callers{signer, td}, spiffe.AllowMembersOf(td), nil)
+	v, err := spiffe.NewVerifier(caservice.Bundles(signer.CallerBundle), spiffe.AllowMembersOf(td), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -89,20 +90,6 @@ func ForwardedCertificates(signer ca.Signer, td spiffe.TrustDomain,
 
 // errRenewed says that a caller needs another proof than its certificate again.
 var errRenewed = errors.New("its holder was last proven by something else than a certificate too long ago")
-
-// callers is the bundle source that verifies callers.
-type callers struct {
-	signer ca.Signer
-	td     spiffe.TrustDomain
-}
-
-// Bundle implements [spiffe.BundleSource].
-func (c callers) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
-	if b := c.signer.CallerBundle(); b != nil && b.TrustDomain() == td && td == c.td {
-		return b, nil
-	}
-	return nil, fmt.Errorf("istioca: no caller is from %q: %w", td, spiffe.ErrUnknownTrustDomain)
-}
 
 // defaultCertificateTTL is the longest lifetime for a caller whose only proof is its certificate.
 const defaultCertificateTTL = 24 * time.Hour

@@ -1,12 +1,15 @@
 package istioca
 
 import (
+	"cmp"
 	"crypto/x509"
-	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -17,25 +20,15 @@ type serverMetrics struct {
 }
 
 // labels are the signer failures that have their own counters.
-var labels = []struct {
-	err   error
-	label string
-}{
-	{ca.ErrCSR, "CSR_ERROR"}, {ca.ErrTTL, "TTL_ERROR"}, {spiffe.ErrNotReady, "CA_NOT_READY"},
-	{ca.ErrGeneration, "CERT_GEN_ERROR"},
-	{ca.ErrIdentity, "ID_ERROR"}, {ca.ErrLimit, "LIMIT_ERROR"}, {ca.ErrAudit, "AUDIT_ERROR"},
+var labels = map[error]string{
+	ca.ErrCSR: "CSR_ERROR", ca.ErrTTL: "TTL_ERROR", spiffe.ErrNotReady: "CA_NOT_READY",
+	ca.ErrGeneration: "CERT_GEN_ERROR",
+	ca.ErrIdentity:   "ID_ERROR", ca.ErrLimit: "LIMIT_ERROR", ca.ErrAudit: "AUDIT_ERROR",
 }
 
 const unknownLabel = "UNKNOWN"
 
-func label(err error) string {
-	for _, l := range labels {
-		if errors.Is(err, l.err) {
-			return l.label
-		}
-	}
-	return unknownLabel
-}
+func label(err error) string { return cmp.Or(labels[caservice.Kind(err)], unknownLabel) }
 
 func (m *serverMetrics) init(s *Server) {
 	m.requests = m.Counter("citadel_server_csr_count", "The number of CSRs received by the server.")
@@ -45,12 +38,8 @@ func (m *serverMetrics) init(s *Server) {
 		"The number of requests with a CSR that could not be read.")
 	m.noID = m.Counter("citadel_server_id_extraction_err_count",
 		"The number of requests for which no identity could be decided.")
-	values := []string{unknownLabel}
-	for _, l := range labels {
-		values = append(values, l.label)
-	}
 	m.failed = m.Counters("citadel_server_csr_sign_err_count", "The number of errors while signing a CSR.", "error",
-		values...)
+		append(slices.Sorted(maps.Values(labels)), unknownLabel)...)
 	m.issued = m.Counter("citadel_server_success_cert_issuance_count", "The number of certificates issued.")
 	m.expiry("citadel_server_root_cert_expiry_", "the first root expires", s.root)
 	m.expiry("citadel_server_cert_chain_expiry_", "the intermediate that signs expires", s.intermediate.Load)

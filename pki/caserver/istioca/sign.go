@@ -25,6 +25,7 @@ func (s *Server) create(ctx context.Context, c *caservice.Call) ([]byte, error) 
 	s.metrics.requests.Inc()
 	caller, err := s.authenticate(c.Request().WithContext(ctx))
 	if err != nil {
+		s.metrics.unauthenticated.Inc()
 		return nil, err
 	}
 	c.Attrs = append(c.Attrs, slog.Any("caller", caller))
@@ -53,17 +54,12 @@ const (
 )
 
 // authenticate returns the caller of a request.
-func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error) {
-	defer func() {
-		if caller == nil { // even after a panic
-			s.metrics.unauthenticated.Inc()
-		}
-	}()
+func (s *Server) authenticate(r *http.Request) (*authn.Caller, error) {
 	if r.TLS == nil && !s.opts.AllowPlaintext {
 		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated,
 			errors.New("the connection is not encrypted, and AllowPlaintext is not set"))
 	}
-	proven, err := s.opts.Authenticator.Authenticate(r)
+	caller, err := s.opts.Authenticator.Authenticate(r)
 	switch {
 	case err != nil && (r.Context().Err() != nil || authn.Unavailable(err)):
 		e := caservice.SignError(r.Context(), err)
@@ -73,11 +69,11 @@ func (s *Server) authenticate(r *http.Request) (caller *authn.Caller, err error)
 		return nil, e
 	case err != nil:
 		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated, err)
-	case proven == nil || proven.ID.IsZero(): // it has other names, or none
+	case caller == nil || caller.ID.IsZero(): // it has other names, or none
 		return nil, caservice.Refuse(grpchttp.Unauthenticated, textUnauthenticated,
-			fmt.Errorf("the authenticator returned neither a caller with a SPIFFE ID nor an error, but %q", proven))
+			fmt.Errorf("the authenticator returned neither a caller with a SPIFFE ID nor an error, but %q", caller))
 	}
-	return proven, nil
+	return caller, nil
 }
 
 // sign returns the chain for a request, which has been checked.
@@ -159,11 +155,11 @@ func (s *Server) grant(ctx context.Context, caller *authn.Caller, r *request) (G
 		return Grant{ID: id}, nil
 	}
 	g, err := s.opts.Policy(ctx, caller)
-	if err == nil && g.ID.IsZero() {
-		err = errors.New("the policy returned neither an ID nor an error")
-	}
-	if err == nil {
+	switch {
+	case err == nil && !g.ID.IsZero():
 		return g, nil
+	case err == nil:
+		err = errors.New("the policy returned neither an ID nor an error")
 	}
 	s.metrics.noID.Inc()
 	e := caservice.Refuse(grpchttp.PermissionDenied, caservice.TextNotGranted, err)

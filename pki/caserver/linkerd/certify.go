@@ -44,6 +44,19 @@ func (r *request) read(f *protofield.Field) {
 	}
 }
 
+// missing returns the first field that is not there, or "".
+func (r *request) missing() string {
+	switch {
+	case r.identity == "":
+		return "the identity"
+	case len(r.token) == 0:
+		return "the token"
+	case len(r.csr) == 0:
+		return "the certificate signing request"
+	}
+	return ""
+}
+
 // response returns the encoded CertifyResponse for a leaf and its issuers.
 func response(leaf *x509.Certificate, issuers []*x509.Certificate) ([]byte, error) {
 	return protofield.Write(func(w *protofield.Writer) {
@@ -76,12 +89,8 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 			errors.New("the signer has no trust anchors yet"))
 	case unreadable != nil:
 		return nil, invalid("the message is not a CertifyRequest")
-	case r.identity == "":
-		return nil, invalid("the identity is missing")
-	case len(r.token) == 0:
-		return nil, invalid("the token is missing")
-	case len(r.csr) == 0:
-		return nil, invalid("the certificate signing request is missing")
+	case r.missing() != "":
+		return nil, invalid(r.missing() + " is missing")
 	case !inTime(anchors):
 		return nil, s.badIssuer(ctx, &r, errors.New("no trust anchor is valid now"))
 	}
@@ -98,10 +107,12 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 		return nil, err
 	}
 	c.Leaf = chain[0]
-	s.tell(ctx, Event{Reason: "IssuedLeafCertificate", Namespace: account.Namespace,
-		ServiceAccount: account.ServiceAccount},
-		"issued certificate for %s until %v", r.identity, validity{chain[0]})
+	s.tell(ctx, issued(account), "issued certificate for %s until %v", r.identity, validity{chain[0]})
 	return response(chain[0], chain[1:])
+}
+
+func issued(account *spiffe.Pod) Event {
+	return Event{Reason: "IssuedLeafCertificate", Namespace: account.Namespace, ServiceAccount: account.ServiceAccount}
 }
 
 func invalid(text string) error { return caservice.Refuse(grpchttp.InvalidArgument, text, nil) }

@@ -167,10 +167,9 @@ func TestFirstDesign(t *testing.T) {
 	r := &wire.CertifyRequest{Identity: name, Token: []byte(webToken), CertificateSigningRequest: csr(t, newKey(t), func(r *x509.CertificateRequest) {
 		r.Subject, r.DNSNames = pkix.Name{}, []string{name}
 	})}
-	resp, err := s.certify(t, r)
-	require.NoError(t, err)
+	resp := must.Get(s.certify(t, r))(t)
 	accept(t, resp, s.signer.anchors, name, time.Now())
-	_, err = s.certify(t, goodRequest(t))
+	_, err := s.certify(t, goodRequest(t))
 	assert.Equal(t, grpchttp.FailedPrecondition, codeOf(err), "the other form is another name")
 }
 
@@ -186,8 +185,7 @@ func faults(t testing.TB) []fault {
 	t.Helper()
 	bad := newSigner(t)
 	rsaKey := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
-	_, edKey, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
+	_, edKey := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	request := func(edit func(*x509.CertificateRequest)) func(*wire.CertifyRequest) {
 		der := csr(t, newKey(t), edit)
 		return func(r *wire.CertifyRequest) { r.CertificateSigningRequest = der }
@@ -630,25 +628,23 @@ func TestPlaintext(t *testing.T) {
 	t.Parallel()
 	for allow, want := range map[bool]grpchttp.Code{false: grpchttp.Unauthenticated, true: grpchttp.OK} {
 		asked := 0
-		srv, err := linkerd.New(linkerd.Options{
+		srv := must.Get(linkerd.New(linkerd.Options{
 			Mesh: mesh, Signer: newSigner(t), AllowPlaintext: allow,
 			Review: func(ctx context.Context, token string, audiences []string) (*spiffe.Pod, error) {
 				asked++
 				return review(ctx, token, audiences)
 			},
-		})
-		require.NoError(t, err)
+		}))(t)
 		addr := caservertest.Serve(t, caserver.ServeOptions{Handler: srv, Plaintext: true})
 		tr := &http.Transport{Protocols: new(http.Protocols)}
 		tr.Protocols.SetUnencryptedHTTP2(true)
 		defer tr.CloseIdleConnections()
-		_, err = newClient(&http.Client{Transport: tr}, "http://"+addr).call(t.Context(), goodRequest(t))
+		_, err := newClient(&http.Client{Transport: tr}, "http://"+addr).call(t.Context(), goodRequest(t))
 		assert.Equal(t, want, codeOf(err), err)
 		assert.Equal(t, allow, asked == 1)
 	}
 	dir := t.TempDir()
-	l, err := net.Listen("unix", filepath.Join(dir, "ca.sock"))
-	require.NoError(t, err)
+	l := must.Get(net.Listen("unix", filepath.Join(dir, "ca.sock")))(t)
 	srv := must.Get(linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -658,7 +654,7 @@ func TestPlaintext(t *testing.T) {
 	}}
 	tr.Protocols.SetUnencryptedHTTP2(true)
 	defer tr.CloseIdleConnections()
-	_, err = newClient(&http.Client{Transport: tr}, "http://ca").call(t.Context(), goodRequest(t))
+	_, err := newClient(&http.Client{Transport: tr}, "http://ca").call(t.Context(), goodRequest(t))
 	require.NoError(t, err, "a Unix socket is as good as TLS")
 	cancel()
 	require.NoError(t, <-done)

@@ -3,6 +3,7 @@ package podcert
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -65,6 +66,15 @@ var errOne = errors.New("this request")
 
 func (r *request) name() string { return r.Metadata.Namespace + "/" + r.Metadata.Name }
 
+// pod returns what the API server vouches for.
+func (r *request) pod() spiffe.Pod {
+	return spiffe.Pod{
+		Namespace: r.Metadata.Namespace, ServiceAccount: r.Spec.ServiceAccountName,
+		ServiceAccountUID: r.Spec.ServiceAccountUID,
+		Name:              r.Spec.PodName, UID: r.Spec.PodUID, Node: r.Spec.NodeName, NodeUID: r.Spec.NodeUID,
+	}
+}
+
 // path returns the path of the namespace's requests, or a path below it.
 func (r *request) path(below ...string) string {
 	return kube.Path(append([]string{"apis", group, "v1", "namespaces", r.Metadata.Namespace,
@@ -113,11 +123,7 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	case err != nil:
 		return conclude(failed, "InvalidRequest", "%v", err)
 	}
-	pod := spiffe.Pod{
-		Namespace: r.Metadata.Namespace, ServiceAccount: r.Spec.ServiceAccountName,
-		ServiceAccountUID: r.Spec.ServiceAccountUID,
-		Name:              r.Spec.PodName, UID: r.Spec.PodUID, Node: r.Spec.NodeName, NodeUID: r.Spec.NodeUID,
-	}
+	pod := r.pod()
 	id, err := s.opts.ID(pod)
 	if _, advice := retry.After(err); advice == retry.Again {
 		return nil, fmt.Errorf("%w has no identity yet: %w", errOne, err)
@@ -125,7 +131,6 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	if err != nil {
 		return conclude(denied, "NoIdentity", "%v", err)
 	}
-	now := time.Now()
 	life := min(time.Duration(cmp.Or(r.Spec.MaxExpirationSeconds, 86400))*time.Second, s.opts.TTL)
 	chain, err := s.opts.CA.Sign(ctx, ca.Request{
 		CSR: csr, ID: id, TTL: life - backdate, Backdate: backdate,
@@ -140,15 +145,20 @@ func (s *Signer) answer(ctx context.Context, r *request) (*status, error) {
 	case err != nil:
 		return nil, err
 	}
+	return grant(id, chain)
+}
+
+// grant returns the answer with a certificate.
+func grant(id spiffe.ID, chain []*x509.Certificate) (*status, error) {
 	from, to := chain[0].NotBefore, chain[0].NotAfter
 	if to.Sub(from) < time.Hour {
 		return nil, fmt.Errorf("%w: %w: the CA signs until %s only, and the API server takes no certificate of less "+
 			"than an hour: replace its root", errOne, ca.ErrTTL, to.UTC().Format(time.RFC3339))
 	}
 	// at least 17 minutes from either end: the API wants 10
-	at := renew.RenewAt(now, from, to, 0.5, 0.2, rand.Float64()).UTC().Truncate(time.Second)
-	answer, _ := conclude(issued, "Issued", "%s", id)
+	at := renew.RenewAt(time.Now(), from, to, 0.5, 0.2, rand.Float64()).UTC().Truncate(time.Second)
+	answer, err := conclude(issued, "Issued", "%s", id)
 	answer.CertificateChain = string(pki.MarshalCertificatesPEM(chain...))
 	answer.NotBefore, answer.NotAfter, answer.BeginRefreshAt = &from, &to, &at
-	return answer, nil
+	return answer, err
 }

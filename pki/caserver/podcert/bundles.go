@@ -54,24 +54,31 @@ func (b *bundles) init(s *Signer) {
 	b.present.Name, b.present.Keeper = func(o *clusterBundle) string { return o.Metadata.Name }, &b.Keeper
 }
 
+// bundles returns the bundle of the CA, and those of other trust domains.
+func (s *Signer) bundles() (all []*spiffe.Bundle) {
+	if own := s.opts.CA.Bundle(); own != nil {
+		all = append(all, own)
+	}
+	if s.opts.Federated == nil {
+		return all
+	}
+	if set := s.opts.Federated(); set != nil {
+		for b := range set.All() {
+			if b.TrustDomain() != s.opts.TrustDomain {
+				all = append(all, b)
+			}
+		}
+	}
+	return all
+}
+
 // behind returns functions that write the objects that differ from our bundles.
 func (b *bundles) behind() map[string]func(context.Context) error {
 	present, writes := b.present.All(), make(map[string]func(context.Context) error)
 	if present == nil {
 		return nil
 	}
-	all := []*spiffe.Bundle{b.s.opts.CA.Bundle()}
-	if f := b.s.opts.Federated; f != nil {
-		if set := f(); set != nil {
-			for bundle := range set.All() {
-				all = append(all, bundle)
-			}
-		}
-	}
-	for i, bundle := range all {
-		if bundle == nil || i > 0 && bundle.TrustDomain() == b.s.opts.TrustDomain {
-			continue
-		}
+	for _, bundle := range b.s.bundles() {
 		want, err := b.object(bundle)
 		if err != nil {
 			b.Warn(bundle.TrustDomain().String(), err)

@@ -144,20 +144,15 @@ func (s *Signer) attempt(parent context.Context, e *entry) {
 	s.mu.Unlock()
 	var err error
 	if answer != nil { // the API server may have it, or another replica's
-		var now struct {
-			Items []request `json:"items"`
-		}
-		// a list needs no further right
-		err = s.api.Get(ctx, r.path(), url.Values{"fieldSelector": {"metadata.name=" + r.Metadata.Name}}, &now)
-		switch {
-		case err == nil && (len(now.Items) != 1 || now.Items[0].Metadata.UID != r.Metadata.UID ||
-			now.Items[0].answered()):
-			s.end(e, "lost")
-			return
-		case err == nil && answer.NotBefore != nil && time.Since(*answer.NotBefore) > freshFor:
-			r, answer = now.Items[0], nil
-		case err == nil:
-			r = now.Items[0]
+		var now *request
+		if now, err = s.read(ctx, &r); err == nil {
+			if now == nil || now.answered() {
+				s.end(e, "lost")
+				return
+			}
+			if r = *now; answer.NotBefore != nil && time.Since(*answer.NotBefore) > freshFor {
+				answer = nil
+			}
 		}
 	}
 	if err == nil && answer == nil {
@@ -180,6 +175,19 @@ func (s *Signer) attempt(parent context.Context, e *entry) {
 	default:
 		s.again(parent, e, &r, answer, err)
 	}
+}
+
+// read returns a request as it is now, or nil if it is gone.
+func (s *Signer) read(ctx context.Context, r *request) (*request, error) {
+	var now struct {
+		Items []request `json:"items"`
+	}
+	// a list needs no further right
+	err := s.api.Get(ctx, r.path(), url.Values{"fieldSelector": {"metadata.name=" + r.Metadata.Name}}, &now)
+	if err != nil || len(now.Items) != 1 || now.Items[0].Metadata.UID != r.Metadata.UID {
+		return nil, err
+	}
+	return &now.Items[0], nil
 }
 
 // end ends an attempt for good.
@@ -217,14 +225,8 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	}
 	f.Wish = max(f.Wish, kube.Wish(err))
 	wait := kubefollow.Patience.Wait(f, 0, 0, rand.Float64())
-	if all && !s.loop.Hold {
-		s.loop.Hold = true
-		time.AfterFunc(wait, func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.loop.Hold = false
-			s.loop.Wake()
-		})
+	if all {
+		s.hold(wait)
 	}
 	s.loop.Done(e, wait)
 	s.mu.Unlock()
@@ -238,4 +240,18 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 			slog.String("node", r.Spec.NodeName),
 			slog.Any("err", err), slog.Duration("retry_in", wait))
 	}
+}
+
+// hold holds all requests back for a time. s.mu is held.
+func (s *Signer) hold(wait time.Duration) {
+	if s.loop.Hold {
+		return
+	}
+	s.loop.Hold = true
+	time.AfterFunc(wait, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.loop.Hold = false
+		s.loop.Wake()
+	})
 }

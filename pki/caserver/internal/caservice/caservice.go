@@ -93,8 +93,8 @@ type Call struct {
 	turns  *limit.Limiter
 }
 
-// ParseCSR calls parse, which verifies a signing request, when a processor is free, and returns its results. It
-// refuses the call if that would take too long.
+// ParseCSR calls parse, which verifies a signing request, when a processor is free. It refuses the call if that would
+// take too long.
 func (c *Call) ParseCSR(ctx context.Context, parse func() (*pki.CSR, error)) (*pki.CSR, error) {
 	if err := c.turns.Acquire(ctx, ""); err != nil {
 		return nil, SignError(ctx, err)
@@ -162,20 +162,25 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 
 // reason returns the kind of a refusal. A client cannot choose its text.
 func (s *Service) reason(e *grpchttp.Error) string {
-	for _, kind := range slices.Concat(s.Reasons, reasons) {
-		if errors.Is(e.Err, kind) {
+	for _, kind := range slices.Concat(s.Reasons, []error{errPanic, Kind(e.Err)}) {
+		if kind != nil && errors.Is(e.Err, kind) {
 			return kind.Error()
 		}
 	}
 	return e.Code.String()
 }
 
-// reasons are the errors that every service distinguishes.
-var reasons = []error{
-	errPanic, ca.ErrLimit, spiffe.ErrNotReady, ca.ErrAudit, ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity, ca.ErrGeneration,
-}
-
 var errPanic = errors.New("panic")
+
+// Kind returns the kind of a signer's error, or nil.
+func Kind(err error) error {
+	kinds := []error{ca.ErrLimit, spiffe.ErrNotReady, ca.ErrAudit, ca.ErrCSR, ca.ErrTTL, ca.ErrIdentity,
+		ca.ErrGeneration}
+	if i := slices.IndexFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }); i >= 0 {
+		return kinds[i]
+	}
+	return nil
+}
 
 // answer calls s.Answer.
 func (s *Service) answer(ctx context.Context, c *Call) (response []byte, e *grpchttp.Error) {
@@ -245,7 +250,10 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 	case errors.Is(err, ca.ErrCSR):
 		e.Code, e.Message = grpchttp.InvalidArgument, "the key of the request must not be certified"
 	case errors.Is(err, ca.ErrTTL):
-		e.Code, e.Message = grpchttp.InvalidArgument, lifetimeText(err)
+		e.Code, e.Message = grpchttp.InvalidArgument, textTTL
+		if refused, ok := errors.AsType[*ca.SignError](err); ok && refused.Granted > 0 {
+			e.Message += ": " + refused.Err.Error() // with the nearest lifetime that would be granted
+		}
 	case errors.Is(err, ca.ErrIdentity):
 		e.Code, e.Message = grpchttp.PermissionDenied, TextNotGranted
 	case ctx.Err() != nil:
@@ -256,14 +264,6 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 		e.Code, e.Message = grpchttp.Internal, TextInternal
 	}
 	return e
-}
-
-// lifetimeText tells a client which lifetime was refused, and the nearest one that would be granted.
-func lifetimeText(err error) string {
-	if e, ok := errors.AsType[*ca.SignError](err); ok && e.Granted > 0 {
-		return textTTL + ": " + e.Err.Error()
-	}
-	return textTTL
 }
 
 // Ended returns the error for a call that failed with err because its context is done: it distinguishes this server's
@@ -300,4 +300,15 @@ func CommonName(csr *pki.CSR, name string) string {
 		return ""
 	}
 	return name
+}
+
+// Bundles is the source of a CA's only bundle, which may be nil.
+type Bundles func() *spiffe.Bundle
+
+// Bundle implements [spiffe.BundleSource].
+func (b Bundles) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if only := b(); only != nil && only.TrustDomain() == td {
+		return only, nil
+	}
+	return nil, fmt.Errorf("caserver: the CA has no bundle of %q: %w", td, spiffe.ErrUnknownTrustDomain)
 }
