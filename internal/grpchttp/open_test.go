@@ -331,8 +331,8 @@ func TestIncoming(t *testing.T) {
 		n    int
 		text string
 	}{
-		{a, 1, "test: this peer sends too many requests at the same time; try again later"},
-		{b, 41, "test: too many requests are being received; try again later"},
+		{a, 1, "test: this peer has too many requests that are being received; try again later"},
+		{b, 41, "test: all clients together have too many requests that are being received; try again later"},
 	} {
 		e := must.As[*grpchttp.Error](in.Take(c.r, c.n))(t)
 		assert.Equal(t, grpchttp.ResourceExhausted, e.Code)

@@ -194,7 +194,7 @@ func (c *Call) grow(n int) error {
 	if c.grown == 0 {
 		if err := conns.Large(c.r.Context()); err != nil {
 			return &Error{Code: ResourceExhausted, Message: err.Error() + "; try again later",
-				RetryAfter: retryIncoming}
+				RetryAfter: retryFull}
 		}
 	}
 	if err := c.h.Incoming.Take(c.r, n); err != nil {
