@@ -61,7 +61,8 @@ func (e *envoys) last() (node []byte, ok bool) {
 
 // ServeDebug asks the control plane for debug information and returns its answer, for operators on the same host. It
 // serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: it asks the control plane for the
-// type istio.io/debug or istio.io/debug/NAME, with the node of the Envoy that joined last and the credentials of [Config]. Serve it on a separate loopback address; Istio's agent uses 127.0.0.1:15004:
+// type istio.io/debug or istio.io/debug/NAME, with the node of the Envoy that joined last and the credentials of
+// [Config]. Serve it on a separate loopback address; Istio's agent uses 127.0.0.1:15004:
 //
 //	server := &http.Server{
 //		Addr: "127.0.0.1:15004", Handler: http.HandlerFunc(handler.ServeDebug),
